@@ -6,7 +6,7 @@ import click
 import pytest
 
 from tests.cli.conftest import Cli
-from tests.cli.test_tx import Desk
+from tests.cli.test_tx import Rig
 from tests.client.fake_broker import listening
 from tests.client.in_doubt_broker import InDoubtBroker
 from tfmq.cli import tx
@@ -14,28 +14,28 @@ from tfmq.client.admin.models import CommitGroupDescription
 
 
 @pytest.fixture
-def desk(offline: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def rig(offline: Cli, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     broker = InDoubtBroker()
     with listening(broker) as servers:
         monkeypatch.setenv("TFMQ_SERVERS", servers)
-        yield Desk(broker, offline)
+        yield Rig(broker, offline)
 
 
-def test_the_list_says_how_far_each_writer_is(desk: Desk) -> None:
-    ran = desk("groups")
+def test_the_list_says_how_far_each_writer_is(rig: Rig) -> None:
+    ran = rig("groups")
     table = ran.out.decode()
     assert ran.code == 0
     for words in ("query-0", "query-2", "sequence", "members"):
         assert words in table
-    found = desk("groups", "--json").json
+    found = rig("groups", "--json").json
     assert [(each["group"], each["sequence"]) for each in found] == [
         ("query-0", 0),
         ("query-1", 1),
         ("query-2", 2),
     ]
-    desk.broker.groups.clear()
-    assert desk("groups") == (0, b"", "no commit group has committed anything\n")
-    assert desk("groups", "--json").out == b"[]\n"
+    rig.broker.groups.clear()
+    assert rig("groups") == (0, b"", "no commit group has committed anything\n")
+    assert rig("groups", "--json").out == b"[]\n"
 
 
 def test_a_program_gets_each_field_once_and_its_time_as_iso_too() -> None:
@@ -63,29 +63,27 @@ def test_one_that_has_committed_nothing_shows_no_sequence() -> None:
     }
 
 
-def test_groups_are_forgotten_by_name(desk: Desk) -> None:
-    ran = desk("forget-group", "query-0", "query-2", "--yes")
+def test_groups_are_forgotten_by_name(rig: Rig) -> None:
+    ran = rig("forget-group", "query-0", "query-2", "--yes")
     stay = tx.remaining_text(4)
     assert (ran.code, ran.err) == (0, f"query-0: forgotten{stay}\nquery-2: forgotten{stay}\n")
-    assert list(desk.broker.groups) == ["query-1"]
-    assert desk("forget-group", "query-1", "--yes", "--json").json == [
-        {"group": "query-1", "forgotten": True}
-    ]
+    assert list(rig.broker.groups) == ["query-1"]
+    assert rig("forget-group", "query-1", "--yes", "--json").json == [{"group": "query-1", "forgotten": True}]
 
 
-def test_a_wrong_name_forgets_nothing_and_gets_the_likely_one(desk: Desk) -> None:
-    ran = desk("forget-group", "query-0", "qeury-1", "--yes")
+def test_a_wrong_name_forgets_nothing_and_gets_the_likely_one(rig: Rig) -> None:
+    ran = rig("forget-group", "query-0", "qeury-1", "--yes")
     assert ran.code == 1 and "There is no commit group 'qeury-1'. Did you mean 'query-1'?" in ran.err
-    assert len(desk.broker.groups) == 3
+    assert len(rig.broker.groups) == 3
 
 
-def test_a_script_forgets_nothing_without_a_yes(desk: Desk) -> None:
-    ran = desk("forget-group", "query-1")
+def test_a_script_forgets_nothing_without_a_yes(rig: Rig) -> None:
+    ran = rig("forget-group", "query-1")
     assert (
         ran.code == 2
         and "To forget query-1, which is at sequence 1, say --yes. It cannot be undone." in ran.err
     )
-    assert len(desk.broker.groups) == 3
+    assert len(rig.broker.groups) == 3
 
 
 def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class Wanted(NamedTuple):
     flags: bytes = b""
 
 
-class Desk:
+class Rig:
     """The log in its folder. `sent` and what `state` says come from the appends alone, never from reading."""
 
     def __init__(self, disk: SimulatedDisk | None = None, segment_bytes: int = 1 << 20) -> None:
@@ -144,13 +144,13 @@ class Desk:
         self.producers.close(producer_id, successor, last, answer.append_time)
         self.sequences.pop(producer_id, None)
 
-    def reopened(self, *, clean: bool) -> Desk:
+    def reopened(self, *, clean: bool) -> Rig:
         """The same folder in another life of the process."""
         if clean:
             self.log.close()
         else:
             self.log.force()
-        again = Desk(self.disk, self.segment_bytes)
+        again = Rig(self.disk, self.segment_bytes)
         again.sent, again.sequences = self.sent, dict(self.sequences)
         return again
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.delay.desk import BILLS, ORDERS, Answer, Desk
+from tests.delay.rig import BILLS, ORDERS, Answer, Rig
 from tfmq.delay.delay_queue import QueryQueue
 
 
@@ -38,17 +38,17 @@ def test_it_may_be_asked_again_from_the_answer() -> None:
 
 
 def test_lists_and_counts_of_the_queue_come_so() -> None:
-    desk = Desk(queued=True)
-    desk.send([b"a"], 100_000)
-    desk.work()
+    rig = Rig(queued=True)
+    rig.send([b"a"], 100_000)
+    rig.work()
     answers = [Answer() for _ in range(5)]
     for answer in answers:
-        desk.queue.histogram([0, 1 << 60], None, answer)
-    desk.turn()
-    while desk.queue._scheduler.running_step is not None:
-        desk.step()
-    assert len(desk.jobs) == 1
-    desk.work()
+        rig.queue.histogram([0, 1 << 60], None, answer)
+    rig.turn()
+    while rig.queue._scheduler.running_step is not None:
+        rig.step()
+    assert len(rig.jobs) == 1
+    rig.work()
     assert [answer.known.pending for answer in answers] == [1] * 5
 
 
@@ -56,42 +56,42 @@ def test_lists_and_counts_of_the_queue_come_so() -> None:
 
 
 def test_a_message_fires_when_it_is_due_and_not_before() -> None:
-    desk = Desk()
-    desk.send([b"a"], 1000)
-    desk.advance(0.999)
-    assert desk.visible() == []
-    desk.advance(0.011)
-    assert desk.visible() == [b"a"]
+    rig = Rig()
+    rig.send([b"a"], 1000)
+    rig.advance(0.999)
+    assert rig.visible() == []
+    rig.advance(0.011)
+    assert rig.visible() == [b"a"]
 
 
 def test_messages_fire_in_the_order_of_their_dues() -> None:
-    desk = Desk()
-    desk.send([b"c", b"a", b"b", b"a2"], [300, 100, 200, 100])
-    desk.advance(1)
-    assert desk.visible() == [b"a", b"a2", b"b", b"c"]
+    rig = Rig()
+    rig.send([b"c", b"a", b"b", b"a2"], [300, 100, 200, 100])
+    rig.advance(1)
+    assert rig.visible() == [b"a", b"a2", b"b", b"c"]
 
 
 def test_each_partition_gets_its_own() -> None:
-    desk = Desk()
-    desk.send([b"o1", b"o2"], [200, 100])
-    desk.send([b"b1", b"b2"], [150, 50], key=BILLS)
-    desk.advance(1)
-    assert desk.visible(ORDERS) == [b"o2", b"o1"]
-    assert desk.visible(BILLS) == [b"b2", b"b1"]
+    rig = Rig()
+    rig.send([b"o1", b"o2"], [200, 100])
+    rig.send([b"b1", b"b2"], [150, 50], key=BILLS)
+    rig.advance(1)
+    assert rig.visible(ORDERS) == [b"o2", b"o1"]
+    assert rig.visible(BILLS) == [b"b2", b"b1"]
 
 
 YEAR_MS = 365 * 86_400_000
 
 
 def test_what_is_far_goes_to_the_disk_and_comes_back() -> None:
-    desk = Desk()
+    rig = Rig()
     delays = [0, 1, 30_000, 65_536, 100_000, 3_600_000, 3 * 86_400_000, 400 * 86_400_000, 10 * YEAR_MS]
-    sent = [desk.send([b"%d" % number], delay)[0] for number, delay in enumerate(delays)]
+    sent = [rig.send([b"%d" % number], delay)[0] for number, delay in enumerate(delays)]
     for handle in sent:
-        desk.until(handle.due + 20)
-    assert [payload for _, payload in desk.fired] == [b"%d" % number for number in range(len(delays))]
-    for (at, _), handle in zip(desk.fired, sent, strict=True):
+        rig.until(handle.due + 20)
+    assert [payload for _, payload in rig.fired] == [b"%d" % number for number in range(len(delays))]
+    for (at, _), handle in zip(rig.fired, sent, strict=True):
         assert 0 <= at - handle.due <= 10
-    assert desk.queue.pending == 0
-    desk.advance(20)
-    assert desk.buckets.live_buckets == ()
+    assert rig.queue.pending == 0
+    rig.advance(20)
+    assert rig.buckets.live_buckets == ()

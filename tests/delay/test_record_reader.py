@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.delay.desk import ORDERS, Desk, Handle
+from tests.delay.rig import ORDERS, Handle, Rig
 from tests.scale import scaled, seeded
 from tfmq.delay import flow_control, record_reader
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT
@@ -22,25 +22,25 @@ def payloads(fetched: object) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def mixed() -> tuple[Desk, RecordReader, dict[int, int], list[Handle]]:
+def mixed() -> tuple[Rig, RecordReader, dict[int, int], list[Handle]]:
     """Half of the messages in a bucket, half in the arrivals; where each lies, by number."""
-    desk = Desk()
-    sent = desk.send([b"%d" % n + b"x" * (n % 300) for n in range(200)], 3_600_000)
-    desk.advance(70)
-    sent += desk.send([b"%d" % n + b"y" * (n % 300) for n in range(200, 400)], 20_000)
+    rig = Rig()
+    sent = rig.send([b"%d" % n + b"x" * (n % 300) for n in range(200)], 3_600_000)
+    rig.advance(70)
+    sent += rig.send([b"%d" % n + b"y" * (n % 300) for n in range(200, 400)], 20_000)
     places: dict[int, int] = {}
-    for bucket in desk.buckets.live_buckets:
-        for columns in desk.buckets.read_columns(bucket):
+    for bucket in rig.buckets.live_buckets:
+        for columns in rig.buckets.read_columns(bucket):
             for number, position in zip(columns.numbers, columns.positions, strict=True):
                 places[number] = bucket.bucket_id << BUCKET_ID_SHIFT | position
-    for batch in desk.queue._loader.read_arrivals(desk.buckets.spilled_offset, desk.landing.log.end_offset):
+    for batch in rig.queue._loader.read_arrivals(rig.buckets.spilled_offset, rig.landing.log.end_offset):
         for index, offset in enumerate(batch.offsets):
             places[batch.first_number + index] = offset
-    return desk, RecordReader(desk.landing.log, desk.buckets), places, sent
+    return rig, RecordReader(rig.landing.log, rig.buckets), places, sent
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_in_any_order(mixed: tuple[Desk, RecordReader, dict[int, int], list[Handle]], seed: int) -> None:
+def test_in_any_order(mixed: tuple[Rig, RecordReader, dict[int, int], list[Handle]], seed: int) -> None:
     _, fetching, places, sent = mixed
     some = random.Random(seed).sample(sent, 50)
     if seed % 2:
@@ -56,7 +56,7 @@ def test_in_any_order(mixed: tuple[Desk, RecordReader, dict[int, int], list[Hand
         assert sum(map(len, found[:-1])) <= most + 50 * 350
 
 
-def test_no_row_is_no_record(mixed: tuple[Desk, RecordReader, dict[int, int], list[Handle]]) -> None:
+def test_no_row_is_no_record(mixed: tuple[Rig, RecordReader, dict[int, int], list[Handle]]) -> None:
     assert mixed[1].read([], [], 100).records == []
 
 
@@ -203,24 +203,24 @@ def test_a_target_that_stops_while_is_read_ahead_is_what_the_line_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(record_reader, "READ_AHEAD_ROWS_MIN", 3)
-    desk = Desk(queued=True)
-    desk.targets.automatic = False
+    rig = Rig(queued=True)
+    rig.targets.automatic = False
     payloads = [b"%d" % number for number in range(10)]
-    desk.send([b"first", *payloads], [10, *range(100, 110)])
-    desk.until(desk.now_ms + 50)
-    desk.leap(0)
-    desk.clock.advance(0.1)
-    desk.turn()
-    assert desk.jobs, "a read is under way"
-    desk.targets.fail_force(ORDERS, "its force failed")
-    (waits,) = desk.queue.status()["waits_for"]
-    desk.work()
-    desk.turn()
-    assert [target for target, _ in desk.queue.status()["waits_for"]] == [waits[0]]
-    desk.targets.resume(ORDERS, keep=0)
-    desk.queue.target_resumed(ORDERS)
-    desk.advance(1)
-    assert desk.visible() == [b"first", *payloads]
+    rig.send([b"first", *payloads], [10, *range(100, 110)])
+    rig.until(rig.now_ms + 50)
+    rig.leap(0)
+    rig.clock.advance(0.1)
+    rig.turn()
+    assert rig.jobs, "a read is under way"
+    rig.targets.fail_force(ORDERS, "its force failed")
+    (waits,) = rig.queue.status()["waits_for"]
+    rig.work()
+    rig.turn()
+    assert [target for target, _ in rig.queue.status()["waits_for"]] == [waits[0]]
+    rig.targets.resume(ORDERS, keep=0)
+    rig.queue.target_resumed(ORDERS)
+    rig.advance(1)
+    assert rig.visible() == [b"first", *payloads]
 
 
 def test_another_message_of_the_same_number_elsewhere_is_not_taken_for_it(bench: Bench) -> None:
@@ -270,32 +270,32 @@ def test_a_line_fires_what_was_read_ahead_without_those_cancelled_meanwhile(
     """Read ahead in a worker, and a message cancelled at each moment before, meanwhile and after it."""
     monkeypatch.setattr(record_reader, "READ_AHEAD_ROWS_MIN", 10)
     monkeypatch.setattr(flow_control, "TURN_ROWS_MAX", 7)
-    generator, desk, reads = random.Random(seed), Desk(queued=True), list[int]()
-    plain = desk.queue._target_queues.record_reader.read
+    generator, rig, reads = random.Random(seed), Rig(queued=True), list[int]()
+    plain = rig.queue._target_queues.record_reader.read
 
     def read(locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> FetchedRecords:
         reads.append(len(numbers))
         return plain(locators, numbers, bytes_max)
 
-    monkeypatch.setattr(desk.queue._target_queues.record_reader, "read", read)
-    sent = desk.send([b"%d" % number for number in range(300)], [5000 + n % 3 for n in range(300)])
-    desk.advance(4.9)
+    monkeypatch.setattr(rig.queue._target_queues.record_reader, "read", read)
+    sent = rig.send([b"%d" % number for number in range(300)], [5000 + n % 3 for n in range(300)])
+    rig.advance(4.9)
     rest, answers = generator.sample(sent, 100), list[tuple[Handle, Any]]()
-    desk.clock.advance(0.2)
-    while len(desk.visible()) + sum(answer.result == "cancelled" for _, answer in answers) < 300:
-        desk.timers.tick(desk.clock.monotonic())
-        desk.queue.write()
-        desk.landing.write()
-        desk._write_targets()
+    rig.clock.advance(0.2)
+    while len(rig.visible()) + sum(answer.result == "cancelled" for _, answer in answers) < 300:
+        rig.timers.tick(rig.clock.monotonic())
+        rig.queue.write()
+        rig.landing.write()
+        rig._write_targets()
         if rest and generator.random() < 0.5:
-            answers.append((rest[0], desk.cancel(rest.pop(0), turn=False)))
+            answers.append((rest[0], rig.cancel(rest.pop(0), turn=False)))
         if generator.random() < 0.3:
-            desk.step()
-        desk.clock.advance(0.001)
-    desk.advance(1)
+            rig.step()
+        rig.clock.advance(0.001)
+    rig.advance(1)
     assert max(reads) >= 100
     gone = {handle.number for handle, answer in answers if answer.result == "cancelled"}
     assert gone and len(gone) < len(answers)
     kept = sorted((each.due, each.number) for each in sent if each.number not in gone)
     payload_of = {each.number: each.payload for each in sent}
-    assert desk.visible() == [payload_of[number] for _, number in kept]
+    assert rig.visible() == [payload_of[number] for _, number in kept]

@@ -12,7 +12,7 @@ import pytest
 
 from journal.record.format import split_id
 from journal.testing import SimulatedDisk
-from tests.delay.desk import ARRIVALS, BILLS, Desk
+from tests.delay.rig import ARRIVALS, BILLS, Rig
 from tests.delay.test_simulation_queue import KEYS, Story
 from tests.scale import scaled
 from tests.transaction.targets import Targets
@@ -51,7 +51,7 @@ class MixedStory(Story):
     def __init__(self, seed: int, queued: bool) -> None:
         super().__init__(seed, queued)
         self.keys = list(KEYS)
-        self.opened: Desk | None = None
+        self.opened: Rig | None = None
         """Whose arrivals were written to: before that, a read that fails stops them."""
 
     def run(self, steps: int) -> None:
@@ -65,7 +65,7 @@ class MixedStory(Story):
 
     def send(self) -> None:
         super().send()
-        self.opened = self.desk
+        self.opened = self.rig
         for payload, handle in list(self.alive.items()):
             if handle.key not in self.keys:
                 del self.alive[payload]
@@ -73,16 +73,16 @@ class MixedStory(Story):
     def some(self) -> None:
         """Some of what workers have ends; the rest goes on."""
         for _ in range(self.dice.randrange(1, 4)):
-            self.desk.step()
+            self.rig.step()
             if self.dice.random() < 0.5:
-                self.desk.turn()
+                self.rig.turn()
             if self.dice.random() < 0.5:
-                self.desk.clock.advance(self.dice.choice([0.001, 0.01, 1]))
-                self.desk.turn()
+                self.rig.clock.advance(self.dice.choice([0.001, 0.01, 1]))
+                self.rig.turn()
 
     def slow(self) -> None:
         """Targets are forced late, or at once again."""
-        targets = self.desk.targets
+        targets = self.rig.targets
         targets.automatic = self.dice.random() < 0.5
         if self.dice.random() < 0.7:
             targets.force()
@@ -90,23 +90,23 @@ class MixedStory(Story):
     def fail_force(self) -> None:
         key = self.dice.choice(self.keys)
         self.stopped.add(key)
-        self.desk.targets.fail_force(key)
+        self.rig.targets.fail_force(key)
 
     def resume(self) -> None:
-        self.desk.turn()  # a partition that is resumed refuses the effects that wait
+        self.rig.turn()  # a partition that is resumed refuses the effects that wait
         self.check()
         super().resume()
 
     def break_files(self) -> None:
-        if self.desk.landing.log.waits_for_space:
+        if self.rig.landing.log.waits_for_space:
             return
         self.broken = True
-        faults = self.desk.disk.faults
+        faults = self.rig.disk.faults
         kind, error, path = self.dice.choice(
             [
                 ("write", errno.ENOSPC, ".bucket"),
                 ("create", errno.ENOSPC, ".bucket"),
-                ("read", errno.EIO, "" if self.opened is self.desk else ".bucket"),
+                ("read", errno.EIO, "" if self.opened is self.rig else ".bucket"),
             ]
         )
         faults.fail(
@@ -114,28 +114,28 @@ class MixedStory(Story):
         )
 
     def heal(self) -> None:
-        self.desk.disk.faults.clear()
+        self.rig.disk.faults.clear()
 
     def kill(self) -> None:
         self.heal()
-        desk, full = self.desk, self.dice.random() < FULL
+        rig, full = self.rig, self.dice.random() < FULL
 
-        def again(disk: SimulatedDisk, targets: Targets, **options: Any) -> Desk:
+        def again(disk: SimulatedDisk, targets: Targets, **options: Any) -> Rig:
             if full:
                 self.broken = True
                 disk.faults.fail("write", error=errno.ENOSPC, times=None, path=ARRIVALS)
-            found = Desk.again(desk, disk, targets, **options)
+            found = Rig.again(rig, disk, targets, **options)
             if full:
                 found.advance(self.dice.choice([0, 0.3, 3, 100]))
                 disk.faults.clear()
                 found.advance(self.dice.choice([0, 0.001, 1, 5]))
             return found
 
-        desk.again = again  # type: ignore[method-assign]
+        rig.again = again  # type: ignore[method-assign]
         super().kill()
 
     def lose(self) -> None:
-        if not self.desk.landing.log.waits_for_space:  # else all that was written was there at the start
+        if not self.rig.landing.log.waits_for_space:  # else all that was written was there at the start
             super().lose()
 
     def count(self) -> None:
@@ -153,17 +153,17 @@ class MixedStory(Story):
             del self.alive[payload]
             self.fired.pop(payload, None)
         self.seen[BILLS] = 0
-        self.desk.targets.delete(split_id(BILLS)[0])
-        self.desk.queue.topic_deleted(split_id(BILLS)[0])
+        self.rig.targets.delete(split_id(BILLS)[0])
+        self.rig.queue.topic_deleted(split_id(BILLS)[0])
 
     def end(self) -> None:
         self.heal()
-        self.desk.targets.automatic = True
-        self.desk.targets.force()
+        self.rig.targets.automatic = True
+        self.rig.targets.force()
         self.resume()
-        self.desk.advance(7000)
+        self.rig.advance(7000)
         for _ in range(50):
-            self.desk.advance(1)
+            self.rig.advance(1)
         super().end()
 
 

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from tests.delay.desk import BILLS, ORDERS, Answer, Desk, Handle
+from tests.delay.rig import BILLS, ORDERS, Answer, Handle, Rig
 from tests.scale import scaled
 
 KEYS = (ORDERS, ORDERS + 1, BILLS)
@@ -24,7 +24,7 @@ class Story:
     def __init__(self, seed: int, queued: bool) -> None:
         self.dice = random.Random(seed)
         self.seed = seed
-        self.desk = Desk(queued=queued, segment_bytes=self.dice.choice([1 << 20, 70_000]))
+        self.rig = Rig(queued=queued, segment_bytes=self.dice.choice([1 << 20, 70_000]))
         self.alive: dict[bytes, Handle] = {}
         """What must fire: payload -> where it is now."""
         self.gone: set[bytes] = set()
@@ -57,18 +57,18 @@ class Story:
         self.number += count
         same = self.dice.random() < 0.3
         delays = [self.dice.choice(DELAYS) + self.dice.randrange(20) for _ in payloads]
-        sent = self.desk.send(payloads, delays[0] if same else delays, key=key)
+        sent = self.rig.send(payloads, delays[0] if same else delays, key=key)
         for handle in sent:
             self.alive[handle.payload] = handle
         assert len(sent) == count, "the disk took it"
 
     def advance(self) -> None:
-        self.desk.advance(self.dice.choice([0.001, 0.01, 0.5, 3, 20, 100]))
+        self.rig.advance(self.dice.choice([0.001, 0.01, 0.5, 3, 20, 100]))
 
     def leap(self) -> None:
         seconds = self.dice.choice([0.05, 5, 400])
-        self.held_until = self.desk.now_ms + int(seconds * 1000) + 2000
-        self.desk.leap(seconds)
+        self.held_until = self.rig.now_ms + int(seconds * 1000) + 2000
+        self.rig.leap(seconds)
 
     def _any(self) -> Handle | None:
         payloads = [payload for payload in self.alive if payload not in self.doubtful]
@@ -79,7 +79,7 @@ class Story:
         if handle is None:
             return
         self.doubtful.add(handle.payload)
-        answer = self.desk.cancel(handle, turn=self.dice.random() < 0.7)
+        answer = self.rig.cancel(handle, turn=self.dice.random() < 0.7)
         self.asked.append(("cancel", handle.payload, answer))
 
     def reschedule(self) -> None:
@@ -87,39 +87,39 @@ class Story:
         if handle is None:
             return
         self.doubtful.add(handle.payload)
-        answer = self.desk.reschedule(handle, self.dice.choice(DELAYS), turn=self.dice.random() < 0.7)
+        answer = self.rig.reschedule(handle, self.dice.choice(DELAYS), turn=self.dice.random() < 0.7)
         self.asked.append(("reschedule", handle.payload, answer))
 
     def stop(self) -> None:
         if self.dice.random() < 0.5:
             key = self.dice.choice(KEYS)
             self.stopped.add(key)
-            self.desk.targets.stop(key)
+            self.rig.targets.stop(key)
 
     def resume(self) -> None:
         for key in list(self.stopped):
-            target = self.desk.targets.target(key)
+            target = self.rig.targets.target(key)
             keep = self.dice.randint(target.forced, len(target.appends))
             lost = [payload for append in target.appends[keep:] for _, payload in append.records]
             for payload in lost:
                 del self.fired[payload]
-            self.desk.targets.resume(key, keep=keep)
+            self.rig.targets.resume(key, keep=keep)
             self.seen[key] = min(self.seen[key], keep)
             self.stopped.discard(key)
-            self.held_until = self.desk.now_ms + 2000
-            self.desk.queue.target_resumed(key)
-        self.desk.turn()
+            self.held_until = self.rig.now_ms + 2000
+            self.rig.queue.target_resumed(key)
+        self.rig.turn()
 
     def kill(self) -> None:
         if self.dice.random() < 0.5:
             return
-        self.desk.work() if self.dice.random() < 0.5 else None
+        self.rig.work() if self.dice.random() < 0.5 else None
         self.check()
         down = self.dice.choice([0, 0, 5, 200])
-        self.desk.clock.advance(down)
+        self.rig.clock.advance(down)
         cut = self.dice.random() < 0.5
         for key in KEYS:
-            target = self.desk.targets.target(key)
+            target = self.rig.targets.target(key)
             keep = target.forced if cut else len(target.appends)
             for append in target.appends[keep:]:
                 for _, payload in append.records:
@@ -127,22 +127,22 @@ class Story:
             self.seen[key] = min(self.seen[key], keep)
         if cut:
             self.lose()
-        self.desk = self.desk.power_cut() if cut else self.desk.kill()
+        self.rig = self.rig.power_cut() if cut else self.rig.kill()
         self.stopped.clear()
-        self.held_until = self.desk.now_ms + 3000
+        self.held_until = self.rig.now_ms + 3000
         # Who asked and got no answer asks again.
         asked, self.asked = self.asked, []
         for what, payload, answer in asked:
             if answer.calls:
                 self.asked.append((what, payload, answer))
             elif what == "cancel":
-                self.asked.append((what, payload, self.desk.cancel(self.alive[payload])))
+                self.asked.append((what, payload, self.rig.cancel(self.alive[payload])))
             else:
-                self.asked.append((what, payload, self.desk.reschedule(self.alive[payload], 50)))
+                self.asked.append((what, payload, self.rig.reschedule(self.alive[payload], 50)))
 
     def lose(self) -> None:
         """What arrived and was not forced: nobody was told more than that it is written."""
-        log = self.desk.landing.log
+        log = self.rig.landing.log
         forced = log.end_ordinal - (log.dirty.records if log.dirty is not None else 0)
         lost = {payload for payload, handle in self.alive.items() if handle.number >= forced}
         for payload in lost:
@@ -152,15 +152,15 @@ class Story:
 
     def look(self) -> None:
         if self.dice.random() < 0.5:
-            self.desk.work()
+            self.rig.work()
         else:
-            self.desk.turn()
+            self.rig.turn()
 
     def check(self) -> None:
         where = f"seed {self.seed}"
-        now = self.desk.now_ms
+        now = self.rig.now_ms
         for key in KEYS:
-            target = self.desk.targets.target(key)
+            target = self.rig.targets.target(key)
             for append in target.appends[self.seen[key] :]:
                 for _, payload in append.records:
                     assert payload not in self.fired, f"{where}: {payload!r} twice"
@@ -194,7 +194,7 @@ class Story:
                 assert state == "delivered", f"{where}: {state}"
                 assert payload in self.fired, f"{where}: {payload!r} is told as delivered"
         self.asked = left
-        times = {payload: at for at, payload in self.desk.fired}
+        times = {payload: at for at, payload in self.rig.fired}
         for payload, at in times.items():
             if payload in self.alive and payload not in self.doubtful and payload in self.fired:
                 assert at >= self.alive[payload].due, f"{where}: {payload!r} early"
@@ -203,9 +203,9 @@ class Story:
 
     def count(self) -> None:
         """Where nothing is under way, what is said to wait is what waits, to the last one."""
-        queue = self.desk.queue
+        queue = self.rig.queue
         if (
-            self.desk.jobs
+            self.rig.jobs
             or self.doubtful
             or queue._scheduler.running_step is not None
             or queue._row_counter.has_work
@@ -219,22 +219,22 @@ class Story:
 
     def end(self) -> None:
         self.resume()
-        self.desk.work()
-        self.desk.advance(400)
+        self.rig.work()
+        self.rig.advance(400)
         self.check()
-        self.desk.advance(6000)
+        self.rig.advance(6000)
         self.check()
         missing = [payload for payload in self.alive if payload not in self.fired]
         assert not missing, f"seed {self.seed}: {missing[:5]} of {len(missing)} never fired"
         assert not self.asked, f"seed {self.seed}: no answer"
         for key in KEYS:
-            turns = [self.alive[p] for p in self.desk.targets.payloads(key)]
+            turns = [self.alive[p] for p in self.rig.targets.payloads(key)]
             assert [each.turn for each in turns] == sorted(each.turn for each in turns), (
                 f"seed {self.seed}: order"
             )
-        self.desk.advance(30)
-        assert self.desk.queue.pending == 0 and self.counted
-        assert not self.desk.buckets.live_buckets, f"seed {self.seed}: buckets are left"
+        self.rig.advance(30)
+        assert self.rig.queue.pending == 0 and self.counted
+        assert not self.rig.buckets.live_buckets, f"seed {self.seed}: buckets are left"
 
 
 @pytest.mark.long

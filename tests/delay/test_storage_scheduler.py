@@ -10,7 +10,7 @@ import pytest
 from journal.errors import Full
 from journal.record.format import split_id
 from journal.testing import SimulatedDisk
-from tests.delay.desk import ARRIVALS, BILLS, ORDERS, START_MS, Answer, Desk
+from tests.delay.rig import ARRIVALS, BILLS, ORDERS, START_MS, Answer, Rig
 from tfmq.delay import flow_control, memory_window, storage_scheduler, target_queue
 from tfmq.delay.arrivals import log
 from tfmq.delay.memory_window import Step
@@ -23,8 +23,8 @@ def payloads(count: int, name: str = "m") -> list[bytes]:
     return [b"%s-%d" % (name.encode(), number) for number in range(count)]
 
 
-def in_order(desk: Desk, key: int = ORDERS) -> bool:
-    return desk.applied(key) == sorted(desk.applied(key))
+def in_order(rig: Rig, key: int = ORDERS) -> bool:
+    return rig.applied(key) == sorted(rig.applied(key))
 
 
 @pytest.fixture
@@ -39,43 +39,43 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_too_much_for_memory_waits_on_the_disk(small_bounds: None) -> None:
-    desk = Desk()
+    rig = Rig()
     sent = []
     for burst in range(60):
-        sent += desk.send(
+        sent += rig.send(
             payloads(100, str(burst)), [20_000 + (n * 331 + burst * 7) % 9000 for n in range(100)]
         )
-    desk.advance(1.5)
+    rig.advance(1.5)
     most = 0
     for _ in range(30):
-        desk.advance(1)
-        most = max(most, desk.queue.status()["near"])
+        rig.advance(1)
+        most = max(most, rig.queue.status()["near"])
     assert most <= 3000
     expected = [each.payload for each in sorted(sent, key=lambda each: each.turn)]
-    assert desk.visible() == expected
+    assert rig.visible() == expected
     dues = {each.payload: each.due for each in sent}
-    assert all(at >= dues[payload] for at, payload in desk.fired)
+    assert all(at >= dues[payload] for at, payload in rig.fired)
 
 
 def test_too_much_for_memory_on_a_full_disk_is_loaded_when_its_time_comes(
     small_bounds: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = Desk()
+    rig = Rig()
     loads: list[int] = []
-    near = desk.queue._loader.load
+    near = rig.queue._loader.load
 
     def counted(*args: object) -> object:
         loads.append(1)
         return near(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(desk.queue._loader, "load", counted)
-    monkeypatch.setattr(type(desk.buckets), "spill", refused)
-    monkeypatch.setattr(type(desk.buckets), "commit", refused)
+    monkeypatch.setattr(rig.queue._loader, "load", counted)
+    monkeypatch.setattr(type(rig.buckets), "spill", refused)
+    monkeypatch.setattr(type(rig.buckets), "commit", refused)
     sent = []
     for burst in range(40):
-        sent += desk.send(payloads(100, str(burst)), [9_000 + (n * 97 + burst) % 900 for n in range(100)])
-    desk.advance(20)
-    assert desk.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
+        sent += rig.send(payloads(100, str(burst)), [9_000 + (n * 97 + burst) % 900 for n in range(100)])
+    rig.advance(20)
+    assert rig.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
     assert len(loads) < 20
 
 
@@ -84,112 +84,112 @@ def refused(*args: object) -> None:
 
 
 def test_a_burst_that_lands_in_one_second_is_fired_in_order(small_bounds: None) -> None:
-    desk = Desk()
+    rig = Rig()
     sent = []
     for burst in range(50):
-        sent += desk.send(payloads(100, str(burst)), [30_000 + (n * 37) % 900 for n in range(100)])
-    desk.advance(60)
-    assert desk.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
+        sent += rig.send(payloads(100, str(burst)), [30_000 + (n * 37) % 900 for n in range(100)])
+    rig.advance(60)
+    assert rig.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
 
 
 @pytest.mark.long
 def test_thousands_far_away_in_one_minute_are_split_and_fired_in_order(small_bounds: None) -> None:
-    desk = Desk()
+    rig = Rig()
     sent = []
     for burst in range(100):
         delays = [7_200_000 + (n * 3001 + burst * 13) % 60_000 for n in range(20)]
-        sent += desk.send(payloads(20, str(burst)), delays)
-    desk.advance(7200 + 100)
-    assert desk.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
-    late = {payload: at for at, payload in desk.fired}
+        sent += rig.send(payloads(20, str(burst)), delays)
+    rig.advance(7200 + 100)
+    assert rig.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
+    late = {payload: at for at, payload in rig.fired}
     assert all(0 <= late[each.payload] - each.due <= 20 for each in sent)
-    desk.advance(20)
-    assert not desk.buckets.live_buckets
+    rig.advance(20)
+    assert not rig.buckets.live_buckets
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("down", [100, 100_000, 40_000_000])
 def test_after_a_downtime_all_comes_in_order(down: int, small_bounds: None) -> None:
-    desk = Desk()
+    rig = Rig()
     sent = []
     for burst in range(40):
-        sent += desk.send(
+        sent += rig.send(
             payloads(50, str(burst)), [(n * n * 977 + burst * 7919) % 30_000_000 for n in range(50)]
         )
-        desk.advance(3)
-    fired = set(desk.visible())
-    desk.clock.advance(down)
-    desk = desk.kill()
-    desk.advance(30)
-    now = desk.now_ms
+        rig.advance(3)
+    fired = set(rig.visible())
+    rig.clock.advance(down)
+    rig = rig.kill()
+    rig.advance(30)
+    now = rig.now_ms
     overdue = [each.payload for each in sorted(sent, key=lambda each: each.turn) if each.due < now - 15_000]
-    assert [p for p in desk.visible() if p not in fired][: len(overdue) - len(fired)] == [
+    assert [p for p in rig.visible() if p not in fired][: len(overdue) - len(fired)] == [
         p for p in overdue if p not in fired
     ]
-    desk.advance(31_000)
-    assert desk.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
+    rig.advance(31_000)
+    assert rig.visible() == [each.payload for each in sorted(sent, key=lambda each: each.turn)]
 
 
 def test_a_catch_up_leaves_every_turn_a_part(monkeypatch: pytest.MonkeyPatch, small_bounds: None) -> None:
     """What came in meanwhile is served between two turns of it."""
     monkeypatch.setattr(flow_control, "TURN_ROWS_MAX", 100)
-    desk = Desk()
+    rig = Rig()
     for burst in range(20):
-        desk.send(payloads(200, str(burst)), 50)
-    desk.clock.advance(10)
+        rig.send(payloads(200, str(burst)), 50)
+    rig.clock.advance(10)
     served, before = [], 0
-    desk.timers.after(0, lambda: None)
-    while len(desk.visible()) < 4000:
-        desk.timers.tick(desk.clock.monotonic())
-        while desk.queue.write() or desk.landing.write() or desk.targets.write():
+    rig.timers.after(0, lambda: None)
+    while len(rig.visible()) < 4000:
+        rig.timers.tick(rig.clock.monotonic())
+        while rig.queue.write() or rig.landing.write() or rig.targets.write():
             pass
-        served.append(len(desk.visible()) - before)
-        before = len(desk.visible())
-        desk.work()
+        served.append(len(rig.visible()) - before)
+        before = len(rig.visible())
+        rig.work()
     assert max(served) <= 200
 
 
 def test_arrivals_are_given_up_once_they_are_in_buckets_and_fired() -> None:
-    desk = Desk(segment_bytes=1 << 20)
+    rig = Rig(segment_bytes=1 << 20)
     for _ in range(30):
-        desk.send([b"x" * 100_000], 3_600_000)
-        desk.send([b"y" * 1000], 20, key=BILLS)
-        desk.advance(61)
-    log = desk.landing.log
+        rig.send([b"x" * 100_000], 3_600_000)
+        rig.send([b"y" * 1000], 20, key=BILLS)
+        rig.advance(61)
+    log = rig.landing.log
     assert log.first_offset > 0
     assert log.end_offset - log.first_offset <= 3 << 20
-    assert len(desk.visible(BILLS)) == 30
-    desk.advance(5000)
-    assert len(desk.visible()) == 30
+    assert len(rig.visible(BILLS)) == 30
+    rig.advance(5000)
+    assert len(rig.visible()) == 30
 
 
 def test_a_target_that_stays_away_does_not_keep_the_arrivals() -> None:
-    desk = Desk(segment_bytes=1 << 20)
-    desk.targets.stop(ORDERS)
+    rig = Rig(segment_bytes=1 << 20)
+    rig.targets.stop(ORDERS)
     for number in range(40):
-        desk.send([b"%d" % number + b"x" * 100_000], 20)
-        desk.advance(61)
-    log = desk.landing.log
+        rig.send([b"%d" % number + b"x" * 100_000], 20)
+        rig.advance(61)
+    log = rig.landing.log
     assert log.end_offset - log.first_offset <= 3 << 20
-    desk.targets.resume(ORDERS)
-    desk.queue.target_resumed(ORDERS)
-    desk.advance(10)
-    assert [int(payload.split(b"x")[0]) for payload in desk.visible()] == list(range(40))
+    rig.targets.resume(ORDERS)
+    rig.queue.target_resumed(ORDERS)
+    rig.advance(10)
+    assert [int(payload.split(b"x")[0]) for payload in rig.visible()] == list(range(40))
 
 
 def test_a_full_disk_keeps_nothing_from_firing() -> None:
     """What cannot be spilled is loaded from the arrivals."""
-    desk = Desk(SimulatedDisk_with_folders(space_bytes=6 << 20))
-    sent = desk.send(payloads(100), [n * 2000 for n in range(100)])
-    desk.disk.space_bytes = desk.disk.used_bytes()
+    rig = Rig(SimulatedDisk_with_folders(space_bytes=6 << 20))
+    sent = rig.send(payloads(100), [n * 2000 for n in range(100)])
+    rig.disk.space_bytes = rig.disk.used_bytes()
     for handle in sent:
-        desk.until(handle.due + 12)
-        assert desk.visible()[-1] == handle.payload
-    desk.disk.space_bytes = 60 << 20
-    desk.advance(120)
-    desk.send([b"more"], 10)
-    desk.advance(1)
-    assert desk.visible()[-1] == b"more"
+        rig.until(handle.due + 12)
+        assert rig.visible()[-1] == handle.payload
+    rig.disk.space_bytes = 60 << 20
+    rig.advance(120)
+    rig.send([b"more"], 10)
+    rig.advance(1)
+    assert rig.visible()[-1] == b"more"
 
 
 def SimulatedDisk_with_folders(space_bytes: int) -> SimulatedDisk:
@@ -202,12 +202,12 @@ def SimulatedDisk_with_folders(space_bytes: int) -> SimulatedDisk:
 
 
 def test_the_time_is_written_down_so_that_a_wrong_clock_does_not_turn_it_back() -> None:
-    desk = Desk()
-    handle = desk.send([b"m"], 3_600_000)[0]
-    desk.send([b"n"], 100)
-    desk.advance(70)
-    desk.clock.jump_wall(-86_400)
-    again = desk.kill()
+    rig = Rig()
+    handle = rig.send([b"m"], 3_600_000)[0]
+    rig.send([b"n"], 100)
+    rig.advance(70)
+    rig.clock.jump_wall(-86_400)
+    again = rig.kill()
     assert START_MS + 60_000 <= again.now_ms <= START_MS + 70_000
     again.until(handle.due - 1)
     assert b"m" not in again.visible()
@@ -216,26 +216,26 @@ def test_the_time_is_written_down_so_that_a_wrong_clock_does_not_turn_it_back() 
 
 
 def test_cancelled_ones_are_forgotten_when_they_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(outcome_seconds=600)
-    handle = desk.send([b"m"], 100_000)[0]
-    assert desk.cancel(handle).known == "cancelled"
-    desk.advance(300)
-    assert desk.cancel(handle).known == "cancelled"
-    desk.send([b"other"], 10_000)
-    desk.advance(2000)
-    desk.send([b"other"], 10_000)
-    desk.advance(100)
-    assert desk.state.cancelled.count == 0
-    assert desk.cancel(handle).known == "unknown"
-    assert desk.describe(handle).state == "unknown"
-    assert desk.kill().cancel(handle).known in ("unknown", "cancelled"), "the log may know it still"
+    rig = Rig(outcome_seconds=600)
+    handle = rig.send([b"m"], 100_000)[0]
+    assert rig.cancel(handle).known == "cancelled"
+    rig.advance(300)
+    assert rig.cancel(handle).known == "cancelled"
+    rig.send([b"other"], 10_000)
+    rig.advance(2000)
+    rig.send([b"other"], 10_000)
+    rig.advance(100)
+    assert rig.state.cancelled.count == 0
+    assert rig.cancel(handle).known == "unknown"
+    assert rig.describe(handle).state == "unknown"
+    assert rig.kill().cancel(handle).known in ("unknown", "cancelled"), "the log may know it still"
 
 
 def test_a_load_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk()
-    handle = desk.send([b"m"], 200_000)[0]
-    desk.advance(100)
-    near, calls = desk.queue._loader.load, []
+    rig = Rig()
+    handle = rig.send([b"m"], 200_000)[0]
+    rig.advance(100)
+    near, calls = rig.queue._loader.load, []
 
     def fails(*args: object) -> object:
         calls.append(1)
@@ -243,18 +243,18 @@ def test_a_load_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
             raise OSError(5, "the disk is away")
         return near(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(desk.queue._loader, "load", fails)
-    desk.until(handle.due + 12)
-    assert desk.visible() == [b"m"]
+    monkeypatch.setattr(rig.queue._loader, "load", fails)
+    rig.until(handle.due + 12)
+    assert rig.visible() == [b"m"]
     assert len(calls) >= 3
 
 
 def test_a_list_waits_for_a_spill_and_is_notified_when_there_can_be_none() -> None:
-    desk = Desk()
-    desk.send([b"m"], 3_600_000)
-    desk.buckets.stop_reason = "its disk failed"
+    rig = Rig()
+    rig.send([b"m"], 3_600_000)
+    rig.buckets.stop_reason = "its disk failed"
     with pytest.raises(StorageStopped, match=r"cannot be listed .* start the broker again"):
-        desk.listed()
+        rig.listed()
 
 
 @pytest.mark.parametrize("after", range(3))
@@ -265,29 +265,29 @@ def test_a_list_is_answered_at_any_time_around_the_work_for_a_deleted_topic(
 ) -> None:
     """The topic is deleted, then the list is asked for: with so many jobs done in between and afterwards, and the due
     time of a message of the topic before, in between, afterwards, or not reached."""
-    desk = Desk(queued=True)
-    going = desk.send([b"going"], 1000)[0]
-    kept = desk.send([b"kept"], 3_600_000, key=BILLS)[0]
-    desk.work()
+    rig = Rig(queued=True)
+    going = rig.send([b"going"], 1000)[0]
+    kept = rig.send([b"kept"], 3_600_000, key=BILLS)[0]
+    rig.work()
 
     def jobs(count: int, *, late: bool) -> None:
         if late:
-            desk.clock.advance((going.due + 12 - desk.now_ms) / 1000)
-        desk.turn()
+            rig.clock.advance((going.due + 12 - rig.now_ms) / 1000)
+        rig.turn()
         for _ in range(count):
-            desk.step()
-            desk.turn()
+            rig.step()
+            rig.turn()
 
     jobs(0, late=due_passes == "before")
-    desk.targets.delete(split_id(ORDERS)[0])
-    desk.queue.topic_deleted(split_id(ORDERS)[0])
+    rig.targets.delete(split_id(ORDERS)[0])
+    rig.queue.topic_deleted(split_id(ORDERS)[0])
     jobs(between, late=due_passes == "between")
     answer = Answer()
-    desk.queue.list(ListQuery(0, 1 << 62, None, 1000, None, None), answer)
+    rig.queue.list(ListQuery(0, 1 << 62, None, 1000, None, None), answer)
     jobs(after, late=due_passes == "after")
-    desk.work()
-    desk.turn()
-    desk.work()
+    rig.work()
+    rig.turn()
+    rig.work()
     assert [(row.due, row.number) for row in answer.known.rows] == [kept.turn], (
         "no time passes, and nothing more is sent"
     )
@@ -295,86 +295,86 @@ def test_a_list_is_answered_at_any_time_around_the_work_for_a_deleted_topic(
 
 @pytest.mark.parametrize("step", [Step.SPILL, Step.COMMIT])
 def test_a_list_that_is_asked_for_while_work_stops_the_buckets_is_refused(step: Step) -> None:
-    desk = Desk(queued=True)
-    desk.send([b"m"], 3_600_000)
+    rig = Rig(queued=True)
+    rig.send([b"m"], 3_600_000)
     for _ in range(200):
-        desk.work()
-        desk.clock.advance(1)
-        desk.turn()
-        if desk.queue._scheduler.running_step is step:
+        rig.work()
+        rig.clock.advance(1)
+        rig.turn()
+        if rig.queue._scheduler.running_step is step:
             break
-    desk.send([b"meanwhile"], 3_600_000)
-    assert desk.queue._scheduler.running_step is step
+    rig.send([b"meanwhile"], 3_600_000)
+    assert rig.queue._scheduler.running_step is step
     answer = Answer()
-    desk.queue.list(ListQuery(0, 1 << 62, None, 1000, None, None), answer)
-    desk.turn()
+    rig.queue.list(ListQuery(0, 1 << 62, None, 1000, None, None), answer)
+    rig.turn()
     assert not answer.calls
-    desk.disk.faults.fail("write", path="checkpoint", error=5)
-    desk.work()
+    rig.disk.faults.fail("write", path="checkpoint", error=5)
+    rig.work()
     with pytest.raises(StorageStopped, match=r"cannot be listed .* start the broker again"):
         assert answer.known
 
 
 def test_nothing_is_done_while_nothing_waits() -> None:
-    desk = Desk()
-    desk.send([b"m"], 10)
-    desk.advance(200)
-    assert desk.timers.next_due() is None
+    rig = Rig()
+    rig.send([b"m"], 10)
+    rig.advance(200)
+    assert rig.timers.next_due() is None
 
 
 def test_what_is_on_its_way_to_the_buckets_is_cancelled_as_ever() -> None:
     """While a spill runs it is in no bucket that counts, and is pending all the same."""
-    desk = Desk(queued=True)
-    handle, kept = desk.send(payloads(2), 3_600_000)
-    while desk.queue._scheduler.running_step is not Step.SPILL:
-        desk.work()
-        desk.clock.advance(1.0)
-        desk.turn()
-    assert desk.jobs and not desk.buckets.live_buckets
-    answer = desk.cancel(handle)
+    rig = Rig(queued=True)
+    handle, kept = rig.send(payloads(2), 3_600_000)
+    while rig.queue._scheduler.running_step is not Step.SPILL:
+        rig.work()
+        rig.clock.advance(1.0)
+        rig.turn()
+    assert rig.jobs and not rig.buckets.live_buckets
+    answer = rig.cancel(handle)
     assert answer.known == "cancelled"
-    desk.until(kept.due + 12)
-    assert desk.visible() == [kept.payload]
+    rig.until(kept.due + 12)
+    assert rig.visible() == [kept.payload]
 
 
 @pytest.mark.timeout(60)
 def test_a_line_that_gave_way_for_old_files_is_loaded_once_and_goes_on() -> None:
     """What it had lay in arrivals that are long in buckets: these go, and the line looks into the new files."""
-    desk = Desk(segment_bytes=70_000)
-    held = desk.send([b"held"], 64_000)[0]
+    rig = Rig(segment_bytes=70_000)
+    held = rig.send([b"held"], 64_000)[0]
     for number in range(20):
-        desk.send([b"%d" % number + bytes(10_000)], 3_600_000 + number)
-    later = desk.send([b"later"], 66_000)[0]
-    desk.targets.stop(ORDERS)
-    desk.until(later.due + 120_000)
-    assert desk.visible() == [] and desk.landing.log.first_offset > 0
-    desk.targets.resume(ORDERS)
-    desk.queue.target_resumed(ORDERS)
-    desk.advance(1)
-    assert desk.visible() == [held.payload, later.payload]
+        rig.send([b"%d" % number + bytes(10_000)], 3_600_000 + number)
+    later = rig.send([b"later"], 66_000)[0]
+    rig.targets.stop(ORDERS)
+    rig.until(later.due + 120_000)
+    assert rig.visible() == [] and rig.landing.log.first_offset > 0
+    rig.targets.resume(ORDERS)
+    rig.queue.target_resumed(ORDERS)
+    rig.advance(1)
+    assert rig.visible() == [held.payload, later.payload]
 
 
 def test_damaged_arrivals_that_a_spill_leaves_out_are_counted() -> None:
     """A block with what one send brought; also what was cancelled in it, or had been delivered, is not lost twice."""
-    desk = Desk()
-    desk.send([b"first", b"second"], 3_600_000)
-    bad = desk.send([b"rotten", b"with it", b"cancelled", b"soon"], [3_600_000, 7_200_000, 3_600_000, 5000])
-    desk.send([b"last"], 3_600_000)
-    assert desk.cancel(bad[2]).known == "cancelled"
-    assert desk.queue.status()["pending"] == 6
+    rig = Rig()
+    rig.send([b"first", b"second"], 3_600_000)
+    bad = rig.send([b"rotten", b"with it", b"cancelled", b"soon"], [3_600_000, 7_200_000, 3_600_000, 5000])
+    rig.send([b"last"], 3_600_000)
+    assert rig.cancel(bad[2]).known == "cancelled"
+    assert rig.queue.status()["pending"] == 6
     path = next(
-        f"{ARRIVALS}/{name}" for name in desk.disk.list(ARRIVALS) if name.endswith(log.ARRIVALS_SUFFIX)
+        f"{ARRIVALS}/{name}" for name in rig.disk.list(ARRIVALS) if name.endswith(log.ARRIVALS_SUFFIX)
     )
-    desk.disk.damage(path, desk.disk.read_file(path).index(b"rotten"), b"#")
-    desk.advance(120)
-    status = desk.queue.status()
-    assert desk.visible() == []
+    rig.disk.damage(path, rig.disk.read_file(path).index(b"rotten"), b"#")
+    rig.advance(120)
+    status = rig.queue.status()
+    assert rig.visible() == []
     assert (status["pending"], status["damaged"]) == (3, 3), (
         "the one that was due soon could not be read either"
     )
-    desk.advance(7200)
-    assert sorted(desk.visible()) == [b"first", b"last", b"second"]
-    assert desk.queue.status()["damaged"] == 3 and desk.queue._metrics.count_now() == 0
+    rig.advance(7200)
+    assert sorted(rig.visible()) == [b"first", b"last", b"second"]
+    assert rig.queue.status()["damaged"] == 3 and rig.queue._metrics.count_now() == 0
 
 
 # What comes to the wheel with a new horizon.
@@ -384,29 +384,29 @@ def test_many_rows_come_some_a_turn_and_nothing_of_them_fires_before_all_are_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(storage_scheduler, "ADD_ROWS_MAX", 10)
-    desk = Desk()
-    sent = desk.send([b"%03d" % n for n in range(95)], 300_000)
-    desk.until(sent[0].due + 20)
-    assert desk.visible() == [each.payload for each in sent]
+    rig = Rig()
+    sent = rig.send([b"%03d" % n for n in range(95)], 300_000)
+    rig.until(sent[0].due + 20)
+    assert rig.visible() == [each.payload for each in sent]
 
 
 def test_what_arrives_during_a_load_comes_once() -> None:
-    desk = Desk(queued=True)
-    first = desk.send([b"a"], 250_000)[0]
-    desk.advance(130)
-    desk.work()
-    while not desk.jobs and desk.now_ms < first.due - 9000:
-        desk.clock.advance(0.5)
-        desk.turn()
-    assert desk.jobs, "the load is under way"
-    desk.send([b"b"], first.due - desk.now_ms - 1)
-    desk.send([b"c"], first.due - desk.now_ms + 1)
-    desk.clock.advance((first.due - desk.now_ms) / 1000 + 1)
-    desk.turn()
-    assert desk.visible() == []
-    desk.work()
-    desk.advance(1)
-    assert desk.visible() == [b"b", b"a", b"c"]
+    rig = Rig(queued=True)
+    first = rig.send([b"a"], 250_000)[0]
+    rig.advance(130)
+    rig.work()
+    while not rig.jobs and rig.now_ms < first.due - 9000:
+        rig.clock.advance(0.5)
+        rig.turn()
+    assert rig.jobs, "the load is under way"
+    rig.send([b"b"], first.due - rig.now_ms - 1)
+    rig.send([b"c"], first.due - rig.now_ms + 1)
+    rig.clock.advance((first.due - rig.now_ms) / 1000 + 1)
+    rig.turn()
+    assert rig.visible() == []
+    rig.work()
+    rig.advance(1)
+    assert rig.visible() == [b"b", b"a", b"c"]
 
 
 # Until when files must stay.
@@ -450,33 +450,31 @@ def test_everything_comes_once_however_little_is_loaded_at_a_time(
 ) -> None:
     monkeypatch.setattr(target_queue, "QUEUE_ROWS_MAX", rows_max)
     monkeypatch.setattr(storage_scheduler, "QUEUE_ROWS_MAX", rows_max)
-    desk = Desk()
-    desk.targets.stop(ORDERS)
+    rig = Rig()
+    rig.targets.stop(ORDERS)
     expected = []
     for burst in range(12):
-        sent = desk.send(
-            [b"%d-%d" % (burst, n) for n in range(10)], [(n * 37) % 50 * 3000 for n in range(10)]
-        )
-        desk.send([b"other"], 5, key=BILLS)
+        sent = rig.send([b"%d-%d" % (burst, n) for n in range(10)], [(n * 37) % 50 * 3000 for n in range(10)])
+        rig.send([b"other"], 5, key=BILLS)
         expected += sent
-        desk.advance(30)
-    desk.advance(200)
-    assert desk.queue.status()["behind"] == 1
-    desk.targets.resume(ORDERS)
-    desk.queue.target_resumed(ORDERS)
-    desk.advance(60)
-    assert desk.visible() == [each.payload for each in sorted(expected, key=lambda each: each.turn)]
+        rig.advance(30)
+    rig.advance(200)
+    assert rig.queue.status()["behind"] == 1
+    rig.targets.resume(ORDERS)
+    rig.queue.target_resumed(ORDERS)
+    rig.advance(60)
+    assert rig.visible() == [each.payload for each in sorted(expected, key=lambda each: each.turn)]
 
 
 def test_a_load_that_fails_is_tried_again_of_reloading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_queue, "QUEUE_ROWS_MAX", 2)
-    desk = Desk()
-    desk.targets.stop(ORDERS)
+    rig = Rig()
+    rig.targets.stop(ORDERS)
     for number in range(6):
-        desk.send([b"%d" % number], 5)
-        desk.advance(0.1)
+        rig.send([b"%d" % number], 5)
+        rig.advance(0.1)
     calls: list[int] = []
-    find = desk.queue._scheduler._queue_reloader._find
+    find = rig.queue._scheduler._queue_reloader._find
 
     def fails(*args: object) -> object:
         calls.append(1)
@@ -484,11 +482,11 @@ def test_a_load_that_fails_is_tried_again_of_reloading(monkeypatch: pytest.Monke
             raise OSError(5, "the disk is away")
         return find(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(desk.queue._scheduler._queue_reloader, "_find", fails)
-    desk.targets.resume(ORDERS)
-    desk.queue.target_resumed(ORDERS)
-    desk.advance(20)
-    assert desk.visible() == [b"%d" % number for number in range(6)]
+    monkeypatch.setattr(rig.queue._scheduler._queue_reloader, "_find", fails)
+    rig.targets.resume(ORDERS)
+    rig.queue.target_resumed(ORDERS)
+    rig.advance(20)
+    assert rig.visible() == [b"%d" % number for number in range(6)]
 
 
 # Arrivals that are in no bucket.

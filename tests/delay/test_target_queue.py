@@ -9,7 +9,7 @@ import pytest
 
 from journal.record.block_trailer import BlockTrailer, encode_trailer
 from journal.record.format import make_log_id
-from tests.delay.desk import BILLS, ORDERS, Desk
+from tests.delay.rig import BILLS, ORDERS, Rig
 from tfmq import apply_queue
 from tfmq.apply_queue import RETRY_SECONDS, RETRY_SECONDS_MAX
 from tfmq.apply_target import AppliedCallback, Effect
@@ -58,90 +58,90 @@ def test_many_at_once_count_as_each_of_them() -> None:
 # One target: everything in the order of the turns, one effect at a time, once, whatever its disk does.
 
 
-def applies(desk: Desk, key: int = ORDERS) -> int:
-    return len([asked for asked in desk.targets.asked if asked[:2] == ("apply", key)])
+def applies(rig: Rig, key: int = ORDERS) -> int:
+    return len([asked for asked in rig.targets.asked if asked[:2] == ("apply", key)])
 
 
 def test_an_effect_names_the_last_turn_that_it_brings() -> None:
-    desk = Desk()
-    sent = desk.send([b"a", b"b", b"c"], [5, 5, 5])
-    desk.advance(0.02)
-    assert desk.applied() == [sent[-1].turn]
+    rig = Rig()
+    sent = rig.send([b"a", b"b", b"c"], [5, 5, 5])
+    rig.advance(0.02)
+    assert rig.applied() == [sent[-1].turn]
 
 
 def test_a_stopped_partition_holds_only_its_own_timers() -> None:
-    desk = Desk()
-    desk.send([b"a"], 10)
-    desk.send([b"b"], 10, key=BILLS)
-    desk.targets.stop(ORDERS)
-    desk.advance(1)
-    assert (desk.visible(ORDERS), desk.visible(BILLS)) == ([], [b"b"])
-    desk.targets.resume(ORDERS)
-    desk.queue.target_resumed(ORDERS)
-    desk.turn()
-    assert desk.visible(ORDERS) == [b"a"]
+    rig = Rig()
+    rig.send([b"a"], 10)
+    rig.send([b"b"], 10, key=BILLS)
+    rig.targets.stop(ORDERS)
+    rig.advance(1)
+    assert (rig.visible(ORDERS), rig.visible(BILLS)) == ([], [b"b"])
+    rig.targets.resume(ORDERS)
+    rig.queue.target_resumed(ORDERS)
+    rig.turn()
+    assert rig.visible(ORDERS) == [b"a"]
 
 
 def test_what_a_stopped_partition_has_not_forced_leaves_room_for_the_others() -> None:
-    desk = Desk()
-    desk.targets.automatic = False
+    rig = Rig()
+    rig.targets.automatic = False
     for _ in range(8):
-        desk.send([bytes(100_000)], 10)
-    desk.send([bytes(200_000)], 400, key=BILLS)
-    desk.advance(0.1)
-    desk.targets.fail_force(ORDERS)
-    desk.targets.automatic = True
-    desk.advance(100)
-    assert len(desk.visible(BILLS)) == 1
-    desk.targets.resume(ORDERS, keep=1)
-    desk.queue.target_resumed(ORDERS)
-    desk.advance(100)
-    assert len(desk.visible(ORDERS)) == 8
-    assert desk.queue._target_queues.flow_control.in_flight_bytes == 0
+        rig.send([bytes(100_000)], 10)
+    rig.send([bytes(200_000)], 400, key=BILLS)
+    rig.advance(0.1)
+    rig.targets.fail_force(ORDERS)
+    rig.targets.automatic = True
+    rig.advance(100)
+    assert len(rig.visible(BILLS)) == 1
+    rig.targets.resume(ORDERS, keep=1)
+    rig.queue.target_resumed(ORDERS)
+    rig.advance(100)
+    assert len(rig.visible(ORDERS)) == 8
+    assert rig.queue._target_queues.flow_control.in_flight_bytes == 0
 
 
 def test_a_stop_does_not_wait_for_room_that_a_stopped_partition_has() -> None:
-    desk = Desk()
-    desk.targets.automatic = False
+    rig = Rig()
+    rig.targets.automatic = False
     for _ in range(8):
-        desk.send([bytes(100_000)], 10)
-    desk.send([bytes(200_000)], 400, key=BILLS)
-    desk.advance(1)
-    desk.targets.fail_force(ORDERS)
-    desk.stop()
+        rig.send([bytes(100_000)], 10)
+    rig.send([bytes(200_000)], 400, key=BILLS)
+    rig.advance(1)
+    rig.targets.fail_force(ORDERS)
+    rig.stop()
 
 
 def test_a_full_disk_is_tried_again_after_growing_pauses() -> None:
-    desk = Desk()
-    desk.send([b"a", b"b"], [10, 20])
-    desk.targets.target(ORDERS).full = True
-    desk.advance(300)
-    assert 10 <= applies(desk) <= 20
-    desk.targets.target(ORDERS).full = False
-    desk.advance(RETRY_SECONDS_MAX)
-    assert desk.visible() == [b"a", b"b"]
-    assert desk.queue.status()["waits_for"] == []
+    rig = Rig()
+    rig.send([b"a", b"b"], [10, 20])
+    rig.targets.target(ORDERS).full = True
+    rig.advance(300)
+    assert 10 <= applies(rig) <= 20
+    rig.targets.target(ORDERS).full = False
+    rig.advance(RETRY_SECONDS_MAX)
+    assert rig.visible() == [b"a", b"b"]
+    assert rig.queue.status()["waits_for"] == []
 
 
 def test_the_first_pause_is_short() -> None:
-    desk = Desk()
-    desk.send([b"a"], 10)
-    desk.targets.target(ORDERS).full = True
-    desk.advance(0.02)
-    desk.targets.target(ORDERS).full = False
-    desk.advance(RETRY_SECONDS)
-    assert desk.visible() == [b"a"]
+    rig = Rig()
+    rig.send([b"a"], 10)
+    rig.targets.target(ORDERS).full = True
+    rig.advance(0.02)
+    rig.targets.target(ORDERS).full = False
+    rig.advance(RETRY_SECONDS)
+    assert rig.visible() == [b"a"]
 
 
 def test_a_stop_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk()
-    desk.send([b"a"], 10)
-    desk.targets.stop(ORDERS, "its disk failed")
+    rig = Rig()
+    rig.send([b"a"], 10)
+    rig.targets.stop(ORDERS, "its disk failed")
     with caplog.at_level(logging.INFO, "tfmq.delay"):
-        desk.advance(100)
-        desk.targets.resume(ORDERS)
-        desk.queue.target_resumed(ORDERS)
-        desk.turn()
+        rig.advance(100)
+        rig.targets.resume(ORDERS)
+        rig.queue.target_resumed(ORDERS)
+        rig.turn()
     told = [each.getMessage() for each in caplog.records if "topic16-0" in each.getMessage()]
     assert len(told) == 2
     assert "its disk failed" in told[0] or "accepts no writes" in told[0]
@@ -149,137 +149,137 @@ def test_a_stop_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixtur
 
 
 def test_what_a_resumed_target_lost_comes_again_before_what_is_later() -> None:
-    desk = Desk()
-    desk.targets.automatic = False
+    rig = Rig()
+    rig.targets.automatic = False
     for number in range(6):
-        desk.send([b"%d" % number], 10 + 20 * number)
-    desk.advance(0.06)
-    assert desk.visible() == [b"0", b"1", b"2"]
-    desk.targets.target(ORDERS).forced = 1
-    desk.targets.fail_force(ORDERS)
-    desk.advance(0.1)
-    desk.targets.automatic = True
-    desk.targets.resume(ORDERS, keep=1)
-    desk.queue.target_resumed(ORDERS)
-    desk.advance(3)
-    assert desk.visible() == [b"%d" % number for number in range(6)]
+        rig.send([b"%d" % number], 10 + 20 * number)
+    rig.advance(0.06)
+    assert rig.visible() == [b"0", b"1", b"2"]
+    rig.targets.target(ORDERS).forced = 1
+    rig.targets.fail_force(ORDERS)
+    rig.advance(0.1)
+    rig.targets.automatic = True
+    rig.targets.resume(ORDERS, keep=1)
+    rig.queue.target_resumed(ORDERS)
+    rig.advance(3)
+    assert rig.visible() == [b"%d" % number for number in range(6)]
 
 
 def test_what_is_lost_is_found_in_buckets_as_in_arrivals() -> None:
-    desk = Desk()
-    sent = [desk.send([b"%d" % number], 100_000 + number * 20)[0] for number in range(6)]
-    desk.targets.automatic = False
-    desk.until(sent[3].due + 5)
-    assert len(desk.visible()) == 4
-    desk.targets.stop(ORDERS)
-    desk.targets.resume(ORDERS, keep=0)
-    desk.targets.automatic = True
-    desk.queue.target_resumed(ORDERS)
-    desk.advance(5)
-    assert desk.visible() == [b"%d" % number for number in range(6)]
-    assert sum(each.count for each in desk.buckets.live_buckets) == 6 or not desk.buckets.live_buckets
+    rig = Rig()
+    sent = [rig.send([b"%d" % number], 100_000 + number * 20)[0] for number in range(6)]
+    rig.targets.automatic = False
+    rig.until(sent[3].due + 5)
+    assert len(rig.visible()) == 4
+    rig.targets.stop(ORDERS)
+    rig.targets.resume(ORDERS, keep=0)
+    rig.targets.automatic = True
+    rig.queue.target_resumed(ORDERS)
+    rig.advance(5)
+    assert rig.visible() == [b"%d" % number for number in range(6)]
+    assert sum(each.count for each in rig.buckets.live_buckets) == 6 or not rig.buckets.live_buckets
 
 
 def test_a_line_that_waits_keeps_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "QUEUE_ROWS_MAX", 50)
-    desk = Desk()
-    desk.send([b"first"], 5)
-    desk.targets.stop(ORDERS)
-    desk.advance(0.1)
+    rig = Rig()
+    rig.send([b"first"], 5)
+    rig.targets.stop(ORDERS)
+    rig.advance(0.1)
     for burst in range(10):
-        desk.send([b"%d-%d" % (burst, number) for number in range(20)], 50)
-        desk.advance(0.1)
-    status = desk.queue.status()
+        rig.send([b"%d-%d" % (burst, number) for number in range(20)], 50)
+        rig.advance(0.1)
+    status = rig.queue.status()
     assert (status["behind"], status["held"]) == (1, 201)
-    assert desk.queue._target_queues.row_count <= 50
-    desk.targets.resume(ORDERS)
-    desk.queue.target_resumed(ORDERS)
-    desk.advance(5)
-    assert desk.visible() == [
+    assert rig.queue._target_queues.row_count <= 50
+    rig.targets.resume(ORDERS)
+    rig.queue.target_resumed(ORDERS)
+    rig.advance(5)
+    assert rig.visible() == [
         b"first",
         *(b"%d-%d" % (burst, number) for burst in range(10) for number in range(20)),
     ]
-    assert desk.queue.status()["behind"] == 0
+    assert rig.queue.status()["behind"] == 0
 
 
 def test_a_target_that_lags_continues_from_the_disk_after_days(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "QUEUE_ROWS_MAX", 50)
-    desk = Desk()
-    desk.targets.stop(ORDERS)
+    rig = Rig()
+    rig.targets.stop(ORDERS)
     expected = []
     for hour in range(50):
         payloads = [b"%d-%d" % (hour, number) for number in range(7)]
-        desk.send(payloads, 3_600_000)
-        desk.send([b"other"], 10, key=BILLS)
+        rig.send(payloads, 3_600_000)
+        rig.send([b"other"], 10, key=BILLS)
         expected += payloads
-        desk.advance(1800)
-    desk.advance(3600)
-    assert desk.queue.status()["held"] == 350
-    assert desk.queue._target_queues.row_count <= 50
-    desk.targets.resume(ORDERS)
-    desk.queue.target_resumed(ORDERS)
-    desk.advance(10)
-    assert desk.visible() == expected
-    assert len(desk.visible(BILLS)) == 50
-    desk.advance(60)
-    assert not desk.buckets.live_buckets
+        rig.advance(1800)
+    rig.advance(3600)
+    assert rig.queue.status()["held"] == 350
+    assert rig.queue._target_queues.row_count <= 50
+    rig.targets.resume(ORDERS)
+    rig.queue.target_resumed(ORDERS)
+    rig.advance(10)
+    assert rig.visible() == expected
+    assert len(rig.visible(BILLS)) == 50
+    rig.advance(60)
+    assert not rig.buckets.live_buckets
 
 
 def test_a_topic_that_is_gone_drops_what_was_for_it_and_counts() -> None:
-    desk = Desk()
-    desk.send([b"a", b"b"], 10)
-    desk.send([b"far"], 100_000)
-    desk.targets.delete(16)
-    desk.queue.topic_deleted(16)
-    desk.advance(200)
-    assert desk.queue.status()["dropped"] == 3
-    assert desk.queue.pending == 0
+    rig = Rig()
+    rig.send([b"a", b"b"], 10)
+    rig.send([b"far"], 100_000)
+    rig.targets.delete(16)
+    rig.queue.topic_deleted(16)
+    rig.advance(200)
+    assert rig.queue.status()["dropped"] == 3
+    assert rig.queue.pending == 0
 
 
 def test_a_topic_that_goes_while_its_line_waits_lets_go() -> None:
-    desk = Desk()
-    desk.send([b"a", b"b"], 10)
-    desk.targets.stop(ORDERS)
-    desk.advance(1)
-    desk.targets.delete(16)
-    desk.queue.topic_deleted(16)
-    desk.advance(1)
-    assert desk.queue.status()["waits_for"] == []
-    assert desk.queue.status()["dropped"] == 2
+    rig = Rig()
+    rig.send([b"a", b"b"], 10)
+    rig.targets.stop(ORDERS)
+    rig.advance(1)
+    rig.targets.delete(16)
+    rig.queue.topic_deleted(16)
+    rig.advance(1)
+    assert rig.queue.status()["waits_for"] == []
+    assert rig.queue.status()["dropped"] == 2
 
 
 def test_large_messages_go_one_at_a_time_and_a_maximum_size_one_too() -> None:
-    desk = Desk(segment_bytes=64 << 20)
+    rig = Rig(segment_bytes=64 << 20)
     payloads = [b"%d" % number + b"x" * 300_000 for number in range(5)] + [b"y" * (16 << 20)]
-    desk.send(payloads, 50)
-    desk.advance(1)
-    assert desk.visible() == payloads
-    assert max(each.size_bytes for each in desk.targets.target(ORDERS).appends[:5]) < 400_000
+    rig.send(payloads, 50)
+    rig.advance(1)
+    assert rig.visible() == payloads
+    assert max(each.size_bytes for each in rig.targets.target(ORDERS).appends[:5]) < 400_000
 
 
 def test_records_that_would_make_a_control_record_where_they_meet_go_apart() -> None:
     """Nobody could tell that from a true one behind a torn end."""
     header = encode_trailer(ORDERS, BlockTrailer(1, 100, 0, 0, 0, 0, 0, 0))[:20]
-    desk = Desk()
-    desk.send([b"payload" + header[:16]], 10, turn=False)
-    desk.send([b"x" * 0x40, b"last"], 10)
-    desk.advance(1)
-    assert desk.visible() == [b"payload" + header[:16], b"x" * 0x40, b"last"]
-    assert [len(append.records) for append in desk.targets.target(ORDERS).appends] == [1, 2]
+    rig = Rig()
+    rig.send([b"payload" + header[:16]], 10, turn=False)
+    rig.send([b"x" * 0x40, b"last"], 10)
+    rig.advance(1)
+    assert rig.visible() == [b"payload" + header[:16], b"x" * 0x40, b"last"]
+    assert [len(append.records) for append in rig.targets.target(ORDERS).appends] == [1, 2]
 
 
 def test_damage_is_reported_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk()
-    desk.send([b"a" * 50], 200_000)
-    desk.send([b"b" * 50], 200_001)
-    desk.advance(70)
-    (bucket,) = desk.buckets.live_buckets
-    data = desk.disk.read_file(bucket.path)
-    desk.disk.damage(bucket.path, data.index(b"a" * 50), b"X")
+    rig = Rig()
+    rig.send([b"a" * 50], 200_000)
+    rig.send([b"b" * 50], 200_001)
+    rig.advance(70)
+    (bucket,) = rig.buckets.live_buckets
+    data = rig.disk.read_file(bucket.path)
+    rig.disk.damage(bucket.path, data.index(b"a" * 50), b"X")
     with caplog.at_level(logging.ERROR, "tfmq.delay"):
-        desk.advance(150)
-    assert desk.visible() == [b"b" * 50]
-    assert desk.queue.status()["damaged"] == 1
+        rig.advance(150)
+    assert rig.visible() == [b"b" * 50]
+    assert rig.queue.status()["damaged"] == 1
     assert "cannot be read" in caplog.text
 
 
@@ -290,43 +290,43 @@ def test_what_is_loaded_again_and_what_is_still_in_the_wheel_come_once(
     monkeypatch.setattr(lines, "QUEUE_ROWS_MAX", 20)
     monkeypatch.setattr("tfmq.delay.storage_scheduler.QUEUE_ROWS_MAX", 20)
     monkeypatch.setattr("tfmq.delay.dispatcher.POP_ROWS_MAX", 7)
-    desk = Desk()
-    desk.targets.stop(ORDERS)
-    desk.send([b"first"], 5)
-    desk.advance(0.1)
+    rig = Rig()
+    rig.targets.stop(ORDERS)
+    rig.send([b"first"], 5)
+    rig.advance(0.1)
     payloads = [b"%03d" % number for number in range(200)]
-    desk.send(payloads, 100)
-    desk.clock.advance(0.12)
+    rig.send(payloads, 100)
+    rig.clock.advance(0.12)
     for _ in range(12):
-        desk.timers.tick(desk.clock.monotonic())
-        desk.queue.write()
-    desk.targets.resume(ORDERS)
-    desk.queue.target_resumed(ORDERS)
-    desk.advance(30)
-    assert desk.visible() == [b"first", *payloads]
+        rig.timers.tick(rig.clock.monotonic())
+        rig.queue.write()
+    rig.targets.resume(ORDERS)
+    rig.queue.target_resumed(ORDERS)
+    rig.advance(30)
+    assert rig.visible() == [b"first", *payloads]
 
 
 def test_sends_that_a_stopped_log_refuses_hold_nothing_back() -> None:
-    desk = Desk()
-    desk.send([b"a"], 1000)
-    desk.landing.log.stop("its disk failed")
-    assert desk.send([b"refused"], 10) == []
-    desk.advance(2)
-    assert desk.visible() == [b"a"]
+    rig = Rig()
+    rig.send([b"a"], 1000)
+    rig.landing.log.stop("its disk failed")
+    assert rig.send([b"refused"], 10) == []
+    rig.advance(2)
+    assert rig.visible() == [b"a"]
 
 
 @pytest.mark.parametrize("keep", [0, 1])
 def test_what_a_stopped_target_has_is_not_sure_after_a_restart_either(keep: int) -> None:
     """Its tail was never forced: a power cut may take it yet."""
-    desk = Desk()
-    (a,) = desk.send([b"a"], 100)
-    desk.targets.automatic = False
-    desk.advance(0.2)
-    assert desk.visible() == [b"a"]
-    desk.targets.fail_force(ORDERS)
-    left = desk.targets
-    desk.stop()
-    again = desk.again(desk.disk, left)
+    rig = Rig()
+    (a,) = rig.send([b"a"], 100)
+    rig.targets.automatic = False
+    rig.advance(0.2)
+    assert rig.visible() == [b"a"]
+    rig.targets.fail_force(ORDERS)
+    left = rig.targets
+    rig.stop()
+    again = rig.again(rig.disk, left)
     again.targets.automatic = True
     again.advance(200)
     assert again.visible() == [b"a"]
@@ -341,28 +341,28 @@ def test_what_a_stopped_target_has_is_not_sure_after_a_restart_either(keep: int)
 
 def test_what_a_failed_write_left_is_not_cancelled_before_its_partition_reports_it() -> None:
     """Nobody knows of a write that failed whether it is there: of a cancel and a delivery exactly one happens."""
-    desk = Desk()
-    (sent,) = desk.send([b"a"], 10)
+    rig = Rig()
+    (sent,) = rig.send([b"a"], 10)
 
     def fail() -> None:
-        desk.targets.before_append = lambda: None
-        desk.targets.target(ORDERS).stopped = "a write failed"
+        rig.targets.before_append = lambda: None
+        rig.targets.target(ORDERS).stopped = "a write failed"
 
     def write(effect: Effect, done: AppliedCallback) -> None:
-        desk.targets.before_append = fail
+        rig.targets.before_append = fail
         plain(effect, lambda mark, error: done(None, StorageStopped(outcome=UNKNOWN)))
 
-    plain, desk.targets._write = desk.targets._write, write
-    desk.advance(1)
-    assert desk.visible() == [b"a"] and desk.queue._metrics.count_now() == 1
+    plain, rig.targets._write = rig.targets._write, write
+    rig.advance(1)
+    assert rig.visible() == [b"a"] and rig.queue._metrics.count_now() == 1
     with pytest.raises(StorageStopped):
-        _ = desk.cancel(sent).known
-    desk.targets._write = plain
-    desk.targets.resume(ORDERS)
-    desk.queue.target_resumed(ORDERS)
-    desk.advance(10)
-    assert desk.cancel(sent).known == "delivered"
-    assert desk.visible() == [b"a"] and desk.queue._metrics.count_now() == 0
+        _ = rig.cancel(sent).known
+    rig.targets._write = plain
+    rig.targets.resume(ORDERS)
+    rig.queue.target_resumed(ORDERS)
+    rig.advance(10)
+    assert rig.cancel(sent).known == "delivered"
+    assert rig.visible() == [b"a"] and rig.queue._metrics.count_now() == 0
 
 
 # All lines together: their turns, their memory.
@@ -370,48 +370,48 @@ def test_what_a_failed_write_left_is_not_cancelled_before_its_partition_reports_
 
 def test_all_lines_that_wait_keep_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_queue, "BLOCKED_ROWS_MAX", 100)
-    desk = Desk()
+    rig = Rig()
     keys = [ORDERS + n for n in range(5)]
     for key in keys:
-        desk.targets.stop(key)
-        desk.send([b"first"], 5, key=key)
-    desk.advance(0.1)
+        rig.targets.stop(key)
+        rig.send([b"first"], 5, key=key)
+    rig.advance(0.1)
     for _ in range(3):
         for key in keys:
-            desk.send([b"%d" % n for n in range(20)], 10, key=key)
-        desk.advance(0.1)
-    assert desk.queue._target_queues.row_count <= 100 and desk.queue.status()["held"] == 305
+            rig.send([b"%d" % n for n in range(20)], 10, key=key)
+        rig.advance(0.1)
+    assert rig.queue._target_queues.row_count <= 100 and rig.queue.status()["held"] == 305
     for key in keys:
-        desk.targets.resume(key)
-        desk.queue.target_resumed(key)
-    desk.advance(60)
-    assert [len(desk.visible(key)) for key in keys] == [61] * 5
+        rig.targets.resume(key)
+        rig.queue.target_resumed(key)
+    rig.advance(60)
+    assert [len(rig.visible(key)) for key in keys] == [61] * 5
 
 
 def test_no_more_than_the_window_is_written_and_not_forced() -> None:
-    desk = Desk(segment_bytes=64 << 20)
-    desk.targets.automatic = False
-    desk.send([b"%03d" % n + b"x" * 10_000 for n in range(200)], 10)
-    desk.send([b"%03d" % n + b"x" * 10_000 for n in range(200)], 10, key=BILLS)
-    desk.advance(0.5)
+    rig = Rig(segment_bytes=64 << 20)
+    rig.targets.automatic = False
+    rig.send([b"%03d" % n + b"x" * 10_000 for n in range(200)], 10)
+    rig.send([b"%03d" % n + b"x" * 10_000 for n in range(200)], 10, key=BILLS)
+    rig.advance(0.5)
     most = 0
-    while len(desk.visible()) + len(desk.visible(BILLS)) < 400:
+    while len(rig.visible()) + len(rig.visible(BILLS)) < 400:
         unforced = 0
         for key in (ORDERS, BILLS):
-            target = desk.targets.target(key)
+            target = rig.targets.target(key)
             unforced += sum(each.size_bytes for each in target.appends[target.forced :])
         most = max(most, unforced)
-        desk.targets.force()
-        desk.advance(0.02)
+        rig.targets.force()
+        rig.advance(0.02)
     assert flow_control.SLICE_BYTES_MAX < most <= apply_queue.IN_FLIGHT_BYTES_MAX
 
 
 def test_a_line_without_anything_is_forgotten() -> None:
-    desk = Desk()
-    desk.send([b"a"], 10)
-    desk.advance(1)
-    assert desk.queue._target_queues.all() == []
-    assert desk.queue._target_queues.flow_control.in_flight_bytes == 0
+    rig = Rig()
+    rig.send([b"a"], 10)
+    rig.advance(1)
+    assert rig.queue._target_queues.all() == []
+    assert rig.queue._target_queues.flow_control.in_flight_bytes == 0
 
 
 def test_targets_that_take_nothing_are_looked_at_together_once_a_turn(
@@ -423,13 +423,13 @@ def test_targets_that_take_nothing_are_looked_at_together_once_a_turn(
     monkeypatch.setattr(RowQueue, "__len__", lambda self: looks.append(1) or look(self))
     counts = []
     for count in (50, 400):
-        desk = Desk()
+        rig = Rig()
         for key in [make_log_id(100 + n, 0) for n in range(count)]:
-            desk.targets.stop(key)
-            desk.send([b"x"], 1000, key=key, turn=False)
-        desk.turn()
+            rig.targets.stop(key)
+            rig.send([b"x"], 1000, key=key, turn=False)
+        rig.turn()
         looks.clear()
-        desk.advance(1.5)
+        rig.advance(1.5)
         counts.append(len(looks) / count)
-        assert desk.queue.status()["held"] == count
+        assert rig.queue.status()["held"] == count
     assert counts[1] < 2 * counts[0]

@@ -28,7 +28,7 @@ def broker(tmp_path: Path) -> Iterator[LiveServer]:
     assert "Traceback" not in server.log.read_text()
 
 
-class Desk:
+class Rig:
     """A person with the command line, on that broker."""
 
     def __init__(self, broker: LiveServer, capture: pytest.CaptureFixture[bytes]) -> None:
@@ -77,156 +77,156 @@ def idle_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer
 
 
 @pytest.fixture
-def desk(broker: LiveServer, capsysbinary: pytest.CaptureFixture[bytes]) -> Desk:
-    return Desk(broker, capsysbinary)
+def rig(broker: LiveServer, capsysbinary: pytest.CaptureFixture[bytes]) -> Rig:
+    return Rig(broker, capsysbinary)
 
 
-def test_a_message_for_later_is_found_shown_and_taken_back(desk: Desk) -> None:
-    told = desk("send", "reminders", "pay, please", "-k", "42", "-t", "mail", "--delay", "1h")
+def test_a_message_for_later_is_found_shown_and_taken_back(rig: Rig) -> None:
+    told = rig("send", "reminders", "pay, please", "-k", "42", "-t", "mail", "--delay", "1h")
     assert told.code == 0 and re.search(r"sent to reminders, partition 0, due \d{4}-.* \(synced\)", told.err)
-    (row,) = desk.json("delay", "list")
+    (row,) = rig.json("delay", "list")
     assert row["handle"] in told.err
     assert (row["topic"], row["partition"], row["key"], row["tag"]) == ("reminders", 0, "42", "mail")
     assert row["due_ms"] == parse_handle(row["handle"]).due
-    table = desk.delay("list", "--topic", "reminders", "--key", "42").out.decode()
+    table = rig.delay("list", "--topic", "reminders", "--key", "42").out.decode()
     assert row["handle"] in table and re.search(r"in (59 min|1 h)", table)
-    assert desk.waiting("--key", "43") == []
-    wrong = desk.delay("list", "--topic", "reminder")
+    assert rig.waiting("--key", "43") == []
+    wrong = rig.delay("list", "--topic", "reminder")
     assert wrong.code == 1 and "Did you mean 'reminders'?" in wrong.sentence
-    shown = desk.delay("show", row["handle"])
+    shown = rig.delay("show", row["handle"])
     assert shown.code == 0 and "pending" in shown.out.decode() and "42" in shown.out.decode()
 
-    assert desk.delay("cancel", row["handle"]).err == f"{row['handle']}: cancelled\n"
-    assert desk.waiting() == [] and desk.delay("list").err == "no delayed messages\n"
-    assert desk.json("delay", "show", row["handle"])["state"] == "cancelled"
-    assert desk.delay("cancel", row["handle"]).code == 0, "the first answer again"
-    assert payloads(desk.broker.address, "reminders") == []
+    assert rig.delay("cancel", row["handle"]).err == f"{row['handle']}: cancelled\n"
+    assert rig.waiting() == [] and rig.delay("list").err == "no delayed messages\n"
+    assert rig.json("delay", "show", row["handle"])["state"] == "cancelled"
+    assert rig.delay("cancel", row["handle"]).code == 0, "the first answer again"
+    assert payloads(rig.broker.address, "reminders") == []
 
 
-def test_what_is_due_is_delivered_and_cannot_be_taken_back(desk: Desk) -> None:
+def test_what_is_due_is_delivered_and_cannot_be_taken_back(rig: Rig) -> None:
     began = time.time()
-    handle = desk.send("reminders", "now", "--delay", "400ms")
-    assert desk.arrive("reminders", 1) == [b"now"]
-    with client.Consumer(desk.broker.address, topics="reminders") as consumer:
+    handle = rig.send("reminders", "now", "--delay", "400ms")
+    assert rig.arrive("reminders", 1) == [b"now"]
+    with client.Consumer(rig.broker.address, topics="reminders") as consumer:
         (message,) = consumer.poll(timeout=5)
     assert message.appended_at.timestamp() >= began + 0.4, "never early"
-    ran = desk.delay("cancel", handle)
+    ran = rig.delay("cancel", handle)
     assert (ran.code, ran.err) == (1, f"{handle}: delivered: it was delivered already\n")
-    assert desk.json("delay", "show", handle)["state"] == "delivered"
-    assert desk.delay("reschedule", handle, "--delay", "1h").code == 1
-    assert desk.waiting() == []
+    assert rig.json("delay", "show", handle)["state"] == "delivered"
+    assert rig.delay("reschedule", handle, "--delay", "1h").code == 1
+    assert rig.waiting() == []
 
 
-def test_another_time_moves_it_and_the_old_handle_leads_to_it(desk: Desk) -> None:
-    first = desk.send("reminders", "moved", "--delay", "30d")
-    ran = desk.delay("reschedule", first, "--at", "2999-01-01T09:00+01:00")
+def test_another_time_moves_it_and_the_old_handle_leads_to_it(rig: Rig) -> None:
+    first = rig.send("reminders", "moved", "--delay", "30d")
+    ran = rig.delay("reschedule", first, "--at", "2999-01-01T09:00+01:00")
     (second,) = ran.out.decode().split()
-    assert ran.code == 0 and second != first and desk.waiting() == [second]
+    assert ran.code == 0 and second != first and rig.waiting() == [second]
     assert parse_handle(second).due == datetime(2999, 1, 1, 8, tzinfo=UTC).timestamp() * 1_000
-    shown = desk.json("delay", "show", first)
+    shown = rig.json("delay", "show", first)
     assert (shown["state"], shown["handle_now"]) == ("pending", second)
-    (row,) = json.loads(desk.delay("reschedule", second, "--delay", "50ms", "--json").out)
+    (row,) = json.loads(rig.delay("reschedule", second, "--delay", "50ms", "--json").out)
     assert (row["state"], row["before"]) == ("rescheduled", second)
-    assert desk.arrive("reminders", 1) == [b"moved"]
-    assert desk.delay("cancel", first).code == 1, "it was delivered under its third handle"
-    assert payloads(desk.broker.address, "reminders") == [b"moved"]
+    assert rig.arrive("reminders", 1) == [b"moved"]
+    assert rig.delay("cancel", first).code == 1, "it was delivered under its third handle"
+    assert payloads(rig.broker.address, "reminders") == [b"moved"]
 
 
-def test_times_have_a_zone_or_are_local_and_what_is_over_comes_at_once(desk: Desk) -> None:
-    zoned = desk.send("t", "x", "--at", "2998-06-01T12:00+02:00")
+def test_times_have_a_zone_or_are_local_and_what_is_over_comes_at_once(rig: Rig) -> None:
+    zoned = rig.send("t", "x", "--at", "2998-06-01T12:00+02:00")
     assert parse_handle(zoned).due == datetime(2998, 6, 1, 10, tzinfo=UTC).timestamp() * 1_000
-    local = desk.send("t", "x", "--at", "2998-06-01T12:00")
+    local = rig.send("t", "x", "--at", "2998-06-01T12:00")
     assert parse_handle(local).due == datetime(2998, 6, 1, 12).timestamp() * 1_000
     over = datetime.now(UTC) - timedelta(hours=1)
-    desk.send("past", "late", "--at", over.isoformat())
-    assert desk.arrive("past", 1) == [b"late"]
+    rig.send("past", "late", "--at", over.isoformat())
+    assert rig.arrive("past", 1) == [b"late"]
 
 
 @pytest.mark.long
-def test_lines_wait_too_and_are_counted_by_their_time(desk: Desk, tmp_path: Path) -> None:
+def test_lines_wait_too_and_are_counted_by_their_time(rig: Rig, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     lines.write_text("".join(f"{number}\n" for number in range(1_500)))
-    assert "tfmq delay list --topic many" in desk("send", "many", "--lines", str(lines), "--delay", "2h").err
-    with client.Producer(desk.broker.address) as producer:
+    assert "tfmq delay list --topic many" in rig("send", "many", "--lines", str(lines), "--delay", "2h").err
+    with client.Producer(rig.broker.address) as producer:
         first = time.time() + 3_600
         for number in range(600):
             producer.send("spread", b"x", deliver_at=first + 6 * number)
-    assert len(desk.waiting()) == 2_100 == len(set(desk.waiting()))
-    table = desk.delay("list")
+    assert len(rig.waiting()) == 2_100 == len(set(rig.waiting()))
+    table = rig.delay("list")
     assert "there are more" in table.err
-    dues = [parse_handle(handle).due for handle in desk.waiting()]
+    dues = [parse_handle(handle).due for handle in rig.waiting()]
     assert dues == sorted(dues)
-    found = desk.json("delay", "histogram", "--topic", "spread", "--every", "10m")
+    found = rig.json("delay", "histogram", "--topic", "spread", "--every", "10m")
     counts = [each["count"] for each in found["ranges"]]
     assert sum(counts) + found["before"] + found["behind"] == 600
     assert max(counts) == 100 and 6 <= len(counts) <= 8
-    drawn = desk.delay("histogram").out.decode()
+    drawn = rig.delay("histogram").out.decode()
     assert sum("█" in line for line in drawn.splitlines()) >= 5
     window = [datetime.fromtimestamp(dues[0] / 1_000 + each, UTC).isoformat() for each in (57, 117)]
-    assert len(desk.waiting("--from", window[0], "--to", window[1])) == 10
+    assert len(rig.waiting("--from", window[0], "--to", window[1])) == 10
 
 
 @pytest.mark.long
-def test_what_waits_and_what_was_said_survives_kill_9(desk: Desk) -> None:
+def test_what_waits_and_what_was_said_survives_kill_9(rig: Rig) -> None:
     handles = [
-        desk.send("t", f"m{number}", "--delay", f"{number + 1}h", "-k", f"k{number}") for number in range(4)
+        rig.send("t", f"m{number}", "--delay", f"{number + 1}h", "-k", f"k{number}") for number in range(4)
     ]
-    soon = desk.send("soon", "x", "--delay", "1s")
-    assert desk.delay("cancel", handles[0]).code == 0
-    (moved,) = desk.delay("reschedule", handles[1], "--delay", "9h").out.decode().split()
-    before = {each["handle"]: each for each in desk.json("delay", "list", "--topic", "t")}
+    soon = rig.send("soon", "x", "--delay", "1s")
+    assert rig.delay("cancel", handles[0]).code == 0
+    (moved,) = rig.delay("reschedule", handles[1], "--delay", "9h").out.decode().split()
+    before = {each["handle"]: each for each in rig.json("delay", "list", "--topic", "t")}
     assert list(before) == [handles[2], handles[3], moved]
-    desk.broker.kill()
-    desk.broker.start()
-    after = {each["handle"]: each for each in desk.json("delay", "list", "--topic", "t")}
+    rig.broker.kill()
+    rig.broker.start()
+    after = {each["handle"]: each for each in rig.json("delay", "list", "--topic", "t")}
     assert after == before
     assert [each["key"] for each in after.values()] == ["k2", "k3", "k1"]
-    assert desk.json("delay", "show", handles[0])["state"] == "cancelled"
-    assert desk.json("delay", "show", handles[1])["handle_now"] == moved
-    assert desk.arrive("soon", 1) == [b"x"]
-    assert desk.delay("cancel", soon).code == 1
-    desk.broker.kill()
-    desk.broker.start()
-    assert desk.json("delay", "show", soon)["state"] == "delivered"
-    assert payloads(desk.broker.address, "soon") == [b"x"]
+    assert rig.json("delay", "show", handles[0])["state"] == "cancelled"
+    assert rig.json("delay", "show", handles[1])["handle_now"] == moved
+    assert rig.arrive("soon", 1) == [b"x"]
+    assert rig.delay("cancel", soon).code == 1
+    rig.broker.kill()
+    rig.broker.start()
+    assert rig.json("delay", "show", soon)["state"] == "delivered"
+    assert payloads(rig.broker.address, "soon") == [b"x"]
 
 
-def test_a_wrong_handle_is_one_sentence_and_does_nothing(desk: Desk) -> None:
-    handle = desk.send("t", "x", "--delay", "1h")
+def test_a_wrong_handle_is_one_sentence_and_does_nothing(rig: Rig) -> None:
+    handle = rig.send("t", "x", "--delay", "1h")
     typo = handle[:-2] + handle[-1] + handle[-2] if handle[-1] != handle[-2] else handle[:-1] + "7"
     for arguments in (["show", typo], ["cancel", handle, typo], ["reschedule", typo, "--delay", "1s"]):
-        ran = desk.delay(*arguments)
+        ran = rig.delay(*arguments)
         assert ran.code == 2 and "This is no handle of a delayed message" in ran.sentence
-    assert desk.waiting() == [handle]
+    assert rig.waiting() == [handle]
     stranger = format_handle(Handle(*parse_handle(handle)._replace(store_id=77)))
-    assert desk.delay("show", stranger).code == 1
-    assert json.loads(desk.delay("cancel", stranger, "--json").out) == [
+    assert rig.delay("show", stranger).code == 1
+    assert json.loads(rig.delay("cancel", stranger, "--json").out) == [
         {"handle": stranger, "state": "unknown"}
     ]
-    assert desk.delay("reschedule", stranger, "--delay", "1s").code == 1
+    assert rig.delay("reschedule", stranger, "--delay", "1s").code == 1
 
 
-def test_a_deleted_topic_takes_its_messages_along(desk: Desk) -> None:
-    handle = desk.send("going", "x", "--delay", "1s")
-    kept = desk.send("staying", "x", "--delay", "1h")
-    assert desk("topic", "delete", "going", "--yes").code == 0
-    assert desk("topic", "create", "going").code == 0
-    assert desk.waiting() == [kept]
-    assert json.loads(desk.delay("show", handle, "--json").out)["state"] == "unknown"
-    assert desk.delay("cancel", handle).code == 1
-    marker = desk.send("staying", "y", "--delay", "1s")
-    assert desk.arrive("staying", 1) == [b"y"], marker
-    assert payloads(desk.broker.address, "going") == [], "a new topic of the name gets none of it"
+def test_a_deleted_topic_takes_its_messages_along(rig: Rig) -> None:
+    handle = rig.send("going", "x", "--delay", "1s")
+    kept = rig.send("staying", "x", "--delay", "1h")
+    assert rig("topic", "delete", "going", "--yes").code == 0
+    assert rig("topic", "create", "going").code == 0
+    assert rig.waiting() == [kept]
+    assert json.loads(rig.delay("show", handle, "--json").out)["state"] == "unknown"
+    assert rig.delay("cancel", handle).code == 1
+    marker = rig.send("staying", "y", "--delay", "1s")
+    assert rig.arrive("staying", 1) == [b"y"], marker
+    assert payloads(rig.broker.address, "going") == [], "a new topic of the name gets none of it"
 
 
-def test_the_status_shows_how_many_wait_and_when_the_next_one_is_due(desk: Desk) -> None:
-    desk.send("t", "x", "--delay", "2h")
-    desk.send("t", "x", "--delay", "3h")
+def test_the_status_shows_how_many_wait_and_when_the_next_one_is_due(rig: Rig) -> None:
+    rig.send("t", "x", "--delay", "2h")
+    rig.send("t", "x", "--delay", "3h")
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (found := desk.json("status")["delay"])["pending"] != 2:
+    while (found := rig.json("status")["delay"])["pending"] != 2:
         assert time.monotonic() < deadline, "they are not counted"
         time.sleep(0.05)
-    table = re.sub(r"\s+", " ", desk("status").out.decode())
+    table = re.sub(r"\s+", " ", rig("status").out.decode())
     assert re.search(r"delayed messages 2, .*the next in (2 h|1 h \d+ min) at the earliest", table)
     assert (found["pending"], found["held"], found["arrivals"]) == (2, 0, "open")
     assert abs(found["ahead_ms"]) < 1_000
@@ -248,10 +248,10 @@ def test_the_status_shows_how_many_wait_and_when_the_next_one_is_due(desk: Desk)
 def test_bad_input_is_one_sentence(
     idle_broker: LiveServer, capsysbinary: pytest.CaptureFixture[bytes], arguments: list[str]
 ) -> None:
-    desk = Desk(idle_broker, capsysbinary)
-    ran = desk(*arguments)
+    rig = Rig(idle_broker, capsysbinary)
+    ran = rig(*arguments)
     assert ran.code in (1, 2) and ran.out == b""
     assert len([line for line in ran.err.splitlines() if line.startswith(("tfmq: ", "Error: "))]) == 1, (
         ran.err
     )
-    assert desk.waiting() == []
+    assert rig.waiting() == []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.transaction.desk import ORDERS, Answer, Desk
+from tests.transaction.rig import ORDERS, Answer, Rig
 from tfmq.errors import NOT_DONE, UNKNOWN
 from tfmq.transaction import journal_writer
 from tfmq.transaction.requests import GroupCommitRequest
@@ -15,13 +15,13 @@ from tfmq.transaction.requests import GroupCommitRequest
 LARGE = b"x" * 5000
 
 
-def cut(desk: Desk) -> Answer:
+def cut(rig: Rig) -> Answer:
     """Behind what waits to be written comes a large one, in which the disk fails."""
-    behind = desk.transact([(ORDERS, [LARGE])], turn=False)
-    desk.disk.faults.short_write(1500, path=".journal")
-    desk.disk.faults.fail("write", nth=2, path=".journal")
-    desk.turn()
-    assert desk.store.stopped is not None
+    behind = rig.transact([(ORDERS, [LARGE])], turn=False)
+    rig.disk.faults.short_write(1500, path=".journal")
+    rig.disk.faults.fail("write", nth=2, path=".journal")
+    rig.turn()
+    assert rig.store.stopped is not None
     return behind
 
 
@@ -31,78 +31,76 @@ def outcome(answer: Answer) -> str:
 
 
 def test_a_whole_transaction_may_have_happened_also_when_it_is_asked_again() -> None:
-    desk = Desk()
-    first = desk.transact([(ORDERS, [b"first"])], turn=False)
-    behind = cut(desk)
+    rig = Rig()
+    first = rig.transact([(ORDERS, [b"first"])], turn=False)
+    behind = cut(rig)
     assert (outcome(first), outcome(behind)) == (UNKNOWN, UNKNOWN)
-    again = desk.ask("transact", first.__dict__["request"], desk.session)
+    again = rig.ask("transact", first.__dict__["request"], rig.session)
     assert outcome(again) == UNKNOWN
-    assert desk.kill().visible() == [b"first"], "the start found it whole"
+    assert rig.kill().visible() == [b"first"], "the start found it whole"
 
 
-@pytest.mark.parametrize(
-    "then", [Desk.rollback, Desk.prepare, lambda desk, x: desk.commit(x, one_phase=True)]
-)
-def test_every_step_after_a_commit_that_may_be_there_says_so(then: Callable[[Desk, Answer], Answer]) -> None:
-    desk = Desk()
-    began = desk.begin("x")
-    desk.send(began, [b"first"])
-    commit = desk.commit(began, one_phase=True, turn=False)
-    cut(desk)
+@pytest.mark.parametrize("then", [Rig.rollback, Rig.prepare, lambda rig, x: rig.commit(x, one_phase=True)])
+def test_every_step_after_a_commit_that_may_be_there_says_so(then: Callable[[Rig, Answer], Answer]) -> None:
+    rig = Rig()
+    began = rig.begin("x")
+    rig.send(began, [b"first"])
+    commit = rig.commit(began, one_phase=True, turn=False)
+    cut(rig)
     assert outcome(commit) == UNKNOWN
-    assert outcome(then(desk, began)) == UNKNOWN
-    desk.advance(3600)
-    assert outcome(then(desk, began)) == UNKNOWN, "its time does not end it"
-    assert desk.kill().visible() == [b"first"]
+    assert outcome(then(rig, began)) == UNKNOWN
+    rig.advance(3600)
+    assert outcome(then(rig, began)) == UNKNOWN, "its time does not end it"
+    assert rig.kill().visible() == [b"first"]
 
 
 def test_a_prepared_one_whose_commit_may_be_there_is_not_called_prepared() -> None:
-    desk = Desk()
-    began = desk.prepared("x", [b"first"])
-    commit = desk.commit(began, turn=False)
-    cut(desk)
+    rig = Rig()
+    began = rig.prepared("x", [b"first"])
+    commit = rig.commit(began, turn=False)
+    cut(rig)
     assert outcome(commit) == UNKNOWN
-    assert outcome(desk.rollback(began)) == UNKNOWN
-    assert outcome(desk.prepare(began)) == UNKNOWN
-    assert desk.kill().visible() == [b"first"]
+    assert outcome(rig.rollback(began)) == UNKNOWN
+    assert outcome(rig.prepare(began)) == UNKNOWN
+    assert rig.kill().visible() == [b"first"]
 
 
 def test_a_commit_group_that_may_be_committed_is_neither_repeated_nor_aborted() -> None:
-    desk = Desk()
-    member = desk.member("query", 1)
-    desk.send(member, [b"first"])
-    desk.prepare(member)
-    commit = desk.commit_group("query", 1, [member], 1, turn=False)
-    cut(desk)
+    rig = Rig()
+    member = rig.member("query", 1)
+    rig.send(member, [b"first"])
+    rig.prepare(member)
+    commit = rig.commit_group("query", 1, [member], 1, turn=False)
+    cut(rig)
     assert outcome(commit) == UNKNOWN
     request = GroupCommitRequest("query", 1, "run", [(member.xid, member.epoch)], 1, False)
-    assert outcome(desk.ask("commit_group", request)) == UNKNOWN
-    assert outcome(desk.ask("abort_group", "query", 1, "run")) == UNKNOWN
-    assert desk.kill().visible() == [b"first"]
+    assert outcome(rig.ask("commit_group", request)) == UNKNOWN
+    assert outcome(rig.ask("abort_group", "query", 1, "run")) == UNKNOWN
+    assert rig.kill().visible() == [b"first"]
 
 
 def test_its_offsets_stay_locked() -> None:
     from tests.transaction.targets import Row
 
-    desk = Desk()
-    began = desk.begin("x")
-    desk.send(began, [b"first"])
-    commit = desk.commit(began, [Row("billing", 1, 7)], one_phase=True, turn=False)
-    cut(desk)
+    rig = Rig()
+    began = rig.begin("x")
+    rig.send(began, [b"first"])
+    commit = rig.commit(began, [Row("billing", 1, 7)], one_phase=True, turn=False)
+    cut(rig)
     assert outcome(commit) == UNKNOWN
-    assert began.epoch in desk.targets.locks
+    assert began.epoch in rig.targets.locks
 
 
 def test_what_was_never_given_to_the_disk_was_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_writer, "APPEND_BYTES", 600)
-    desk = Desk()
-    first = desk.transact([(ORDERS, [b"first"])], turn=False)
-    second = desk.transact([(ORDERS, [LARGE])], turn=False)
-    third = desk.transact([(ORDERS, [b"third"])], turn=False)
-    desk.disk.faults.short_write(600, nth=2, path=".journal")
-    desk.disk.faults.fail("write", nth=3, path=".journal")
-    desk.turn()
+    rig = Rig()
+    first = rig.transact([(ORDERS, [b"first"])], turn=False)
+    second = rig.transact([(ORDERS, [LARGE])], turn=False)
+    third = rig.transact([(ORDERS, [b"third"])], turn=False)
+    rig.disk.faults.short_write(600, nth=2, path=".journal")
+    rig.disk.faults.fail("write", nth=3, path=".journal")
+    rig.turn()
     assert first.code in ("ok", "storage_stopped") and outcome(second) == UNKNOWN
     assert outcome(third) == NOT_DONE
-    assert outcome(desk.transact([(ORDERS, [b"fourth"])])) == NOT_DONE
-    assert b"third" not in desk.kill().visible()
+    assert outcome(rig.transact([(ORDERS, [b"fourth"])])) == NOT_DONE
+    assert b"third" not in rig.kill().visible()

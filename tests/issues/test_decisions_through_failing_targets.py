@@ -7,7 +7,7 @@ import pytest
 
 from journal.record.format import make_log_id
 from tests.scale import scaled
-from tests.transaction.desk import Answer, Desk
+from tests.transaction.rig import Answer, Rig
 from tfmq import apply_queue
 
 KEYS = [make_log_id(16, number) for number in range(3)]
@@ -20,8 +20,8 @@ class Life:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.desk = Desk(queued=True)
-        self.targets = self.desk.targets
+        self.rig = Rig(queued=True)
+        self.targets = self.rig.targets
         self.targets.limit = 1000
         self.targets.automatic = False
         self.asked: list[tuple[Answer, Batches]] = []
@@ -33,29 +33,29 @@ class Life:
             for _ in range(self.random.randint(1, 5)):
                 self.count += 1
                 batches.append((key, [b"%d-" % self.count + b"." * self.random.choice(SIZES)]))
-        self.asked.append((self.desk.transact(batches, turn=self.random.random() < 0.7), batches))
+        self.asked.append((self.rig.transact(batches, turn=self.random.random() < 0.7), batches))
 
     def step(self) -> None:
-        if self.desk.jobs:
-            self.desk.step(self.random.randrange(len(self.desk.jobs)))
+        if self.rig.jobs:
+            self.rig.step(self.random.randrange(len(self.rig.jobs)))
 
     def fail(self) -> None:
         self.targets.fail_force(self.random.choice(KEYS))
-        self.desk.turn()
+        self.rig.turn()
 
     def resume(self) -> None:
-        self.desk.turn()  # a partition that is resumed refuses what waits in it
+        self.rig.turn()  # a partition that is resumed refuses what waits in it
         key = self.random.choice(KEYS)
         target = self.targets.target(key)
         if target.stopped is not None:
             self.targets.resume(key, keep=self.random.randint(target.forced, len(target.appends)))
-            self.desk.handler.target_resumed(key)
+            self.rig.handler.target_resumed(key)
 
     def force(self) -> None:
         self.targets.force(self.random.choice(KEYS))
 
     def wait(self) -> None:
-        self.desk.advance(self.random.choice([0.01, 1, 40]))
+        self.rig.advance(self.random.choice([0.01, 1, 40]))
 
     def live(self) -> None:
         verbs = (self.transact, self.step, self.fail, self.resume, self.force, self.wait)
@@ -63,17 +63,17 @@ class Life:
             verb()
 
     def mend(self) -> None:
-        self.desk.turn()
+        self.rig.turn()
         for key in KEYS:
             target = self.targets.target(key)
             if target.stopped is not None:
                 self.targets.resume(key, keep=target.forced)
-                self.desk.handler.target_resumed(key)
+                self.rig.handler.target_resumed(key)
         self.targets.automatic = True
         self.targets.force()
         for _ in range(6):
-            self.desk.work()
-            self.desk.advance(60)
+            self.rig.work()
+            self.rig.advance(60)
 
     def sent(self, key: int) -> list[bytes]:
         return [
@@ -93,5 +93,5 @@ def test_every_decision_arrives_once(seed: int, monkeypatch: pytest.MonkeyPatch)
     life.mend()
     assert all(answer.calls == 1 for answer, _ in life.asked), f"seed {seed}"
     for key in KEYS:
-        assert life.desk.visible(key) == life.sent(key), f"seed {seed}"
-    assert not life.desk.store.transactions and not life.targets.reserved, f"seed {seed}"
+        assert life.rig.visible(key) == life.sent(key), f"seed {seed}"
+    assert not life.rig.store.transactions and not life.targets.reserved, f"seed {seed}"

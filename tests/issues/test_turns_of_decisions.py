@@ -3,39 +3,39 @@
 from itertools import count
 
 from journal.record.format import make_log_id
-from tests.transaction.desk import Desk
+from tests.transaction.rig import Rig
 from tfmq.transaction.applier import TURN_BYTES
 
 PAYLOAD = b"x" * 900_000
 
 
 def test_one_turn_brings_no_more_than_it_may() -> None:
-    desk = Desk()
+    rig = Rig()
     calls = count(1)
-    desk.timers.now = lambda: desk.clock.monotonic() + next(calls) * 1e-6  # no two calls return the same
+    rig.timers.now = lambda: rig.clock.monotonic() + next(calls) * 1e-6  # no two calls return the same
     keys = [make_log_id(16, number) for number in range(3 * TURN_BYTES // len(PAYLOAD))]
     for key in keys:
-        desk.transact([(key, [PAYLOAD])], turn=False)
-    desk.turn()
-    assert 0 < sum(len(desk.targets.target(key).appends) for key in keys) <= TURN_BYTES // len(PAYLOAD)
+        rig.transact([(key, [PAYLOAD])], turn=False)
+    rig.turn()
+    assert 0 < sum(len(rig.targets.target(key).appends) for key in keys) <= TURN_BYTES // len(PAYLOAD)
     for _ in range(5):
-        desk.advance(0.1)
-    assert all(desk.visible(key) == [PAYLOAD] for key in keys)
+        rig.advance(0.1)
+    assert all(rig.visible(key) == [PAYLOAD] for key in keys)
 
 
 def test_a_start_brings_all_in_its_only_turn() -> None:
-    desk = Desk()
+    rig = Rig()
     keys = [make_log_id(16, number) for number in range(2 * TURN_BYTES // len(PAYLOAD))]
     for key in keys:
-        desk.targets.target(key)
-        desk.transact([(key, [PAYLOAD])], turn=False)
+        rig.targets.target(key)
+        rig.transact([(key, [PAYLOAD])], turn=False)
     for key in keys:
-        desk.targets.stop(key)
-    desk.turn()
-    targets = desk.targets.killed()
+        rig.targets.stop(key)
+    rig.turn()
+    targets = rig.targets.killed()
     for key in keys:
         targets.target(key).stopped = None
-    desk.forget()
-    after = desk.again(desk.disk.crash(keep="everything"), targets)
+    rig.forget()
+    after = rig.again(rig.disk.crash(keep="everything"), targets)
     assert after.recovered
     assert all(after.visible(key) == [PAYLOAD] for key in keys)

@@ -1,4 +1,4 @@
-"""Transactions of many users at one desk, in a world where everything fails, and what these users know of them."""
+"""Transactions of many users at one coordinator, while everything fails, and the state that these users expect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from journal.record.format import split_id
-from tests.transaction.desk import BILLS, ORDERS, Answer, Desk
+from tests.transaction.rig import BILLS, ORDERS, Answer, Rig
 from tests.transaction.targets import Row
 from tfmq.transaction.requests import CommitGroupMember
 
@@ -69,12 +69,12 @@ class Known:
 
 
 class Life:
-    """A desk, its users and their world. Every method is something that happens; `check_all` ends it."""
+    """A rig, its users and their world. Every method is one event; `check_all` verifies the end."""
 
     def __init__(self, seed: int) -> None:
         self.generator = random.Random(seed)
-        self.desk = Desk(queued=True, settings={"journal_file_bytes": 1 << 16})
-        self.desk.targets.automatic, self.desk.targets.limit = False, 70_000
+        self.rig = Rig(queued=True, settings={"journal_file_bytes": 1 << 16})
+        self.rig.targets.automatic, self.rig.targets.limit = False, 70_000
         self.known: list[Known] = []
         self.count = 0
         self.sequence = 0
@@ -101,14 +101,14 @@ class Life:
 
     def begin(self, local: bool, turn: bool) -> None:
         self.count += 1
-        began = self.desk.begin("" if local else f"x{self.count}", turn=turn)
+        began = self.rig.begin("" if local else f"x{self.count}", turn=turn)
         if began.code == "ok":
             self.known.append(Known(began.xid, began))
 
     def begin_member(self, ahead: int, run: str) -> None:
         self.count += 1
         member = CommitGroupMember("g", self.sequence + ahead, run)
-        began = self.desk.begin(f"m{self.count}", member=member)
+        began = self.rig.begin(f"m{self.count}", member=member)
         if began.code == "ok" and began.state == "open":
             self.known.append(Known(began.xid, began, member))
 
@@ -116,27 +116,27 @@ class Life:
         known = self._pick()
         if known is not None and known.began is not None:
             key, payloads = self._key(), self._payloads(known.name)
-            known.sent.append((key, payloads, self.desk.send(known.began, payloads, key, turn=turn)))
+            known.sent.append((key, payloads, self.rig.send(known.began, payloads, key, turn=turn)))
 
     def prepare(self, turn: bool) -> None:
         known = self._pick()
         if known is not None and known.began is not None:
             known.note()
             if not known.sent:
-                known.asks("prepare", self.desk.prepare(known.began, turn=turn))
+                known.asks("prepare", self.rig.prepare(known.began, turn=turn))
 
     def commit(self, turn: bool, one_phase: bool, by_hand: bool) -> None:
         known = self._pick()
         if known is not None and known.began is not None and known.member is None:
             known.note()
             if not known.sent:
-                answer = self.desk.commit(known.began, one_phase=one_phase, by_hand=by_hand, turn=turn)
+                answer = self.rig.commit(known.began, one_phase=one_phase, by_hand=by_hand, turn=turn)
                 known.asks("commit", answer)
 
     def rollback(self, turn: bool, by_hand: bool) -> None:
         known = self._pick()
         if known is not None and known.began is not None:
-            known.asks("rollback", self.desk.rollback(known.began, by_hand=by_hand, turn=turn))
+            known.asks("rollback", self.rig.rollback(known.began, by_hand=by_hand, turn=turn))
 
     def transact(self, turn: bool, offsets: bool) -> None:
         self.count += 1
@@ -145,7 +145,7 @@ class Life:
         for key, payloads in batches:
             known.messages.setdefault(key, []).extend(payloads)
         rows = [Row("offsets", 1, self.count)] if offsets else []
-        known.asks("commit", self.desk.transact(batches, offsets=rows, turn=turn))
+        known.asks("commit", self.rig.transact(batches, offsets=rows, turn=turn))
         self.known.append(known)
 
     def commit_group(self, turn: bool) -> None:
@@ -156,7 +156,7 @@ class Life:
             for each in self.live()
             if each.member is not None and each.member.sequence == self.sequence and each.fates == {PREPARED}
         ]
-        answer = self.desk.commit_group(
+        answer = self.rig.commit_group(
             "g", self.sequence, [each.began for each in members if each.began], turn=turn
         )
         for known in self.live():
@@ -167,53 +167,53 @@ class Life:
         self.groups.append((members, answer))
 
     def abort_group(self, run: str) -> None:
-        self.desk.ask("abort_group", "g", self.sequence, run)
+        self.rig.ask("abort_group", "g", self.sequence, run)
         for known in self.live():
             if known.member is not None and known.member.run == run:
                 known.fates |= {ABSENT}
 
     def lose_session(self) -> None:
-        self.desk.handler.session_closed(self.desk.session)
-        self.desk.turn()
+        self.rig.handler.session_closed(self.rig.session)
+        self.rig.turn()
 
     # The world
 
     def work(self, index: int) -> None:
-        if self.desk.jobs:
-            self.desk.step(index % len(self.desk.jobs))
+        if self.rig.jobs:
+            self.rig.step(index % len(self.rig.jobs))
 
     def wait(self, seconds: float) -> None:
-        self.desk.advance(seconds)
+        self.rig.advance(seconds)
 
     def force(self, key: int) -> None:
-        self.desk.targets.force(key)
-        self.desk.turn()
+        self.rig.targets.force(key)
+        self.rig.turn()
 
     def trouble(self, key: int, full: bool) -> None:
         if full:
-            self.desk.targets.target(key).full = True
+            self.rig.targets.target(key).full = True
         else:
-            self.desk.targets.fail_force(key)
-        self.desk.turn()
+            self.rig.targets.fail_force(key)
+        self.rig.turn()
 
     def resume(self, key: int) -> None:
         """What was not forced may be gone, if it was a stop."""
-        target = self.desk.targets.target(key)
+        target = self.rig.targets.target(key)
         target.full = False
         if target.stopped is not None:
-            self.desk.targets.resume(key, keep=self.generator.randint(target.forced, len(target.appends)))
-        self.desk.handler.target_resumed(key)
-        self.desk.turn()
+            self.rig.targets.resume(key, keep=self.generator.randint(target.forced, len(target.appends)))
+        self.rig.handler.target_resumed(key)
+        self.rig.turn()
 
     def delete_topic(self) -> None:
-        self.desk.targets.delete(17)
-        self.desk.handler.topic_deleted(17)
-        self.desk.turn()
+        self.rig.targets.delete(17)
+        self.rig.handler.topic_deleted(17)
+        self.rig.turn()
 
     def disk_trouble(self, kind: str, nth: int) -> None:
         error = errno.ENOSPC if kind == "write" else errno.EIO
         if kind == "write" or self.generator.random() < 0.2:
-            self.desk.disk.faults.fail(kind, nth=nth, error=error)
+            self.rig.disk.faults.fail(kind, nth=nth, error=error)
 
     def crash(self, power: bool) -> None:
         """What was asked and not answered may have happened or not; what nobody prepared is gone."""
@@ -223,9 +223,9 @@ class Life:
             known.waiting.clear()
             known.sent.clear()
         self.groups = [each for each in self.groups if each[1].calls]
-        desk = self.desk.power_cut() if power else self.desk.kill()
-        desk.queued, desk.targets.automatic = True, False
-        self.desk = desk
+        rig = self.rig.power_cut() if power else self.rig.kill()
+        rig.queued, rig.targets.automatic = True, False
+        self.rig = rig
 
     @staticmethod
     def _after_crash(known: Known) -> set[str]:
@@ -244,7 +244,7 @@ class Life:
                 for known in members:
                     known.fates = {COMMITTED}
         self.groups = [each for each in self.groups if not each[1].calls]
-        assert self.desk.targets.violations == []
+        assert self.rig.targets.violations == []
         self._in_order()
 
     def _in_order(self) -> None:
@@ -261,7 +261,7 @@ class Life:
     def _names(self, key: int) -> list[bytes]:
         """The transactions in a target, in their order; neighbours of the same one are one."""
         names: list[bytes] = []
-        for payload in self.desk.targets.payloads(key):
+        for payload in self.rig.targets.payloads(key):
             name = payload.split(b"/")[0]
             if not names or names[-1] != name:
                 names.append(name)
@@ -269,16 +269,16 @@ class Life:
 
     def _mend(self) -> None:
         """Everything works again, and everything is answered."""
-        if self.desk.store.stopped is not None:
+        if self.rig.store.stopped is not None:
             self.crash(power=False)
-        self.desk.disk.faults.clear()
+        self.rig.disk.faults.clear()
         for key in KEYS:
             self.resume(key)
         for _ in range(6):
-            self.desk.work()
-            self.desk.targets.force()
-            self.desk.advance(31)
-            self.desk.work()
+            self.rig.work()
+            self.rig.targets.force()
+            self.rig.advance(31)
+            self.rig.work()
         for known in self.known:
             known.note()
             assert not known.waiting, f"{known.name} has no answer"
@@ -288,13 +288,13 @@ class Life:
         for known in self.known:
             self._check_one(known)
         live = [each for each in self.known if not each.over]
-        assert self.desk.handler.status()["applying"] == 0
+        assert self.rig.handler.status()["applying"] == 0
         if not live:
-            assert self.desk.targets.reserved == 0
-            assert self.desk.targets.locks == {}
+            assert self.rig.targets.reserved == 0
+            assert self.rig.targets.locks == {}
 
     def _check_one(self, known: Known) -> None:
-        gone = self.desk.targets.gone
+        gone = self.rig.targets.gone
         wanted = {key: value for key, value in known.messages.items() if split_id(key)[0] not in gone}
         found = {key: self._of(known, key) for key in wanted}
         if all(not value for value in wanted.values()):
@@ -310,7 +310,7 @@ class Life:
         self._note_over(known)
 
     def _note_over(self, known: Known) -> None:
-        state = self.desk.state(known.began) if known.began is not None else None
+        state = self.rig.state(known.began) if known.began is not None else None
         if known.fates == {PREPARED}:
             assert state == "prepared" or known.member is not None, (
                 f"{known.name} was prepared and is {state}"
@@ -319,7 +319,7 @@ class Life:
 
     def _of(self, known: Known, key: int) -> Sequence[bytes]:
         name = known.name.encode() + b"/"
-        return [payload for payload in self.desk.targets.payloads(key) if payload.startswith(name)]
+        return [payload for payload in self.rig.targets.payloads(key) if payload.startswith(name)]
 
     def check_all(self) -> None:
         """Everything is mended and answered, and then as the users know it."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from journal.testing import SimulatedClock
-from tests.transaction.desk import BILLS, ORDERS
+from tests.transaction.rig import BILLS, ORDERS
 from tests.transaction.targets import Append, Targets
 from tfmq.apply_target import AppendResult, StoredDelayedBatch
 from tfmq.broker.timers import Timers

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from journal.testing import SimulatedClock
-from tests.transaction.desk import Answer, Session
+from tests.transaction.rig import Answer, Session
 from tfmq.broker.timers import Timers
 from tfmq.transaction.check_back import (
     QUERIES_PER_REPLY,

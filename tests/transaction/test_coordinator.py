@@ -4,116 +4,116 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.transaction.desk import ORDERS, Answer, Desk
+from tests.transaction.rig import ORDERS, Answer, Rig
 from tfmq.errors import NOT_DONE, TransactionError
 from tfmq.transaction.requests import CommitGroupMember
 
 # The states in which a step can find a transaction.
 
 
-def opened(desk: Desk) -> Answer:
-    began = desk.begin()
-    desk.send(began, [b"m"])
+def opened(rig: Rig) -> Answer:
+    began = rig.begin()
+    rig.send(began, [b"m"])
     return began
 
 
-def prepared(desk: Desk) -> Answer:
-    began = opened(desk)
-    desk.prepare(began)
+def prepared(rig: Rig) -> Answer:
+    began = opened(rig)
+    rig.prepare(began)
     return began
 
 
-def then(first: Callable[[Desk], Answer], step: Callable[[Desk, Answer], object]) -> Callable[[Desk], Answer]:
-    def reach(desk: Desk) -> Answer:
-        began = first(desk)
-        step(desk, began)
+def then(first: Callable[[Rig], Answer], step: Callable[[Rig, Answer], object]) -> Callable[[Rig], Answer]:
+    def reach(rig: Rig) -> Answer:
+        began = first(rig)
+        step(rig, began)
         return began
 
     return reach
 
 
-def applying(desk: Desk) -> Answer:
-    began = prepared(desk)
-    desk.targets.stop(ORDERS)
-    desk.commit(began)
+def applying(rig: Rig) -> Answer:
+    began = prepared(rig)
+    rig.targets.stop(ORDERS)
+    rig.commit(began)
     return began
 
 
-def unsettled(desk: Desk) -> Answer:
-    desk.targets.automatic = False
-    began = prepared(desk)
-    desk.commit(began)
+def unsettled(rig: Rig) -> Answer:
+    rig.targets.automatic = False
+    began = prepared(rig)
+    rig.commit(began)
     return began
 
 
-def left_by_a_crash(desk: Desk) -> Answer:
-    return crashed(desk, opened(desk))
+def left_by_a_crash(rig: Rig) -> Answer:
+    return crashed(rig, opened(rig))
 
 
-def unknown(desk: Desk) -> Answer:
-    began = desk.begin("x")
-    desk.send(began, [b"m"])
-    return crashed(desk, began)
+def unknown(rig: Rig) -> Answer:
+    began = rig.begin("x")
+    rig.send(began, [b"m"])
+    return crashed(rig, began)
 
 
-def crashed(desk: Desk, began: Answer) -> Answer:
-    desk.__dict__.update(desk.power_cut().__dict__)
+def crashed(rig: Rig, began: Answer) -> Answer:
+    rig.__dict__.update(rig.power_cut().__dict__)
     return began
 
 
-def by_hand(desk: Desk) -> Answer:
-    began = prepared(desk)
-    desk.commit(began, by_hand=True)
-    desk.advance(1)
+def by_hand(rig: Rig) -> Answer:
+    began = prepared(rig)
+    rig.commit(began, by_hand=True)
+    rig.advance(1)
     return began
 
 
-def settled(desk: Desk) -> Answer:
-    began = prepared(desk)
-    desk.commit(began)
-    desk.advance(1)
+def settled(rig: Rig) -> Answer:
+    began = prepared(rig)
+    rig.commit(began)
+    rig.advance(1)
     return began
 
 
-STATES: dict[str, Callable[[Desk], Answer]] = {
+STATES: dict[str, Callable[[Rig], Answer]] = {
     "open": opened,
-    "preparing": then(opened, lambda desk, began: desk.prepare(began, turn=False)),
+    "preparing": then(opened, lambda rig, began: rig.prepare(began, turn=False)),
     "prepared": prepared,
-    "committing 1": then(opened, lambda desk, began: desk.commit(began, one_phase=True, turn=False)),
-    "committing 2": then(prepared, lambda desk, began: desk.commit(began, turn=False)),
+    "committing 1": then(opened, lambda rig, began: rig.commit(began, one_phase=True, turn=False)),
+    "committing 2": then(prepared, lambda rig, began: rig.commit(began, turn=False)),
     "applying": applying,
     "committed": unsettled,
-    "rolling back 1": then(opened, lambda desk, began: desk.rollback(began, turn=False)),
-    "rolling back 2": then(prepared, lambda desk, began: desk.rollback(began, turn=False)),
-    "rolled back": then(prepared, lambda desk, began: desk.rollback(began)),
+    "rolling back 1": then(opened, lambda rig, began: rig.rollback(began, turn=False)),
+    "rolling back 2": then(prepared, lambda rig, began: rig.rollback(began, turn=False)),
+    "rolled back": then(prepared, lambda rig, began: rig.rollback(began)),
     "hand committed": by_hand,
-    "hand rolled b.": then(prepared, lambda desk, began: desk.rollback(began, by_hand=True)),
-    "read only": then(lambda desk: desk.begin(), lambda desk, began: desk.prepare(began)),
+    "hand rolled b.": then(prepared, lambda rig, began: rig.rollback(began, by_hand=True)),
+    "read only": then(lambda rig: rig.begin(), lambda rig, began: rig.prepare(began)),
     "settled": settled,
     "left by a crash": left_by_a_crash,
     "unknown": unknown,
 }
 
 
-def time_over(desk: Desk, began: Answer) -> None:
-    desk.clock.advance(61)
-    desk.tick()
+def time_over(rig: Rig, began: Answer) -> None:
+    rig.clock.advance(61)
+    rig.tick()
 
 
-def session_lost(desk: Desk, began: Answer) -> None:
-    desk.handler.session_closed(desk.session)
-    desk.turn()
+def session_lost(rig: Rig, began: Answer) -> None:
+    rig.handler.session_closed(rig.session)
+    rig.turn()
 
 
-EVENTS: dict[str, Callable[[Desk, Answer], Answer | None]] = {
-    "send": lambda desk, began: desk.send(began, [b"n"]),
-    "prepare": lambda desk, began: desk.prepare(began),
-    "commit 2": lambda desk, began: desk.commit(began),
-    "commit 1": lambda desk, began: desk.commit(began, one_phase=True),
-    "commit h": lambda desk, began: desk.commit(began, one_phase=True, by_hand=True),
-    "rollback": lambda desk, began: desk.rollback(began),
-    "rollb. h": lambda desk, began: desk.rollback(began, by_hand=True),
-    "forget": lambda desk, began: desk.forget_outcome(began),
+EVENTS: dict[str, Callable[[Rig, Answer], Answer | None]] = {
+    "send": lambda rig, began: rig.send(began, [b"n"]),
+    "prepare": lambda rig, began: rig.prepare(began),
+    "commit 2": lambda rig, began: rig.commit(began),
+    "commit 1": lambda rig, began: rig.commit(began, one_phase=True),
+    "commit h": lambda rig, began: rig.commit(began, one_phase=True, by_hand=True),
+    "rollback": lambda rig, began: rig.rollback(began),
+    "rollb. h": lambda rig, began: rig.rollback(began, by_hand=True),
+    "forget": lambda rig, began: rig.forget_outcome(began),
     "time": time_over,
     "lost": session_lost,
 }
@@ -187,10 +187,10 @@ def test_the_table_has_every_state_and_every_event() -> None:
 
 @pytest.mark.parametrize(("state", "event", "answer", "follows"), cells())
 def test_every_event_in_every_state(state: str, event: str, answer: str, follows: str) -> None:
-    desk = Desk()
-    began = STATES[state](desk)
-    told = EVENTS[event](desk, began)
-    desk.turn()
+    rig = Rig()
+    began = STATES[state](rig)
+    told = EVENTS[event](rig, began)
+    rig.turn()
     if told is None:
         found = ""
     elif told.failure is not None:
@@ -199,18 +199,18 @@ def test_every_event_in_every_state(state: str, event: str, answer: str, follows
         found = "forgotten" if told.result else "not forgotten"
     else:
         found = "ok" if told.result is None else str(told.result.state)
-    assert (found, desk.state(began)) == (answer, follows)
+    assert (found, rig.state(began)) == (answer, follows)
     visible = follows in ("committed", "heuristic_committed")
-    assert desk.visible() == ([b"m"] if visible else [])
+    assert rig.visible() == ([b"m"] if visible else [])
 
 
 @pytest.mark.parametrize("state", list(STATES))
 def test_whatever_a_crash_finds_is_decided_or_in_doubt_or_gone(state: str) -> None:
     """And a second and a third start find the same."""
     for cut in ("power_cut", "kill"):
-        desk = Desk()
-        began = STATES[state](desk)
-        first = getattr(desk, cut)()
+        rig = Rig()
+        began = STATES[state](rig)
+        first = getattr(rig, cut)()
         found, visible = first.state(began), first.visible()
         assert found in {
             "unknown", "prepared", "committed", "rolled_back", "heuristic_committed", "heuristic_rolled_back",
@@ -226,113 +226,113 @@ def test_whatever_a_crash_finds_is_decided_or_in_doubt_or_gone(state: str) -> No
 
 
 def test_an_error_of_ours_is_reported_and_the_next_request_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk()
+    rig = Rig()
     with monkeypatch.context() as broken:
-        broken.setattr(desk.store, "begin", lambda origin: 1 // 0)
-        assert desk.begin("x").code == "internal_error"
-    assert desk.begin("x").code == "ok"
+        broken.setattr(rig.store, "begin", lambda origin: 1 // 0)
+        assert rig.begin("x").code == "internal_error"
+    assert rig.begin("x").code == "ok"
 
 
 def test_a_broker_that_stops_takes_no_more_and_answers_what_it_took() -> None:
-    desk = Desk(queued=True)
-    began = desk.begin("x", group="shop")
-    desk.send(began, [b"m"])
-    desk.prepare(began)
-    desk.work()
+    rig = Rig(queued=True)
+    began = rig.begin("x", group="shop")
+    rig.send(began, [b"m"])
+    rig.prepare(began)
+    rig.work()
     parked = Answer()
-    desk.handler.await_check_back("shop", 60_000, desk.session, parked)
-    answer = desk.commit(began, turn=False)
+    rig.handler.await_check_back("shop", 60_000, rig.session, parked)
+    answer = rig.commit(began, turn=False)
     stopped: list[bool] = []
-    desk.handler.stop(lambda: stopped.append(True))
+    rig.handler.stop(lambda: stopped.append(True))
     assert not stopped
     for refused in (
-        desk.begin("y"),
-        desk.transact([(ORDERS, [b"m"])]),
-        desk.commit_group("spark", 1, []),
-        desk.rollback(began),
+        rig.begin("y"),
+        rig.transact([(ORDERS, [b"m"])]),
+        rig.commit_group("spark", 1, []),
+        rig.rollback(began),
     ):
         assert (refused.code, refused.failure.outcome) == ("busy", NOT_DONE)  # type: ignore[union-attr]
     late = Answer()
-    desk.handler.await_check_back("shop", 60_000, desk.session, late)
+    rig.handler.await_check_back("shop", 60_000, rig.session, late)
     assert (parked.result, late.code) == ([], "busy")
-    desk.work()
+    rig.work()
     assert (stopped, answer.state) == ([True], "committed")
-    desk.store.close()
-    again = desk.again(desk.disk, desk.targets.killed())
+    rig.store.close()
+    again = rig.again(rig.disk, rig.targets.killed())
     assert again.visible() == [b"m"]
     assert not again.store.transactions, "everything was forced and settled before the end"
 
 
 def test_a_broker_that_stops_keeps_what_is_prepared() -> None:
-    desk = Desk()
-    began = desk.prepared("x")
-    desk.stop()
-    again = desk.again(desk.disk, desk.targets.killed())
+    rig = Rig()
+    began = rig.prepared("x")
+    rig.stop()
+    again = rig.again(rig.disk, rig.targets.killed())
     assert again.state(began) == "prepared"
     assert again.commit(began).state == "committed"
 
 
 def test_a_session_that_is_lost_after_the_stop_touches_nothing() -> None:
     """The store is closed in a worker by then, which packs what it captured."""
-    desk = Desk()
-    began = desk.begin("")
-    desk.send(began, [b"m"])
-    desk.stop()
-    desk.handler.session_closed(desk.session)
-    assert desk.store.idle
-    assert desk.store.transactions[began.epoch].state == "open"
+    rig = Rig()
+    began = rig.begin("")
+    rig.send(began, [b"m"])
+    rig.stop()
+    rig.handler.session_closed(rig.session)
+    assert rig.store.idle
+    assert rig.store.transactions[began.epoch].state == "open"
 
 
 def test_nothing_ends_by_time_while_a_broker_stops() -> None:
-    desk = Desk(queued=True)
-    member = desk.begin("x", member=CommitGroupMember("spark", 1, "run"))
-    desk.send(member, [b"m"])
-    desk.prepare(member, ttl_ms=1000)
-    desk.work()
-    desk.handler.stop(lambda: None)
-    desk.advance(100)
-    desk.work()
-    assert desk.state(member) == "prepared"
+    rig = Rig(queued=True)
+    member = rig.begin("x", member=CommitGroupMember("spark", 1, "run"))
+    rig.send(member, [b"m"])
+    rig.prepare(member, ttl_ms=1000)
+    rig.work()
+    rig.handler.stop(lambda: None)
+    rig.advance(100)
+    rig.work()
+    assert rig.state(member) == "prepared"
 
 
 def test_a_group_is_asked_about_what_was_prepared_for_long() -> None:
-    desk = Desk()
-    began = desk.begin("x", group="shop")
-    desk.send(began, [b"m"])
-    desk.prepare(began)
+    rig = Rig()
+    began = rig.begin("x", group="shop")
+    rig.send(began, [b"m"])
+    rig.prepare(began)
     answer = Answer()
-    desk.handler.await_check_back("shop", 100_000, desk.session, answer)
-    desk.advance(59)
+    rig.handler.await_check_back("shop", 100_000, rig.session, answer)
+    rig.advance(59)
     assert answer.code == "waiting"
-    desk.advance(2)
+    rig.advance(2)
     ((check,),) = (answer.result,)
     assert (check.xid, check.epoch, check.topics) == ("x", began.epoch, ["topic16"])
-    desk.rollback(began)
+    rig.rollback(began)
     silent = Answer()
-    cancel = desk.handler.await_check_back("shop", 1_000_000, desk.session, silent)
-    desk.advance(5000)
+    cancel = rig.handler.await_check_back("shop", 1_000_000, rig.session, silent)
+    rig.advance(5000)
     cancel()
     assert silent.result == []
 
 
 def test_a_lost_session_is_not_asked() -> None:
-    desk = Desk()
+    rig = Rig()
     answer = Answer()
-    desk.handler.await_check_back("shop", 100_000, desk.session, answer)
-    desk.handler.session_closed(desk.session)
-    began = desk.begin("x", group="shop")
-    desk.send(began, [b"m"])
-    desk.prepare(began)
-    desk.advance(200)
+    rig.handler.await_check_back("shop", 100_000, rig.session, answer)
+    rig.handler.session_closed(rig.session)
+    began = rig.begin("x", group="shop")
+    rig.send(began, [b"m"])
+    rig.prepare(began)
+    rig.advance(200)
     assert answer.code == "waiting"
 
 
 def test_every_error_of_a_transaction_says_what_it_is_about() -> None:
-    desk = Desk()
-    began = desk.prepared("order-77")
-    sentence = str(desk.send(began, [b"m"]).failure)
+    rig = Rig()
+    began = rig.prepared("order-77")
+    sentence = str(rig.send(began, [b"m"]).failure)
     assert "order-77" in sentence
-    desk.commit(began)
-    failure = desk.rollback(began).failure
+    rig.commit(began)
+    failure = rig.rollback(began).failure
     assert isinstance(failure, TransactionError)
     assert failure.details["epoch"] == began.epoch

@@ -12,7 +12,7 @@ from journal.fsck.wal_repair import repair_journal
 from journal.testing.memory_disk import Moment
 from journal.wal.entry import HEADER_SIZE
 from tests.scale import scaled
-from tests.transaction.desk import FOLDER, Desk
+from tests.transaction.rig import FOLDER, Rig
 from tests.transaction.stores import Store
 from tfmq.errors import Busy, DiskFull, StorageStopped
 from tfmq.transaction.store import EPOCH_RANGE, RENEW_BELOW, EpochAllocator, first_epoch
@@ -143,19 +143,19 @@ def test_a_start_on_a_full_disk_gives_epochs_when_there_is_space() -> None:
 
 def test_epochs_whose_lease_a_repair_gave_up_are_not_given_out_again() -> None:
     """Their transactions stand behind it, or were lost with it: their owners may come with them."""
-    desk = Desk()
-    lease = desk.store.end_lsn
-    desk = desk.kill()
-    assert desk.store.end_lsn > lease, "a start leases epochs"
-    prepared, lost = desk.prepared("x"), desk.begin("lost")
-    damaged = desk.disk.crash(keep="everything")
+    rig = Rig()
+    lease = rig.store.end_lsn
+    rig = rig.kill()
+    assert rig.store.end_lsn > lease, "a start leases epochs"
+    prepared, lost = rig.prepared("x"), rig.begin("lost")
+    damaged = rig.disk.crash(keep="everything")
     path = max(f"{FOLDER}/{name}" for name in damaged.list(FOLDER) if name.endswith(".journal"))
     content = bytearray(damaged.read_file(path))
-    at = len(content) - (desk.store.end_lsn - lease)
+    at = len(content) - (rig.store.end_lsn - lease)
     content[at + HEADER_SIZE] ^= 1
     damaged.write_file(path, bytes(content))
     assert repair_journal(damaged, FOLDER)
-    again = desk.again(damaged, desk.targets.killed())
+    again = rig.again(damaged, rig.targets.killed())
     assert again.state(prepared) == "prepared"
     assert again.begin("lost").epoch > lost.epoch > prepared.epoch
     assert again.commit(prepared).state == "committed" and again.visible() == [b"m"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.transaction.desk import BILLS, FOLDER, ORDERS, Answer, Desk
+from tests.transaction.rig import BILLS, FOLDER, ORDERS, Answer, Rig
 from tests.transaction.targets import Targets
 from tfmq.transaction.requests import TransactRequest
 
@@ -16,12 +16,12 @@ from tfmq.transaction.requests import TransactRequest
 class Probe:
     """Tries, at every change of the disk and before everything that becomes visible, what a crash would leave."""
 
-    def __init__(self, desk: Desk, check: Callable[[Desk, str], None]) -> None:
-        self.desk, self.check = desk, check
+    def __init__(self, rig: Rig, check: Callable[[Rig, str], None]) -> None:
+        self.rig, self.check = rig, check
         self.busy = False
         self.count = 0
-        desk.disk.after = lambda kind, path: self.probe(f"behind {kind} of {path}")
-        desk.targets.before_append = lambda: self.probe("before something becomes visible")
+        rig.disk.after = lambda kind, path: self.probe(f"behind {kind} of {path}")
+        rig.targets.before_append = lambda: self.probe("before something becomes visible")
 
     def probe(self, where: str) -> None:
         if self.busy:
@@ -29,22 +29,22 @@ class Probe:
         self.busy = True
         self.count += 1
         for keep in ("nothing", "everything"):
-            targets = self.desk.targets.killed()
-            self.check(self.desk.again(self.desk.disk.crash(keep=keep), targets), f"{where}, {keep} kept")
+            targets = self.rig.targets.killed()
+            self.check(self.rig.again(self.rig.disk.crash(keep=keep), targets), f"{where}, {keep} kept")
         self.busy = False
 
     def end(self) -> None:
-        self.desk.disk.after = None
-        self.desk.targets.before_append = lambda: None
+        self.rig.disk.after = None
+        self.rig.targets.before_append = lambda: None
         assert self.count > 2, "the probe saw nothing"
 
 
-def all_or_nothing(began: Answer, payloads: dict[int, list[bytes]]) -> Callable[[Desk, str], None]:
+def all_or_nothing(began: Answer, payloads: dict[int, list[bytes]]) -> Callable[[Rig, str], None]:
     """The transaction is prepared or unknown and invisible, or committed and everywhere, once."""
 
-    def check(desk: Desk, where: str) -> None:
-        state = desk.state(began)
-        there = {key: desk.visible(key) for key in payloads}
+    def check(rig: Rig, where: str) -> None:
+        state = rig.state(began)
+        there = {key: rig.visible(key) for key in payloads}
         wanted = payloads if state == "committed" else {key: [] for key in payloads}
         assert there == wanted, f"{state} {where}"
 
@@ -55,49 +55,49 @@ def all_or_nothing(began: Answer, payloads: dict[int, list[bytes]]) -> Callable[
 def test_hazard_01_item_16_item_35_nothing_is_visible_before_the_decision_is_on_the_disk(
     one_phase: bool,
 ) -> None:
-    desk = Desk()
-    began = desk.begin("x")
-    desk.send(began, [b"1", b"2"], ORDERS)
-    desk.send(began, [b"3"], BILLS)
-    probe = Probe(desk, all_or_nothing(began, {ORDERS: [b"1", b"2"], BILLS: [b"3"]}))
+    rig = Rig()
+    began = rig.begin("x")
+    rig.send(began, [b"1", b"2"], ORDERS)
+    rig.send(began, [b"3"], BILLS)
+    probe = Probe(rig, all_or_nothing(began, {ORDERS: [b"1", b"2"], BILLS: [b"3"]}))
     if not one_phase:
-        desk.prepare(began)
-    assert desk.commit(began, one_phase=one_phase).state == "committed"
-    desk.advance(2)
+        rig.prepare(began)
+    assert rig.commit(began, one_phase=one_phase).state == "committed"
+    rig.advance(2)
     probe.end()
-    assert desk.visible() == [b"1", b"2"]
+    assert rig.visible() == [b"1", b"2"]
 
 
 def test_hazard_01_a_whole_transaction_is_not_visible_before_its_record_either() -> None:
-    desk = Desk()
+    rig = Rig()
     seen: list[str] = []
 
-    def check(after: Desk, where: str) -> None:
+    def check(after: Rig, where: str) -> None:
         there = (after.visible(), after.visible(BILLS))
         assert there in (([], []), ([b"1"], [b"2"])), where
         seen.append("all" if there[0] else "nothing")
 
-    probe = Probe(desk, check)
-    desk.transact([(ORDERS, [b"1"]), (BILLS, [b"2"])])
+    probe = Probe(rig, check)
+    rig.transact([(ORDERS, [b"1"]), (BILLS, [b"2"])])
     probe.end()
     assert set(seen) == {"all", "nothing"}
 
 
 @pytest.mark.parametrize("trouble", ["stopped", "full"])
 def test_hazard_02_an_append_that_fails_is_not_called_done_and_is_done_later(trouble: str) -> None:
-    desk = Desk()
-    began = desk.prepared("x")
-    target = desk.targets.target(ORDERS)
+    rig = Rig()
+    began = rig.prepared("x")
+    target = rig.targets.target(ORDERS)
     target.stopped, target.full = ("its disk failed" if trouble == "stopped" else None), trouble == "full"
-    assert desk.commit(began).state == "applying"
-    assert desk.state(began) == "applying"
-    left = desk.targets.killed()
-    for again in (desk.again(desk.disk.crash(keep="nothing"), left), desk):
-        if again is desk:
-            desk.targets.resume(ORDERS)
-            desk.targets.target(ORDERS).full = False
-            desk.handler.target_resumed(ORDERS)
-            desk.turn()
+    assert rig.commit(began).state == "applying"
+    assert rig.state(began) == "applying"
+    left = rig.targets.killed()
+    for again in (rig.again(rig.disk.crash(keep="nothing"), left), rig):
+        if again is rig:
+            rig.targets.resume(ORDERS)
+            rig.targets.target(ORDERS).full = False
+            rig.handler.target_resumed(ORDERS)
+            rig.turn()
         assert (again.state(began), again.visible()) == ("committed", [b"m"])
 
 
@@ -105,73 +105,73 @@ def test_hazard_03_item_34_an_answer_means_that_the_record_is_on_the_disk_and_th
     None
 ):
     """Also where many share one force: every answer is held against what a power cut would leave at that moment."""
-    desk = Desk()
+    rig = Rig()
     told: list[int] = []
 
     def transact(number: int) -> None:
-        request = desk.stream()
+        request = rig.stream()
         pieces = [request.piece(ORDERS + number % 3, [b"%d" % number])]
 
         def done(result: object, error: BaseException | None) -> None:
             assert error is None
-            assert b"%d" % number in desk.visible(ORDERS + number % 3)
-            again = desk.again(desk.disk.crash(keep="nothing"), Targets())
+            assert b"%d" % number in rig.visible(ORDERS + number % 3)
+            again = rig.again(rig.disk.crash(keep="nothing"), Targets())
             assert b"%d" % number in again.visible(ORDERS + number % 3)
             told.append(number)
 
-        desk.handler.transact(TransactRequest(request.id, 1, pieces), desk.session, done)
+        rig.handler.transact(TransactRequest(request.id, 1, pieces), rig.session, done)
 
     for number in range(12):
         transact(number)
-    desk.turn()
+    rig.turn()
     assert sorted(told) == list(range(12))
 
 
 def test_hazard_06_the_journal_keeps_what_the_partitions_have_not_forced() -> None:
     """Files roll and checkpoints pass; then the power goes, and the partitions have nothing of it."""
-    desk = Desk(settings={"journal_file_bytes": 1 << 16})
-    desk.targets.automatic = False
+    rig = Rig(settings={"journal_file_bytes": 1 << 16})
+    rig.targets.automatic = False
     payloads = [b"%03d" % number + b"x" * 20_000 for number in range(40)]
     for payload in payloads:
-        assert desk.transact([(ORDERS, [payload])]).state == "committed"
-        desk.advance(1.1)
-    assert len([name for name in desk.disk.list(FOLDER) if name.endswith(".journal")]) > 5
-    desk.store._journal.checkpoint()()
-    desk.store._journal.checkpoint_done(None)
-    again = desk.power_cut()
+        assert rig.transact([(ORDERS, [payload])]).state == "committed"
+        rig.advance(1.1)
+    assert len([name for name in rig.disk.list(FOLDER) if name.endswith(".journal")]) > 5
+    rig.store._journal.checkpoint()()
+    rig.store._journal.checkpoint_done(None)
+    again = rig.power_cut()
     assert again.visible() == payloads
 
 
 def test_item_25_the_journal_lets_go_of_what_the_partitions_have_forced() -> None:
-    desk = Desk(settings={"journal_file_bytes": 1 << 16})
+    rig = Rig(settings={"journal_file_bytes": 1 << 16})
     for number in range(60):
-        desk.transact([(ORDERS, [b"%03d" % number + b"x" * 20_000])])
-        desk.advance(1.1)
+        rig.transact([(ORDERS, [b"%03d" % number + b"x" * 20_000])])
+        rig.advance(1.1)
     for _ in range(2):
-        desk.store._journal.checkpoint()()
-        desk.store._journal.checkpoint_done(None)
-    assert desk.handler.status()["journal_bytes"] < 20 * 20_000
+        rig.store._journal.checkpoint()()
+        rig.store._journal.checkpoint_done(None)
+    assert rig.handler.status()["journal_bytes"] < 20 * 20_000
 
 
 @pytest.mark.parametrize("what", ["topic", "partition", "retention"])
 def test_hazard_13_item_37_what_is_gone_drops_its_own_messages_and_nothing_after_them(what: str) -> None:
-    desk = Desk()
-    desk.targets.automatic = False
-    first = desk.transact([(ORDERS, [b"1"]), (BILLS, [b"2"])])
-    desk.transact([(BILLS, [b"3"])])
-    last = desk.prepared("x", [b"4"], BILLS)
-    desk.commit(last)
+    rig = Rig()
+    rig.targets.automatic = False
+    first = rig.transact([(ORDERS, [b"1"]), (BILLS, [b"2"])])
+    rig.transact([(BILLS, [b"3"])])
+    last = rig.prepared("x", [b"4"], BILLS)
+    rig.commit(last)
     assert first.state == "committed"
-    left = desk.targets.power_cut()
+    left = rig.targets.power_cut()
     if what == "topic":
         left.delete(16)
     elif what == "partition":
         left.gone.add(16)
     else:
-        desk.targets.force(ORDERS)
-        left = desk.targets.power_cut()
+        rig.targets.force(ORDERS)
+        left = rig.targets.power_cut()
         left.retain(ORDERS, 0)
-    again = desk.again(desk.disk.crash(keep="nothing"), left)
+    again = rig.again(rig.disk.crash(keep="nothing"), left)
     assert again.recovered
     assert (again.visible(ORDERS), again.visible(BILLS)) == ([], [b"2", b"3", b"4"])
     second = again.kill()
@@ -180,12 +180,12 @@ def test_hazard_13_item_37_what_is_gone_drops_its_own_messages_and_nothing_after
 
 
 def test_hazard_15_everything_in_doubt_is_back_before_the_start_is_over() -> None:
-    desk = Desk()
-    prepared = [desk.prepared(f"x{number}", [b"%d" % number]) for number in range(5)]
-    decided = desk.prepared("y", [b"decided"], BILLS)
-    desk.targets.stop(BILLS)
-    desk.commit(decided)
-    again = Desk(desk.disk.crash(keep="nothing"), desk.clock, desk.targets.power_cut(), start=False)
+    rig = Rig()
+    prepared = [rig.prepared(f"x{number}", [b"%d" % number]) for number in range(5)]
+    decided = rig.prepared("y", [b"decided"], BILLS)
+    rig.targets.stop(BILLS)
+    rig.commit(decided)
+    again = Rig(rig.disk.crash(keep="nothing"), rig.clock, rig.targets.power_cut(), start=False)
     found: list[list[str]] = []
     again.recovering = lambda: found.append([again.state(began) for began in prepared])
     again.start()
@@ -196,60 +196,60 @@ def test_hazard_15_everything_in_doubt_is_back_before_the_start_is_over() -> Non
 
 
 def test_item_18_an_unfinished_local_transaction_is_rolled_back_by_a_start() -> None:
-    desk = Desk()
-    began = desk.begin()
-    desk.send(began, [b"m"])
-    for again in (desk.kill(), desk.power_cut()):
+    rig = Rig()
+    began = rig.begin()
+    rig.send(began, [b"m"])
+    for again in (rig.kill(), rig.power_cut()):
         assert (again.visible(), again.handler.status()["open"]) == ([], 0)
         assert again.commit(began, one_phase=True).code == "transaction_rolled_back"
 
 
 def test_item_19_a_commit_survives_starts_and_is_not_doubled() -> None:
-    desk = Desk()
-    began = desk.prepared("x", [b"1", b"2"])
-    desk.commit(began)
+    rig = Rig()
+    began = rig.prepared("x", [b"1", b"2"])
+    rig.commit(began)
     for _ in range(3):
-        desk = desk.kill()
-        assert desk.visible() == [b"1", b"2"]
-        desk = desk.power_cut()
-        assert desk.visible() == [b"1", b"2"]
+        rig = rig.kill()
+        assert rig.visible() == [b"1", b"2"]
+        rig = rig.power_cut()
+        assert rig.visible() == [b"1", b"2"]
 
 
 def test_item_20_a_partition_that_lost_everything_gets_it_again_and_the_second_start_changes_nothing() -> (
     None
 ):
-    desk = Desk()
-    desk.targets.automatic = False
-    desk.transact([(ORDERS, [b"1"])])
-    desk.commit(desk.prepared("x", [b"2", b"3"]))
-    again = desk.again(desk.disk.crash(keep="nothing"), Targets())
+    rig = Rig()
+    rig.targets.automatic = False
+    rig.transact([(ORDERS, [b"1"])])
+    rig.commit(rig.prepared("x", [b"2", b"3"]))
+    again = rig.again(rig.disk.crash(keep="nothing"), Targets())
     assert again.visible() == [b"1", b"2", b"3"]
     second = again.kill()
     assert second.visible() == [b"1", b"2", b"3"]
 
 
 def test_item_21_item_22_a_prepared_one_survives_with_its_messages_and_ends_either_way() -> None:
-    desk = Desk()
-    first, second = desk.prepared("x", [b"1"]), desk.prepared("y", [b"2"])
-    desk = desk.power_cut()
-    assert [desk.state(began) for began in (first, second)] == ["prepared", "prepared"]
-    desk.commit(first)
-    desk.rollback(second)
-    desk = desk.power_cut()
-    assert [desk.state(began) for began in (first, second)] == ["committed", "rolled_back"]
-    assert desk.visible() == [b"1"]
+    rig = Rig()
+    first, second = rig.prepared("x", [b"1"]), rig.prepared("y", [b"2"])
+    rig = rig.power_cut()
+    assert [rig.state(began) for began in (first, second)] == ["prepared", "prepared"]
+    rig.commit(first)
+    rig.rollback(second)
+    rig = rig.power_cut()
+    assert [rig.state(began) for began in (first, second)] == ["committed", "rolled_back"]
+    assert rig.visible() == [b"1"]
 
 
 def test_item_33_one_in_doubt_is_committed_after_a_start_among_other_sends() -> None:
     """Its messages come where it is decided; nothing that was sent meanwhile is overwritten (hazard 11)."""
-    desk = Desk()
-    began = desk.begin("x")
-    desk.send(began, [b"1"])
-    desk.targets.plain(ORDERS, b"plain 1")
-    desk.send(began, [b"2"])
-    desk.prepare(began)
-    desk.targets.plain(ORDERS, b"plain 2")
-    again = desk.kill()
+    rig = Rig()
+    began = rig.begin("x")
+    rig.send(began, [b"1"])
+    rig.targets.plain(ORDERS, b"plain 1")
+    rig.send(began, [b"2"])
+    rig.prepare(began)
+    rig.targets.plain(ORDERS, b"plain 2")
+    again = rig.kill()
     again.targets.plain(ORDERS, b"plain 3")
     again.transact([(ORDERS, [b"other"])])
     assert again.commit(began).state == "committed"
@@ -261,45 +261,45 @@ def test_item_33_one_in_doubt_is_committed_after_a_start_among_other_sends() -> 
 
 @pytest.mark.parametrize("moment", ["prepared", "deciding", "applying", "applied"])
 def test_item_36_a_checkpoint_at_any_moment_of_a_commit_keeps_it(moment: str) -> None:
-    desk = Desk()
-    desk.targets.automatic = False
+    rig = Rig()
+    rig.targets.automatic = False
 
     def checkpoint() -> None:
-        desk.store._journal.checkpoint()()
-        desk.store._journal.checkpoint_done(None)
+        rig.store._journal.checkpoint()()
+        rig.store._journal.checkpoint_done(None)
 
-    began = desk.prepared("x", [b"1", b"2"])
+    began = rig.prepared("x", [b"1", b"2"])
     if moment == "prepared":
         checkpoint()
     if moment == "applying":
-        desk.targets.stop(ORDERS)
-    answer = desk.commit(began, turn=moment != "deciding")
+        rig.targets.stop(ORDERS)
+    answer = rig.commit(began, turn=moment != "deciding")
     if moment == "deciding":
-        desk.handler.write()
+        rig.handler.write()
     if moment != "prepared":
         checkpoint()
-    desk.turn()
+    rig.turn()
     assert answer.code == "ok"
-    left = desk.targets.power_cut()
-    again = desk.again(desk.disk.crash(keep="nothing"), left)
+    left = rig.targets.power_cut()
+    again = rig.again(rig.disk.crash(keep="nothing"), left)
     assert (again.state(began), again.visible()) == ("committed", [b"1", b"2"])
 
 
 def test_hazard_12_a_rollback_after_a_checkpoint_stays_one() -> None:
-    desk = Desk()
-    began = desk.prepared("x")
-    desk.store._journal.checkpoint()()
-    desk.store._journal.checkpoint_done(None)
-    desk.rollback(began)
-    again = desk.power_cut()
+    rig = Rig()
+    began = rig.prepared("x")
+    rig.store._journal.checkpoint()()
+    rig.store._journal.checkpoint_done(None)
+    rig.rollback(began)
+    again = rig.power_cut()
     assert (again.state(began), again.visible()) == ("rolled_back", [])
 
 
 def test_hazard_09_an_outcome_by_hand_survives_a_kill_at_once() -> None:
-    desk = Desk()
-    began = desk.prepared("x")
-    desk.rollback(began, by_hand=True)
-    assert desk.power_cut().state(began) == "heuristic_rolled_back"
+    rig = Rig()
+    began = rig.prepared("x")
+    rig.rollback(began, by_hand=True)
+    assert rig.power_cut().state(began) == "heuristic_rolled_back"
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
@@ -308,19 +308,19 @@ def test_a_fault_at_any_write_or_force_never_tears_a_transaction(error: int, nth
     for kind in ("write", "force"):
         if kind == "force" and error == errno.ENOSPC:
             continue
-        desk = Desk()
-        desk.disk.faults.fail(kind, nth=nth, error=error)
-        began = desk.begin("x")
+        rig = Rig()
+        rig.disk.faults.fail(kind, nth=nth, error=error)
+        began = rig.begin("x")
         answers = []
         if began.code == "ok":
             answers = [
-                desk.send(began, [b"1"], ORDERS),
-                desk.send(began, [b"2"], BILLS),
-                desk.prepare(began),
-                desk.commit(began),
+                rig.send(began, [b"1"], ORDERS),
+                rig.send(began, [b"2"], BILLS),
+                rig.prepare(began),
+                rig.commit(began),
             ]
         sent = all(answer.code == "ok" for answer in answers[:2])
-        for each in (desk, desk.kill(), desk.power_cut()):
+        for each in (rig, rig.kill(), rig.power_cut()):
             both = (each.visible(), each.visible(BILLS))
             assert both in (([], []), ([b"1"], [b"2"]))
             if answers and answers[3].code == "ok":

@@ -1,6 +1,6 @@
 """What is kept is counted with what each batch costs, and is nothing again when all have gone."""
 
-from tests.transaction.desk import ORDERS
+from tests.transaction.rig import ORDERS
 from tfmq.transaction.journal_records import Origin
 from tfmq.transaction.model import ENTRY_BYTES, Transaction
 from tfmq.transaction.transaction_table import RetainedSize

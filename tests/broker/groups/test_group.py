@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.broker.group_desk import Seat, seats
+from tests.broker.group_rig import Seat, seats
 from tests.broker.helpers import Answer, Broker, Session
 from tfmq.broker.catalog_state import GROUP_OWNERS, CatalogState, Key, PartitionOwner
 from tfmq.broker.groups.group import Group, GroupSubscription, Member, OwnerChanges, ParkedHeartbeat
@@ -15,7 +15,7 @@ from tfmq.protocol.commands import DescribeGroup, ListGroups
 NOBODY = object()
 
 
-class Desk:
+class Rig:
     """A group on the topics and the register of a broker; entries go into the register when a test says so."""
 
     def __init__(self, partitions: int = 4) -> None:
@@ -53,15 +53,15 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def rig() -> Rig:
+    return Rig()
 
 
 def waiting(generation: int, held: dict[Key, bool]) -> ParkedHeartbeat:
     return ParkedHeartbeat(NOBODY, NOBODY, generation, held)  # type: ignore[arg-type]
 
 
-def test_a_plan_is_one_row_a_member_and_one_for_what_is_free(desk: Desk) -> None:
+def test_a_plan_is_one_row_a_member_and_one_for_what_is_free(rig: Rig) -> None:
     changes = OwnerChanges(
         {
             (16, 0): PartitionOwner("ada", 5, 9000),
@@ -77,136 +77,136 @@ def test_a_plan_is_one_row_a_member_and_one_for_what_is_free(desk: Desk) -> None
     ]
 
 
-def test_what_is_planned_is_no_other_members_and_is_reported_when_it_is_written(desk: Desk) -> None:
-    ada = desk.enter("ada")
-    changes = desk.plan()
-    key = desk.key(0)
-    assert desk.group.owns("ada", desk.generation, key) and not desk.group.owns("bob", 99, key)
-    assert desk.group.assignment(ada) == {} and desk.group.has_pending_assignment("ada")
-    assert desk.plan().assigned == {}
-    desk.write(changes)
-    assert desk.group.assignment(ada) == {}
-    desk.group.changes_written(changes, forced=True)
-    assert set(desk.group.assignment(ada)) == {desk.key(n) for n in range(4)}
-    assert ada.generation > ada.joined and not desk.group.target_outdated
+def test_what_is_planned_is_no_other_members_and_is_reported_when_it_is_written(rig: Rig) -> None:
+    ada = rig.enter("ada")
+    changes = rig.plan()
+    key = rig.key(0)
+    assert rig.group.owns("ada", rig.generation, key) and not rig.group.owns("bob", 99, key)
+    assert rig.group.assignment(ada) == {} and rig.group.has_pending_assignment("ada")
+    assert rig.plan().assigned == {}
+    rig.write(changes)
+    assert rig.group.assignment(ada) == {}
+    rig.group.changes_written(changes, forced=True)
+    assert set(rig.group.assignment(ada)) == {rig.key(n) for n in range(4)}
+    assert ada.generation > ada.joined and not rig.group.target_outdated
 
 
-def test_what_was_refused_is_planned_again(desk: Desk) -> None:
-    ada = desk.enter("ada")
-    desk.group.changes_written(desk.plan(), forced=False)
-    assert desk.group.assignment(ada) == {} and desk.group.target_outdated
-    assert not desk.group.owns("ada", 99, desk.key(0))
-    assert len(desk.carry_out().assigned) == 4 and len(ada.owned) == 4
+def test_what_was_refused_is_planned_again(rig: Rig) -> None:
+    ada = rig.enter("ada")
+    rig.group.changes_written(rig.plan(), forced=False)
+    assert rig.group.assignment(ada) == {} and rig.group.target_outdated
+    assert not rig.group.owns("ada", 99, rig.key(0))
+    assert len(rig.carry_out().assigned) == 4 and len(ada.owned) == 4
 
 
-def test_what_may_be_on_the_disk_is_reported_to_no_member_and_given_to_none(desk: Desk) -> None:
-    ada = desk.enter("ada")
-    changes = desk.plan()
-    desk.write(changes)
-    desk.group.changes_written(changes, forced=False)
-    desk.group.remove_member("ada")
-    bob = desk.enter("bob")
-    assert desk.plan().assigned == {} and ada.owned == bob.owned == {}
+def test_what_may_be_on_the_disk_is_reported_to_no_member_and_given_to_none(rig: Rig) -> None:
+    ada = rig.enter("ada")
+    changes = rig.plan()
+    rig.write(changes)
+    rig.group.changes_written(changes, forced=False)
+    rig.group.remove_member("ada")
+    bob = rig.enter("bob")
+    assert rig.plan().assigned == {} and ada.owned == bob.owned == {}
 
 
-def test_what_is_planned_for_a_member_that_dies_goes_to_the_next_when_it_is_written(desk: Desk) -> None:
-    desk.enter("ada")
-    changes = desk.plan()
-    desk.group.expire_member("ada")
-    bob = desk.enter("bob")
-    assert desk.plan().assigned == {}
-    desk.write(changes)
-    desk.group.changes_written(changes, forced=True)
-    assert desk.group.target_outdated
-    desk.carry_out()
+def test_what_is_planned_for_a_member_that_dies_goes_to_the_next_when_it_is_written(rig: Rig) -> None:
+    rig.enter("ada")
+    changes = rig.plan()
+    rig.group.expire_member("ada")
+    bob = rig.enter("bob")
+    assert rig.plan().assigned == {}
+    rig.write(changes)
+    rig.group.changes_written(changes, forced=True)
+    assert rig.group.target_outdated
+    rig.carry_out()
     assert len(bob.owned) == 4
 
 
-def test_what_is_planned_for_an_earlier_life_of_a_member_is_not_its(desk: Desk) -> None:
-    desk.enter("ada")
-    changes = desk.plan()
-    again = desk.enter("ada")
-    desk.write(changes)
-    desk.group.changes_written(changes, forced=True)
-    assert again.owned == {} and not desk.group.owns("ada", 99, desk.key(0))
-    desk.carry_out()
+def test_what_is_planned_for_an_earlier_life_of_a_member_is_not_its(rig: Rig) -> None:
+    rig.enter("ada")
+    changes = rig.plan()
+    again = rig.enter("ada")
+    rig.write(changes)
+    rig.group.changes_written(changes, forced=True)
+    assert again.owned == {} and not rig.group.owns("ada", 99, rig.key(0))
+    rig.carry_out()
     assert len(again.owned) == 4 and min(again.owned.values()) > again.joined
 
 
-def test_what_is_released_is_free_in_the_catalog_too_if_no_member_takes_it(desk: Desk) -> None:
-    ada = desk.enter("ada")
-    desk.carry_out()
+def test_what_is_released_is_free_in_the_catalog_too_if_no_member_takes_it(rig: Rig) -> None:
+    ada = rig.enter("ada")
+    rig.carry_out()
     ada.subscription = GroupSubscription([], "sticky", None)
-    desk.group.target_outdated = True
-    assert desk.plan().rows() == [] and desk.group.assignment(ada) == {} and len(ada.owned) == 4
-    assert desk.group.release(ada, [desk.key(0)], ada.generation)
-    changes = desk.carry_out()
-    assert sorted(changes.released) == [desk.key(n) for n in (1, 2, 3)]
-    assert set(desk.register.groups["billing"].owners) == {desk.key(0)}
-    assert desk.carry_out().rows() == []
+    rig.group.target_outdated = True
+    assert rig.plan().rows() == [] and rig.group.assignment(ada) == {} and len(ada.owned) == 4
+    assert rig.group.release(ada, [rig.key(0)], ada.generation)
+    changes = rig.carry_out()
+    assert sorted(changes.released) == [rig.key(n) for n in (1, 2, 3)]
+    assert set(rig.register.groups["billing"].owners) == {rig.key(0)}
+    assert rig.carry_out().rows() == []
 
 
-def test_what_a_member_has_not_heard_of_it_does_not_give_up(desk: Desk) -> None:
-    ada = desk.enter("ada")
+def test_what_a_member_has_not_heard_of_it_does_not_give_up(rig: Rig) -> None:
+    ada = rig.enter("ada")
     before = ada.generation
-    desk.carry_out()
-    assert not desk.group.release(ada, [], before) and len(ada.owned) == 4
-    assert desk.group.release(ada, [], ada.generation) and ada.owned == {}
+    rig.carry_out()
+    assert not rig.group.release(ada, [], before) and len(ada.owned) == 4
+    assert rig.group.release(ada, [], ada.generation) and ada.owned == {}
 
 
-def test_a_member_is_to_be_notified_of_what_it_does_not_know(desk: Desk) -> None:
-    ada = desk.enter("ada")
-    desk.carry_out()
+def test_a_member_is_to_be_notified_of_what_it_does_not_know(rig: Rig) -> None:
+    ada = rig.enter("ada")
+    rig.carry_out()
     keys = dict.fromkeys(ada.owned, False)
-    assert not desk.group.has_news_for(ada, waiting(ada.generation, keys))
-    assert desk.group.has_news_for(ada, waiting(ada.generation - 1, keys))
-    assert desk.group.has_news_for(ada, waiting(ada.generation, {**keys, desk.key(0): True}))
-    assert desk.group.has_news_for(ada, waiting(ada.generation, {desk.key(0): False}))
-    assert desk.group.has_news_for(ada, waiting(ada.generation, {**keys, (99, 0): False}))
-    assert not desk.group.has_news_for(ada, waiting(ada.generation, {**keys, (99, 0): True}))
+    assert not rig.group.has_news_for(ada, waiting(ada.generation, keys))
+    assert rig.group.has_news_for(ada, waiting(ada.generation - 1, keys))
+    assert rig.group.has_news_for(ada, waiting(ada.generation, {**keys, rig.key(0): True}))
+    assert rig.group.has_news_for(ada, waiting(ada.generation, {rig.key(0): False}))
+    assert rig.group.has_news_for(ada, waiting(ada.generation, {**keys, (99, 0): False}))
+    assert not rig.group.has_news_for(ada, waiting(ada.generation, {**keys, (99, 0): True}))
     ada.subscription = GroupSubscription([], "sticky", None)
-    desk.group.target_outdated = True
-    desk.plan()
-    assert desk.group.assignment(ada) == {}
-    assert desk.group.has_news_for(ada, waiting(ada.generation - 1, {})), (
+    rig.group.target_outdated = True
+    rig.plan()
+    assert rig.group.assignment(ada) == {}
+    assert rig.group.has_news_for(ada, waiting(ada.generation - 1, {})), (
         "what it was never told of it must give up"
     )
     ada.subscription = GroupSubscription(["orders"], "sticky", None)
-    desk.enter("bob")
-    desk.carry_out()
-    share = desk.group.assignment(ada)
+    rig.enter("bob")
+    rig.carry_out()
+    share = rig.group.assignment(ada)
     leaving = {key: key not in share for key in ada.owned}
-    assert len(share) == 2 and desk.group.has_news_for(ada, waiting(ada.generation, keys))
-    assert not desk.group.has_news_for(ada, waiting(ada.generation, leaving))
+    assert len(share) == 2 and rig.group.has_news_for(ada, waiting(ada.generation, keys))
+    assert not rig.group.has_news_for(ada, waiting(ada.generation, leaving))
 
 
-def test_owners_from_before_the_start_keep_what_they_have_until_they_are_heard_of(desk: Desk) -> None:
-    rows = [("ada", 9000, [desk.key(0), desk.key(1)]), ("bob", 8000, [desk.key(2)])]
-    desk.register.apply_entry((GROUP_OWNERS, "billing", 5, rows))
-    ada, bob = desk.group.restore_all(0.0)
+def test_owners_from_before_the_start_keep_what_they_have_until_they_are_heard_of(rig: Rig) -> None:
+    rows = [("ada", 9000, [rig.key(0), rig.key(1)]), ("bob", 8000, [rig.key(2)])]
+    rig.register.apply_entry((GROUP_OWNERS, "billing", 5, rows))
+    ada, bob = rig.group.restore_all(0.0)
     assert (ada.id, ada.session_ms, bob.id, bob.session_ms) == ("ada", 9000, "bob", 8000)
-    eve = desk.enter("eve")
-    desk.carry_out()
-    assert set(eve.owned) == {desk.key(3)}
+    eve = rig.enter("eve")
+    rig.carry_out()
+    assert set(eve.owned) == {rig.key(3)}
     ada.subscription = GroupSubscription(["orders"], "sticky", None)
-    desk.group.target_outdated = True
-    desk.carry_out()
-    assert len(desk.group.assignment(ada)) == 2 and desk.group.awaited_partitions("eve") == []
-    desk.group.expire_member("bob")
-    desk.carry_out()
+    rig.group.target_outdated = True
+    rig.carry_out()
+    assert len(rig.group.assignment(ada)) == 2 and rig.group.awaited_partitions("eve") == []
+    rig.group.expire_member("bob")
+    rig.carry_out()
     assert len(eve.owned) == 2
 
 
-def test_no_member_has_anything_after_a_new_beginning(desk: Desk) -> None:
-    desk.enter("ada")
-    desk.carry_out()
-    desk.group.release_all()
-    assert not any(desk.group.owns("ada", 99, desk.key(n)) for n in range(4))
+def test_no_member_has_anything_after_a_new_beginning(rig: Rig) -> None:
+    rig.enter("ada")
+    rig.carry_out()
+    rig.group.release_all()
+    assert not any(rig.group.owns("ada", 99, rig.key(n)) for n in range(4))
 
 
-def test_no_more_partitions_get_an_owner_than_there_is_room_for(desk: Desk) -> None:
-    desk.enter("ada")
-    assert len(desk.plan(room=3).assigned) == 3
+def test_no_more_partitions_get_an_owner_than_there_is_room_for(rig: Rig) -> None:
+    rig.enter("ada")
+    assert len(rig.plan(room=3).assigned) == 3
 
 
 # What people are told of groups, and why a member has less than it asked for.

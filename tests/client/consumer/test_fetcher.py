@@ -402,7 +402,7 @@ def test_damage_under_a_filter_is_looked_at_without_it() -> None:
 NAME_FETCHING = PartitionName("orders", 0)
 
 
-class Desk:
+class Rig:
     """Fetches on their way: sent as planned, answered, taken back."""
 
     def __init__(self, **options: Any) -> None:
@@ -432,46 +432,46 @@ class Desk:
 
 
 def test_what_is_planned_goes_out_and_its_answer_is_there_to_be_taken() -> None:
-    desk = Desk()
-    desk.log.append(b"one")
-    desk.exchange()
-    assert (desk.arrivals, desk.flushes) == (1, 1)
-    batch = desk.fetcher.next_batch()
+    rig = Rig()
+    rig.log.append(b"one")
+    rig.exchange()
+    assert (rig.arrivals, rig.flushes) == (1, 1)
+    batch = rig.fetcher.next_batch()
     assert batch is not None and [message.payload for message in batch.messages] == [b"one"]
 
 
 def test_one_fetch_a_partition_is_under_way() -> None:
-    desk = Desk()
-    desk.exchange(), desk.exchange()
-    assert len(desk.broker.sent(wire.Fetch)) == 1
+    rig = Rig()
+    rig.exchange(), rig.exchange()
+    assert len(rig.broker.sent(wire.Fetch)) == 1
 
 
 def test_the_hashes_of_tags_go_along() -> None:
-    desk = Desk(tags="a || b")
-    desk.exchange()
-    assert len(desk.broker.sent(wire.Fetch)[0].tags) == 2
+    rig = Rig(tags="a || b")
+    rig.exchange()
+    assert len(rig.broker.sent(wire.Fetch)[0].tags) == 2
 
 
 def test_what_is_void_is_taken_back_at_the_broker() -> None:
-    desk = Desk()
-    desk.exchange()
-    desk.fetching.cancel(NAME_FETCHING)
-    assert len(desk.broker.sent(wire.Cancel)) == 1 and desk.arrivals == 1
-    desk.fetching.cancel(NAME_FETCHING)
-    assert len(desk.broker.sent(wire.Cancel)) == 1
+    rig = Rig()
+    rig.exchange()
+    rig.fetching.cancel(NAME_FETCHING)
+    assert len(rig.broker.sent(wire.Cancel)) == 1 and rig.arrivals == 1
+    rig.fetching.cancel(NAME_FETCHING)
+    assert len(rig.broker.sent(wire.Cancel)) == 1
 
 
 def test_a_failure_is_tried_again_in_its_time() -> None:
-    desk = Desk()
-    desk.broker.fail[wire.Fetch] = [Busy()]
-    desk.exchange()
-    desk.exchange()
-    assert len(desk.broker.sent(wire.Fetch)) == 1
-    retry = desk.fetcher.next_retry()
+    rig = Rig()
+    rig.broker.fail[wire.Fetch] = [Busy()]
+    rig.exchange()
+    rig.exchange()
+    assert len(rig.broker.sent(wire.Fetch)) == 1
+    retry = rig.fetcher.next_retry()
     assert retry is not None
-    desk.link.time = retry
-    desk.exchange()
-    assert len(desk.broker.sent(wire.Fetch)) == 2
+    rig.link.time = retry
+    rig.exchange()
+    assert len(rig.broker.sent(wire.Fetch)) == 2
 
 
 # A user's filter over a batch.

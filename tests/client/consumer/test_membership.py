@@ -263,7 +263,7 @@ class Coordination:
         self.closed = True
 
 
-class Desk:
+class Rig:
     def __init__(self) -> None:
         self.link = ScriptedLink(Broker())
         options = consumer_options(
@@ -290,9 +290,9 @@ class Desk:
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr("tfmq.zookeeper.group_coordinator.GroupMembership", Coordination)
-    made = Desk()
+    made = Rig()
     made.membership.subscribe(["orders"], None, {FIRST: 7, SECOND: 7})
     return made
 
@@ -303,67 +303,67 @@ def test_the_broker_coordinates_unless_a_zookeeper_is_named() -> None:
     assert type(made) is Membership
 
 
-def test_it_asks_for_all_partitions_that_there_are(desk: Desk) -> None:
-    assert desk.coordination.asked == [{"orders": [0, 1]}] and desk.membership.joined
+def test_it_asks_for_all_partitions_that_there_are(rig: Rig) -> None:
+    assert rig.coordination.asked == [{"orders": [0, 1]}] and rig.membership.joined
 
 
-def test_a_grant_is_seen_when_it_is_reported_or_a_moment_later(desk: Desk) -> None:
-    desk.coordination.granted = {FIRST: 12}
-    desk.coordination.changed()
-    assert desk.membership.assigned[FIRST] == ("orders", 7, 0, 12)
-    assert desk.membership.generation_of(FIRST) == 12
-    desk.coordination.granted = {FIRST: 12, SECOND: 15}
-    desk.pass_time(ZOOKEEPER_CHECK_SECONDS)
-    assert desk.membership.assigned.keys() == {FIRST, SECOND} and desk.changes == 2
+def test_a_grant_is_seen_when_it_is_reported_or_a_moment_later(rig: Rig) -> None:
+    rig.coordination.granted = {FIRST: 12}
+    rig.coordination.changed()
+    assert rig.membership.assigned[FIRST] == ("orders", 7, 0, 12)
+    assert rig.membership.generation_of(FIRST) == 12
+    rig.coordination.granted = {FIRST: 12, SECOND: 15}
+    rig.pass_time(ZOOKEEPER_CHECK_SECONDS)
+    assert rig.membership.assigned.keys() == {FIRST, SECOND} and rig.changes == 2
 
 
-def test_what_is_revoked_is_held_until_it_is_released(desk: Desk) -> None:
-    desk.coordination.granted = {FIRST: 12, SECOND: 15}
-    desk.coordination.changed()
-    desk.coordination.revoked = {SECOND}
-    desk.coordination.changed()
-    assert desk.membership.assigned.keys() == {FIRST} and desk.membership.owned.keys() == {FIRST, SECOND}
-    desk.membership.release([SECOND])
-    assert desk.coordination.granted == {FIRST: 12} and desk.membership.owned.keys() == {FIRST}
+def test_what_is_revoked_is_held_until_it_is_released(rig: Rig) -> None:
+    rig.coordination.granted = {FIRST: 12, SECOND: 15}
+    rig.coordination.changed()
+    rig.coordination.revoked = {SECOND}
+    rig.coordination.changed()
+    assert rig.membership.assigned.keys() == {FIRST} and rig.membership.owned.keys() == {FIRST, SECOND}
+    rig.membership.release([SECOND])
+    assert rig.coordination.granted == {FIRST: 12} and rig.membership.owned.keys() == {FIRST}
 
 
-def test_nothing_is_handed_out_after_the_end_of_the_lease(desk: Desk) -> None:
-    desk.coordination.until = 5.0
-    assert desk.membership.may_deliver()
-    desk.coordination.now = 5.0  # the client's own clock stands still while the machine sleeps
-    assert not desk.membership.may_deliver()
+def test_nothing_is_handed_out_after_the_end_of_the_lease(rig: Rig) -> None:
+    rig.coordination.until = 5.0
+    assert rig.membership.may_deliver()
+    rig.coordination.now = 5.0  # the client's own clock stands still while the machine sleeps
+    assert not rig.membership.may_deliver()
 
 
-def test_a_check_before_handing_out_finds_unreported_changes(desk: Desk) -> None:
-    desk.coordination.granted = {FIRST: 12}
-    desk.membership.may_deliver()
-    assert desk.membership.assigned.keys() == {FIRST}
+def test_a_check_before_handing_out_finds_unreported_changes(rig: Rig) -> None:
+    rig.coordination.granted = {FIRST: 12}
+    rig.membership.may_deliver()
+    assert rig.membership.assigned.keys() == {FIRST}
 
 
-def test_a_lost_session_is_an_empty_share(desk: Desk) -> None:
-    desk.coordination.granted = {FIRST: 12}
-    desk.coordination.changed()
-    desk.coordination.granted = {}
-    desk.coordination.changed()
-    assert desk.membership.owned == {} and desk.changes == 2
+def test_a_lost_session_is_an_empty_share(rig: Rig) -> None:
+    rig.coordination.granted = {FIRST: 12}
+    rig.coordination.changed()
+    rig.coordination.granted = {}
+    rig.coordination.changed()
+    assert rig.membership.owned == {} and rig.changes == 2
 
 
-def test_what_makes_it_hopeless_is_raised(desk: Desk) -> None:
-    desk.coordination.failure = NotAllowed("planted")
-    desk.coordination.changed()
-    assert [str(each) for each in desk.failures] == [str(NotAllowed("planted"))]
+def test_what_makes_it_hopeless_is_raised(rig: Rig) -> None:
+    rig.coordination.failure = NotAllowed("planted")
+    rig.coordination.changed()
+    assert [str(each) for each in rig.failures] == [str(NotAllowed("planted"))]
 
 
-def test_why_it_is_idle_is_reported(desk: Desk) -> None:
-    desk.coordination.idle_reason = "3 members, and no partition is left for this one: tfmq topic grow"
-    desk.pass_time(ZOOKEEPER_CHECK_SECONDS)
-    assert "topic grow" in desk.membership.stats()["note"]
+def test_why_it_is_idle_is_reported(rig: Rig) -> None:
+    rig.coordination.idle_reason = "3 members, and no partition is left for this one: tfmq topic grow"
+    rig.pass_time(ZOOKEEPER_CHECK_SECONDS)
+    assert "topic grow" in rig.membership.stats()["note"]
 
 
-def test_leaving_closes_it_and_a_forked_child_has_a_name_of_its_own(desk: Desk) -> None:
-    name = desk.membership.member_id
-    desk.membership.reset_after_fork()
-    assert desk.coordination.member == desk.membership.member_id != name
-    for _ in desk.membership.leave(FAR):
+def test_leaving_closes_it_and_a_forked_child_has_a_name_of_its_own(rig: Rig) -> None:
+    name = rig.membership.member_id
+    rig.membership.reset_after_fork()
+    assert rig.coordination.member == rig.membership.member_id != name
+    for _ in rig.membership.leave(FAR):
         raise AssertionError("nothing is waited for")
-    assert desk.coordination.closed
+    assert rig.coordination.closed

@@ -30,7 +30,7 @@ class Holder:
         return self.grants[name]
 
 
-class Desk:
+class Rig:
     def __init__(self, holder: Holder, storage: OffsetStorage | None = None) -> None:
         self.broker = Broker()
         self.broker.create("orders", 2)
@@ -61,28 +61,28 @@ class Desk:
 
 
 def test_the_broker_keeps_and_gives_them() -> None:
-    desk = Desk(Holder())
-    assert desk.save(100, 200) == set()
-    assert desk.read() == {FIRST: 100, SECOND: 200}
-    assert desk.offsets.commit_count == 1
-    assert desk.claim() == ({}, set()), "the broker fences by itself"
+    rig = Rig(Holder())
+    assert rig.save(100, 200) == set()
+    assert rig.read() == {FIRST: 100, SECOND: 200}
+    assert rig.offsets.commit_count == 1
+    assert rig.claim() == ({}, set()), "the broker fences by itself"
 
 
 def test_a_partition_of_another_is_refused_and_the_rest_is_kept() -> None:
-    desk = Desk(Holder())
-    desk.broker.stolen.add(("orders", desk.broker.topics["orders"][0], 0))
-    assert desk.save(100, 200) == {FIRST}
-    assert desk.read() == {SECOND: 200}
-    assert desk.save(300) == {FIRST}, "where it is all of them the broker answers with an error"
-    assert desk.offsets.commit_count == 1
+    rig = Rig(Holder())
+    rig.broker.stolen.add(("orders", rig.broker.topics["orders"][0], 0))
+    assert rig.save(100, 200) == {FIRST}
+    assert rig.read() == {SECOND: 200}
+    assert rig.save(300) == {FIRST}, "where it is all of them the broker answers with an error"
+    assert rig.offsets.commit_count == 1
 
 
 def test_a_storage_is_claimed_by_grant_and_refuses_the_owner_before(tmp_path: Path) -> None:
     path = str(tmp_path / "offsets.json")
-    old = Desk(Holder(4), FileOffsets(path))
+    old = Rig(Holder(4), FileOffsets(path))
     assert old.claim() == ({}, set())
     assert old.save(100, 200) == set()
-    new = Desk(Holder(9, first=9, second=4), FileOffsets(path))
+    new = Rig(Holder(9, first=9, second=4), FileOffsets(path))
     assert new.claim() == ({FIRST: 100, SECOND: 200}, set())
     assert old.save(150, 250) == {FIRST}, "the second one is under the grant that it always was"
     assert new.read() == {FIRST: 100, SECOND: 250}
@@ -90,9 +90,9 @@ def test_a_storage_is_claimed_by_grant_and_refuses_the_owner_before(tmp_path: Pa
 
 def test_a_claim_that_comes_too_late_gives_the_others_all_the_same(tmp_path: Path) -> None:
     path = str(tmp_path / "offsets.json")
-    later = Desk(Holder(9), FileOffsets(path))
+    later = Rig(Holder(9), FileOffsets(path))
     later.save(100)
-    assert Desk(Holder(5), FileOffsets(path)).claim() == ({}, {FIRST})
+    assert Rig(Holder(5), FileOffsets(path)).claim() == ({}, {FIRST})
 
 
 class Slipping(OffsetStorage):
@@ -110,7 +110,7 @@ class Slipping(OffsetStorage):
 
 
 def test_a_claim_may_find_one_after_the_other_owned_by_another() -> None:
-    assert Desk(Holder(), Slipping()).claim() == ({}, {FIRST, SECOND})
+    assert Rig(Holder(), Slipping()).claim() == ({}, {FIRST, SECOND})
 
 
 class Plain:
@@ -131,35 +131,35 @@ class Plain:
 
 def test_a_storage_of_ones_own_that_names_nothing_has_refused_it_all() -> None:
     storage = Plain()
-    desk = Desk(Holder(), storage)
+    rig = Rig(Holder(), storage)
     storage.error = Fenced("planted")
-    assert desk.save(1, 2) == {FIRST, SECOND}
+    assert rig.save(1, 2) == {FIRST, SECOND}
     storage.error = StoreFailed("planted")
     with pytest.raises(StoreFailed):
-        desk.save(1, 2)
+        rig.save(1, 2)
 
 
 def test_a_save_without_a_waiting_caller_is_not_overtaken(tmp_path: Path) -> None:
     """A task that is cancelled, Ctrl-C: the thread that saves goes on, and an older place must not come last."""
-    desk, work = Desk(Holder(), FileOffsets(str(tmp_path / "offsets.json"))), []
+    rig, work = Rig(Holder(), FileOffsets(str(tmp_path / "offsets.json"))), []
 
     def later(call: Any, done: Any) -> None:
         work.append((call, done))
 
-    desk.offsets = GroupOffsets(
-        desk.script.link, desk.holder, later, FileOffsets(str(tmp_path / "offsets.json"))
+    rig.offsets = GroupOffsets(
+        rig.script.link, rig.holder, later, FileOffsets(str(tmp_path / "offsets.json"))
     )
-    inc = desk.broker.topics["orders"][0]
+    inc = rig.broker.topics["orders"][0]
 
     def save(offset: int, seconds: float = 5) -> Any:
         rows = {FIRST: StoredOffset(offset, 0, inc, 1, 1)}
-        return desk.offsets.save(rows, desk.script.link.now() + seconds)
+        return rig.offsets.save(rows, rig.script.link.now() + seconds)
 
     cancelled = save(100)
     next(cancelled)
     cancelled.close()
     with pytest.raises(TimedOut):
-        desk.script.run(save(150, 0))
+        rig.script.run(save(150, 0))
     newer = save(200)
     next(newer)
     assert len(work) == 1, "it waits for the one before, which is at work in its thread"
@@ -167,16 +167,16 @@ def test_a_save_without_a_waiting_caller_is_not_overtaken(tmp_path: Path) -> Non
     next(newer)
     run_inline(*work[1])
     assert list(newer) == []
-    desk.offsets = GroupOffsets(
-        desk.script.link, desk.holder, run_inline, FileOffsets(str(tmp_path / "offsets.json"))
+    rig.offsets = GroupOffsets(
+        rig.script.link, rig.holder, run_inline, FileOffsets(str(tmp_path / "offsets.json"))
     )
-    assert desk.read() == {FIRST: 200}
+    assert rig.read() == {FIRST: 200}
 
 
 def test_a_forked_child_waits_for_no_save_of_its_parent() -> None:
-    desk = Desk(Holder(), Plain())
+    rig = Rig(Holder(), Plain())
     rows = {FIRST: StoredOffset(1, 0, 1, 1, 1)}
-    offsets = GroupOffsets(desk.script.link, desk.holder, lambda call, done: None, Plain())
+    offsets = GroupOffsets(rig.script.link, rig.holder, lambda call, done: None, Plain())
     next(offsets.save(rows, 0))
     offsets.reset_after_fork()
     waits = next(offsets.save(rows, 0))

@@ -7,66 +7,66 @@ import pytest
 
 from journal.errors import BelowStart, BeyondEnd, NotARecord
 from journal.filenames import segment_name
-from tests.delay.arrived import FOLDER, START_MS, Desk, Wanted, some
+from tests.delay.arrived import FOLDER, START_MS, Rig, Wanted, some
 from tests.scale import scaled, seeded
 from tfmq.delay.arrivals import log
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, ArrivalRecordReader, VerifiedBlockCache
 
 
 @pytest.fixture(scope="module")
-def desk() -> Desk:
-    desk, generator = Desk(), seeded("records")
-    while desk.log.end_offset < 2 << 20:
+def rig() -> Rig:
+    rig, generator = Rig(), seeded("records")
+    while rig.log.end_offset < 2 << 20:
         count = generator.choice((1, 1, 1, 3, 900))
         payloads = [bytes(generator.choice((0, 50, 50, 50, 3000))) for _ in range(count)]
-        desk.send(Wanted(generator.randrange(20, 30), [START_MS] * count, payloads))
-    desk.send(some(40, 1, size=200_000))
-    desk.log.force()
-    return desk
+        rig.send(Wanted(generator.randrange(20, 30), [START_MS] * count, payloads))
+    rig.send(some(40, 1, size=200_000))
+    rig.log.force()
+    return rig
 
 
-def offsets_of(desk: Desk) -> list[int]:
-    found = log.read_batches(desk.log, 0, desk.log.end_offset, upto="written")
+def offsets_of(rig: Rig) -> list[int]:
+    found = log.read_batches(rig.log, 0, rig.log.end_offset, upto="written")
     return [offset for batch in found for offset in batch.offsets]
 
 
-def test_each_offset_gives_its_record(desk: Desk) -> None:
-    generator, records = seeded("any order"), ArrivalRecordReader(desk.log)
-    wanted = list(zip(offsets_of(desk), (each.record for each in desk.sent), strict=True))
+def test_each_offset_gives_its_record(rig: Rig) -> None:
+    generator, records = seeded("any order"), ArrivalRecordReader(rig.log)
+    wanted = list(zip(offsets_of(rig), (each.record for each in rig.sent), strict=True))
     for sample in (wanted, generator.sample(wanted, scaled(2000)), wanted[::-7]):
         offsets = [offset for offset, _ in sample]
         assert records.read(offsets) == [record for _, record in sample]
         assert records.read_cached(offsets) == [record for _, record in sample]
 
 
-def test_neighbours_cost_one_look_at_their_block(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_cost_one_look_at_their_block(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    plain = desk.log.block_of_record
+    plain = rig.log.block_of_record
 
     def look(offset: int, **given: Any) -> Any:
         looks.append(offset)
         return plain(offset, **given)
 
-    monkeypatch.setattr(desk.log, "block_of_record", look)
-    batches = [each for each in log.read_batches(desk.log, 0, desk.log.end_offset) if len(each.sizes) > 100]
+    monkeypatch.setattr(rig.log, "block_of_record", look)
+    batches = [each for each in log.read_batches(rig.log, 0, rig.log.end_offset) if len(each.sizes) > 100]
     first, other = batches[:2]
-    records = ArrivalRecordReader(desk.log)
+    records = ArrivalRecordReader(rig.log)
     records.read([*first.offsets, *other.offsets, *first.offsets])
     assert len(looks) == 2
 
 
-def test_of_a_proven_block_single_records_are_read_alone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    generator, records = seeded("single"), ArrivalRecordReader(desk.log)
-    wanted = list(zip(offsets_of(desk), (each.record for each in desk.sent), strict=True))
+def test_of_a_proven_block_single_records_are_read_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, records = seeded("single"), ArrivalRecordReader(rig.log)
+    wanted = list(zip(offsets_of(rig), (each.record for each in rig.sent), strict=True))
     records.read([offset for offset, _ in wanted])
     looks: list[int] = []
-    plain = desk.log.block_of_record
+    plain = rig.log.block_of_record
 
     def look(offset: int, **given: Any) -> Any:
         looks.append(offset)
         return plain(offset, **given)
 
-    monkeypatch.setattr(desk.log, "block_of_record", look)
+    monkeypatch.setattr(rig.log, "block_of_record", look)
     for sample in (generator.sample(wanted, 10), wanted, wanted[::-1]):
         offsets, expected = [offset for offset, _ in sample], [record for _, record in sample]
         assert records.read(offsets) == records.read_cached(offsets) == expected
@@ -74,120 +74,118 @@ def test_of_a_proven_block_single_records_are_read_alone(desk: Desk, monkeypatch
     assert not looks
 
 
-def test_neighbours_of_a_proven_block_cost_one_call(desk: Desk) -> None:
-    offsets, records = offsets_of(desk), ArrivalRecordReader(desk.log)
+def test_neighbours_of_a_proven_block_cost_one_call(rig: Rig) -> None:
+    offsets, records = offsets_of(rig), ArrivalRecordReader(rig.log)
     records.read(offsets)
     records.read(offsets[:1])  # the block in memory is another one now
-    (batch, *_) = [
-        each for each in log.read_batches(desk.log, 0, desk.log.end_offset) if len(each.sizes) > 100
-    ]
-    reads = desk.disk.faults.counts["read"]
+    (batch, *_) = [each for each in log.read_batches(rig.log, 0, rig.log.end_offset) if len(each.sizes) > 100]
+    reads = rig.disk.faults.counts["read"]
     assert len(records.read(batch.offsets[10:20])) == 10
-    assert desk.disk.faults.counts["read"] == reads + 1
+    assert rig.disk.faults.counts["read"] == reads + 1
 
 
-def test_many_blocks_are_not_proven_while_others_wait(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_blocks_are_not_proven_while_others_wait(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one call that must not wait does is bounded; what a worker proved then is known to both."""
     proven = VerifiedBlockCache()
-    inline, slow = ArrivalRecordReader(desk.log, proven), ArrivalRecordReader(desk.log, proven)
+    inline, slow = ArrivalRecordReader(rig.log, proven), ArrivalRecordReader(rig.log, proven)
     blocks = {
-        block.offset: offset for offset in offsets_of(desk) if (block := desk.log.block_of_record(offset))
+        block.offset: offset for offset in offsets_of(rig) if (block := rig.log.block_of_record(offset))
     }
     offsets = list(blocks.values())
     assert len(offsets) > log.VERIFIED_PER_CALL_MAX
     assert inline.read_cached(offsets) is None
     found = slow.read(offsets)
-    monkeypatch.setattr(desk.log, "block_of_record", lambda *_, **__: None)
+    monkeypatch.setattr(rig.log, "block_of_record", lambda *_, **__: None)
     assert inline.read_cached(offsets) == found
 
 
-def test_a_limit_of_bytes_ends_after_the_record_that_passes_it(desk: Desk) -> None:
-    records, offsets = ArrivalRecordReader(desk.log), offsets_of(desk)[:50]
-    sizes = [len(each.record) for each in desk.sent[:50]]
+def test_a_limit_of_bytes_ends_after_the_record_that_passes_it(rig: Rig) -> None:
+    records, offsets = ArrivalRecordReader(rig.log), offsets_of(rig)[:50]
+    sizes = [len(each.record) for each in rig.sent[:50]]
     for limit in (0, 1, sizes[0], sizes[0] + 1, 5_000, sum(sizes), sum(sizes) + 1):
         enough = next((n + 1 for n in range(50) if sum(sizes[: n + 1]) >= limit), 50)
         for found in (records.read(offsets, limit), records.read_cached(offsets, limit)):
-            assert found == [each.record for each in desk.sent[:enough]]
+            assert found == [each.record for each in rig.sent[:enough]]
 
 
 def test_what_would_wait_for_the_disk_is_not_read() -> None:
-    desk = Desk()
-    desk.send(some(5, 3))
-    desk.send(some(6, 2))
-    desk.log.force()
-    offsets, records = offsets_of(desk), ArrivalRecordReader(desk.log)
-    desk.disk.is_cached = False
+    rig = Rig()
+    rig.send(some(5, 3))
+    rig.send(some(6, 2))
+    rig.log.force()
+    offsets, records = offsets_of(rig), ArrivalRecordReader(rig.log)
+    rig.disk.is_cached = False
     assert records.read_cached(offsets[:2]) is None
     records.read(offsets[:1])  # in a worker: the block is known from now on
-    assert records.read_cached(offsets[:3]) == [each.record for each in desk.sent[:3]]
+    assert records.read_cached(offsets[:3]) == [each.record for each in rig.sent[:3]]
     assert records.read_cached(offsets) is None
     records.read(offsets[3:])
     assert records.read_cached(offsets[:3]) is None  # proven, but not in memory any more
-    desk.disk.is_cached = True
-    assert records.read_cached(offsets) == [each.record for each in desk.sent]
+    rig.disk.is_cached = True
+    assert records.read_cached(offsets) == [each.record for each in rig.sent]
 
 
 def test_no_changed_byte_is_taken_for_the_record(caplog: pytest.LogCaptureFixture) -> None:
     """Header and body alike: the block's checksum covers both. The damage is named, the other blocks are read."""
-    desk, generator = Desk(), seeded("flipped records")
-    desk.send(some(5, 40))
-    desk.send(some(6, 1))
-    offsets = offsets_of(desk)
-    desk.log.close()
-    data = desk.disk.read_file(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}")
+    rig, generator = Rig(), seeded("flipped records")
+    rig.send(some(5, 40))
+    rig.send(some(6, 1))
+    offsets = offsets_of(rig)
+    rig.log.close()
+    data = rig.disk.read_file(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}")
     for _ in range(scaled(300)):
         number = generator.randrange(40)
         at = offsets[number] + generator.randrange(70)
-        disk = desk.disk.crash()
+        disk = rig.disk.crash()
         disk.damage(
             f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}",
             at,
             bytes((data[at] ^ 1 << generator.randrange(8),)),
         )
-        records = ArrivalRecordReader(Desk(disk).log)
+        records = ArrivalRecordReader(Rig(disk).log)
         assert records.read_cached([offsets[number]]) is None
         caplog.clear()
         with caplog.at_level(logging.ERROR):
-            assert records.read([offsets[number], offsets[40]]) == [None, desk.sent[40].record]
+            assert records.read([offsets[number], offsets[40]]) == [None, rig.sent[40].record]
         assert "cannot be read" in caplog.text
 
 
 def test_no_byte_that_changed_since_its_block_was_proven_is_taken_for_the_record(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    desk, generator = Desk(), seeded("flipped later")
-    desk.send(some(5, 40))
-    desk.send(some(6, 1))
-    desk.log.force()
-    offsets, records = offsets_of(desk), ArrivalRecordReader(desk.log)
+    rig, generator = Rig(), seeded("flipped later")
+    rig.send(some(5, 40))
+    rig.send(some(6, 1))
+    rig.log.force()
+    offsets, records = offsets_of(rig), ArrivalRecordReader(rig.log)
     path = f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}"
-    data = desk.disk.read_file(path)
+    data = rig.disk.read_file(path)
     for _ in range(scaled(100)):
         number = generator.randrange(40)
         at = offsets[number] + generator.choice((0, 1, 2, 3, 4, 5, 6, 7, *range(20, 70)))
         records.read(offsets)
-        desk.disk.damage(path, at, bytes((data[at] ^ 1 << generator.randrange(8),)))
+        rig.disk.damage(path, at, bytes((data[at] ^ 1 << generator.randrange(8),)))
         records.read(offsets[40:])  # the block in memory is another one now
         assert records.read_cached(offsets) is None
         caplog.clear()
         with caplog.at_level(logging.ERROR):
-            assert records.read([offsets[number], offsets[40]]) == [None, desk.sent[40].record]
+            assert records.read([offsets[number], offsets[40]]) == [None, rig.sent[40].record]
         assert "cannot be read" in caplog.text
-        desk.disk.damage(path, at, data[at : at + 1])
+        rig.disk.damage(path, at, data[at : at + 1])
 
 
 def test_offsets_that_are_not_to_be_read_are_refused() -> None:
-    desk = Desk()
-    (first,) = desk.send(some(5, 3))
-    (second,) = desk.send(some(5, 3))
-    desk.log.force()
-    (third,) = desk.send(some(5, 3))
-    records = ArrivalRecordReader(desk.log)
+    rig = Rig()
+    (first,) = rig.send(some(5, 3))
+    (second,) = rig.send(some(5, 3))
+    rig.log.force()
+    (third,) = rig.send(some(5, 3))
+    records = ArrivalRecordReader(rig.log)
     with pytest.raises(BeyondEnd):
         records.read([third.positions[0][1]])  # not forced
     with pytest.raises(NotARecord):
         records.read([second.positions[0][1] + 1])
-    desk.log.truncate_before(first.end_offset)
+    rig.log.truncate_before(first.end_offset)
     with pytest.raises(BelowStart):
         records.read([first.positions[0][1]])
-    assert records.read([second.positions[0][1]]) == [desk.sent[3].record]
+    assert records.read([second.positions[0][1]]) == [rig.sent[3].record]

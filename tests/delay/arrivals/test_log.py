@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from journal.errors import BeyondEnd, Corrupt
 from journal.filenames import segment_name
 from journal.record.block import blocks_of
-from tests.delay.arrived import FOLDER, ORDERS, START_MS, Desk, Sent, Wanted, body_of, messages, some
+from tests.delay.arrived import FOLDER, ORDERS, START_MS, Rig, Sent, Wanted, body_of, messages, some
 from tests.delay.steps import steps
 from tests.scale import scaled, seeded
 from tfmq.delay.arrivals import log
@@ -20,10 +20,10 @@ from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, VerifiedBlockCache, header_
 
 
 @pytest.fixture(scope="module")
-def desk() -> Desk:
+def rig() -> Rig:
     """Batches of all sizes in several segments, with cancels and copies between them; all forced."""
-    desk, generator = Desk(), seeded("arrivals")
-    while desk.log.end_offset < 3 << 20:
+    rig, generator = Rig(), seeded("arrivals")
+    while rig.log.end_offset < 3 << 20:
         batches = []
         for _ in range(generator.choice((1, 1, 3))):
             count = generator.choice((1, 1, 3, 100, 1500))
@@ -37,82 +37,82 @@ def desk() -> Desk:
             batches.append(
                 Wanted(generator.randrange(20, 30), dues, payloads, ORDERS + count % 3, "orders", flags)
             )
-        desk.send(*batches)
+        rig.send(*batches)
         if generator.random() < 0.2:
-            desk.cancel((desk.sent[-1].due, desk.sent[-1].number))
+            rig.cancel((rig.sent[-1].due, rig.sent[-1].number))
         if generator.random() < 0.2:
-            desk.reschedule([desk.sent[-1]], [START_MS + 10**8])
-    desk.log.force()
-    return desk
+            rig.reschedule([rig.sent[-1]], [START_MS + 10**8])
+    rig.log.force()
+    return rig
 
 
-def test_everything_is_read_once_and_in_order(desk: Desk) -> None:
-    assert desk.read() == desk.sent
+def test_everything_is_read_once_and_in_order(rig: Rig) -> None:
+    assert rig.read() == rig.sent
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("read_bytes", [1, 5_000, 70_000])
 def test_wherever_the_reads_of_the_log_end(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, read_bytes: int
 ) -> None:
     monkeypatch.setattr(log, "READ_BYTES", read_bytes)
-    assert desk.read() == desk.sent
+    assert rig.read() == rig.sent
 
 
-def test_from_the_end_of_any_append_to_the_end_of_another(desk: Desk) -> None:
-    ends = append_ends(desk)
+def test_from_the_end_of_any_append_to_the_end_of_another(rig: Rig) -> None:
+    ends = append_ends(rig)
     generator = seeded("ends")
     for _ in range(scaled(100)):
         start, end = sorted(generator.sample(ends, 2))
-        numbers = [each.number for each in desk.read(start, end)]
-        first = desk.log.offset_of_ordinal(numbers[0])[0] if numbers else start
+        numbers = [each.number for each in rig.read(start, end)]
+        first = rig.log.offset_of_ordinal(numbers[0])[0] if numbers else start
         assert start <= first < end
-        assert desk.read(start, end) == [
-            each for each in desk.sent if numbers and numbers[0] <= each.number <= numbers[-1]
+        assert rig.read(start, end) == [
+            each for each in rig.sent if numbers and numbers[0] <= each.number <= numbers[-1]
         ]
-    parts = [desk.read(start, end) for start, end in itertools.pairwise(ends)]
-    assert [each for part in parts for each in part] == desk.sent
+    parts = [rig.read(start, end) for start, end in itertools.pairwise(ends)]
+    assert [each for part in parts for each in part] == rig.sent
 
 
-def append_ends(desk: Desk) -> list[int]:
-    chunk, found = desk.log.read(0, 1 << 30), [0]
+def append_ends(rig: Rig) -> list[int]:
+    chunk, found = rig.log.read(0, 1 << 30), [0]
     while chunk.data:
-        for block in blocks_of(chunk.data, chunk.start, desk.log.log_id):
+        for block in blocks_of(chunk.data, chunk.start, rig.log.log_id):
             if not block.control.more_follows:
                 found.append(block.next)
-        chunk = desk.log.read(chunk.next, 1 << 30)
+        chunk = rig.log.read(chunk.next, 1 << 30)
     return found
 
 
-def test_offsets_are_where_the_records_lie(desk: Desk) -> None:
+def test_offsets_are_where_the_records_lie(rig: Rig) -> None:
     generator = seeded("offsets")
-    for batch in log.read_batches(desk.log, 0, desk.log.end_offset):
+    for batch in log.read_batches(rig.log, 0, rig.log.end_offset):
         for n in generator.sample(range(len(batch.sizes)), 1):
-            assert desk.log.offset_of_ordinal(batch.first_number + n) == (
+            assert rig.log.offset_of_ordinal(batch.first_number + n) == (
                 batch.offsets[n],
                 batch.first_number + n,
             )
 
 
 def test_what_is_not_forced_is_read_only_if_asked_for() -> None:
-    desk = Desk()
-    desk.send(some(5, 3))
-    desk.log.force()
-    forced = desk.log.end_offset
-    desk.send(some(6, 3))
-    assert desk.read(0, forced) == desk.sent[:3]
+    rig = Rig()
+    rig.send(some(5, 3))
+    rig.log.force()
+    forced = rig.log.end_offset
+    rig.send(some(6, 3))
+    assert rig.read(0, forced) == rig.sent[:3]
     for start in (0, forced):
         with pytest.raises(BeyondEnd):
-            desk.read(start)
-    found = log.read_batches(desk.log, 0, desk.log.end_offset, upto="written")
-    assert [each for batch in found for each in messages(batch)] == desk.sent
+            rig.read(start)
+    found = log.read_batches(rig.log, 0, rig.log.end_offset, upto="written")
+    assert [each for batch in found for each in messages(batch)] == rig.sent
 
 
 def test_equal_sizes_come_as_one_piece_a_block() -> None:
-    desk = Desk()
-    desk.send(some(5, 1000, size=100))
-    desk.log.force()
-    pieces = list(log.read_batches(desk.log, 0, desk.log.end_offset))
+    rig = Rig()
+    rig.send(some(5, 1000, size=100))
+    rig.log.force()
+    pieces = list(log.read_batches(rig.log, 0, rig.log.end_offset))
     assert len(pieces) == 2 and sum(len(piece.sizes) for piece in pieces) == 1000
     assert {piece.sizes.typecode for piece in pieces} == {"I"} and {
         piece.offsets.typecode for piece in pieces
@@ -127,15 +127,13 @@ def test_equal_sizes_come_as_one_piece_a_block() -> None:
         lambda both: [both[0]] * both[1])
 )  # fmt: skip
 def test_the_offsets_of_what_was_appended_are_reported_at_once(sizes: list[int]) -> None:
-    desk = Desk()
-    (answer,) = desk.send(Wanted(5, [START_MS] * len(sizes), [bytes(size) for size in sizes]))
-    desk.log.force()
-    body = b"".join(each.record for each in desk.sent)
+    rig = Rig()
+    (answer,) = rig.send(Wanted(5, [START_MS] * len(sizes), [bytes(size) for size in sizes]))
+    rig.log.force()
+    body = b"".join(each.record for each in rig.sent)
     found = record_offsets(body, answer.positions)
     assert found == record_offsets(memoryview(body), answer.positions)
-    read = [
-        offset for batch in log.read_batches(desk.log, 0, desk.log.end_offset) for offset in batch.offsets
-    ]
+    read = [offset for batch in log.read_batches(rig.log, 0, rig.log.end_offset) for offset in batch.offsets]
     assert list(found) == read and isinstance(found, array)
 
 
@@ -151,24 +149,24 @@ def test_no_step_of_python_returns_the_offset_of_a_message() -> None:
 # Damage
 
 
-def damaged(closed: Desk, offset: int, data: bytes) -> Desk:
+def damaged(closed: Rig, offset: int, data: bytes) -> Rig:
     """The same folder in another life, with these bytes changed behind the log's back."""
     disk = closed.disk.crash()
     disk.damage(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}", offset, data)
-    desk = Desk(disk)
-    desk.sent = closed.sent
-    return desk
+    rig = Rig(disk)
+    rig.sent = closed.sent
+    return rig
 
 
-def read_around(desk: Desk) -> tuple[list[Sent], list[Corrupt]]:
+def read_around(rig: Rig) -> tuple[list[Sent], list[Corrupt]]:
     told: list[Corrupt] = []
-    found = log.read_batches(desk.log, 0, desk.log.end_offset, on_damage=told.append)
+    found = log.read_batches(rig.log, 0, rig.log.end_offset, on_damage=told.append)
     return [each for batch in found for each in messages(batch)], told
 
 
 def test_no_changed_byte_is_read_as_if_it_were_right() -> None:
     """Whatever byte of the file: what is read is what was sent, what is missing was told, all else is there."""
-    generator, made = seeded("flips"), Desk()
+    generator, made = seeded("flips"), Rig()
     for producer in range(20, 26):
         made.send(some(producer, 3), some(producer + 10, 40, size=30))
         made.send(some(producer, 1, size=5))
@@ -183,7 +181,7 @@ def test_no_changed_byte_is_read_as_if_it_were_right() -> None:
 
 
 def test_damage_ends_a_reading_that_does_not_ask_for_it() -> None:
-    made = Desk()
+    made = Rig()
     made.send(some(5, 2))
     made.log.close()
     with pytest.raises(Corrupt) as caught:
@@ -195,7 +193,7 @@ def test_of_a_batch_over_blocks_the_sound_ones_stay_after_a_sound_note(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A block in the middle costs its own records; the first one costs all, since it has the note."""
-    made = Desk()
+    made = Rig()
     (answer,) = made.send(some(5, 2000, size=100))
     made.send(some(6, 1))
     made.log.close()
@@ -211,12 +209,12 @@ def test_of_a_batch_over_blocks_the_sound_ones_stay_after_a_sound_note(
 
 def test_damage_before_the_place_from_which_is_read_is_nobodys_matter() -> None:
     """The way to that place leads through it, since all lie in one run of the index."""
-    made = Desk()
+    made = Rig()
     ends = [made.send(some(producer, 3))[0].end_offset for producer in (20, 21, 22, 23)]
     made.log.close()
     for offset in (ends[0] + 3, ends[1] - 90):  # the length of a note, the head of a block trailer
-        desk = damaged(made, offset, b"\xee")
-        assert desk.read(ends[1], ends[3]) == made.sent[6:]
+        rig = damaged(made, offset, b"\xee")
+        assert rig.read(ends[1], ends[3]) == made.sent[6:]
         found, told = read_around(damaged(made, offset, b"\xee"))
         assert (found, [(each.first, each.next) for each in told]) == (
             made.sent[:3] + made.sent[6:],
@@ -225,9 +223,9 @@ def test_damage_before_the_place_from_which_is_read_is_nobodys_matter() -> None:
 
 
 def test_damage_that_keeps_the_way_shut_ends_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk()
-    ends = [desk.send(some(producer, 3))[0].end_offset for producer in (20, 21)]
-    desk.log.force()
+    rig = Rig()
+    ends = [rig.send(some(producer, 3))[0].end_offset for producer in (20, 21)]
+    rig.log.force()
     calls = []
 
     def read(offset: int, *_: object, **__: object) -> None:
@@ -235,42 +233,42 @@ def test_damage_that_keeps_the_way_shut_ends_the_reading(monkeypatch: pytest.Mon
         assert len(calls) < 9, "it never ends"
         raise Corrupt("a segment", 0, ends[0], "as before")
 
-    monkeypatch.setattr(desk.log, "read", read)
+    monkeypatch.setattr(rig.log, "read", read)
     with pytest.raises(Corrupt):
-        list(log.read_batches(desk.log, ends[0], ends[1], on_damage=lambda _: None))
+        list(log.read_batches(rig.log, ends[0], ends[1], on_damage=lambda _: None))
     assert calls == [ends[0]] * 2
 
 
 # The note of a batch that is sent again
 
 
-def test_the_note_of_a_batch_is_found_by_its_first_number(desk: Desk) -> None:
+def test_the_note_of_a_batch_is_found_by_its_first_number(rig: Rig) -> None:
     generator = seeded("notes")
-    pieces = list(log.read_batches(desk.log, 0, desk.log.end_offset))
+    pieces = list(log.read_batches(rig.log, 0, rig.log.end_offset))
     for piece in generator.sample(pieces, scaled(50)):
-        found = header_before(desk.log, piece.first_number)
+        found = header_before(rig.log, piece.first_number)
         if found is None:  # not its batch's first piece
-            assert header_before(desk.log, piece.first_number - 1) is None
+            assert header_before(rig.log, piece.first_number - 1) is None
         else:
             assert (found.log_id, found.topic) == (piece.log_id, piece.topic)
             assert found.dues.times[: len(piece.dues)] == piece.dues
 
 
 def test_no_other_number_has_a_note_before_it() -> None:
-    desk = Desk()
-    desk.send(some(5, 3))
-    assert header_before(desk.log, 1) is not None  # also before it is forced
-    assert [header_before(desk.log, number) for number in (0, 2, 3, 4, 5, 100)] == [None] * 6
+    rig = Rig()
+    rig.send(some(5, 3))
+    assert header_before(rig.log, 1) is not None  # also before it is forced
+    assert [header_before(rig.log, number) for number in (0, 2, 3, 4, 5, 100)] == [None] * 6
 
 
 def test_a_note_that_was_given_up_is_not_found() -> None:
-    desk = Desk()
-    (first,) = desk.send(some(5, 3))
-    (second,) = desk.send(some(5, 3))
-    desk.log.force()
-    desk.log.truncate_before(first.end_offset)
-    assert header_before(desk.log, first.first_ordinal) is None
-    assert header_before(desk.log, second.first_ordinal) is not None
+    rig = Rig()
+    (first,) = rig.send(some(5, 3))
+    (second,) = rig.send(some(5, 3))
+    rig.log.force()
+    rig.log.truncate_before(first.end_offset)
+    assert header_before(rig.log, first.first_ordinal) is None
+    assert header_before(rig.log, second.first_ordinal) is not None
 
 
 # Which blocks are proven: exactly those that were added, from any place inside, and a bounded number of them.

@@ -21,7 +21,7 @@ from journal.record.batch import Batch, Source
 from journal.record.block import blocks_of
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import make_record
-from tests.delay.arrived import FOLDER, START_MS, Desk, Sent, Wanted, some
+from tests.delay.arrived import FOLDER, START_MS, Rig, Sent, Wanted, some
 from tests.delay.steps import steps
 from tests.memory_bombs import NESTED_LISTS, refused_in_little_memory
 from tests.scale import scaled, seeded
@@ -42,54 +42,54 @@ from tfmq.errors import StaleProducer
 SPAN = 1 << SPAN_BITS
 
 
-def check(desk: Desk, producer: int, sequence: int, records: int) -> Any:
-    return desk.producers.check(producer, sequence, records, gaps=False, now_ms=lambda: 0)
+def check(rig: Rig, producer: int, sequence: int, records: int) -> Any:
+    return rig.producers.check(producer, sequence, records, gaps=False, now_ms=lambda: 0)
 
 
 # Fold live = fold by recovery
 
 
-def random_step(desk: Desk, generator: random.Random) -> None:
+def random_step(rig: Rig, generator: random.Random) -> None:
     """Something that a broker does with its arrivals."""
     kind = generator.choice(("send", "send", "send", "joined", "applied", "cancel", "reschedule", "close"))
-    pending = [e for e in desk.sent[-200:] if (e.due, e.number) not in desk.state.cancelled]
+    pending = [e for e in rig.sent[-200:] if (e.due, e.number) not in rig.state.cancelled]
     if kind == "cancel" and pending:
         found = generator.sample(pending, min(len(pending), generator.randrange(1, 9)))
-        desk.cancel(*((each.due, each.number) for each in found))
+        rig.cancel(*((each.due, each.number) for each in found))
     elif kind == "reschedule" and pending:
         alike = [each for each in pending if each.log_id == pending[0].log_id]
         found = generator.sample(alike, min(len(alike), generator.randrange(1, 4)))
-        desk.reschedule(found, [START_MS + generator.randrange(9 * SPAN) for _ in found])
-    elif kind == "close" and desk.sequences:
-        desk.close_stream(generator.choice(sorted(desk.sequences)), 1000 + desk.log.end_ordinal)
+        rig.reschedule(found, [START_MS + generator.randrange(9 * SPAN) for _ in found])
+    elif kind == "close" and rig.sequences:
+        rig.close_stream(generator.choice(sorted(rig.sequences)), 1000 + rig.log.end_ordinal)
     else:
         batches = [
-            random_batch(desk, generator) for _ in range(generator.randrange(1, 5) if kind == "joined" else 1)
+            random_batch(rig, generator) for _ in range(generator.randrange(1, 5) if kind == "joined" else 1)
         ]
-        place = Source(SOURCE_TRANSACTION, 77, desk.log.end_offset, 1)
-        desk.send(*batches, **({"source": place} if kind == "applied" else {}))
+        place = Source(SOURCE_TRANSACTION, 77, rig.log.end_offset, 1)
+        rig.send(*batches, **({"source": place} if kind == "applied" else {}))
 
 
-def random_batch(desk: Desk, generator: random.Random) -> Wanted:
+def random_batch(rig: Rig, generator: random.Random) -> Wanted:
     count = generator.choice((1, 1, 2, 5, 40, 300))
     sizes = [generator.randrange(300)] * count if generator.random() < 0.5 else [
         generator.choice((0, 10, 70, 2000)) for _ in range(count)]  # fmt: skip
     dues = [START_MS + generator.randrange(9 * SPAN) for _ in range(count)]
     flags = bytes(generator.randrange(2) for _ in range(count))
-    producer = generator.randrange(100, 105) if generator.random() < 0.9 else 100_000 + desk.log.end_ordinal
-    while desk.producers.closed_id(producer):
+    producer = generator.randrange(100, 105) if generator.random() < 0.9 else 100_000 + rig.log.end_ordinal
+    while rig.producers.closed_id(producer):
         producer += 1000
     return Wanted(
         producer, dues, [bytes(size) for size in sizes], 0x1000_0000 + generator.randrange(3), "t", flags
     )
 
 
-def said(desk: Desk) -> list[Any]:
+def said(rig: Rig) -> list[Any]:
     """The whole state, without where the append of an answer ends: behind a recovery all of it is forced.
 
     Also without the number up to which handles have no epoch, which only a snapshot tells.
     """
-    version, producers, *rest, epochs = msgpack.unpackb(desk.state.dump())
+    version, producers, *rest, epochs = msgpack.unpackb(rig.state.dump())
     rest.append(epochs[8:])
     streams = msgpack.unpackb(producers)
     for *_, answers in streams[2]:
@@ -102,22 +102,22 @@ def said(desk: Desk) -> list[Any]:
 def test_live_and_recovered_are_the_same(round: int) -> None:
     """After a kill, after a clean stop, from a snapshot in the middle, and once more on top of a recovery."""
     generator = seeded("arrival state", round)
-    desk = Desk(segment_bytes=generator.choice((3 << 19, 1 << 22)))
+    rig = Rig(segment_bytes=generator.choice((3 << 19, 1 << 22)))
     for _ in range(3):
         for _ in range(generator.randrange(1, 25)):
-            random_step(desk, generator)
-        told = said(desk)
-        desk = desk.reopened(clean=generator.random() < 0.5)
-        assert said(desk) == told
-        assert desk.read() == desk.sent
+            random_step(rig, generator)
+        told = said(rig)
+        rig = rig.reopened(clean=generator.random() < 0.5)
+        assert said(rig) == told
+        assert rig.read() == rig.sent
 
 
 def test_a_batch_over_several_blocks_is_one_answer_after_a_recovery_too() -> None:
-    desk = Desk()
-    desk.send(some(5, 3000, size=90))
-    first = check(desk, 5, 0, 3000).stored
+    rig = Rig()
+    rig.send(some(5, 3000, size=90))
+    first = check(rig, 5, 0, 3000).stored
     assert len(first.positions) > 1
-    again = desk.reopened(clean=False)
+    again = rig.reopened(clean=False)
     found = check(again, 5, 0, 3000)
     assert found.first_offset_walk is None and found.stored.first_ordinal == first.first_ordinal == 1
     assert list(found.stored.positions) == list(first.positions)
@@ -125,59 +125,59 @@ def test_a_batch_over_several_blocks_is_one_answer_after_a_recovery_too() -> Non
 
 def test_batches_of_one_append_stay_apart() -> None:
     """The notes lie between them: a repeat gets its own first number."""
-    desk = Desk()
-    desk.send(some(5, 2), some(5, 3), some(6, 1), some(5, 1))
-    again = desk.reopened(clean=False)
+    rig = Rig()
+    rig.send(some(5, 2), some(5, 3), some(6, 1), some(5, 1))
+    again = rig.reopened(clean=False)
     for sequence, records, first in ((0, 2, 1), (2, 3, 4), (5, 1, 10)):
         found = check(again, 5, sequence, records)
         assert (found.stored.first_ordinal, found.first_offset_walk) == (first, None)
 
 
 def test_notes_and_copies_are_nobodys_sequence() -> None:
-    desk = Desk()
-    desk.send(some(5, 4))
-    desk.reschedule(desk.sent[1:3], [START_MS + 500, START_MS + 600])
-    desk.cancel((START_MS, 1))
-    again = desk.reopened(clean=False)
-    assert again.producers.last_sequence(5) == desk.producers.last_sequence(5) == 3
+    rig = Rig()
+    rig.send(some(5, 4))
+    rig.reschedule(rig.sent[1:3], [START_MS + 500, START_MS + 600])
+    rig.cancel((START_MS, 1))
+    again = rig.reopened(clean=False)
+    assert again.producers.last_sequence(5) == rig.producers.last_sequence(5) == 3
     assert len(again.producers) == 1
     assert check(again, 5, 4, 1) is None
 
 
 def test_copies_over_several_blocks_are_nobodys_sequence() -> None:
-    desk = Desk()
-    desk.send(some(5, 3, size=40_000))
-    desk.reschedule(desk.sent[:3], [START_MS + 500] * 3)
-    desk.send(some(6, 2))
-    again = desk.reopened(clean=False)
+    rig = Rig()
+    rig.send(some(5, 3, size=40_000))
+    rig.reschedule(rig.sent[:3], [START_MS + 500] * 3)
+    rig.send(some(6, 2))
+    again = rig.reopened(clean=False)
     assert [again.producers.last_sequence(each) for each in (5, 6)] == [2, 1]
-    assert said(again) == said(desk)
+    assert said(again) == said(rig)
 
 
 def test_damage_among_copies_hides_nothing_that_comes_after() -> None:
     """The last of them and the next note cannot be read: what is left behind those is a sender's, and no copy."""
-    desk = Desk()
-    desk.send(some(5, 3, size=40_000))
-    start = desk.log.end_offset
-    desk.reschedule(desk.sent[:3], [START_MS + 500] * 3)
-    desk.send(some(6, 2, size=40_000))
-    desk.log.force()
-    desk.send(some(7, 1))  # and says that what comes before was forced
-    chunk = desk.log.read(start, 1 << 20)
-    last_copy, note_of_6, record_of_6 = list(blocks_of(chunk.data, start, desk.log.log_id))[-3:]
+    rig = Rig()
+    rig.send(some(5, 3, size=40_000))
+    start = rig.log.end_offset
+    rig.reschedule(rig.sent[:3], [START_MS + 500] * 3)
+    rig.send(some(6, 2, size=40_000))
+    rig.log.force()
+    rig.send(some(7, 1))  # and says that what comes before was forced
+    chunk = rig.log.read(start, 1 << 20)
+    last_copy, note_of_6, record_of_6 = list(blocks_of(chunk.data, start, rig.log.log_id))[-3:]
     assert (note_of_6.control.records, record_of_6.control.records) == (2, 1)
     for block in (last_copy, note_of_6):
-        desk.disk.damage(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}", block.control.end + 3, b"\xee" * 5)
-    again = Desk(desk.disk)
+        rig.disk.damage(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}", block.control.end + 3, b"\xee" * 5)
+    again = Rig(rig.disk)
     assert again.log.damage
     assert [again.producers.last_sequence(each) for each in (5, 6, 7)] == [2, 1, 0]
 
 
 def test_a_succession_closes_the_stream_over_all_topics() -> None:
-    desk = Desk()
-    desk.send(some(5, 2), some(5, 2)._replace(log_id=0x1100_0002, topic="bills"))
-    desk.close_stream(5, 50)
-    again = desk.reopened(clean=False)
+    rig = Rig()
+    rig.send(some(5, 2), some(5, 2)._replace(log_id=0x1100_0002, topic="bills"))
+    rig.close_stream(5, 50)
+    again = rig.reopened(clean=False)
     assert again.producers.closed_id(5) == (50, 3)
     with pytest.raises(StaleProducer):
         check(again, 5, 4, 1)
@@ -190,51 +190,51 @@ def test_a_succession_closes_the_stream_over_all_topics() -> None:
 def test_after_a_power_cut_state_and_messages_are_those_of_one_moment(round: int) -> None:
     """Never a note without its records, nor a cancel without what came before; what was forced is there."""
     generator = seeded("power cut", round)
-    desk = Desk(segment_bytes=3 << 19)
-    moments = {0: (said(desk), 0)}
+    rig = Rig(segment_bytes=3 << 19)
+    moments = {0: (said(rig), 0)}
     for _ in range(generator.randrange(2, 20)):
-        random_step(desk, generator)
-        moments[desk.log.end_offset] = (said(desk), len(desk.sent))
+        random_step(rig, generator)
+        moments[rig.log.end_offset] = (said(rig), len(rig.sent))
         if generator.random() < 0.2:
-            desk.log.force()
-    forced = desk.log.forced_offset
-    again = Desk(desk.disk.crash(generator), desk.segment_bytes)
+            rig.log.force()
+    forced = rig.log.forced_offset
+    again = Rig(rig.disk.crash(generator), rig.segment_bytes)
     assert forced <= again.log.end_offset
     state, count = moments[again.log.end_offset]
-    assert again.read() == desk.sent[:count]
+    assert again.read() == rig.sent[:count]
     assert said(again) == state
 
 
 def test_a_log_that_is_resumed_is_learned_again() -> None:
-    desk = Desk()
-    desk.send(some(5, 3))
-    desk.cancel((START_MS, 1))
-    desk.log.force()
-    told = said(desk)
-    desk.log.stop("the disk")
-    desk.state.cancelled.add(START_MS + 1, 2)
-    desk.log.resume()
-    assert said(desk) == told
+    rig = Rig()
+    rig.send(some(5, 3))
+    rig.cancel((START_MS, 1))
+    rig.log.force()
+    told = said(rig)
+    rig.log.stop("the disk")
+    rig.state.cancelled.add(START_MS + 1, 2)
+    rig.log.resume()
+    assert said(rig) == told
 
 
 # What was cancelled, and given another turn
 
 
 def test_cancelled_ones_are_known_and_their_repeats_too() -> None:
-    desk = Desk()
-    desk.send(some(5, 3))
-    desk.cancel((START_MS, 1), (START_MS + 2, 3))
-    desk.cancel((START_MS, 1))
-    for each in (desk, desk.reopened(clean=False)):
+    rig = Rig()
+    rig.send(some(5, 3))
+    rig.cancel((START_MS, 1), (START_MS + 2, 3))
+    rig.cancel((START_MS, 1))
+    for each in (rig, rig.reopened(clean=False)):
         assert each.state.cancelled.count == 2
         assert [(START_MS + n, n + 1) in each.state.cancelled for n in range(3)] == [True, False, True]
 
 
 def test_a_rescheduled_one_is_cancelled_and_leads_to_its_copy() -> None:
-    desk = Desk()
-    desk.send(some(5, 3))
-    desk.reschedule(desk.sent[:2], [START_MS + 100, START_MS + 50])
-    for each in (desk, desk.reopened(clean=False)):
+    rig = Rig()
+    rig.send(some(5, 3))
+    rig.reschedule(rig.sent[:2], [START_MS + 100, START_MS + 50])
+    for each in (rig, rig.reopened(clean=False)):
         assert each.state.rescheduled.get(START_MS, 1) == (START_MS + 100, 5)
         assert each.state.rescheduled.latest(START_MS + 1, 2) == (START_MS + 50, 6)
         assert (START_MS, 1) in each.state.cancelled and (START_MS + 100, 5) not in each.state.cancelled
@@ -242,54 +242,54 @@ def test_a_rescheduled_one_is_cancelled_and_leads_to_its_copy() -> None:
 
 def test_what_was_cancelled_before_does_not_come_back_by_a_reschedule() -> None:
     """Two that raced: whoever was written first counts, in both folds."""
-    desk = Desk()
-    desk.send(some(5, 1))
-    desk.cancel((START_MS, 1))
-    desk.reschedule(desk.sent[:1], [START_MS + 100])
-    for each in (desk, desk.reopened(clean=False)):
+    rig = Rig()
+    rig.send(some(5, 1))
+    rig.cancel((START_MS, 1))
+    rig.reschedule(rig.sent[:1], [START_MS + 100])
+    for each in (rig, rig.reopened(clean=False)):
         assert each.state.rescheduled.get(START_MS, 1) is None
 
 
 def test_both_forget_by_spans() -> None:
-    desk = Desk()
-    desk.send(some(5, 2, due=3 * SPAN), some(6, 1, due=4 * SPAN))
-    desk.cancel((3 * SPAN, 1))
-    desk.reschedule(desk.sent[1:2], [9 * SPAN])
-    desk.cancel((4 * SPAN, 4))
-    assert desk.state.expire_before(5 * SPAN) == 1
-    assert (desk.state.cancelled.count, desk.state.rescheduled.count) == (2, 1)
-    assert desk.state.expire_before(10 * SPAN) == 2
-    assert (desk.state.cancelled.count, desk.state.rescheduled.count) == (0, 0)
+    rig = Rig()
+    rig.send(some(5, 2, due=3 * SPAN), some(6, 1, due=4 * SPAN))
+    rig.cancel((3 * SPAN, 1))
+    rig.reschedule(rig.sent[1:2], [9 * SPAN])
+    rig.cancel((4 * SPAN, 4))
+    assert rig.state.expire_before(5 * SPAN) == 1
+    assert (rig.state.cancelled.count, rig.state.rescheduled.count) == (2, 1)
+    assert rig.state.expire_before(10 * SPAN) == 2
+    assert (rig.state.cancelled.count, rig.state.rescheduled.count) == (0, 0)
 
 
 def test_an_old_handle_is_known_as_long_as_its_message_waits() -> None:
     """Given another turn, and then another one, far away: the way there is not forgotten on the way."""
-    desk = Desk()
-    desk.send(some(5, 1, due=3 * SPAN), some(6, 1, due=3 * SPAN))
-    desk.reschedule(desk.sent[:1], [4 * SPAN])
-    desk.reschedule(desk.sent[-1:], [900 * SPAN])
-    desk.cancel((5 * SPAN, 99))
-    assert desk.state.expire_before(100 * SPAN) == 1
-    assert desk.state.rescheduled.latest(3 * SPAN, 1)[0] == 900 * SPAN
-    assert desk.state.expire_before(901 * SPAN) == 2
-    assert desk.state.rescheduled.latest(3 * SPAN, 1) == (3 * SPAN, 1)
+    rig = Rig()
+    rig.send(some(5, 1, due=3 * SPAN), some(6, 1, due=3 * SPAN))
+    rig.reschedule(rig.sent[:1], [4 * SPAN])
+    rig.reschedule(rig.sent[-1:], [900 * SPAN])
+    rig.cancel((5 * SPAN, 99))
+    assert rig.state.expire_before(100 * SPAN) == 1
+    assert rig.state.rescheduled.latest(3 * SPAN, 1)[0] == 900 * SPAN
+    assert rig.state.expire_before(901 * SPAN) == 2
+    assert rig.state.rescheduled.latest(3 * SPAN, 1) == (3 * SPAN, 1)
 
 
 def test_there_is_an_end_to_what_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrival_state, "CANCELLED_MAX", 2)
-    desk = Desk()
-    desk.send(some(5, 3))
-    desk.cancel((START_MS, 1))
-    assert not desk.state.is_full
-    desk.cancel((START_MS + 1, 2))
-    assert desk.state.is_full
+    rig = Rig()
+    rig.send(some(5, 3))
+    rig.cancel((START_MS, 1))
+    assert not rig.state.is_full
+    rig.cancel((START_MS + 1, 2))
+    assert rig.state.is_full
 
 
 def test_what_lies_far_apart_in_time_counts_by_the_memory_that_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(arrival_state, "BYTES_MAX", 100_000)
-    near, far = Desk(), Desk()
+    near, far = Rig(), Rig()
     for n in range(1000):
         near.state.cancelled.add(START_MS, n)
         far.state.cancelled.add(START_MS + n * SPAN, n)
@@ -300,7 +300,7 @@ def test_a_message_that_is_moved_on_without_end_does_not_keep_all_others_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(arrival_state, "CANCELLED_MAX", 100)
-    state = Desk().state
+    state = Rig().state
     state.cancelled.add(SPAN, 0)
     state.rescheduled.add(SPAN, 0, (1000 * SPAN, 500))
     for n in range(1, 50):
@@ -311,7 +311,7 @@ def test_a_message_that_is_moved_on_without_end_does_not_keep_all_others_known(
 
 def test_with_many_it_is_looked_only_now_and_then_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrival_state, "EXPIRY_SPANS_MAX", 10)
-    state = Desk().state
+    state = Rig().state
     for n in range(100):
         state.cancelled.add(n * SPAN, n)
     assert state.expire_before(64 * SPAN) == 64
@@ -322,55 +322,55 @@ def test_with_many_it_is_looked_only_now_and_then_what_is_over(monkeypatch: pyte
 # Damage
 
 
-def repaired(desk: Desk, *offsets: int) -> Desk:
+def repaired(rig: Rig, *offsets: int) -> Rig:
     """Damaged at these places, mended by the operator's word, without a snapshot to lean on, and opened again."""
-    desk.log.close()
+    rig.log.close()
     for offset in offsets:
-        desk.disk.damage(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}", offset, b"\xee" * 5)
-    assert repair(desk.disk, FOLDER, suffix=ARRIVALS_SUFFIX)
-    for name in desk.disk.list(FOLDER):
+        rig.disk.damage(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}", offset, b"\xee" * 5)
+    assert repair(rig.disk, FOLDER, suffix=ARRIVALS_SUFFIX)
+    for name in rig.disk.list(FOLDER):
         if name.endswith(".state"):
-            desk.disk.unlink(f"{FOLDER}/{name}")
-    again = Desk(desk.disk)
-    again.sent = desk.sent
+            rig.disk.unlink(f"{FOLDER}/{name}")
+    again = Rig(rig.disk)
+    again.sent = rig.sent
     return again
 
 
 def test_a_note_that_a_repair_lost_costs_its_batch_alone(caplog: pytest.LogCaptureFixture) -> None:
     """Its records are in the streams still; nobody knows when they are due. The others have their numbers."""
-    desk = Desk()
-    desk.send(some(5, 2), some(6, 3))
-    desk.send(some(7, 2))
-    desk.log.force()
-    lost = desk.sent[:2]
-    again = repaired(desk, 25)  # in the first note
+    rig = Rig()
+    rig.send(some(5, 2), some(6, 3))
+    rig.send(some(7, 2))
+    rig.log.force()
+    lost = rig.sent[:2]
+    again = repaired(rig, 25)  # in the first note
     assert [again.producers.last_sequence(each) for each in (5, 6, 7)] == [1, 2, 1]
     assert check(again, 6, 0, 3).stored.first_ordinal == 4
     with caplog.at_level(logging.ERROR):
-        assert again.read() == [each for each in desk.sent if each not in lost]
+        assert again.read() == [each for each in rig.sent if each not in lost]
     assert "2 delayed messages have no due time" in caplog.text
 
 
 @pytest.mark.parametrize("lost", [1, 3])
 def test_a_record_that_a_repair_lost_costs_itself_alone(lost: int) -> None:
-    desk = Desk()
-    (answer,) = desk.send(some(5, 40, size=50))
-    desk.send(some(6, 2))
+    rig = Rig()
+    (answer,) = rig.send(some(5, 40, size=50))
+    rig.send(some(6, 2))
     places = [answer.positions[0][1] + n * 70 + 30 for n in range(7, 7 + lost)]
-    again = repaired(desk, *places)
-    assert again.read() == desk.sent[:7] + desk.sent[7 + lost :]
+    again = repaired(rig, *places)
+    assert again.read() == rig.sent[:7] + rig.sent[7 + lost :]
     assert check(again, 6, 0, 2).stored.first_ordinal == 42
 
 
 def test_a_note_that_says_nothing_is_named_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk()
-    desk.send(some(5, 2))
+    rig = Rig()
+    rig.send(some(5, 2))
     bad = make_record(b"\x01no note at all, but of the house's id", HEADER_ID)
-    desk.append([Batch(bad, (), header.PRODUCER_ID, 0, 1)])
-    desk.send(some(6, 2))
+    rig.append([Batch(bad, (), header.PRODUCER_ID, 0, 1)])
+    rig.send(some(6, 2))
     with caplog.at_level(logging.ERROR):
-        again = desk.reopened(clean=False)
-        assert again.read() == desk.sent
+        again = rig.reopened(clean=False)
+        assert again.read() == rig.sent
     assert "invalid arrival header" in caplog.text
     assert again.producers.last_sequence(6) == 1
 
@@ -379,25 +379,25 @@ def test_a_note_that_says_nothing_is_named_and_passed_over(caplog: pytest.LogCap
 
 
 def test_an_empty_snapshot_is_an_empty_state() -> None:
-    desk = Desk()
-    desk.send(some(5, 2))
-    desk.cancel((START_MS, 1))
-    desk.state.load(b"")
-    assert (len(desk.producers), desk.state.cancelled.count) == (0, 0)
+    rig = Rig()
+    rig.send(some(5, 2))
+    rig.cancel((START_MS, 1))
+    rig.state.load(b"")
+    assert (len(rig.producers), rig.state.cancelled.count) == (0, 0)
 
 
 def test_a_later_snapshot_is_refused_by_name() -> None:
     with pytest.raises(NewerFormat, match="the snapshot of the arrival log"):
-        Desk().state.load(msgpack.packb((2, b"", b"", b"")))
+        Rig().state.load(msgpack.packb((2, b"", b"", b"")))
 
 
 def test_what_a_later_version_adds_after_is_left_out() -> None:
-    desk = Desk()
-    desk.send(some(5, 2))
-    version, *parts = msgpack.unpackb(desk.state.dump(), use_list=False)
-    other = Desk().state
+    rig = Rig()
+    rig.send(some(5, 2))
+    version, *parts = msgpack.unpackb(rig.state.dump(), use_list=False)
+    other = Rig().state
     other.load(msgpack.packb((version, *parts, "more")))
-    assert other.dump() == desk.state.dump()
+    assert other.dump() == rig.state.dump()
 
 
 @pytest.mark.parametrize(
@@ -405,19 +405,19 @@ def test_what_a_later_version_adds_after_is_left_out() -> None:
 )
 def test_what_is_no_snapshot_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="snapshot of the arrival log"):
-        Desk().state.load(data)
+        Rig().state.load(data)
 
 
 def test_a_snapshot_that_announces_too_much_takes_no_memory() -> None:
     with refused_in_little_memory("snapshot of the arrival log does not decode"):
-        Desk().state.load(b"\x95" + NESTED_LISTS)
+        Rig().state.load(b"\x95" + NESTED_LISTS)
 
 
 def test_sent_says_what_was_sent() -> None:
     """The yardstick of these tests."""
-    desk = Desk()
-    desk.send(some(5, 1, size=3))
-    (found,) = desk.sent
+    rig = Rig()
+    rig.send(some(5, 1, size=3))
+    (found,) = rig.sent
     assert found == Sent(1, START_MS, False, 0x1000_0001, "orders", found.record)
     assert found.record[20:] == b"5/0"
 

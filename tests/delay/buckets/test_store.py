@@ -10,7 +10,7 @@ import pytest
 
 from journal.errors import Corrupt, Full, Stopped, TooLarge
 from journal.testing import SimulatedDisk
-from tests.delay.arrived import START_MS, Desk, Wanted
+from tests.delay.arrived import START_MS, Rig, Wanted
 from tests.delay.bucketing import (
     BILLS,
     DAY,
@@ -298,24 +298,24 @@ def test_readers_and_writers_do_not_disturb_each_other(bench: Bench) -> None:
 
 
 def test_what_the_arrivals_give_is_what_the_buckets_have() -> None:
-    desk = Desk(segment_bytes=8 << 20)
+    rig = Rig(segment_bytes=8 << 20)
     generator = seeded("arrivals to buckets")
     for producer_id in range(70, 90):
         count = generator.choice((1, 5, 900))
         dues = [START_MS + generator.randrange(1, 3 * HOUR) for _ in range(count)]
         payloads = [generator.randbytes(generator.choice((100, 100, 3000))) for _ in range(count)]
         log_id, topic = generator.choice(((ORDERS, "orders"), (BILLS, "bills")))
-        desk.send(
+        rig.send(
             Wanted(producer_id, sorted(dues), payloads, log_id, topic, bytes(n & 1 for n in range(count)))
         )
         if producer_id % 7 == 0:
-            desk.cancel((desk.sent[0].due, desk.sent[0].number))
-    desk.log.force()
+            rig.cancel((rig.sent[0].due, rig.sent[0].number))
+    rig.log.force()
     bench = Bench()
-    log, end = desk.log, desk.log.end_offset
+    log, end = rig.log, rig.log.end_offset
     spilled = bench.buckets.spill(read_batches(log, 0, end), end, log.end_ordinal, START_MS, everything)
-    assert spilled.count == len(desk.sent)
-    expected = {e.number: Kept(e.due, e.log_id, e.absolute, e.record) for e in desk.sent}
+    assert spilled.count == len(rig.sent)
+    expected = {e.number: Kept(e.due, e.log_id, e.absolute, e.record) for e in rig.sent}
     assert bench.contents() == expected == bench.crash().contents()
 
 

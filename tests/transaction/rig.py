@@ -1,6 +1,6 @@
 """A handler with its real store on a simulated disk, over targets in memory, and verbs to talk to it.
 
-`Targets` is a `Destination` that can stop, fill up, lose what was not forced, and forget a topic. `Desk` owns disk,
+`Targets` is a `Destination` that can stop, fill up, lose what was not forced, and forget a topic. `Rig` owns disk,
 clock, forces and workers: inline, or queued with `queued=True` (then `work()` does the jobs). Every verb asks one
 thing, ends the turn unless told not to, and gives the `Answer`.
 """
@@ -99,7 +99,7 @@ def payloads_of(data: bytes) -> list[bytes]:
     return [bytes(data[each.position + 20 : each.position + each.size]) for each in records_of(data)]
 
 
-class Desk:
+class Rig:
     def __init__(
         self,
         disk: Any = None,
@@ -219,18 +219,18 @@ class Desk:
 
     # Ends
 
-    def power_cut(self, targets: Targets | None = None) -> Desk:
-        """A new desk on what was forced of the journal and of the targets."""
+    def power_cut(self, targets: Targets | None = None) -> Rig:
+        """Return a new rig on what was forced of the journal and of the targets."""
         self.forget()
         return self.again(self.disk.crash(keep="nothing"), targets or self.targets.power_cut())
 
-    def kill(self) -> Desk:
-        """A new desk on what was written."""
+    def kill(self) -> Rig:
+        """Return a new rig on what was written."""
         self.forget()
         return self.again(self.disk.crash(keep="everything"), self.targets.killed())
 
-    def damaged(self, found: bytes, *, clean: bool = True, mended: bool = True) -> Desk:
-        """A new desk after the bytes `found` of the journal were damaged, and `tfmq log repair` mended that; `clean`:
+    def damaged(self, found: bytes, *, clean: bool = True, mended: bool = True) -> Rig:
+        """A new rig after the bytes `found` of the journal were damaged, and `tfmq log repair` repaired them; `clean`:
         the broker had been stopped, so that the start goes on from a snapshot."""
         if clean:
             self.stop()
@@ -242,10 +242,10 @@ class Desk:
             assert repair_journal(disk, self.folder)
         return self.again(disk, self.targets.killed())
 
-    def again(self, disk: SimulatedDisk, targets: Targets) -> Desk:
-        desk = Desk(disk, self.clock, targets, limits=self.limits, settings=self.settings)
-        desk.streams = self.streams + 100
-        return desk
+    def again(self, disk: SimulatedDisk, targets: Targets) -> Rig:
+        rig = Rig(disk, self.clock, targets, limits=self.limits, settings=self.settings)
+        rig.streams = self.streams + 100
+        return rig
 
     def forget(self) -> None:
         self.jobs.clear()

@@ -1,6 +1,6 @@
 """A delay queue with its real arrivals and buckets on a simulated disk, over targets in memory, and verbs for tests.
 
-`Targets` is a `Destination` that can stop, fill up, lose what was not forced and forget a topic. `Desk` owns disk,
+`Targets` is a `Destination` that can stop, fill up, lose what was not forced and forget a topic. `Rig` owns disk,
 clock, forces and workers: inline, or queued with `queued=True` (then `work()` does the jobs). `send` and what fires are
 noted, so that `check` can hold everything against everything.
 """
@@ -51,9 +51,9 @@ class Handle(NamedTuple):
 class Landing:
     """The arrivals' log with a queue that is written at the end of the turn."""
 
-    def __init__(self, desk: Desk, log: Log) -> None:
+    def __init__(self, rig: Rig, log: Log) -> None:
         self.log = log
-        self._desk = desk
+        self._rig = rig
         self._queue: deque[tuple[Callable[[], Sequence[Batch]], Callable[..., None]]] = deque()
         self._waiting: list[tuple[int, Callable[[BaseException | None], None]]] = []
         self.refuse: Exception | None = None
@@ -73,7 +73,7 @@ class Landing:
             self._waiting.append((offset, waiter))
 
     def truncate_before(self, offset: int, done: Callable[[Any, BaseException | None], None]) -> None:
-        self._desk.run(lambda: self.log.truncate_before(offset), done)
+        self._rig.run(lambda: self.log.truncate_before(offset), done)
 
     def write(self) -> bool:
         busy = bool(self._queue)
@@ -133,7 +133,7 @@ class Answer:
         return self.result
 
 
-class Desk:
+class Rig:
     """See the module."""
 
     def __init__(
@@ -385,15 +385,15 @@ class Desk:
         self.buckets.close(self.queue.now_ms())
         self.landing.log.close()
 
-    def again(self, disk: SimulatedDisk, targets: Targets, **options: Any) -> Desk:
-        desk = Desk(disk, self.clock, targets, **({"queued": self.queued} | self.options | options))
-        desk.sequences = dict(self.sequences)
-        return desk
+    def again(self, disk: SimulatedDisk, targets: Targets, **options: Any) -> Rig:
+        rig = Rig(disk, self.clock, targets, **({"queued": self.queued} | self.options | options))
+        rig.sequences = dict(self.sequences)
+        return rig
 
-    def kill(self, **options: Any) -> Desk:
+    def kill(self, **options: Any) -> Rig:
         """kill -9, and the next life."""
         return self.again(self.disk.crash(keep="everything"), self.targets.killed(), **options)
 
-    def power_cut(self, **options: Any) -> Desk:
+    def power_cut(self, **options: Any) -> Rig:
         """Whatever was not forced is gone."""
         return self.again(self.disk.crash(keep="nothing"), self.targets.power_cut(), **options)
