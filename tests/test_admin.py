@@ -111,9 +111,9 @@ def test_transactions_in_doubt_are_found_decided_and_forgotten(admin: tfmq.Admin
     assert admin.transaction("nobody's").state == "unknown"
     assert admin.commit_transaction("one") == ("one", epochs["one"], "committed", 0, 0)
     assert admin.rollback_transaction("two").state == "heuristic_rolled_back"
-    with pytest.raises(HeuristicOutcome) as told:
+    with pytest.raises(HeuristicOutcome) as reported:
         admin.rollback_transaction("one", heuristic=False)
-    assert told.value.state == "heuristic_committed"
+    assert reported.value.state == "heuristic_committed"
     assert admin.commit_transaction("three", heuristic=False).state == "committed"
     assert [each.state for each in admin.transactions(group="shop")] == [
         "heuristic_committed",

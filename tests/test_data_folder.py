@@ -42,12 +42,14 @@ def test_a_folder_named_like_a_partition_may_be_anybodys(tmp_path: Path) -> None
     assert not is_data_folder(RealDisk(), str(tmp_path))
 
 
-@pytest.mark.parametrize(("strangers", "told"), [(("a.txt",), "a.txt"), (("a", "b", "c"), "a and 2 more")])
+@pytest.mark.parametrize(
+    ("strangers", "reported"), [(("a.txt",), "a.txt"), (("a", "b", "c"), "a and 2 more")]
+)
 def test_a_folder_with_other_things_is_named_with_the_first_of_them(
-    tmp_path: Path, strangers: tuple[str, ...], told: str
+    tmp_path: Path, strangers: tuple[str, ...], reported: str
 ) -> None:
     for name in (*strangers, *IGNORED_NAMES):
         (tmp_path / name).touch()
     with pytest.raises(ConfigError) as caught:
         check_data_folder(str(tmp_path))
-    assert f"The folder {tmp_path} has other files in it ({told})" in caught.value.sentence
+    assert f"The folder {tmp_path} has other files in it ({reported})" in caught.value.sentence

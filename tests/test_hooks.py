@@ -121,14 +121,14 @@ def test_what_a_listener_does_stands_under_the_sender_in_its_thread_and_its_task
         both = asyncio.Event()
         together = threading.Barrier(2, timeout=60)
 
-        def told(message: Any) -> None:
+        def reported(message: Any) -> None:
             seen[message.text] = ACTIVE.get()
             if len(seen) == 2:
                 both.set()
                 consumer.stop()
 
         async def awaited(message: Any) -> None:
-            told(message)
+            reported(message)
             await both.wait()
             assert ACTIVE.get() == message.properties["traceparent"]
 

@@ -92,19 +92,19 @@ def test_a_store_that_can_keep_nothing_ends_the_run_before_any_call(
     with SimulatedBroker() as broker:
         bench = Bench(broker, tmp_path)
         bench.send(*sent)
-        told: dict[str, Any] = {"topics": TOPIC, "group": "g", "dead_letters": str(tmp_path / where)}
+        reported: dict[str, Any] = {"topics": TOPIC, "group": "g", "dead_letters": str(tmp_path / where)}
 
         async def awaiting() -> None:
-            await tfmq.aio.Consumer(broker.servers, **told).run(handled.append, signals=False)
+            await tfmq.aio.Consumer(broker.servers, **reported).run(handled.append, signals=False)
 
         async def story(reactor: Any) -> None:
-            await tfmq.twisted.Consumer(broker.servers, reactor=reactor, **told).run(
+            await tfmq.twisted.Consumer(broker.servers, reactor=reactor, **reported).run(
                 handled.append, signals=False
             )
 
         with pytest.raises(tfmq.StoreFailed, match="No dead letters can be stored at"):
             if face == "blocking":
-                tfmq.Consumer(broker.servers, **told).run(handled.append, signals=False)
+                tfmq.Consumer(broker.servers, **reported).run(handled.append, signals=False)
             elif face == "asyncio":
                 asyncio.run(awaiting())
             else:

@@ -325,8 +325,8 @@ def test_one_that_is_dropped_is_rolled_back(
     dropped.send("orders", b"1")
     pipeline = dropped._core.requests.pipeline
     until(lambda: pipeline.begun)  # one whose begin is not answered yet ends by its time
-    keeper = producer._driver.network_thread
-    until(lambda: keeper._sleeping and not keeper._gate.is_set())  # it sends nothing more by itself
+    thread = producer._driver.network_thread
+    until(lambda: thread._sleeping and not thread._gate.is_set())  # it sends nothing more by itself
     del dropped
     gc.collect()
     with caplog.at_level(logging.WARNING):

@@ -25,8 +25,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def consumer(bench: Bench, reactor: Any, **options: Any) -> twisted.Consumer[Any]:
-    told = {"topics": "orders", "group": "billing", "dead_letters": bench.store, **options}
-    return twisted.Consumer(bench.broker.servers, reactor=reactor, **told)
+    reported = {"topics": "orders", "group": "billing", "dead_letters": bench.store, **options}
+    return twisted.Consumer(bench.broker.servers, reactor=reactor, **reported)
 
 
 def test_it_reads_in_async_for_until_it_is_stopped(bench: Bench) -> None:
@@ -127,18 +127,18 @@ def test_a_cancelled_poll_leaves_it_usable(bench: Bench) -> None:
 @pytest.mark.parametrize("kind", ["coroutine", "deferred"])
 def test_the_callbacks_of_partitions_are_waited_for(bench: Bench, kind: str) -> None:
     bench.send("a")
-    told: list[str] = []
+    reported: list[str] = []
 
     async def story(reactor: Any) -> None:
         def deferred(names: list[PartitionName]) -> Deferred[None]:
-            return pause(reactor, 0.02).addCallback(lambda _: told.extend(str(each) for each in names))
+            return pause(reactor, 0.02).addCallback(lambda _: reported.extend(str(each) for each in names))
 
         async def coroutine(names: list[PartitionName]) -> None:
             await deferred(names)
 
         made = consumer(bench, reactor, on_assigned={"coroutine": coroutine, "deferred": deferred}[kind])
         await made.poll()
-        assert len(told) == 1
+        assert len(reported) == 1
         await made.close()
 
     rig.play(story)

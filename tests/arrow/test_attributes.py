@@ -76,11 +76,11 @@ def test_what_a_sender_packs_is_read(parts: list[bytes | None]) -> None:
 @example(b"\x81\x01\xcf" + b"\xff" * 8, b"")
 @example(b"\x82\x02\xa1k\x02\xa1l", b"")
 @example(b"\x81\x02", b"\xa1k")
-def test_what_is_bent_is_read_as_the_decoder_reads_it_or_named(part: bytes, behind: bytes) -> None:
-    read = of(encode_attribute(5, "k", "t"), part, None, behind or None)
+def test_what_is_bent_is_read_as_the_decoder_reads_it_or_named(part: bytes, suffix: bytes) -> None:
+    read = of(encode_attribute(5, "k", "t"), part, None, suffix or None)
     try:
         expected = [(b"k", "t")] + [
-            by_the_decoder(each) if each else (None, None) for each in (part, b"", behind)
+            by_the_decoder(each) if each else (None, None) for each in (part, b"", suffix)
         ]
     except DecodeFailed:
         with pytest.raises(UnreadableAttribute) as found:

@@ -67,7 +67,12 @@ class Worker(Seat):
         chance = self.world.chance
         answered = [
             each
-            for each in (self.hear_join, self.hear_beat, self.hear_read, self.hear_saved)
+            for each in (
+                self.apply_join_reply,
+                self.apply_heartbeat_reply,
+                self.apply_read_reply,
+                self.apply_commit_reply,
+            )
             if each(look=True)
         ]
         if answered:
@@ -81,7 +86,7 @@ class Worker(Seat):
                 [self.work, self.work, self.save, self.let_go, self.look_for_places, self.beat_if_idle]
             )()
 
-    def hear_join(self, look: bool = False) -> bool:
+    def apply_join_reply(self, look: bool = False) -> bool:
         answer = self.joining
         if look or answer is None:
             return answer is not None and answer.done
@@ -93,10 +98,10 @@ class Worker(Seat):
             self.joined, self.mended = True, self.asked_in
             if self.world.now() - self.beat_at > BEAT_SECONDS:
                 self.goes_away()  # it was long in coming, and nothing was heard of its member meanwhile
-            self.world.told(self)
+            self.world.reported(self)
         return True
 
-    def hear_beat(self, look: bool = False) -> bool:
+    def apply_heartbeat_reply(self, look: bool = False) -> bool:
         answer = self.beating
         if look or answer is None:
             return answer is not None and answer.done
@@ -107,12 +112,12 @@ class Worker(Seat):
             for name in [name for name in self.position if self.held.get(name) != before.get(name)]:
                 self.drop(name)
             self.mended = self.asked_in
-            self.world.told(self)
+            self.world.reported(self)
         elif answer.code == "fenced":
             self.lose_all()
         return True
 
-    def hear_read(self, look: bool = False) -> bool:
+    def apply_read_reply(self, look: bool = False) -> bool:
         if look or self.reading is None:
             return self.reading is not None and self.reading[0].done
         (answer, grants), self.reading = self.reading, None
@@ -123,7 +128,7 @@ class Worker(Seat):
                     self.position[name] = self.saved[name] = self.world.begins(name, found.get(name, 0))
         return True
 
-    def hear_saved(self, look: bool = False) -> bool:
+    def apply_commit_reply(self, look: bool = False) -> bool:
         if look or self.saving is None:
             return self.saving is not None and self.saving[0].done
         self.world.note_saved()
@@ -196,7 +201,7 @@ class Worker(Seat):
     def send_beat(self, wait_ms: int) -> None:
         """A heartbeat; one that waits ends, and what it says is heard first."""
         if self.beating is not None and self.beating.done:
-            self.hear_beat()
+            self.apply_heartbeat_reply()
         if self.joined:
             self.beat_at, self.asked_in = self.world.now(), self.lapses
             older, self.beating = self.beating, self.ask_beat(wait_ms)
@@ -273,7 +278,7 @@ class World:
             if other is not worker and other.punctual() and other.joined:
                 assert name not in other.held, f"{name} is {worker.name}'s and {other.name}'s"
 
-    def told(self, worker: Worker) -> None:
+    def reported(self, worker: Worker) -> None:
         """A worker has heard of its share: nobody else has any of it, and it is on the disk."""
         for name in worker.held if worker.punctual() else ():
             self.require_alone(worker, name)
@@ -343,7 +348,7 @@ class World:
     # What happens
 
     def step(self) -> str:
-        happens: list[Callable[[], None]] = [self.somebody] * 30
+        happens: list[Callable[[], None]] = [self.any_member] * 30
         happens += [self.disk] * 8 + [self.turn] * 5 + [self.wait] * 6
         happens += [self.come, self.go, self.die, self.freeze, self.thaw, self.cut, self.decide]
         if self.chance.random() < 0.05:
@@ -357,7 +362,7 @@ class World:
     def awake(self) -> list[Worker]:
         return [each for each in self.workers if not each.frozen]
 
-    def somebody(self) -> None:
+    def any_member(self) -> None:
         if self.awake():
             self.chance.choice(self.awake()).step()
 

@@ -32,9 +32,9 @@ class Workers:
 
 def test_no_more_run_at_once_than_may_and_all_do_in_the_end() -> None:
     workers, ended = Workers(), []
-    lane = BoundedExecutor(workers.run, 2)
+    executor = BoundedExecutor(workers.run, 2)
     for number in range(10):
-        lane.run(lambda number=number: number, lambda result, error: ended.append(result))
+        executor.run(lambda number=number: number, lambda result, error: ended.append(result))
     while workers.jobs:
         assert len(workers.jobs) <= 2
         workers.step()
@@ -43,10 +43,12 @@ def test_no_more_run_at_once_than_may_and_all_do_in_the_end() -> None:
 
 def test_who_asks_for_little_does_not_wait_for_who_asks_for_much() -> None:
     workers, order = Workers(), []
-    lane = BoundedExecutor(workers.run, 1)
+    executor = BoundedExecutor(workers.run, 1)
     for number in range(5):
-        lane.run(lambda: None, lambda result, error, number=number: order.append(f"much {number}"), "much")
-    lane.run(lambda: None, lambda result, error: order.append("little"), "little")
+        executor.run(
+            lambda: None, lambda result, error, number=number: order.append(f"much {number}"), "much"
+        )
+    executor.run(lambda: None, lambda result, error: order.append("little"), "little")
     while workers.jobs:
         workers.step()
     assert order.index("little") <= 2 and len(order) == 6
@@ -54,9 +56,11 @@ def test_who_asks_for_little_does_not_wait_for_who_asks_for_much() -> None:
 
 def test_an_error_ends_one_piece_of_work_and_the_next_begins() -> None:
     workers, ended = Workers(), []
-    lane = BoundedExecutor(workers.run, 1)
+    executor = BoundedExecutor(workers.run, 1)
     for divisor in (0, 1):
-        lane.run(lambda divisor=divisor: 1 // divisor, lambda result, error: ended.append(error or result))
+        executor.run(
+            lambda divisor=divisor: 1 // divisor, lambda result, error: ended.append(error or result)
+        )
     while workers.jobs:
         workers.step()
     assert isinstance(ended[0], ZeroDivisionError) and ended[1] == 1
@@ -64,14 +68,14 @@ def test_an_error_ends_one_piece_of_work_and_the_next_begins() -> None:
 
 def test_what_ends_may_ask_for_more() -> None:
     workers, ended = Workers(), []
-    lane = BoundedExecutor(workers.run, 1)
+    executor = BoundedExecutor(workers.run, 1)
 
     def again(result: Any, error: BaseException | None) -> None:
         ended.append(result)
         if len(ended) < 3:
-            lane.run(lambda: len(ended), again)
+            executor.run(lambda: len(ended), again)
 
-    lane.run(lambda: 0, again)
+    executor.run(lambda: 0, again)
     while workers.jobs:
         workers.step()
     assert ended == [0, 1, 2]
@@ -79,9 +83,9 @@ def test_what_ends_may_ask_for_more() -> None:
 
 def test_what_waits_is_bounded_and_the_rest_is_reported_at_once() -> None:
     workers, ended = Workers(), []
-    lane = BoundedExecutor(workers.run, 1, queued_max=2)
+    executor = BoundedExecutor(workers.run, 1, queued_max=2)
     for _ in range(5):
-        lane.run(lambda: "done", lambda result, error: ended.append(getattr(error, "code", result)))
+        executor.run(lambda: "done", lambda result, error: ended.append(getattr(error, "code", result)))
     assert ended == ["busy", "busy"]
     while workers.jobs:
         workers.step()

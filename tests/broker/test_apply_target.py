@@ -50,10 +50,10 @@ def append(broker: Broker, high: int = 1, incarnation: int | None = None) -> App
 
 
 def apply(broker: Broker, effect: Append) -> tuple[AppendResult | None, BaseException | None]:
-    told: list[tuple[AppendResult | None, BaseException | None]] = []
-    destination(broker).apply(effect, lambda mark, error: told.append((mark, error)))
+    reported: list[tuple[AppendResult | None, BaseException | None]] = []
+    destination(broker).apply(effect, lambda mark, error: reported.append((mark, error)))
     broker.engine.end_turn()
-    (one,) = told
+    (one,) = reported
     return one
 
 
@@ -64,10 +64,10 @@ def written(broker: Broker, high: int = 1) -> AppendResult:
 
 
 def forced(broker: Broker, mark: AppendResult) -> list[BaseException | None]:
-    told: list[BaseException | None] = []
-    destination(broker).fsync_to(mark, told.append)
+    reported: list[BaseException | None] = []
+    destination(broker).fsync_to(mark, reported.append)
     broker.engine.end_turn()
-    return told
+    return reported
 
 
 def error_of(call: Callable[[], Any]) -> BaseException | None:
@@ -129,15 +129,15 @@ def test_hazard_13_a_deleted_topic_stays_deleted_also_when_its_name_is_used_agai
 def test_an_effect_that_waits_in_a_deleted_topic_gets_the_error() -> None:
     broker = Broker(queued=True)
     broker.create()
-    told: list[Any] = []
+    reported: list[Any] = []
     partition = broker.engine.broker.topics.partition("orders", broker.incarnation(), 0)
     partition.run_exclusively(lambda: None, lambda result, error: None)
-    destination(broker).apply(append(broker), lambda mark, error: told.append(error))
+    destination(broker).apply(append(broker), lambda mark, error: reported.append(error))
     broker.ask(DeleteTopic("orders"))
     broker.step(1)
     assert broker.engine.broker.topics.find("orders") is None
     broker.work()
-    assert [type(each) for each in told] == [UnknownTopic]
+    assert [type(each) for each in reported] == [UnknownTopic]
 
 
 def test_a_partition_that_could_not_be_opened_is_stopped_and_not_gone() -> None:
@@ -179,11 +179,11 @@ def test_a_slice_is_half_a_segment_at_most_and_a_batch_that_fits_none_is_accepte
 def test_a_mark_is_forced_when_its_append_is() -> None:
     broker = Broker(queued=True)
     broker.create()
-    told: list[Any] = []
-    destination(broker).apply(append(broker), lambda mark, error: told.append(mark))
+    reported: list[Any] = []
+    destination(broker).apply(append(broker), lambda mark, error: reported.append(mark))
     broker.engine.end_turn()
     broker.work()
-    (mark,) = told
+    (mark,) = reported
     assert not destination(broker).is_durable(mark)
     waiting = forced(broker, mark)
     assert waiting == []
@@ -269,8 +269,8 @@ def test_offsets_are_checked_against_the_generation_of_their_group(broker: Broke
     assert found.positions == [(broker.incarnation(), 0, 100, 0, -1)]
     old = rows(broker, member, generation=member.generation - 1)
     assert isinstance(error_of(lambda: to.check_offsets(old, broker.session)), Fenced)
-    nobody = rows(broker, member, group="nobody")
-    assert isinstance(error_of(lambda: to.check_offsets(nobody, broker.session)), Fenced)
+    ignore_result = rows(broker, member, group="nobody")
+    assert isinstance(error_of(lambda: to.check_offsets(ignore_result, broker.session)), Fenced)
 
 
 def test_a_member_that_is_being_replaced_is_fenced_before_its_successor_is_answered() -> None:

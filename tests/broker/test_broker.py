@@ -99,8 +99,8 @@ def test_a_stop_without_memory_ends_and_the_next_start_has_everything(
     with monkeypatch.context() as patch:
         patch.setattr(ProducerState, "dump", dump)
         broker.stop()
-    told = [each.getMessage() for each in caplog.records]
-    assert "orders-0 could not be closed cleanly: out of memory" in told
+    reported = [each.getMessage() for each in caplog.records]
+    assert "orders-0 could not be closed cleanly: out of memory" in reported
     assert Broker(broker.disk, broker.clock).payloads() == [b"kept"]
 
 

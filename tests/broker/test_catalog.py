@@ -114,15 +114,15 @@ def test_a_log_that_is_none_is_refused() -> None:
 def test_what_need_not_be_forced_is_reported_when_it_is_written() -> None:
     broker = Broker(queued=True)
     catalog = broker.engine.broker.catalog
-    told: list[str] = []
+    reported: list[str] = []
     catalog.submit(
-        (GENERATION, "one", 1, "m"), lambda error: told.append(f"written {error}"), wait_durable=False
+        (GENERATION, "one", 1, "m"), lambda error: reported.append(f"written {error}"), wait_durable=False
     )
-    catalog.submit((GENERATION, "two", 2, "m"), lambda error: told.append(f"forced {error}"))
+    catalog.submit((GENERATION, "two", 2, "m"), lambda error: reported.append(f"forced {error}"))
     broker.engine.end_turn()
-    assert told == ["written None"]
+    assert reported == ["written None"]
     broker.work()
-    assert told == ["written None", "forced None"]
+    assert reported == ["written None", "forced None"]
 
 
 def test_what_a_full_disk_kept_from_being_made_durable_is_not_read_as_if_it_were() -> None:

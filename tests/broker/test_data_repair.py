@@ -264,8 +264,8 @@ def test_a_folder_that_may_not_be_read_is_no_damage_of_what_is_in_it(folder: str
     if folder != "orders-0":  # without one partition the others are served
         with pytest.raises(PermissionError, match=folder) as refused:
             Broker(broker.disk, broker.clock)
-        told = startup_sentence(refused.value, DATA)
-        assert told is not None and "no rights" in told and "repair" not in told
+        reported = startup_sentence(refused.value, DATA)
+        assert reported is not None and "no rights" in reported and "repair" not in reported
     findings = [each for report in verify_data(broker.disk, DATA) for each in report.findings]
     assert [(each.file, each.what) for each in findings] == [
         (f"{DATA}/{folder}", "cannot be read: Permission denied")

@@ -91,8 +91,8 @@ def held_at_each(broker: Broker, dues: Sequence[int]) -> None:
             until(broker, due - 1)
         if now_of(broker) < due:
             assert len(broker.payloads()) <= number, f"{due - now_of(broker)} ms early"
-        behind = dues[number + 1] - 1 if number + 1 < len(dues) else due + TICK_MS
-        until(broker, max(now_of(broker), min(due + TICK_MS, behind)))
+        until_ms = dues[number + 1] - 1 if number + 1 < len(dues) else due + TICK_MS
+        until(broker, max(now_of(broker), min(due + TICK_MS, until_ms)))
         there = len(broker.payloads())
         past = sum(each <= now_of(broker) - TICK_MS for each in dues)
         assert past <= there <= sum(each <= now_of(broker) for each in dues)
@@ -411,7 +411,7 @@ def test_as_many_as_ten_million_are_due_in_one_minute(tmp_path: Path) -> None:
     print(f"{count:,} came in {time.monotonic() - begun:.0f} s")
     seen = [int(payload) for payload in broker.payloads()]
     keys = [(dues[n % size], n) for n in seen]
-    assert all(before < behind for before, behind in itertools.pairwise(keys))
+    assert all(before < until_ms for before, until_ms in itertools.pairwise(keys))
     assert len(seen) == count
     broker.stop()
 

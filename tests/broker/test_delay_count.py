@@ -46,9 +46,9 @@ def has_room(broker: Broker) -> bool:
 
 def waiting(broker: Broker) -> int:
     """As the status has it, as it is listed and as it is counted."""
-    told = broker.engine.broker.delay_commands.queue.status()["pending"]
-    assert told == len(broker.delayed()), "the list has others"
-    return int(told)
+    reported = broker.engine.broker.delay_commands.queue.status()["pending"]
+    assert reported == len(broker.delayed()), "the list has others"
+    return int(reported)
 
 
 @pytest.mark.parametrize("spilled", [False, True], ids=["in arrivals", "in buckets"])

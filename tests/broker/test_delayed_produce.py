@@ -34,11 +34,11 @@ def landing(broker: Broker) -> ArrivalLogAdapter:
 
 
 def append(broker: Broker, *batches: Batch, turn: bool = True) -> Told:
-    told: Told = []
-    landing(broker).append(batches, lambda answers, error: told.append((answers, error)))
+    reported: Told = []
+    landing(broker).append(batches, lambda answers, error: reported.append((answers, error)))
     if turn:
         broker.engine.end_turn()
-    return told
+    return reported
 
 
 def copies(broker: Broker, producer: int, sequence: int) -> list[Batch]:
@@ -52,8 +52,8 @@ def copies(broker: Broker, producer: int, sequence: int) -> list[Batch]:
 
 def test_what_the_queue_writes_comes_after_what_was_sent_before_in_the_same_turn(broker: Broker) -> None:
     sent = broker.delay(broker.lease(), 0, due=after(HOUR), acks=ACKS_WRITTEN, turn=False)
-    told = append(broker, CANCEL)
-    ((answers, error),) = told
+    reported = append(broker, CANCEL)
+    ((answers, error),) = reported
     assert error is None and answers is not None
     assert answers[0].first_ordinal == sent.delayed.first_number + 1
     assert sent.append_time == answers[0].append_time, "one append for both"
@@ -62,10 +62,10 @@ def test_what_the_queue_writes_comes_after_what_was_sent_before_in_the_same_turn
 def test_a_copy_is_not_a_next_sequence(broker: Broker) -> None:
     producer = broker.lease()
     broker.delay(producer, 0, [b"a", b"b", b"c"], due=after(HOUR))
-    told = append(broker, *copies(broker, producer, 0), turn=False)
+    reported = append(broker, *copies(broker, producer, 0), turn=False)
     next_one = broker.delay(producer, 3, due=after(HOUR))
     assert next_one.code == "ok", "the copy of its first message says nothing about its next"
-    ((answers, error),) = told
+    ((answers, error),) = reported
     assert error is None and answers is not None and len(answers) == 2
     again = broker.restart()
     assert again.delay(producer, 4, due=after(HOUR)).code == "ok"
@@ -79,13 +79,13 @@ def test_a_stopped_log_refuses_and_nothing_was_done(broker: Broker) -> None:
 
 
 def test_what_was_written_when_its_force_failed_may_have_happened(broker: Broker) -> None:
-    told: list[BaseException | None] = []
+    reported: list[BaseException | None] = []
     broker.delay(broker.lease(), 0, due=after(HOUR), acks=ACKS_WRITTEN, turn=False)
     broker.disk.faults.fail("force", path="arrivals/")
     broker.engine.broker.delay_commands.partition.write()
-    landing(broker).when_forced(broker.arrivals.end_offset, told.append)
+    landing(broker).when_forced(broker.arrivals.end_offset, reported.append)
     broker.engine.end_turn()
-    assert [getattr(error, "outcome", None) for error in told] == ["unknown"]
+    assert [getattr(error, "outcome", None) for error in reported] == ["unknown"]
 
 
 def test_a_full_disk_is_reported(broker: Broker) -> None:
@@ -111,16 +111,16 @@ def test_a_truncation_waits_for_the_append_and_the_append_for_it() -> None:
     broker.work()
     assert ended == [None] and second.code == "ok"
     assert broker.arrivals.first_offset == end
-    (landed,) = read_batches(broker.arrivals, end, broker.arrivals.end_offset)
-    assert landed.first_number == second.delayed.first_number
+    (stored,) = read_batches(broker.arrivals, end, broker.arrivals.end_offset)
+    assert stored.first_number == second.delayed.first_number
 
 
 def test_when_it_is_on_the_disk_is_reported(broker: Broker) -> None:
     append(broker, CANCEL)
-    told: list[BaseException | None] = []
-    landing(broker).when_forced(landing(broker).log.end_offset, told.append)
+    reported: list[BaseException | None] = []
+    landing(broker).when_forced(landing(broker).log.end_offset, reported.append)
     broker.engine.end_turn()
-    assert told == [None] and broker.arrivals.forced_offset == broker.arrivals.end_offset
+    assert reported == [None] and broker.arrivals.forced_offset == broker.arrivals.end_offset
 
 
 def test_a_reader_of_its_stop_is_advised_to_start_again(

@@ -49,13 +49,13 @@ def test_a_delayed_send_lands_whole_after_its_note(broker: Broker) -> None:
     answer = broker.delay(broker.lease(), 0, [b"one", b"two"], due=after(5000) + at(now + 9000))
     assert answer.positions == [] and answer.first_ordinal == -1 and answer.durability == ACKS_SYNCED
     assert dues(answer) == [now + 5000, now + 9000]
-    (landed,) = read_batches(broker.arrivals, 0, broker.arrivals.end_offset)
-    assert landed.log_id == broker.log().log_id and landed.topic == "orders"
-    assert landed.first_number == answer.delayed.first_number
-    assert list(landed.dues) == dues(answer) and landed.absolute == RELATIVE_FLAG + ABSOLUTE_FLAG
+    (stored,) = read_batches(broker.arrivals, 0, broker.arrivals.end_offset)
+    assert stored.log_id == broker.log().log_id and stored.topic == "orders"
+    assert stored.first_number == answer.delayed.first_number
+    assert list(stored.dues) == dues(answer) and stored.absolute == RELATIVE_FLAG + ABSOLUTE_FLAG
     assert broker.payloads() == []
     handle = parse_handle(handles(answer)[1])
-    assert handle == (answer.delayed.store_id, landed.log_id, now + 9000, landed.first_number + 1)
+    assert handle == (answer.delayed.store_id, stored.log_id, now + 9000, stored.first_number + 1)
 
 
 def test_a_synced_one_waits_for_the_force_and_a_written_one_says_that_it_is_only_written() -> None:
@@ -92,9 +92,9 @@ def test_what_arrives_in_one_turn_is_one_append(broker: Broker) -> None:
     answers = [broker.delay(producer, 0, [b"%d" % n], turn=False) for n, producer in enumerate(producers)]
     broker.engine.end_turn()
     assert len({answer.append_time for answer in answers}) == 1
-    landed = list(read_batches(broker.arrivals, before, broker.arrivals.end_offset))
+    stored = list(read_batches(broker.arrivals, before, broker.arrivals.end_offset))
     numbers = [answer.delayed.first_number for answer in answers]
-    assert [each.first_number for each in landed] == numbers == sorted(set(numbers))
+    assert [each.first_number for each in stored] == numbers == sorted(set(numbers))
 
 
 def test_a_repeat_has_the_same_number_and_the_same_dues(broker: Broker) -> None:
@@ -288,8 +288,8 @@ def test_a_batch_that_waits_for_a_roll_keeps_its_bytes_and_nothing_due_after_it_
     assert answer.code == "waiting" and answer.released
     broker.work()
     assert answer.code == "ok"
-    *_, landed = read_batches(broker.arrivals, 0, broker.arrivals.end_offset, upto="written")
-    assert bytes(landed.data[0]).endswith(b"kept")
+    *_, stored = read_batches(broker.arrivals, 0, broker.arrivals.end_offset, upto="written")
+    assert bytes(stored.data[0]).endswith(b"kept")
 
 
 def test_accepting_costs_no_parse_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,12 +371,12 @@ def test_a_delay_counts_from_the_decision_and_a_time_stays() -> None:
 def schedule(
     broker: Broker, *pieces: Batch, high: int = 1
 ) -> list[tuple[AppendResult | None, BaseException | None]]:
-    told: list[tuple[AppendResult | None, BaseException | None]] = []
+    reported: list[tuple[AppendResult | None, BaseException | None]] = []
     times = [broker.clock.wall_ms()] * len(pieces)
     effect = AppendDelayed(pieces, times, Source(SOURCE_TRANSACTION, 5, high, 1))
-    broker.engine.broker.apply_target.apply(effect, lambda mark, error: told.append((mark, error)))
+    broker.engine.broker.apply_target.apply(effect, lambda mark, error: reported.append((mark, error)))
     broker.engine.end_turn()
-    return told
+    return reported
 
 
 def piece(broker: Broker, sequence: int, payload: bytes, wire: bytes = after(1000)) -> Batch:

@@ -267,7 +267,7 @@ def test_an_unprepared_one_is_refused_while_nothing_can_arrive(broker: Broker) -
     assert broker.ask(ResumePartition("orders", 0)).state == "open"
 
 
-def told(answer: Answer) -> dict[int, list[str]]:
+def reported(answer: Answer) -> dict[int, list[str]]:
     """The handles that a commit told, by batch."""
     found = {}
     for each in answer.delayed:
@@ -289,8 +289,8 @@ def test_a_commit_returns_the_handles_of_waiting_messages(broker: Broker, way: s
             broker.prepare(began)
         answer = broker.decide(began, one_phase=way != "prepared")
     assert answer.state == "committed"
-    (handle,) = told(answer)[1]
-    assert told(answer).keys() == {1}
+    (handle,) = reported(answer)[1]
+    assert reported(answer).keys() == {1}
     assert [row["handle"] for row in broker.delayed()] == [handle]
     again = broker.crashed(broker.disk.crash(keep="nothing"))
     assert again.describe_delayed(handle)["state"] == "pending"
@@ -310,7 +310,7 @@ def test_messages_with_dues_of_their_own_have_handles_each(broker: Broker) -> No
     assert [len(decode_due_times(each.dues)) for each in (same, own)] == [1, 2], (
         "one due time of all is told once"
     )
-    states = [broker.cancel_delayed(handle).state for handle in told(answer)[1]]
+    states = [broker.cancel_delayed(handle).state for handle in reported(answer)[1]]
     assert states == ["cancelled"] * 2
     broker.advance(2 * 3600)
     assert broker.payloads() == [b"a", b"b"]
@@ -322,9 +322,9 @@ def test_transactions_that_are_written_together_have_their_own_handles_each(brok
     ]
     first, second = [broker.ask(*each, turn=False) for each in asked]
     broker.engine.end_turn()
-    assert broker.cancel_delayed(told(second)[0][0]).state == "cancelled"
+    assert broker.cancel_delayed(reported(second)[0][0]).state == "cancelled"
     broker.advance(2 * 3600)
-    assert broker.payloads() == [b"a"] and broker.cancel_delayed(told(first)[0][0]).state == "delivered"
+    assert broker.payloads() == [b"a"] and broker.cancel_delayed(reported(first)[0][0]).state == "delivered"
 
 
 def test_handles_are_reported_once_their_numbers_are_on_the_disk() -> None:
@@ -340,12 +340,12 @@ def test_handles_are_reported_once_their_numbers_are_on_the_disk() -> None:
         assert broker.arrivals.forced_offset == 0
         broker.step()
     assert broker.arrivals.forced_offset == broker.arrivals.end_offset > 0
-    assert told(answer).keys() == {0}
+    assert reported(answer).keys() == {0}
 
 
 def test_a_repeat_after_a_restart_returns_no_handles(broker: Broker) -> None:
     request, body = broker.transaction(broker.stream(), [("orders", 0, [b"check"], after(HOUR))])
-    assert told(broker.ask(request, body))
+    assert reported(broker.ask(request, body))
     left = broker.crashed(broker.disk.crash(keep="nothing"))
     again = left.ask(request, body)
     assert (again.state, again.repeated, again.delayed) == ("committed", True, [])
@@ -361,7 +361,7 @@ def test_a_reply_has_no_more_handles_than_it_has_room_for(
     for dues in (after(1000) + after(2000), after(1000) + after(2000), after(5000)):
         broker.send(stream, began, [b"d", b"e"][: len(dues) // 8], due=dues)
     answer = broker.decide(began, one_phase=True)
-    assert sorted(told(answer)) == [0, 2] and len(broker.delayed()) == 5
+    assert sorted(reported(answer)) == [0, 2] and len(broker.delayed()) == 5
 
 
 def test_a_large_transaction_returns_its_handles_too(broker: Broker) -> None:
@@ -371,7 +371,7 @@ def test_a_large_transaction_returns_its_handles_too(broker: Broker) -> None:
         broker.send(stream, began, [bytes(40_000)], due=after(HOUR))
     answer = broker.decide(began, one_phase=True)
     broker.advance(1)
-    assert sorted(told(answer)) == list(range(20))
-    assert sorted(each for (each,) in told(answer).values()) == sorted(
+    assert sorted(reported(answer)) == list(range(20))
+    assert sorted(each for (each,) in reported(answer).values()) == sorted(
         row["handle"] for row in broker.delayed()
     )

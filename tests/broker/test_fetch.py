@@ -182,8 +182,8 @@ def test_a_fetch_without_memory_is_busy_and_one_line_in_the_log(
         fetches = [broker.fetch(0) for _ in range(3)]
         broker.work()
     assert [(each.code, each.failure.outcome) for each in fetches] == [("busy", "not done")] * 3
-    told = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
-    assert told == [f"out of memory, a fetch of orders-0 was refused; {count} so far" for count in (1, 2)]
+    reported = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+    assert reported == [f"out of memory, a fetch of orders-0 was refused; {count} so far" for count in (1, 2)]
     assert all(each.exc_info is None for each in caplog.records)
     again = broker.fetch(0)
     broker.work()

@@ -15,13 +15,13 @@ def test_what_was_sent_to_members_survives_every_power_cut() -> None:
     broker = Broker()
     broker.create(partitions=4)
     members = [Seat(broker, name) for name in ("ada", "bob", "eve")]
-    told: Told = {}
+    reported: Told = {}
     moments: list[tuple[Moment, Told]] = []
-    broker.disk.after = lambda kind, path: moments.append((Moment(broker.disk), dict(told)))
+    broker.disk.after = lambda kind, path: moments.append((Moment(broker.disk), dict(reported)))
 
     def note() -> None:
-        told.update({each.name: dict(each.held) for each in members if each.generation})
-        moments.append((Moment(broker.disk), dict(told)))
+        reported.update({each.name: dict(each.held) for each in members if each.generation})
+        moments.append((Moment(broker.disk), dict(reported)))
 
     for each in members:
         each.join()
@@ -33,13 +33,13 @@ def test_what_was_sent_to_members_survives_every_power_cut() -> None:
             each.finish()
             note()
     members[0].leave()
-    told.pop("ada")
+    reported.pop("ada")
     for each in members[1:]:
         each.beat()
         note()
     broker.disk.after = None
     assert len(moments) > 20
-    assert {name[2] for held in told.values() for name in held} == {0, 1, 2, 3}
+    assert {name[2] for held in reported.values() for name in held} == {0, 1, 2, 3}
     for moment, expected in moments:
         for disk in crash_states(moment, scaled(20), random.Random(SEED)):
             examine(Broker(disk, broker.clock), expected)

@@ -127,13 +127,13 @@ def test_in_damage_an_ordinal_is_unknown_and_the_range_is_named(broker: Broker) 
     again = broker.crashed(broker.disk)
     damage = again.log().damage
     assert damage
-    first, behind, _ = damage[0]
-    assert first <= offsets(broker)[4] < behind
+    first, damage_end, _ = damage[0]
+    assert first <= offsets(broker)[4] < damage_end
     assert ordinal_of(again.log(), first) == ORDINAL_UNKNOWN
     fetched = again.fetch(offsets(broker)[4])
     assert fetched.code == "damaged" and fetched.failure is not None
-    assert (fetched.failure.details["first"], fetched.failure.details["next"]) == (first, behind)
-    assert again.fetch(behind).code == "ok"
+    assert (fetched.failure.details["first"], fetched.failure.details["next"]) == (first, damage_end)
+    assert again.fetch(damage_end).code == "ok"
 
 
 def test_in_a_block_whose_bytes_are_wrong_an_ordinal_is_unknown(broker: Broker) -> None:

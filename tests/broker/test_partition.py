@@ -103,14 +103,14 @@ def held(broker: Broker) -> tuple[Partition, Callable[..., Told]]:
     numbers = itertools.count(1)
 
     def slice_of(payload: bytes) -> Told:
-        told: Told = []
+        reported: Told = []
         number = next(numbers)
         records = Batch(batch(1 << 30, number, [payload]), (), 1 << 30, number, 1)
         source = Source(SOURCE_TRANSACTION, 5, 100, number)
         effect = Append("orders", broker.incarnation(), 0, [records], source)
-        destination.apply(effect, lambda mark, error: told.append(error))
+        destination.apply(effect, lambda mark, error: reported.append(error))
         broker.engine.end_turn()
-        return told
+        return reported
 
     destination.begin_exclusive(partition.log.log_id, (SOURCE_TRANSACTION, 5))
     return partition, slice_of
@@ -140,12 +140,12 @@ def test_while_it_is_held_only_effects_are_appended_and_the_rest_follows_in_orde
 
 def delayed(broker: Broker, number: int) -> Told:
     """An effect of another source than the one that holds."""
-    told: Told = []
+    reported: Told = []
     records = Batch(batch(1 << 31, number, [b"delayed %d" % number]), (), 1 << 31, number, 1)
     effect = Append("orders", broker.incarnation(), 0, [records], Source(SOURCE_DELAY, 6, number, 0))
-    broker.engine.broker.apply_target.apply(effect, lambda mark, error: told.append(error))
+    broker.engine.broker.apply_target.apply(effect, lambda mark, error: reported.append(error))
     broker.engine.end_turn()
-    return told
+    return reported
 
 
 def test_effects_of_other_sources_wait_for_the_end_of_a_hold_too() -> None:
@@ -225,10 +225,10 @@ def test_a_hold_outlasts_a_roll_and_other_exclusive_work() -> None:
     broker.work()
     partition, slice_of = held(broker)
     waiting = broker.produce(producer, 1, [b"plain"], acks=ACKS_WRITTEN)
-    told = [slice_of(bytes(25_000)) for _ in range(4)]
+    reported = [slice_of(bytes(25_000)) for _ in range(4)]
     partition.run_exclusively(lambda: None, lambda result, error: None)
     broker.work()
-    assert told == [[None]] * 4 and waiting.code == "waiting"
+    assert reported == [[None]] * 4 and waiting.code == "waiting"
     unhold(broker, partition)
     broker.work()
     assert waiting.code == "ok" and broker.payloads()[-1] == b"plain"
@@ -265,11 +265,11 @@ def test_effects_that_wait_while_it_is_resumed_are_refused_and_sends_go_on() -> 
     broker.disk.faults.clear()
     resumed: list[BaseException | None] = []
     partition.resume(lambda result, error: resumed.append(error))
-    told = slice_of(b"too early")
+    reported = slice_of(b"too early")
     sent = broker.produce(producer, 1)
-    assert (told, sent.code, resumed) == ([], "waiting", [])
+    assert (reported, sent.code, resumed) == ([], "waiting", [])
     broker.work()
-    assert isinstance(told[0], StorageStopped) and told[0].outcome == "not done"
+    assert isinstance(reported[0], StorageStopped) and reported[0].outcome == "not done"
     assert resumed == [None] and sent.code == "ok"
     assert slice_of(b"now") == [None]
 
@@ -325,12 +325,12 @@ def effect(
 
 
 def apply(broker: Broker, *effects: Append, turn: bool = True) -> ToldEffectWork:
-    told: ToldEffectWork = []
+    reported: ToldEffectWork = []
     for each in effects:
-        broker.engine.broker.apply_target.apply(each, lambda mark, error: told.append((mark, error)))
+        broker.engine.broker.apply_target.apply(each, lambda mark, error: reported.append((mark, error)))
     if turn:
         broker.engine.end_turn()
-    return told
+    return reported
 
 
 def writes_of(disk: SimulatedDisk, do: Callable[[], object]) -> int:
@@ -368,23 +368,25 @@ def test_sixteen_small_transactions_of_a_turn_are_one_write(broker: Broker) -> N
 
 
 def test_each_of_a_joined_append_gets_the_offsets_of_its_batches(broker: Broker) -> None:
-    told = apply(broker, effect(broker, 1, 1, b"a"), effect(broker, 2, 1, b"bb"), effect(broker, 3, 1, b"c"))
-    assert [mark.offsets for mark, _ in told if mark] == [[0], [21], [43]]
-    assert len({mark.end for mark, _ in told if mark}) == 1
+    reported = apply(
+        broker, effect(broker, 1, 1, b"a"), effect(broker, 2, 1, b"bb"), effect(broker, 3, 1, b"c")
+    )
+    assert [mark.offsets for mark, _ in reported if mark] == [[0], [21], [43]]
+    assert len({mark.end for mark, _ in reported if mark}) == 1
 
 
 def test_the_same_effect_twice_in_one_turn_is_there_once(broker: Broker) -> None:
     each = effect(broker, 7)
-    told = apply(broker, each, each, effect(broker, 8, payload=b"next"))
-    assert [error for _, error in told] == [None] * 3
+    reported = apply(broker, each, each, effect(broker, 8, payload=b"next"))
+    assert [error for _, error in reported] == [None] * 3
     assert broker.payloads() == [b"later", b"next"]
 
 
 def test_a_plain_send_keeps_its_place_between_effects_and_its_own_append(broker: Broker) -> None:
     producer = broker.lease()
-    told = apply(broker, effect(broker, 1, 1, b"a"), turn=False)
+    reported = apply(broker, effect(broker, 1, 1, b"a"), turn=False)
     sent = broker.produce(producer, 0, [b"plain"], turn=False)
-    told += apply(broker, effect(broker, 2, 1, b"b"))
+    reported += apply(broker, effect(broker, 2, 1, b"b"))
     assert sent.code == "ok" and broker.payloads() == [b"a", b"plain", b"b"]
     broker.engine.broker.lock.release()
     again = broker.crashed(broker.disk)
@@ -408,12 +410,12 @@ def test_none_passes_one_that_was_refused(broker: Broker) -> None:
     apply(broker, effect(broker, 1))
     large = effect(broker, 2, 1, bytes(9 << 20))
     broker.disk.space_bytes = broker.disk.used_bytes() + (1 << 20)
-    told = apply(broker, large, effect(broker, 3), effect(broker, 4, kind=SOURCE_DELAY))
-    assert [getattr(error, "code", None) for _, error in told] == ["disk_full", "disk_full", None]
+    reported = apply(broker, large, effect(broker, 3), effect(broker, 4, kind=SOURCE_DELAY))
+    assert [getattr(error, "code", None) for _, error in reported] == ["disk_full", "disk_full", None]
     assert broker.log().applied(SOURCE_TRANSACTION, JOURNAL) == (1, 1)
     broker.disk.space_bytes = None
-    told = apply(broker, large, effect(broker, 3))
-    assert [error for _, error in told] == [None, None]
+    reported = apply(broker, large, effect(broker, 3))
+    assert [error for _, error in reported] == [None, None]
     assert broker.log().applied(SOURCE_TRANSACTION, JOURNAL) == (3, 1)
 
 
@@ -450,10 +452,10 @@ def test_an_effect_that_waits_for_file_work_is_written_after_what_came_before() 
     broker.work()
     broker.produce(producer, 1, [bytes(25_000)], acks=ACKS_WRITTEN)
     rolling = broker.produce(producer, 2, [bytes(25_000)], acks=ACKS_WRITTEN)
-    told = apply(broker, effect(broker, 1, 1, b"behind"))
-    assert (rolling.code, told) == ("waiting", [])
+    reported = apply(broker, effect(broker, 1, 1, b"behind"))
+    assert (rolling.code, reported) == ("waiting", [])
     broker.work()
-    assert rolling.code == "ok" and told[0][1] is None
+    assert rolling.code == "ok" and reported[0][1] is None
     assert broker.payloads()[-1] == b"behind"
 
 

@@ -95,9 +95,13 @@ def test_a_lack_of_descriptors_is_not_called_a_full_disk() -> None:
 
 
 def test_a_stop_of_the_arrivals_names_the_way_that_lifts_it_and_keeps_what_is_known() -> None:
-    told = arrival_log_error(not_done_error(journal.Stopped("a force failed")))
-    assert (told.code, told.outcome, str(told)) == ("storage_stopped", "not done", ARRIVALS_STOPPED)
-    assert told.details == {"reason": "a force failed"}
+    reported = arrival_log_error(not_done_error(journal.Stopped("a force failed")))
+    assert (reported.code, reported.outcome, str(reported)) == (
+        "storage_stopped",
+        "not done",
+        ARRIVALS_STOPPED,
+    )
+    assert reported.details == {"reason": "a force failed"}
     assert arrival_log_error(journal.Stopped("a force failed")).outcome == "unknown"
     full = errors.DiskFull()
     assert arrival_log_error(full) is full

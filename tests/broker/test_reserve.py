@@ -207,13 +207,13 @@ def test_a_want_of_descriptors_is_one_line_and_its_end_one_more(
     monkeypatch.undo()
     assert orders(100) == "ok"
     broker.advance(2 * RECOVERED_SECONDS)
-    told = [
+    reported = [
         each.getMessage()
         for each in caplog.records
         if "take messages" in each.getMessage() or "files" in each.getMessage()
     ]
-    assert told[0].startswith("no more files can be opened (ulimit -n): orders-0 takes no messages")
-    assert told[1:] == ["files can be opened: partitions take messages again"]
+    assert reported[0].startswith("no more files can be opened (ulimit -n): orders-0 takes no messages")
+    assert reported[1:] == ["files can be opened: partitions take messages again"]
 
 
 def test_a_disk_that_flaps_is_reported_at_a_bounded_rate(caplog: pytest.LogCaptureFixture) -> None:
@@ -224,6 +224,6 @@ def test_a_disk_that_flaps_is_reported_at_a_bounded_rate(caplog: pytest.LogCaptu
         broker.disk.space_bytes = None if number % 48 >= 4 else 1
         orders(1)
         broker.advance(0.25)
-    told = lines(caplog)
-    assert told[:4] == ["full", "again"] * 2
-    assert len(told) <= 2 * 100 / RECOVERED_SECONDS
+    reported = lines(caplog)
+    assert reported[:4] == ["full", "again"] * 2
+    assert len(reported) <= 2 * 100 / RECOVERED_SECONDS

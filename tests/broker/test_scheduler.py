@@ -168,8 +168,8 @@ def test_what_is_left_out_for_want_of_the_topic_is_said_with_the_reason(
     broker.add("0 9 * * *")
     broker.delete()
     broker.until("2026-11-23T09:00:01")
-    (told,) = [record.getMessage() for record in caplog.records if "skips" in record.getMessage()]
-    assert told.endswith(TOPIC_GONE.format(topic="orders")) and broker.schedule()["trouble"] in told
+    (reported,) = [record.getMessage() for record in caplog.records if "skips" in record.getMessage()]
+    assert reported.endswith(TOPIC_GONE.format(topic="orders")) and broker.schedule()["trouble"] in reported
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -209,9 +209,9 @@ def test_a_partition_whose_folder_is_gone_is_stopped_not_made_anew_in_silence(
     answer = again.produce(again.lease(), 0)
     assert answer.code == "storage_stopped" and "gone" in answer.failure.details["reason"]  # type: ignore[union-attr]
     assert "writes: its folder was gone at a start: its content is lost" in str(answer.failure)
-    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert "orders-0 takes no messages: its folder was gone" in told
-    assert "or give up what it held: tfmq topic resume orders --partition 0" in told
+    (reported,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "orders-0 takes no messages: its folder was gone" in reported
+    assert "or give up what it held: tfmq topic resume orders --partition 0" in reported
 
 
 def test_unknown_folders_are_left_unchanged_and_reported() -> None:
@@ -645,8 +645,8 @@ def test_arrivals_that_lost_their_end_are_reported_once_as_mended(caplog: pytest
     whole = broker.disk.read_file(f"{ARRIVALS}/{name}")
     broker.disk.write_file(f"{ARRIVALS}/{name}", whole[:-3])
     again = Broker(broker.disk, broker.clock)
-    (told,) = [each.getMessage() for each in caplog.records if "damaged" in each.getMessage()]
-    assert "2 records are kept, 0 lost" in told and "log repair" not in told
+    (reported,) = [each.getMessage() for each in caplog.records if "damaged" in each.getMessage()]
+    assert "2 records are kept, 0 lost" in reported and "log repair" not in reported
     again.advance(3_600)
     assert again.payloads() == [b"soon", b"later"]
 

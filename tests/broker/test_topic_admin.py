@@ -323,7 +323,7 @@ class Story:
         self.payloads.append(payload)
 
 
-def told() -> Story:
+def reported() -> Story:
     story = Story()
     story.create("orders", 2)
     story.send("orders", b"first")
@@ -337,7 +337,7 @@ def told() -> Story:
 def test_a_power_cut_at_any_moment_leaves_whole_topics_and_nothing_that_was_deleted() -> None:
     """Seeded by TFMQ_TEST_SEED, which the header of the run prints."""
     states = 0
-    for moment, there, gone, payloads, changing in told().moments:
+    for moment, there, gone, payloads, changing in reported().moments:
         for disk in crash_states(moment, scaled(6), random.Random(SEED)):
             states += 1
             broker = Broker(disk)
@@ -361,7 +361,7 @@ def test_a_power_cut_at_any_moment_leaves_whole_topics_and_nothing_that_was_dele
 
 
 def test_a_start_that_is_cut_short_again_and_again_comes_to_the_same() -> None:
-    story = told()
+    story = reported()
     moment, there, _, payloads, _ = story.moments[len(story.moments) * 3 // 4]
     disk = moment.crash(random.Random(SEED))
     for _ in range(10):

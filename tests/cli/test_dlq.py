@@ -17,7 +17,7 @@ from click import Command
 
 import tfmq
 from tests.cli.conftest import Cli
-from tests.dead_letters.helpers import Process, failure, finished, group_of, message, sql_shelf
+from tests.dead_letters.helpers import Process, failure, finished, group_of, message, sql_letter_store
 from tests.dead_letters.test_store import keeping
 from tfmq.cli.dlq import (
     COLUMNS,
@@ -146,7 +146,7 @@ def test_times_are_shown_as_they_are_asked_for(
 
 def test_a_message_that_cannot_be_read_is_shown_as_far_as_it_can(offline: Cli, home: Path) -> None:
     path = str(home / "odd.db")
-    kept = group_of(sql_shelf(Path(path)), lambda: 10.0)
+    kept = group_of(sql_letter_store(Path(path)), lambda: 10.0)
     finished(
         kept.store_letter(
             message(1, b"\xff\x00", attribute=b"\xc1\x01"), [failure(0, "DecodeFailed: \x1b[31m")]
@@ -314,7 +314,7 @@ def test_what_is_wrong_is_reported_in_a_sentence(
 def dead(broker: LiveServer, cli: Cli, topic: str, path: str, count: int = 3) -> None:
     """Messages of the topic, read and kept as dead letters."""
     cli("send", topic, *[f"{number}" for number in range(count)], "-k", "42")
-    kept = group_of(sql_shelf(Path(path)), time.time)
+    kept = group_of(sql_letter_store(Path(path)), time.time)
     with tfmq.Consumer(broker.address, topics=topic) as consumer:
         read: list[Any] = []
         while len(read) < count:
@@ -350,7 +350,7 @@ def test_a_topic_as_the_store(cli: Cli, topic: str, broker: LiveServer) -> None:
     with tfmq.Consumer(broker.address, topics=topic) as consumer:
         (read,) = consumer.poll(10)
     process = Process(broker.address, f"{topic}-dead")
-    kept = group_of(process.shelf, process.wall_clock)
+    kept = group_of(process.letter_store, process.wall_clock)
     process.run(kept.store_letter(read, [failure()]))
     (row,) = cli("dlq", "list", "--store", f"topic:{topic}-dead", "--json").json
     assert cli("dlq", "redrive", "--store", f"topic:{topic}-dead", "--json").json["sent"] == 1
@@ -445,7 +445,7 @@ class Scripted:
         self.error = error
         self.wishes: list[Wish] = []
 
-    def redrive(self, wish: Wish, told: Any, report: Report) -> Report:
+    def redrive(self, wish: Wish, reported: Any, report: Report) -> Report:
         self.wishes.append(wish)
         add(report, self.report)
         if self.error is not None:
@@ -519,7 +519,7 @@ def test_one_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("error", "dry", "told"),
+    ("error", "dry", "reported"),
     [
         (BadRequest("no topic name"), False, ""),
         (UnknownTopic("no topic nosuch"), True, ""),
@@ -527,10 +527,10 @@ def test_one_that_is_cut_short_says_how_far_it_came(capsys: pytest.CaptureFixtur
     ],
 )
 def test_what_cannot_succeed_is_not_to_be_run_again(
-    capsys: pytest.CaptureFixture[str], error: TfmqError, dry: bool, told: str
+    capsys: pytest.CaptureFixture[str], error: TfmqError, dry: bool, reported: str
 ) -> None:
     desks: Any = [Scripted(Report(), error)]
     with pytest.raises(TfmqError):
         redrive_stores(desks, Wish(dry=dry), OUTPUT)
     said = capsys.readouterr().err
-    assert told in said and ("the same command again" in said) == bool(told)
+    assert reported in said and ("the same command again" in said) == bool(reported)

@@ -79,15 +79,15 @@ def test_what_is_whole_has_no_damage(offline: Cli, partition: Path) -> None:
     ran = offline("log", "verify", str(partition), "--records")
     assert ran.code == 0
     assert "no damage" in ran.err
-    told = offline("log", "verify", str(partition.parent), "--json").json
-    assert (told["damaged"], told["records"], told["findings"]) == (False, 9, [])
+    reported = offline("log", "verify", str(partition.parent), "--json").json
+    assert (reported["damaged"], reported["records"], reported["findings"]) == (False, 9, [])
 
 
 def test_damage_is_found_named_and_mended(offline: Cli, partition: Path) -> None:
     damage(partition)
-    told = offline("log", "verify", str(partition), "--json")
-    assert told.code == 4
-    assert told.json["damaged"]
+    reported = offline("log", "verify", str(partition), "--json")
+    assert reported.code == 4
+    assert reported.json["damaged"]
     dumped = offline("log", "dump", str(partition), "--json")
     assert dumped.code == 4
     assert [row["kind"] for row in dumped.objects].count("damaged") == 1
@@ -116,8 +116,8 @@ def test_a_partition_without_a_record_file_is_damage(offline: Cli, partition: Pa
     path = str(partition if alone else partition.parent)
     if not alone:
         (partition.parent / "meta").mkdir()
-    told = offline("log", "verify", path)
-    assert told.code == 4 and "no segment file" in " ".join(told.out.decode().split())
+    reported = offline("log", "verify", path)
+    assert reported.code == 4 and "no segment file" in " ".join(reported.out.decode().split())
     assert "missing" in offline("log", "repair", path).out.decode()
     assert not [
         row for row in offline("log", "verify", path, "--json").json["findings"] if "orders-0" in row["file"]
@@ -131,10 +131,10 @@ def test_with_notes_alone_there_is_no_damage_and_the_sentence_counts_them(
         state.write_bytes(state.read_bytes()[:-1] + b"#")
     mark = partition / "log.mark"
     mark.write_bytes(mark.read_bytes()[:4096])
-    told = offline("log", "verify", str(partition))
-    assert told.code == 0 and told.out.count(b"note ") == 2
-    assert "no damage, 2 notes: what the next start" in told.err
-    assert "without losing a message" in told.err
+    reported = offline("log", "verify", str(partition))
+    assert reported.code == 0 and reported.out.count(b"note ") == 2
+    assert "no damage, 2 notes: what the next start" in reported.err
+    assert "without losing a message" in reported.err
 
 
 def test_a_tail_of_which_nothing_says_whether_it_was_acknowledged_is_not_said_to_lose_nothing(
@@ -142,9 +142,9 @@ def test_a_tail_of_which_nothing_says_whether_it_was_acknowledged_is_not_said_to
 ) -> None:
     (segment,) = partition.glob("*.zxQueue")
     segment.write_bytes(segment.read_bytes() + b"torn")
-    told = offline("log", "verify", str(partition))
-    assert told.code == 0 and "without losing" not in told.err
-    assert "1 place where acknowledged messages may be lost" in told.err
+    reported = offline("log", "verify", str(partition))
+    assert reported.code == 0 and "without losing" not in reported.err
+    assert "1 place where acknowledged messages may be lost" in reported.err
     (row,) = offline("log", "verify", str(partition), "--json").json["findings"]
     assert (row["weight"], row["may_lose"]) == ("note", True)
 
@@ -153,8 +153,8 @@ def test_damage_at_the_end_of_a_log_that_was_closed_is_damage(offline: Cli, part
     (segment,) = partition.glob("*.zxQueue")
     data = segment.read_bytes()
     segment.write_bytes(data[:-10] + bytes([data[-10] ^ 1]) + data[-9:])
-    told = offline("log", "verify", str(partition))
-    assert told.code == 4 and "was durable" in " ".join(told.out.decode().split())
+    reported = offline("log", "verify", str(partition))
+    assert reported.code == 4 and "was durable" in " ".join(reported.out.decode().split())
 
 
 def test_what_cannot_be_looked_at_is_a_sentence(offline: Cli, tmp_path: Path, partition: Path) -> None:
@@ -177,9 +177,9 @@ def test_what_is_in_the_way_is_named_by_all_who_meet_it(offline: Cli, partition:
     mark = partition / "log.mark"
     mark.unlink()
     mark.mkdir()
-    told = offline("log", "verify", str(data))
-    assert told.code == 4 and "a folder where a file belongs" in told.out.decode() + told.err
-    assert str(mark) in told.out.decode().replace("\n", "")
+    reported = offline("log", "verify", str(data))
+    assert reported.code == 4 and "a folder where a file belongs" in reported.out.decode() + reported.err
+    assert str(mark) in reported.out.decode().replace("\n", "")
     alone = offline("log", "repair", str(partition))
     assert alone.code == 1 and alone.err.startswith(f"tfmq: {mark} is a folder, and a file belongs there.")
     assert offline("log", "repair", str(data), "--dry-run").code == 0 and mark.is_dir()
@@ -334,16 +334,16 @@ def test_a_dump_of_a_data_folder_names_arrivals_and_buckets(offline: Cli, data: 
 
 def test_what_is_whole_has_no_damage_of_log_delay(offline: Cli, data: Path) -> None:
     for path in (data, data / "delay"):
-        told = offline("log", "verify", str(path), "--records", "--json")
-        assert (told.code, told.json["damaged"], told.json["findings"]) == (0, False, [])
+        reported = offline("log", "verify", str(path), "--records", "--json")
+        assert (reported.code, reported.json["damaged"], reported.json["findings"]) == (0, False, [])
     assert offline("log", "repair", str(data)).err == "nothing to repair\n"
 
 
 @pytest.mark.parametrize("position", [40, 80, -3], ids=["chunk", "columns", "record"])
 def test_damage_is_found_named_and_mended_of_log_delay(offline: Cli, data: Path, position: int) -> None:
     file = damage_of_log_delay(data, position)
-    told = offline("log", "verify", str(data), "--json")
-    assert told.code == 4 and told.json["findings"][0]["file"] == str(file)
+    reported = offline("log", "verify", str(data), "--json")
+    assert reported.code == 4 and reported.json["findings"][0]["file"] == str(file)
     dumped = offline("log", "dump", str(data / "delay"))
     assert dumped.code == 4 and "DAMAGED" in dumped.out.decode() and dumped.err == ""
     assert "would be lost" in offline("log", "repair", str(data), "--dry-run").err

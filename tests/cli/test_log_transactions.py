@@ -130,16 +130,16 @@ def test_one_file_can_be_dumped_alone(offline: Cli, journal: Path) -> None:
 def test_a_data_folder_has_both(offline: Cli, data: Path) -> None:
     lines = offline("log", "dump", str(data)).lines
     assert lines[0] == "orders-0:" and "transactions:" in lines
-    told = offline("log", "verify", str(data), "--json", "--records")
-    assert told.code == 0
-    assert (told.json["damaged"], told.json["records"], told.json["segments"]) == (False, 4, 3)
+    reported = offline("log", "verify", str(data), "--json", "--records")
+    assert reported.code == 0
+    assert (reported.json["damaged"], reported.json["records"], reported.json["segments"]) == (False, 4, 3)
 
 
 def test_damage_is_found_named_and_mended(offline: Cli, journal: Path) -> None:
     damage(journal)
-    told = offline("log", "verify", str(journal), "--json")
-    assert told.code == 4
-    (finding,) = told.json["findings"]
+    reported = offline("log", "verify", str(journal), "--json")
+    assert reported.code == 4
+    (finding,) = reported.json["findings"]
     assert finding["weight"] == "damage" and "messages of transaction 12" in finding["what"]
     assert offline("log", "dump", str(journal)).code == 4
     assert "DAMAGED up to" in offline("log", "dump", str(journal)).out.decode()

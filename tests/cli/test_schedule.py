@@ -82,8 +82,8 @@ def test_the_same_words_make_no_second_one_and_the_topic_is_made(cli: Cli, topic
     first = cli("schedule", "add", "@daily", topic, "go", "--json").json
     assert cli("schedule", "add", "@daily", topic, "go", "--json").json == first
     cli("schedule", "pause", first["name"])
-    told = cli("schedule", "add", "@daily", topic, "go").err
-    assert f"is there already, paused: tfmq schedule resume {first['name']}" in told
+    reported = cli("schedule", "add", "@daily", topic, "go").err
+    assert f"is there already, paused: tfmq schedule resume {first['name']}" in reported
     assert len(cli("schedule", "list", "--json").json) == 1
     assert cli("topic", "show", topic).code == 0
 
@@ -141,8 +141,8 @@ def test_one_is_shown_with_what_it_sends_and_can_be_sent_now(cli: Cli, topic: st
         assert word in shown, word
     assert cli("schedule", "pause", "shown").code == 0
     assert cli("schedule", "run", "shown").err == f"sent to {topic}, partition 0, offset 0 (synced)\n"
-    told = cli("schedule", "run", "shown", "--json").json
-    assert (told["topic"], told["partition"]) == (topic, 0) and told["offset"] > 0
+    reported = cli("schedule", "run", "shown", "--json").json
+    assert (reported["topic"], reported["partition"]) == (topic, 0) and reported["offset"] > 0
     first, _ = cli("read", topic, "--json").objects
     assert (first["payload"], first["key"], first["tag"]) == ("make the report", "42", "new")
     assert first["properties"].pop("scheduled_for")[:2] == "20"

@@ -27,8 +27,13 @@ def test_arguments_are_messages_and_the_answer_says_where(cli: Cli, topic: str) 
     assert cli("send", topic, "hello").err == f"sent to {topic}, partition 0, offset 0 (synced)\n"
     assert cli("send", topic, "a", "b").err == f"sent 2 messages to {topic} (synced)\n"
     assert cli("send", topic, "c", "--quiet") == (0, b"", "")
-    told = cli("send", topic, "d", "--acks", "written", "--json").json
-    assert (told["topic"], told["count"], told["durability"], told["partition"]) == (topic, 1, "written", 0)
+    reported = cli("send", topic, "d", "--acks", "written", "--json").json
+    assert (reported["topic"], reported["count"], reported["durability"], reported["partition"]) == (
+        topic,
+        1,
+        "written",
+        0,
+    )
     assert payloads(cli, topic) == ["hello", "a", "b", "c", "d"]
 
 
@@ -143,7 +148,7 @@ def test_what_was_sent_for_later_is_reported_with_its_time_and_handle(
     print_result(Output(None, json=False, quiet=False), "orders", 3, result)
     assert "tfmq delay list --topic orders" in capsys.readouterr().err
     print_result(Output(None, json=False, quiet=False), "orders", 1, result._replace(delayed=None), True)
-    assert "no handle" in (told := capsys.readouterr().err) and "None" not in told
+    assert "no handle" in (reported := capsys.readouterr().err) and "None" not in reported
 
 
 def test_a_time_that_is_over_is_reported(cli: Cli, topic: str) -> None:

@@ -119,8 +119,8 @@ def test_delayed_messages_have_their_lines_and_say_what_is_wrong(
         assert offline("status", "--json").json["delay"]["held"] == 1_200
         assert offline("status", "--quiet").err == ""
         broker.delay["waits_for"] = [[f"t-{number}", "no"] for number in range(1_000)]
-        told = offline("status").err
-        assert "  t-9: no\n  and 990 more" in told and "t-10:" not in told
+        reported = offline("status").err
+        assert "  t-9: no\n  and 990 more" in reported and "t-10:" not in reported
 
 
 def test_a_broker_that_says_nothing_of_delays_has_no_such_line() -> None:

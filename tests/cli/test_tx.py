@@ -84,7 +84,7 @@ def test_those_that_are_prepared_for_too_long_are_pointed_out(rig: Rig) -> None:
     assert rig("list", "--quiet").err == ""
 
 
-def test_members_of_a_commit_group_name_it_and_are_nobodys_alarm(rig: Rig) -> None:
+def test_members_of_a_commit_group_name_it_and_raise_no_alarm(rig: Rig) -> None:
     member = {"commit_group": "spark-stream-7", "group": "", "expires_ms": 1_700_000_900_000}
     rig.put(row("local:5-1", 7, age_seconds=90_000.0, **member))
     ran = rig("list")

@@ -88,14 +88,14 @@ class FakeDelays:
             raise BadRequest("due")
         if request.producer_id in self.closed_ids:
             raise StaleProducer(successor=self.closed_ids[request.producer_id])
-        for first, told in self.arrived:
+        for first, reported in self.arrived:
             if (first.producer_id, first.sequence) == (request.producer_id, request.sequence):
                 assert (first.count, first.blocks, first.topic) == (
                     request.count,
                     request.blocks,
                     request.topic,
                 )
-                return self._answer(request, told if self.remembers_answers else None, True)
+                return self._answer(request, reported if self.remembers_answers else None, True)
         expected = self.delayed_streams.get(request.producer_id, 0)
         if request.sequence != expected:
             raise (
@@ -104,9 +104,9 @@ class FakeDelays:
                 else UnknownProducer()
             )
         self.delayed_streams[request.producer_id] = request.sequence + request.count
-        told = self.arrive(request, body)
-        self.arrived.append((request, told))
-        return self._answer(request, told, False)
+        reported = self.arrive(request, body)
+        self.arrived.append((request, reported))
+        return self._answer(request, reported, False)
 
     def arrive(self, request: commands.Produce, body: bytes) -> commands.DelayedBatch:
         """Records begin to wait; what the reply tells of them."""
@@ -119,8 +119,10 @@ class FakeDelays:
             self.numbers += 1
         return commands.DelayedBatch(STORE_ID, 9, first, b"".join(due.to_bytes(8, "big") for due in dues))
 
-    def _answer(self, request: commands.Produce, told: commands.DelayedBatch | None, repeated: bool) -> Any:
-        return commands.ProduceReply([], max(1, request.acks), repeated, 1, -1, told)
+    def _answer(
+        self, request: commands.Produce, reported: commands.DelayedBatch | None, repeated: bool
+    ) -> Any:
+        return commands.ProduceReply([], max(1, request.acks), repeated, 1, -1, reported)
 
     # What waits
 

@@ -35,12 +35,12 @@ class FakeSchedules:
         if known is None:
             self.next_id += 1
             self.schedules[request.name] = (self.next_id, request)
-        return commands.AddScheduleReply(self.told_schedule(request.name), known is None)
+        return commands.AddScheduleReply(self.reply_schedule(request.name), known is None)
 
     def list_schedules(self, request: commands.ListSchedules) -> Any:
         names = sorted(each for each in self.schedules if each > request.after)
         names = [each for each in names if request.name in ("", each)]
-        rows = [self.told_schedule(each) for each in names[:PAGE]]
+        rows = [self.reply_schedule(each) for each in names[:PAGE]]
         if request.name and rows:
             rows[0] |= {"payload": b"go", "attribute": self.schedules[request.name][1].attribute}
         return commands.ListSchedulesReply(rows, len(names) > PAGE)
@@ -49,11 +49,11 @@ class FakeSchedules:
         if request.name not in self.schedules:
             raise UnknownSchedule()
         self.paused_schedules.add(request.name)
-        return commands.PauseScheduleReply(self.told_schedule(request.name))
+        return commands.PauseScheduleReply(self.reply_schedule(request.name))
 
     def resume_schedule(self, request: commands.ResumeSchedule) -> Any:
         self.paused_schedules.discard(request.name)
-        return commands.ResumeScheduleReply(self.told_schedule(request.name))
+        return commands.ResumeScheduleReply(self.reply_schedule(request.name))
 
     def remove_schedule(self, request: commands.RemoveSchedule) -> Any:
         found = self.schedules.get(request.name)
@@ -62,7 +62,7 @@ class FakeSchedules:
         del self.schedules[request.name]
         return commands.RemoveScheduleReply(True)
 
-    def told_schedule(self, name: str) -> dict[str, Any]:
+    def reply_schedule(self, name: str) -> dict[str, Any]:
         id, asked = self.schedules[name]
         return {
             "name": name,

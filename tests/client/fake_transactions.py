@@ -172,7 +172,7 @@ class FakeTransactions:
                 raise
             found.offsets = request.offsets
             self._end(found, True)
-        return commands.TransactReply(self._told(found), found.epoch, 0, found.placed, repeated)
+        return commands.TransactReply(self._reported(found), found.epoch, 0, found.placed, repeated)
 
     def prepare_transaction(self, request: commands.PrepareTransaction) -> Any:
         found = self._named(request.xid, request.epoch)
@@ -197,7 +197,7 @@ class FakeTransactions:
             self._end(found, True)
         elif found.state not in ("committed", "read_only"):
             raise self._wrong(found, TransactionState())
-        return commands.CommitTransactionReply(self._told(found), self.dropped, found.placed)
+        return commands.CommitTransactionReply(self._reported(found), self.dropped, found.placed)
 
     def rollback_transaction(self, request: commands.RollbackTransaction) -> Any:
         found = self._named(request.xid, request.epoch)
@@ -238,7 +238,7 @@ class FakeTransactions:
         if any(row.group in self.fenced for row in rows):
             raise Fenced()
 
-    def _told(self, found: FakeTransaction) -> str:
+    def _reported(self, found: FakeTransaction) -> str:
         return "applying" if found.state == "committed" and found.xid in self.applying else found.state
 
     def _end(self, found: FakeTransaction, commit: bool) -> None:

@@ -52,7 +52,7 @@ class Seat:
     def __init__(self, course: "Course", number: int) -> None:
         self.course, self.number = course, number
         self.manual = course.commits == "manual"
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.consumer: Any = course.broker.consumer(
             TOPIC,
             group=GROUP,

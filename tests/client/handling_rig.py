@@ -36,8 +36,8 @@ class Bench:
                 self.offsets[text] = result.offset
 
     def open(self, **options: Any) -> tfmq.Consumer[Any]:
-        told = {"group": GROUP, "dead_letters": self.store, **options}
-        self.consumer = self.broker.consumer(told.pop("topics", TOPIC), **told)
+        reported = {"group": GROUP, "dead_letters": self.store, **options}
+        self.consumer = self.broker.consumer(reported.pop("topics", TOPIC), **reported)
         return self.consumer
 
     def run(

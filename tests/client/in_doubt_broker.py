@@ -69,8 +69,8 @@ class InDoubtBroker(FakeBroker):
 
     def list_transactions(self, request: commands.ListTransactions) -> Any:
         """Looks at a few only, as a broker with very many does: a page may be short, or empty, and not the last."""
-        behind = [each for each in self.rows if each["epoch"] > request.after]
-        looked = behind[: min(LOOKED_MAX, request.limit)]
+        later_rows = [each for each in self.rows if each["epoch"] > request.after]
+        looked = later_rows[: min(LOOKED_MAX, request.limit)]
         rows = [
             each
             for each in looked
@@ -78,7 +78,7 @@ class InDoubtBroker(FakeBroker):
             and request.group in ("", each["group"])
         ]
         after = looked[-1]["epoch"] if looked else request.after
-        return commands.ListTransactionsReply(rows, len(behind) > len(looked), after)
+        return commands.ListTransactionsReply(rows, len(later_rows) > len(looked), after)
 
     def describe_transaction(self, request: commands.DescribeTransaction) -> Any:
         found = self._found(request.xid, request.epoch)

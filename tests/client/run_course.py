@@ -39,7 +39,7 @@ KEYS: Final = ("a", "b", None)
 PATIENCE_SECONDS: Final = 1800
 
 
-class Shelf:
+class LetterStoreCopy:
     """Letters in memory, which outlive every member: what a database is, and takes its time for, is tried elsewhere."""
 
     name = "memory"
@@ -153,8 +153,8 @@ class Hand:
         self.core: Any = self.consumer._core
         self.driver: Any = self.consumer._driver
         wall_clock = course.broker.clock.time
-        shelf: Any = course.shelf
-        self.store = GroupDeadLetterStore(shelf, GROUP, CALLS_MAX, wall_clock=wall_clock)
+        letter_store: Any = course.letter_store
+        self.store = GroupDeadLetterStore(letter_store, GROUP, CALLS_MAX, wall_clock=wall_clock)
         chance = course.random.random
         self.running = WatchedRunning(
             self.core, self.store, order=course.order, wall_clock=wall_clock, chance=chance
@@ -196,13 +196,13 @@ class Course:
         self.order = self.random.choice(ORDERS)
         self.commits = self.random.choice(["auto", "auto", "before"]) if self.order == "partition" else "auto"
         self.failing = self.random.choice([0.0, 0.1, 0.3])
-        self.shelf = Shelf()
+        self.letter_store = LetterStoreCopy()
         self.hands: list[Hand] = []
         self.frozen: list[Hand] = []
         self.joined = self.lost = self.cuts = 0
         self.sent: list[list[tuple[int, str | None]]] = [[] for _ in range(PARTITIONS)]
         """Of each partition: offset and key."""
-        self.finished = self.shelf.finished
+        self.finished = self.letter_store.finished
         self.calls: Counter[tuple[int, int]] = Counter()
         self.doubled = 0
 
@@ -219,20 +219,22 @@ class Course:
         place = (partition, offset)
         self.calls[place] += 1
         self.doubled += place in self.finished
-        told = f"{self.order}: {hand.number} begins {partition} at {offset}"
+        reported = f"{self.order}: {hand.number} begins {partition} at {offset}"
         if self.commits == "before":
-            assert self.calls[place] == 1, f"{told} once more"
-            assert saved is None or saved > offset, f"{told}, which is not saved"
+            assert self.calls[place] == 1, f"{reported} once more"
+            assert saved is None or saved > offset, f"{reported}, which is not saved"
             if hand.was_frozen:
                 return  # it was saved before: what only this one may call it calls late, beside the new owner
         else:
-            assert saved is None or offset >= saved, f"{told}, and {saved} was saved"
+            assert saved is None or offset >= saved, f"{reported}, and {saved} was saved"
             for before, key in self.sent[partition]:
                 if before < offset and self.waits_for(message.key, key):
-                    assert (partition, before) in self.finished, f"{told} in front of {before}"
+                    assert (partition, before) in self.finished, f"{reported} in front of {before}"
         for other in self.hands:
             if other is not hand and other.core.membership.may_deliver():
-                assert not other.works_on(partition, self.cuts), f"{told}, where {other.number} is at work"
+                assert not other.works_on(partition, self.cuts), (
+                    f"{reported}, where {other.number} is at work"
+                )
 
     def waits_for(self, key: Any, before: str | None) -> bool:
         """Whether a message with that key waits for one with this."""

@@ -34,7 +34,7 @@ def read(broker: SimulatedBroker, consumer: tfmq.Consumer[Any]) -> str:
     return "".join(sorted(message.text for message in broker.drain(consumer)))
 
 
-def behind(broker: SimulatedBroker, group: str) -> dict[int, int]:
+def lags(broker: SimulatedBroker, group: str) -> dict[int, int]:
     """How far a group is behind what it has saved, by partition."""
     rows = broker.admin().group(group).offsets
     return {each["partition"]: each["lag"] for each in rows}
@@ -58,7 +58,7 @@ def test_each_has_offsets_of_its_own_and_goes_on_where_it_was(broker: SimulatedB
         assert read(broker, left) == "678", "what it had saved does not come again"
     with shop(broker, "right") as right:
         assert read(broker, right) == "012345678", "what another one saved is nothing to it"
-    assert behind(broker, "shop-left") == behind(broker, "shop-right") == dict.fromkeys(range(PARTITIONS), 0)
+    assert lags(broker, "shop-left") == lags(broker, "shop-right") == dict.fromkeys(range(PARTITIONS), 0)
 
 
 def test_one_that_dies_or_stands_still_takes_nothing_from_the_others(broker: SimulatedBroker) -> None:

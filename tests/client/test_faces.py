@@ -90,8 +90,8 @@ def test_a_derived_method_is_shown_as_a_written_one(face: type, shown: str) -> N
         assert (method.__module__, method.__doc__) == (__name__, "Join them.")
         parameters = inspect.signature(method).parameters
         assert parameters == inspect.signature(Core.join).parameters
-        told = inspect.signature(method).return_annotation
-        assert str(told).replace("typing.", "") == shown.format(result)
+        reported = inspect.signature(method).return_annotation
+        assert str(reported).replace("typing.", "") == shown.format(result)
         assert inspect.iscoroutinefunction(method) == (face is Awaitable)
 
 

@@ -117,7 +117,7 @@ class Life:
     def spill(self) -> None:
         left_out = {each.number for each in self.bench.unspilled() if self.generator.random() < 0.1}
         self.settled |= left_out
-        self._told(self.bench.next_number)
+        self._reported(self.bench.next_number)
         self.bench.spill(self.now_ms, lambda _, dues, numbers: bytes(n not in left_out for n in numbers))
         self._durable()
         # Those that came back into use are not settled as a whole any more, but need not be there either.
@@ -148,11 +148,11 @@ class Life:
             self.bench.buckets.release(self.split.pop(0))
 
     def commit(self) -> None:
-        self._told(*self.numbers)
+        self._reported(*self.numbers)
         self.bench.buckets.commit(self.now_ms)
         self.broker_ms = self.now_ms
 
-    def _told(self, *numbers: int) -> None:
+    def _reported(self, *numbers: int) -> None:
         self.numbers = tuple(sorted({self.bench.buckets.spilled_number, *numbers}))
 
     def _durable(self) -> None:

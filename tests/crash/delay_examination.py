@@ -70,14 +70,14 @@ def waiting_of(broker: Broker) -> dict[int, tuple[Place, int, str]]:
 
 
 def rows_of(broker: Broker) -> Iterator[dict[str, Any]]:
-    behind = ""
+    cursor = ""
     for _ in range(LOOKS_MAX):
-        answer = broker.ask(ListDelayed("", after=behind))
+        answer = broker.ask(ListDelayed("", after=cursor))
         broker.work()
         yield from answer.delayed
         if not answer.more:
             return
-        behind = answer.after
+        cursor = answer.after
     raise Broken("a list has no end")
 
 
@@ -210,10 +210,10 @@ class Examiner:
             pass_time(broker, before / 1000, 1, generator)
             check(client, view_of(broker))
             pass_time(broker, (dues[0] + TICK_MS - now_of(broker)) / 1000, 1, generator)
-            behind = view_of(broker)
-            check(client, behind)
-            late = [due for _, due, _ in behind.waiting.values() if due + TICK_MS <= behind.now]
-            require(not late, f"{late} are due and wait, it is {behind.now}")
+            later = view_of(broker)
+            check(client, later)
+            late = [due for _, due, _ in later.waiting.values() if due + TICK_MS <= later.now]
+            require(not late, f"{late} are due and wait, it is {later.now}")
         producer = broker.lease()
         require(broker.delay(producer, 0, [b"new"], due=after(SECOND)).code == "ok", "a new one is refused")
         disk = broker.disk.crash(keep="nothing")

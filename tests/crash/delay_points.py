@@ -52,13 +52,13 @@ class Points:
         self, delay: DelayCommands | None, disk: SimulatedDisk, kind: str, path: str, busy: Step | None
     ) -> set[str]:
         if path.endswith(".zxQueue"):
-            return {FIRED if kind == "force" else APPENDED for _ in self._landed(disk, kind, path)}
+            return {FIRED if kind == "force" else APPENDED for _ in self._stored(disk, kind, path)}
         if "/delay/arrivals" in path:
             if kind == "unlink":
                 return {"arrivals truncation"}
             if not path.endswith(".arrivals"):
                 return {"arrivals roll"} if kind == "force_folder" else set()
-            return {"arrivals roll"} if kind in ("create", "rename") else self._landed(disk, kind, path)
+            return {"arrivals roll"} if kind in ("create", "rename") else self._stored(disk, kind, path)
         if path.endswith(".bucket"):
             if kind == "unlink":
                 return {"bucket unlink"}
@@ -70,7 +70,7 @@ class Points:
             return {"checkpoint"}
         return set()
 
-    def _landed(self, disk: SimulatedDisk, kind: str, path: str) -> set[str]:
+    def _stored(self, disk: SimulatedDisk, kind: str, path: str) -> set[str]:
         """What was written, or is forced now."""
         if kind == "force":
             return self._unforced.pop(path, set())

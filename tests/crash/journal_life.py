@@ -60,7 +60,7 @@ class Life:
             flush_bytes=generator.choice((2, 20)) * one,
         )
         self.boundaries: list[Boundary] = []
-        self.told = "the first opening"
+        self.reported = "the first opening"
         self.forced_end = self.number = self.sequence = 0
         self.pending: tuple[tuple[int, int, bytes], ...] = ()
         self.journal = Journal(options=options)
@@ -78,7 +78,7 @@ class Life:
         weights = [weight for weight, _ in table]
         for _ in range(actions):
             action = self.generator.choices(table, weights)[0][1]
-            self.told = action.__name__
+            self.reported = action.__name__
             action()
         self.journal.disk.after = None
         return self.boundaries
@@ -219,8 +219,8 @@ class Life:
         try:
             journal.open()
         except Corrupt as error:
-            raise AssertionError(f"{self.told}: a crash was taken for damage: {error}") from error
-        assert journal.state.seen == written[: len(journal.state.seen)], self.told
+            raise AssertionError(f"{self.reported}: a crash was taken for damage: {error}") from error
+        assert journal.state.seen == written[: len(journal.state.seen)], self.reported
         self.forced_end = journal.store.end_offset
 
     def _known(self) -> Known:
@@ -236,6 +236,6 @@ class Life:
         return Known(forced, written, self.pending, self.number, self.forced_end, self.journal_id)
 
     def _boundary(self, kind: str, path: str) -> None:
-        after = f"{self.told}: {kind} {path}"
+        after = f"{self.reported}: {kind} {path}"
         moment = Moment(self.journal.disk)
         self.boundaries.append(Boundary(len(self.boundaries), after, moment, self._known()))

@@ -432,9 +432,9 @@ def touched(lived: Life, files: Files, path: str) -> set[bytes]:
     same = next(
         (n for n, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), min(len(before), len(now))
     )
-    behind = len(before)
+    changed_end = len(before)
     if before and len(now) == len(before):
-        behind = next(n for n in range(len(before), 0, -1) if before[n - 1] != now[n - 1])
+        changed_end = next(n for n in range(len(before), 0, -1) if before[n - 1] != now[n - 1])
     disk = disk_of(lived.files)
     folder, _, name = path.rpartition("/")
     base = int(name.split(".")[0])
@@ -446,7 +446,7 @@ def touched(lived: Life, files: Files, path: str) -> set[bytes]:
     found: set[bytes] = set()
     for item in scan_segment(segment):
         assert not isinstance(item, DamagedRange)
-        if item.offset - base < behind and item.next - base > same:
+        if item.offset - base < changed_end and item.next - base > same:
             found.update(payloads(item.data))
     return found
 

@@ -94,8 +94,8 @@ def test_a_failed_force_that_the_kernel_carried_out_by_itself_stops_the_log_alik
     def force() -> None:
         forcer.want(log, log.end_offset, answers.append)
         while not forcer.idle:
-            for flight in queue.drain_ended():
-                flight.callback(flight.error)
+            for running_fsync in queue.drain_ended():
+                running_fsync.callback(running_fsync.error)
 
     log.append([batch_at(0, BATCH_RECORDS)])
     force()

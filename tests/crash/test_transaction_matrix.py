@@ -49,9 +49,9 @@ BROKEN = WRITES | FORCES | {"create", "rename", "unlink", "force_folder", "open"
 
 @cache
 def life() -> Life:
-    told = Life()
-    told.tell()
-    return told
+    reported = Life()
+    reported.tell()
+    return reported
 
 
 def boundaries_of(point: str) -> list[Boundary]:
@@ -75,9 +75,9 @@ def held(boundary: Boundary, disk: SimulatedDisk) -> None:
 
 
 def test_an_undisturbed_life_ends_as_it_was_planned() -> None:
-    told = life()
-    assert told.errors == []
-    held(told.boundaries[-1], told.boundaries[-1].moment.crash(keep="everything"))
+    reported = life()
+    assert reported.errors == []
+    held(reported.boundaries[-1], reported.boundaries[-1].moment.crash(keep="everything"))
 
 
 @pytest.mark.long
@@ -110,11 +110,11 @@ def test_a_torn_record_at_any_point_leaves_all_or_nothing(point: str) -> None:
 
 def calls_of(point: str, kinds: frozenset[str]) -> list[Call]:
     """Calls that belong to a point; for an answer, the first ones behind it."""
-    told = life()
+    reported = life()
     if not point.endswith("answer"):
-        return [call for call in told.calls if call.point == point and call.kind in kinds]
-    behind = [told.calls[count:] for name, count in told.answers if name == point]
-    return [call for calls in behind for call in [next((c for c in calls if c.kind in kinds), None)] if call]
+        return [call for call in reported.calls if call.point == point and call.kind in kinds]
+    after = [reported.calls[count:] for name, count in reported.answers if name == point]
+    return [call for calls in after for call in [next((c for c in calls if c.kind in kinds), None)] if call]
 
 
 def failing(point: str, error: int, kinds: frozenset[str]) -> None:
@@ -122,14 +122,14 @@ def failing(point: str, error: int, kinds: frozenset[str]) -> None:
     calls = calls_of(point, kinds)
     generator = seeded("fault", point, error)
     for call in generator.sample(calls, min(max(1, scaled(FAULTS_PER_POINT)), len(calls))):
-        told = Life(keep_boundaries=False)
-        fault = told.disk.faults.fail(call.kind, nth=call.nth, error=error)
+        reported = Life(keep_boundaries=False)
+        fault = reported.disk.faults.fail(call.kind, nth=call.nth, error=error)
         try:
-            told.tell()
+            reported.tell()
             assert fault.hit, "the life is another one"
             # A partition that fails in the middle of a large one lets others in meanwhile.
-            told.client.model.transactions["large"].contiguous = False
-            settled(told, generator)
+            reported.client.model.transactions["large"].contiguous = False
+            settled(reported, generator)
         except Broken as broken:
             raise Broken(f"{os.strerror(error)} at {call}: {broken}") from broken
 
@@ -148,15 +148,15 @@ def test_a_full_disk_at_any_point_leaves_all_or_nothing(point: str) -> None:
 
 def test_recovery_once_twice_and_ten_times_finds_the_same() -> None:
     generator = seeded("repeated")
-    told = life()
-    for number, boundary in enumerate(generator.sample(told.boundaries, scaled(REPEATED))):
+    reported = life()
+    for number, boundary in enumerate(generator.sample(reported.boundaries, scaled(REPEATED))):
         disk = boundary.moment.crash(generator)
-        repeated(told, boundary, disk, times=9 if number % 3 == 0 else 1)
+        repeated(reported, boundary, disk, times=9 if number % 3 == 0 else 1)
 
 
 def test_a_recovery_that_is_killed_changes_nothing() -> None:
     generator = seeded("interrupted recovery")
-    told, count = life(), 0
-    for boundary in generator.sample(told.boundaries, max(2, scaled(INTERRUPTED))):
-        count += interrupted(told, boundary, boundary.moment.crash(generator), 6, generator)
+    reported, count = life(), 0
+    for boundary in generator.sample(reported.boundaries, max(2, scaled(INTERRUPTED))):
+        count += interrupted(reported, boundary, boundary.moment.crash(generator), 6, generator)
     assert count > 0

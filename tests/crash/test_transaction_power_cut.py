@@ -9,7 +9,7 @@ import pytest
 
 from tests.scale import SEED, scaled
 from tools.rigs.loop_image import LoopImage, Unavailable, require_loop_devices
-from tools.rigs.transactions import run, told
+from tools.rigs.transactions import describe, run
 
 CUTS = 100
 CLIENTS = 3
@@ -28,6 +28,6 @@ def _loop_devices() -> None:
 @pytest.mark.timeout(3600)
 def test_a_real_power_cut_takes_nothing_that_was_answered(tmp_path: Path) -> None:
     outcome = run(max(3, scaled(CUTS)), CLIENTS, SEED, tmp_path, cuts=True)
-    print(told(outcome))
-    assert outcome.faults == [], told(outcome)
+    print(describe(outcome))
+    assert outcome.faults == [], describe(outcome)
     assert outcome.cuts > 0 and outcome.committed > 0

@@ -74,7 +74,7 @@ class BorrowedAnswer(Answer):
 
 
 @dataclass(eq=False)
-class Lane:
+class SequenceState:
     """A transactional stream: one transaction at a time."""
 
     producer_id: int
@@ -117,9 +117,9 @@ class TransactionClient:
         self.session = Session("somebody")
         self.record_bytes = record_bytes
         self.steps: list[Step] = []
-        self.lanes: dict[Transaction, Lane] = {}
-        self.numbers: dict[Transaction, tuple[Lane, int]] = {}
-        self.free: list[Lane] = []
+        self.sequence_states: dict[Transaction, SequenceState] = {}
+        self.numbers: dict[Transaction, tuple[SequenceState, int]] = {}
+        self.free: list[SequenceState] = []
         self.plains: dict[str, Plain] = {}
         self.groups: dict[str, Answer] = {}
         self.dead: set[Transaction] = set()
@@ -130,9 +130,9 @@ class TransactionClient:
     def key(self, topic: str, partition: int) -> Key:
         return self.broker.incarnation(topic), partition
 
-    def lane(self) -> Lane:
+    def sequence_state(self) -> SequenceState:
         """One that is free, or a new one."""
-        return self.free.pop() if self.free else Lane(self.broker.lease())
+        return self.free.pop() if self.free else SequenceState(self.broker.lease())
 
     def named(self, transaction: Transaction, epoch: int) -> None:
         """Its epoch is told."""
@@ -140,20 +140,20 @@ class TransactionClient:
         require(not twins or twins == [transaction], f"{transaction} gets the epoch {epoch} of {twins}")
         transaction.epoch = epoch
 
-    def take_lane(self, transaction: Transaction) -> Lane:
-        lane = self.lanes[transaction] = self.lane()
-        self.numbers[transaction] = (lane, lane.number)
-        return lane
+    def take_sequence(self, transaction: Transaction) -> SequenceState:
+        sequence_state = self.sequence_states[transaction] = self.sequence_state()
+        self.numbers[transaction] = (sequence_state, sequence_state.number)
+        return sequence_state
 
     def is_remembered(self, transaction: Transaction, named: bool) -> bool:
         """Whether the broker must know what became of it: it has a name, or is the last one of its stream."""
-        lane, number = self.numbers[transaction]
-        return named or lane.number == number + 1
+        sequence_state, number = self.numbers[transaction]
+        return named or sequence_state.number == number + 1
 
     def give_back(self, transaction: Transaction) -> None:
-        lane = self.lanes.pop(transaction, None)
-        if lane is not None:
-            self.free.append(lane)
+        sequence_state = self.sequence_states.pop(transaction, None)
+        if sequence_state is not None:
+            self.free.append(sequence_state)
 
     def payloads(self, transaction: Transaction, key: Key, count: int) -> list[bytes]:
         first = len(transaction.messages.get(key, ()))
@@ -274,23 +274,31 @@ class TransactionClient:
     ) -> Step:
         """A whole transaction in one request."""
         transaction = self.model.begin(label)
-        lane = self.take_lane(transaction)
+        sequence_state = self.take_sequence(transaction)
         rows, bodies = [], []
         for (topic, partition), count in targets.items():
             key = self.key(topic, partition)
-            data = batch(lane.producer_id, lane.sequence, self.payloads(transaction, key, count))
+            data = batch(
+                sequence_state.producer_id, sequence_state.sequence, self.payloads(transaction, key, count)
+            )
             incarnation = self.broker.incarnation(topic)
             rows.append(
                 commands.TransactionBatch(
-                    topic, incarnation, partition, lane.sequence, count, len(data), [blocks_of(data, count)]
+                    topic,
+                    incarnation,
+                    partition,
+                    sequence_state.sequence,
+                    count,
+                    len(data),
+                    [blocks_of(data, count)],
                 )
             )
             bodies.append(data)
-            lane.sequence += count
+            sequence_state.sequence += count
         inside = self.offsets_inside(transaction, offsets)
         transaction.asked = self.model.tick()
-        request = commands.Transact(lane.producer_id, lane.number, rows, inside)
-        lane.number += 1
+        request = commands.Transact(sequence_state.producer_id, sequence_state.number, rows, inside)
+        sequence_state.number += 1
 
         def done(answer: Answer) -> None:
             self.named(transaction, answer.epoch)
@@ -298,7 +306,7 @@ class TransactionClient:
 
         return self.step(
             "transact", request, {transaction: [COMMITTED]}, done,
-            refused=lambda: self.drop_lane(transaction), offsets=offsets, body=b"".join(bodies), turn=turn,
+            refused=lambda: self.drop_sequence(transaction), offsets=offsets, body=b"".join(bodies), turn=turn,
         )  # fmt: skip
 
     def begin(
@@ -313,40 +321,49 @@ class TransactionClient:
     ) -> Transaction:
         transaction = self.model.begin(label, xid)
         transaction.is_member = member is not None
-        lane = self.take_lane(transaction)
-        request = commands.BeginTransaction(lane.producer_id, lane.number, xid, timeout_ms, group, member)
-        lane.number += 1
+        sequence_state = self.take_sequence(transaction)
+        request = commands.BeginTransaction(
+            sequence_state.producer_id, sequence_state.number, xid, timeout_ms, group, member
+        )
+        sequence_state.number += 1
 
         def done(answer: Answer) -> None:
             self.named(transaction, answer.epoch)
             transaction.xid = answer.xid
 
         self.step(
-            "begin", request, {transaction: []}, done, refused=lambda: self.drop_lane(transaction), turn=turn
+            "begin",
+            request,
+            {transaction: []},
+            done,
+            refused=lambda: self.drop_sequence(transaction),
+            turn=turn,
         )
         return transaction
 
     def send(
         self, transaction: Transaction, topic: str, partition: int, count: int = 1, *, turn: bool = True
     ) -> Step:
-        lane, key = self.lanes[transaction], self.key(topic, partition)
-        data = batch(lane.producer_id, lane.sequence, self.payloads(transaction, key, count))
+        sequence_state, key = self.sequence_states[transaction], self.key(topic, partition)
+        data = batch(
+            sequence_state.producer_id, sequence_state.sequence, self.payloads(transaction, key, count)
+        )
         request = commands.Produce(
             topic,
             self.broker.incarnation(topic),
             partition,
-            lane.producer_id,
-            lane.sequence,
+            sequence_state.producer_id,
+            sequence_state.sequence,
             count,
             commands.ACKS_WRITTEN,
             [blocks_of(data, count)],
             None,
             transaction.epoch,
         )
-        lane.sequence += count
+        sequence_state.sequence += count
         return self.step(
             "send", request, {transaction: []}, lambda answer: None,
-            refused=lambda: self.drop_lane(transaction), body=data, turn=turn,
+            refused=lambda: self.drop_sequence(transaction), body=data, turn=turn,
         )  # fmt: skip
 
     def prepare(
@@ -499,9 +516,9 @@ class TransactionClient:
 
     # Crashes
 
-    def drop_lane(self, transaction: Transaction) -> None:
+    def drop_sequence(self, transaction: Transaction) -> None:
         """What was sent may have been taken or not: the next transaction begins on a stream of its own."""
-        self.lanes.pop(transaction, None)
+        self.sequence_states.pop(transaction, None)
         self.dead.add(transaction)
 
     def moved(self, broker: Broker) -> list[Step]:
@@ -509,8 +526,8 @@ class TransactionClient:
         self.look()
         lost, self.steps = self.steps, []
         self.broker, self.session = broker, Session("somebody")
-        self.dead |= {each for each in self.lanes if PREPARED not in each.fates}
-        self.lanes, self.free = {}, []
+        self.dead |= {each for each in self.sequence_states if PREPARED not in each.fates}
+        self.sequence_states, self.free = {}, []
         for plain in self.plains.values():
             plain.failed |= bool(plain.waiting)
             plain.waiting = []

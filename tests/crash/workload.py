@@ -137,7 +137,7 @@ class Life:
         )  # fmt: skip
         self.boundaries: list[Boundary] = []
         self.next_id = 100
-        self.told = ""
+        self.reported = ""
         self.disk = SimulatedDisk()
         self.disk.make_folder(DATA)
         self.disk.make_folder(TRASH)
@@ -159,7 +159,7 @@ class Life:
         weights = [weight for weight, _ in table]
         for _ in range(actions):
             action = self.generator.choices(table, weights)[0][1]
-            self.told = action.__name__
+            self.reported = action.__name__
             action(self.generator.choice(self.subjects))
         self.disk.after = None
         return self.boundaries
@@ -330,8 +330,8 @@ class Life:
     def _take(self, subject: Subject) -> None:
         """What an opened log says is what is known from then on."""
         log = self._log(subject)
-        assert log.stopped is None and not log.damage, (log.stopped, log.damage, self.told)
-        assert log.end_offset >= subject.forced, (self.told, subject.folder)
+        assert log.stopped is None and not log.damage, (log.stopped, log.damage, self.reported)
+        assert log.end_offset >= subject.forced, (self.reported, subject.folder)
         subject.ends = {end for end in subject.ends if end <= log.end_offset} | {log.end_offset}
         subject.written = log.end_offset
         subject.first = subject.first_next = log.first_offset
@@ -352,5 +352,5 @@ class Life:
 
     def _boundary(self, kind: str, path: str) -> None:
         candidates = {subject.folder: subject.known(self.disk) for subject in self.subjects}
-        after = f"{self.told}: {kind} {path}"
+        after = f"{self.reported}: {kind} {path}"
         self.boundaries.append(Boundary(len(self.boundaries), after, Moment(self.disk), candidates))

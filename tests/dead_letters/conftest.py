@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from tests.dead_letters.helpers import Process, finished, sql_shelf
+from tests.dead_letters.helpers import Process, finished, sql_letter_store
 from tests.sql.conftest import postgres as postgres
 from tfmq.client.operation import Operation, run_inline
 from tfmq.dead_letters.sql_store import METADATA, BlockingSqlStore, SqlLetterStore
@@ -23,7 +23,7 @@ class Stand:
 
     def __init__(self, open: Callable[[], tuple[LetterStore, Callable[[Operation[Any]], Any]]]) -> None:
         self.open = open
-        self.shelf, self.run = open()
+        self.letter_store, self.run = open()
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def postgres_store(postgres: PostgresServer) -> BlockingSqlStore:
 def stand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stand]:
     """Each kind in turn."""
     if request.param == "file":
-        yield Stand(lambda: (sql_shelf(tmp_path / "dead.db"), finished))
+        yield Stand(lambda: (sql_letter_store(tmp_path / "dead.db"), finished))
     elif request.param == "postgresql":
         store = request.getfixturevalue("postgres_store")
         yield Stand(lambda: (SqlLetterStore(BlockingSqlStore(store.database.address), run_inline), finished))
@@ -49,6 +49,6 @@ def stand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stand]:
 
             def open() -> tuple[LetterStore, Callable[[Operation[Any]], Any]]:
                 process = Process(broker, "dead")
-                return process.shelf, process.run
+                return process.letter_store, process.run
 
             yield Stand(open)

@@ -64,7 +64,7 @@ class Time:
         return self.now
 
 
-def sql_shelf(path: Path) -> SqlLetterStore:
+def sql_letter_store(path: Path) -> SqlLetterStore:
     """A store in a file that is not forced to the disk: these tests cut no power on it, and run often."""
     store = BlockingSqlStore(StoreAddress("path", str(path)))
     event.listen(store.database._current_engine(), "connect", _unforced)
@@ -75,8 +75,10 @@ def _unforced(connection: Any, _: object) -> None:
     connection.execute("PRAGMA synchronous=OFF")
 
 
-def group_of(shelf: LetterStore, clock: Callable[[], float], calls_max: int = 6) -> GroupDeadLetterStore:
-    return GroupDeadLetterStore(shelf, "billing", calls_max, wall_clock=clock, jitter=lambda: 0.0)
+def group_of(
+    letter_store: LetterStore, clock: Callable[[], float], calls_max: int = 6
+) -> GroupDeadLetterStore:
+    return GroupDeadLetterStore(letter_store, "billing", calls_max, wall_clock=clock, jitter=lambda: 0.0)
 
 
 class Killed(BaseException):
@@ -86,10 +88,10 @@ class Killed(BaseException):
 class Mortal:
     """A shelf whose process is killed before, or behind, one of its changes: `at` counts both, from 0 on."""
 
-    def __init__(self, shelf: LetterStore, at: int) -> None:
-        self.name = shelf.name
+    def __init__(self, letter_store: LetterStore, at: int) -> None:
+        self.name = letter_store.name
         self.steps = 0
-        self._shelf = shelf
+        self._letter_store = letter_store
         self._at = at
 
     def _alive(self) -> None:
@@ -99,7 +101,7 @@ class Mortal:
 
     def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
         self._alive()
-        found = yield from self._shelf.apply(steps)
+        found = yield from self._letter_store.apply(steps)
         self._alive()
         return found
 
@@ -111,33 +113,33 @@ class Mortal:
         *,
         whole: bool = False,
     ) -> Operation[list[Letter]]:
-        return self._shelf.find(selection, after, count, whole=whole)
+        return self._letter_store.find(selection, after, count, whole=whole)
 
     def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
-        return self._shelf.next_due_id(group, now_ms, broker)
+        return self._letter_store.next_due_id(group, now_ms, broker)
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        return self._shelf.next_due_ms(group, broker)
+        return self._letter_store.next_due_ms(group, broker)
 
     def find_foreign_waiting(
         self, group: str, broker: str, after: PagePosition = FIRST_PAGE
     ) -> Operation[list[Letter]]:
-        return self._shelf.find_foreign_waiting(group, broker, after)
+        return self._letter_store.find_foreign_waiting(group, broker, after)
 
     def get(self, id: str) -> Operation[Letter | None]:
-        return self._shelf.get(id)
+        return self._letter_store.get(id)
 
     def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
-        return self._shelf.failing_offsets(group, incarnation, partition)
+        return self._letter_store.failing_offsets(group, incarnation, partition)
 
     def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
-        return self._shelf.count_by_state()
+        return self._letter_store.count_by_state()
 
     def delete_expired(self, now_ms: int) -> Operation[int]:
-        return self._shelf.delete_expired(now_ms)
+        return self._letter_store.delete_expired(now_ms)
 
     def close(self) -> None:
-        self._shelf.close()
+        self._letter_store.close()
 
 
 class Process:
@@ -147,8 +149,8 @@ class Process:
         servers = broker if isinstance(broker, str) else broker.servers
         self.reached: ClientParts[BlockingDriver] = make_client_parts(servers, BlockingDriver)
         self.link, self.driver, self.wall_clock = self.reached
-        self.shelf: LetterStore = (
-            sql_shelf(store) if isinstance(store, Path) else TopicLetterStore(self.link, store)
+        self.letter_store: LetterStore = (
+            sql_letter_store(store) if isinstance(store, Path) else TopicLetterStore(self.link, store)
         )
 
     def run(self, operation: Operation[Any]) -> Any:
@@ -157,4 +159,4 @@ class Process:
     def kill(self) -> None:
         """Nothing more is said; the connection breaks."""
         self.driver.close()
-        self.shelf.close()
+        self.letter_store.close()

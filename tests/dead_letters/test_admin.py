@@ -108,10 +108,10 @@ def test_sending_needs_a_broker_and_leaves_all_as_it_was(desk: Desk) -> None:
 def test_the_progress_of_a_redrive_is_reported(tmp_path: Path) -> None:
     with SimulatedBroker() as broker:
         fill(broker, tmp_path / "dead.db", 6)
-        told: list[int] = []
+        reported: list[int] = []
         with Desk(tmp_path / "dead.db", broker.servers) as desk:
-            report = desk.redrive(Wish(rate=20.0, limit=4), told.append)
-            assert (report.sent, told) == (4, [2, 2])
+            report = desk.redrive(Wish(rate=20.0, limit=4), reported.append)
+            assert (report.sent, reported) == (4, [2, 2])
             broker.fail_next("send", TimedOut, times=10_000)
             report = Report()
             with pytest.raises(TimedOut):

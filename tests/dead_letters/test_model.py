@@ -114,7 +114,7 @@ def test_times_are_printed_in_utc() -> None:
     assert iso_time(0) == ""
 
 
-# Which letters a selection means; that databases mean the same is in test_shelf.py.
+# Which letters a selection means; that databases mean the same is in test_store.py.
 
 LETTER = replace(
     letter_from_message(message(1, key=b"42", tag="new"), "billing"),

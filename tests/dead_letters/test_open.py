@@ -107,8 +107,8 @@ def test_each_address_has_its_kind_of_store(tmp_path: Path) -> None:
     assert isinstance(open_letter_store(f"sqlite:///{tmp_path}/dead.db"), SqlLetterStore)
     with SimulatedBroker() as broker:
         process = Process(broker, "unused")
-        shelf = open_letter_store("topic:dead", link=process.link)
-        assert isinstance(shelf, TopicLetterStore) and shelf.name == "topic:dead"
+        letter_store = open_letter_store("topic:dead", link=process.link)
+        assert isinstance(letter_store, TopicLetterStore) and letter_store.name == "topic:dead"
 
 
 def test_a_topic_needs_a_broker_and_nonsense_is_reported() -> None:

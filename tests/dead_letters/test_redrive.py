@@ -50,7 +50,7 @@ def fill(
             topic, text, key=f"key{3 + number % 2}", tag="new", properties={"n": str(number)}
         ).result()
     process = Process(broker, store)
-    kept = group_of(process.shelf, process.wall_clock)
+    kept = group_of(process.letter_store, process.wall_clock)
     for message in broker.sent(topic):
         process.run(kept.store_letter(message, [failure()]))
     process.kill()
@@ -63,15 +63,15 @@ def redrive(
 ) -> tuple[Report, int]:
     """One process that redrives, and perhaps does not come to its end; the steps that it took."""
     process = Process(broker, store)
-    shelf = Mortal(process.shelf, killed_at)
-    work = RedriveOperation(shelf, process.link, wish or Wish(), wall_clock=process.wall_clock)
+    letter_store = Mortal(process.letter_store, killed_at)
+    work = RedriveOperation(letter_store, process.link, wish or Wish(), wall_clock=process.wall_clock)
     try:
         process.run(work.run())
     except Killed:
         pass
     finally:
         process.kill()
-    return work.report, shelf.steps
+    return work.report, letter_store.steps
 
 
 def broker_of(process: Process) -> str:
@@ -84,7 +84,7 @@ def broker_of(process: Process) -> str:
 
 def states(broker: SimulatedBroker, store: Path | str) -> Counter[str]:
     process = Process(broker, store)
-    found = process.run(process.shelf.find(Selection()))
+    found = process.run(process.letter_store.find(Selection()))
     process.kill()
     return Counter(each.state for each in found)
 
@@ -107,15 +107,15 @@ def test_dead_letters_go_to_their_topic_again_as_they_were(
         {m.text: m for m in broker.sent("orders") if bool(m.redrives) is late} for late in (False, True)
     )
     for text in texts:
-        before, behind = first[text], second[text]
+        before, after = first[text], second[text]
         assert (before.key, before.tag, before.properties, before.partition, before.born_at) == (
-            behind.key,
-            behind.tag,
-            behind.properties,
-            behind.partition,
-            behind.born_at,
+            after.key,
+            after.tag,
+            after.properties,
+            after.partition,
+            after.born_at,
         )
-        assert (behind.attempts, behind.redrives) == (1, 1)
+        assert (after.attempts, after.redrives) == (1, 1)
     assert redrive(broker, store)[0].sent == 0
 
 
@@ -144,7 +144,7 @@ def test_killed_while_the_answer_is_open_nothing_is_doubled(
 ) -> None:
     texts = fill(broker, store)
     process = Process(broker, store)
-    work = RedriveOperation(process.shelf, process.link, Wish(), wall_clock=process.wall_clock).run()
+    work = RedriveOperation(process.letter_store, process.link, Wish(), wall_clock=process.wall_clock).run()
     with pytest.raises(Killed):
         process.run(killed_at_the_send(broker, process, work, error, done))
     process.kill()
@@ -192,7 +192,9 @@ def test_two_at_once_send_each_letter_once(broker: SimulatedBroker, store: Path 
     texts = fill(broker, store, 10)
     pair = [Process(broker, store), Process(broker, store)]
     wish = Wish(rate=10.0)
-    works = [RedriveOperation(each.shelf, each.link, wish, wall_clock=each.wall_clock) for each in pair]
+    works = [
+        RedriveOperation(each.letter_store, each.link, wish, wall_clock=each.wall_clock) for each in pair
+    ]
     operations = [work.run() for work in works]
     chance = seeded("two at once")
     ended = [False, False]
@@ -228,7 +230,7 @@ def test_one_whose_claim_was_taken_over_sends_nothing_of_it(
             return found
 
     work = RedriveOperation(
-        Slow(process.shelf, -1), process.link, Wish(), wall_clock=process.wall_clock
+        Slow(process.letter_store, -1), process.link, Wish(), wall_clock=process.wall_clock
     ).run()
     while not stepped(process, work):
         pass
@@ -252,14 +254,16 @@ def test_a_hole_between_its_places_is_closed_before_anything_is_given_back(
             kinds = {type(event) for _, event in steps}
             if model.ClaimEvent in kinds and not dropped:
                 dropped.append(steps[-1][0])
-                yield from process.shelf.apply([(dropped[0], model.DropEvent(process_ms(process)))])
+                yield from process.letter_store.apply([(dropped[0], model.DropEvent(process_ms(process)))])
             if model.DepartEvent in kinds and len(dropped) == 1:
                 dropped.append("")
                 redrive(broker, store, killed_at=2)
             return found
 
     dropped: list[str] = []
-    work = RedriveOperation(Unlucky(process.shelf, -1), process.link, Wish(), wall_clock=process.wall_clock)
+    work = RedriveOperation(
+        Unlucky(process.letter_store, -1), process.link, Wish(), wall_clock=process.wall_clock
+    )
     process.run(work.run())
     process.kill()
     redrive(broker, store)
@@ -336,7 +340,7 @@ def test_a_key_that_is_no_text_has_its_partition_elsewhere_too(
     for key in keys:
         broker.producer().send("orders", b"x", key=key).result()
     process = Process(broker, store)
-    kept = group_of(process.shelf, process.wall_clock)
+    kept = group_of(process.letter_store, process.wall_clock)
     for message in broker.sent("orders"):
         process.run(kept.store_letter(message, [failure()]))
     process.kill()
@@ -352,7 +356,7 @@ def test_a_letter_whose_body_is_gone_stops_no_other() -> None:
     with SimulatedBroker({"limits.message_bytes": 300_000}) as broker:
         broker.producer().send("gone", b"x" * 250_000).result()
         process = Process(broker, "dead")
-        kept = group_of(process.shelf, process.wall_clock)
+        kept = group_of(process.letter_store, process.wall_clock)
         process.run(kept.store_letter(broker.sent("gone")[0], [failure()]))
         process.kill()
         broker.clock.advance(1)
@@ -370,7 +374,7 @@ def test_what_is_under_way_and_has_lost_its_body_is_settled_by_what_its_topic_ha
     with SimulatedBroker({"limits.message_bytes": 300_000}) as broker:
         broker.producer().send("large", b"x" * 250_000).result()
         process = Process(broker, "dead")
-        kept = group_of(process.shelf, process.wall_clock)
+        kept = group_of(process.letter_store, process.wall_clock)
         process.run(kept.store_letter(broker.sent("large")[0], [failure()]))
         process.kill()
         broker.clock.advance(1)
@@ -390,7 +394,7 @@ def test_what_comes_back_again_and_again_is_passed_over(broker: SimulatedBroker,
     for _ in range(3):
         assert redrive(broker, store)[0].sent == 1
         process = Process(broker, store)
-        kept = group_of(process.shelf, process.wall_clock)
+        kept = group_of(process.letter_store, process.wall_clock)
         process.run(kept.store_letter(broker.sent("orders")[-1], [failure()]))
         process.kill()
         broker.clock.advance(1)
@@ -406,7 +410,7 @@ def test_what_fails_again_at_once_is_not_sent_twice_by_one_redrive(
     store = tmp_path / "dead.db"
     fill(broker, store, 2)
     process = Process(broker, store)
-    kept = group_of(process.shelf, process.wall_clock)
+    kept = group_of(process.letter_store, process.wall_clock)
 
     class Failing(Mortal):
         """A consumer beside it keeps at once what arrives."""
@@ -419,7 +423,9 @@ def test_what_fails_again_at_once_is_not_sent_twice_by_one_redrive(
                     yield from kept.store_letter(message, [failure()])
             return found
 
-    work = RedriveOperation(Failing(process.shelf, -1), process.link, Wish(), wall_clock=process.wall_clock)
+    work = RedriveOperation(
+        Failing(process.letter_store, -1), process.link, Wish(), wall_clock=process.wall_clock
+    )
     report = process.run(work.run())
     assert report.sent == 2
     assert states(broker, store) == {REDRIVEN: 2, DEAD: 2}
@@ -433,7 +439,7 @@ def test_places_that_the_broker_forgot_are_looked_up(broker: SimulatedBroker, tm
     steps = redrive(broker, store, Wish(dry=False), killed_at=4)[1]
     assert steps == 4 and states(broker, store)[REDRIVING] > 0
     process = Process(broker, store)
-    letters = process.run(process.shelf.find(Selection(states=(REDRIVING,)), whole=True))
+    letters = process.run(process.letter_store.find(Selection(states=(REDRIVING,)), whole=True))
     sent = [each for each in letters if each.journey is not None]
     assert sent
     process.kill()
@@ -454,9 +460,9 @@ def test_letters_of_another_broker_are_left_unless_they_are_forced(tmp_path: Pat
         second.clock.advance(60)
         process = Process(first, store)
         name = broker_of(process)
-        letters = process.run(process.shelf.find(Selection()))
+        letters = process.run(process.letter_store.find(Selection()))
         known = [(each.id, model.AdoptEvent(each.kept_ms, name)) for each in letters[:2]]
-        process.run(process.shelf.apply(known))
+        process.run(process.letter_store.apply(known))
         process.kill()
         for dry in (True, False):
             report, _ = redrive(second, store, Wish(dry=dry))
@@ -475,7 +481,7 @@ def test_a_message_that_is_too_large_by_now_stops_no_other(tmp_path: Path) -> No
         store = tmp_path / "dead.db"
         fill(broker, store, 3)
         process = Process(broker, store)
-        (large, *_) = process.run(process.shelf.find(Selection(), whole=True))
+        (large, *_) = process.run(process.letter_store.find(Selection(), whole=True))
         assert large.body is not None
         grown = replace(
             large,
@@ -485,7 +491,7 @@ def test_a_message_that_is_too_large_by_now_stops_no_other(tmp_path: Path) -> No
             body=large.body._replace(payload=b"x" * 300_000),
             failures=(),
         )
-        process.run(process.shelf.apply([(grown.id, model.KeepEvent(large.kept_ms, grown))]))
+        process.run(process.letter_store.apply([(grown.id, model.KeepEvent(large.kept_ms, grown))]))
         process.kill()
         report, _ = redrive(broker, store)
         assert report.sent == 3

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, message, sql_shelf
+from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, message, sql_letter_store
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.operation import Operation, Wait
 from tfmq.client.worker.dead_letter_store import HandlerNotCalled
@@ -27,8 +27,8 @@ class Bench:
         self, path: Path, handler: Callable[[ReceivedMessage[Any]], Any], calls_max: int = 4
     ) -> None:
         self.clock = Time()
-        self.shelf = sql_shelf(path)
-        self.store: GroupDeadLetterStore = group_of(self.shelf, self.clock, calls_max)
+        self.letter_store = sql_letter_store(path)
+        self.store: GroupDeadLetterStore = group_of(self.letter_store, self.clock, calls_max)
         self.handler = handler
         self.calls: list[tuple[float, int]] = []
         self.loop = Retrying(self.store, self._handle, now=self.clock, wall_clock=self.clock)
@@ -61,7 +61,7 @@ class Bench:
         return {each.ordinal: each.state for each in self.letters()}
 
     def letters(self) -> list[Letter]:
-        found: list[Letter] = finished(self.shelf.find(Selection()))
+        found: list[Letter] = finished(self.letter_store.find(Selection()))
         return found
 
 
@@ -85,7 +85,7 @@ def test_one_that_fails_is_tried_with_growing_waits_and_is_dead_then(tmp_path: P
     (letter,) = bench.letters()
     assert letter.state == DEAD
     assert [each.error for each in letter.failures[1:]] == [f"ValueError: call {n}" for n in (1, 2, 3, 4)]
-    whole = finished(bench.shelf.get(letter.id))
+    whole = finished(bench.letter_store.get(letter.id))
     assert "in fail" in whole.failures[-1].traceback
 
 
@@ -139,7 +139,7 @@ def test_a_handler_of_minutes_keeps_its_message(tmp_path: Path) -> None:
 
     bench = Bench(tmp_path / "dead.db", slow)
     bench.keep(1)
-    other = group_of(bench.shelf, bench.clock)
+    other = group_of(bench.letter_store, bench.clock)
     for _ in range(100):
         bench.pass_time(5)
         assert finished(other.lease_next()) is None
@@ -169,7 +169,7 @@ def test_where_the_handler_blocks_a_task_beside_it_keeps_the_lease(tmp_path: Pat
     bench.clock.now += 1
     bench.loop.current = finished(bench.store.lease_next())
     renewing = bench.loop.renewing()
-    other = group_of(bench.shelf, bench.clock)
+    other = group_of(bench.letter_store, bench.clock)
     for _ in range(20):
         wait = next(renewing)
         assert wait.seconds is not None and wait.seconds < LEASE_SECONDS / 2
@@ -201,7 +201,7 @@ def test_what_a_person_released_is_seen_soon(tmp_path: Path) -> None:
     bench.pass_time(100)
     assert bench.calls == []
     (letter,) = bench.letters()
-    finished(bench.shelf.apply([(letter.id, events.RetryEvent(round(bench.clock.now * 1000), 1))]))
+    finished(bench.letter_store.apply([(letter.id, events.RetryEvent(round(bench.clock.now * 1000), 1))]))
     before = bench.clock.now
     bench.pass_time(POLL_SECONDS + 0.1)
     assert bench.states() == {1: HANDLED} and bench.calls[0][0] <= before - NOW + POLL_SECONDS

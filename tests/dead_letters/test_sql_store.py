@@ -1,4 +1,4 @@
-"""Letters in a database: many at once, and what is forgotten. What all stores do is in test_shelf.py."""
+"""Letters in a database: many at once, and what is forgotten. What all stores do is in test_store.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sqlalchemy.engine import Engine
 
 from journal.disk import RealDisk
 from tests.dead_letters.conftest import Stand
-from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, message, sql_shelf
+from tests.dead_letters.helpers import NOW, Time, failure, finished, group_of, message, sql_letter_store
 from tests.dead_letters.test_store import keeping
 from tests.scale import scaled
 from tfmq.client.operation import run_inline
@@ -217,10 +217,12 @@ def test_a_person_can_ask_the_table(tmp_path: Path) -> None:
 
 
 def test_the_adapter_is_the_store_as_operations(tmp_path: Path) -> None:
-    shelf = SqlLetterStore(BlockingSqlStore(StoreAddress("path", str(tmp_path / "dead.db"))), run_inline)
-    assert Stand(lambda: (shelf, finished)).run(shelf.find(Selection())) == []
-    assert shelf.name == str(tmp_path / "dead.db")
-    shelf.close()
+    letter_store = SqlLetterStore(
+        BlockingSqlStore(StoreAddress("path", str(tmp_path / "dead.db"))), run_inline
+    )
+    assert Stand(lambda: (letter_store, finished)).run(letter_store.find(Selection())) == []
+    assert letter_store.name == str(tmp_path / "dead.db")
+    letter_store.close()
 
 
 def test_connections_that_the_server_cut_are_made_again(
@@ -246,18 +248,18 @@ def test_a_server_that_is_not_there_is_reported_without_the_password() -> None:
 
 def test_a_row_that_was_changed_by_hand_is_named_and_the_others_are_served(tmp_path: Path) -> None:
     path = tmp_path / "dead.db"
-    shelf = sql_shelf(path)
-    kept = group_of(shelf, Time())
+    letter_store = sql_letter_store(path)
+    kept = group_of(letter_store, Time())
     for number in (1, 2):
         finished(kept.store_letter(message(number), [failure()], retry_after=number))
     bad = letter_from_message(message(1), "billing").id
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE tfmq_dead_letters SET failures = '{' WHERE id = ?", (bad,))
-    late = group_of(shelf, Time(NOW + 10))
+    late = group_of(letter_store, Time(NOW + 10))
     with pytest.raises(StoreFailed, match=bad):
         finished(late.lease_next())
     with pytest.raises(StoreFailed, match=bad):
-        finished(shelf.get(bad))
+        finished(letter_store.get(bad))
     with sqlite3.connect(path) as connection:
         connection.execute("DELETE FROM tfmq_dead_letters WHERE id = ?", (bad,))
     assert finished(late.lease_next()).message.ordinal == 2

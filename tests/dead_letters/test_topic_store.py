@@ -292,18 +292,18 @@ class Holder:
 
     def __init__(self, broker: SimulatedBroker, *, create: bool = True) -> None:
         self.process = Process(broker, "unused")
-        self.shelf = TopicLetterStore(self.process.link, "dead", create=create)
+        self.letter_store = TopicLetterStore(self.process.link, "dead", create=create)
 
     def apply(self, *steps: Any) -> list[Letter | None]:
-        found: list[Letter | None] = self.process.run(self.shelf.apply(steps))
+        found: list[Letter | None] = self.process.run(self.letter_store.apply(steps))
         return found
 
     def letters(self) -> list[Letter]:
-        found: list[Letter] = self.process.run(self.shelf.find(Selection()))
+        found: list[Letter] = self.process.run(self.letter_store.find(Selection()))
         return found
 
     def get(self, id: str) -> Letter | None:
-        found: Letter | None = self.process.run(self.shelf.get(id))
+        found: Letter | None = self.process.run(self.letter_store.get(id))
         return found
 
 
@@ -353,7 +353,7 @@ def test_a_topic_that_was_deleted_is_begun_anew(broker: SimulatedBroker) -> None
 
 def test_who_only_looks_makes_no_topic(broker: SimulatedBroker) -> None:
     holder = Holder(broker, create=False)
-    assert holder.process.run(holder.shelf.exists()) is False
+    assert holder.process.run(holder.letter_store.exists()) is False
     with pytest.raises(UnknownTopic, match="no consumer stored"):
         holder.letters()
     assert broker.admin().topics() == []
@@ -393,8 +393,8 @@ def test_what_is_too_large_is_read_where_it_stands() -> None:
 
 def test_several_at_once_in_one_process_wait_for_each_other(broker: SimulatedBroker) -> None:
     holder = Holder(broker)
-    operations = [holder.shelf.apply([keeping(number)]) for number in range(6)]
-    operations += [holder.shelf.find(Selection()) for _ in range(3)]
+    operations = [holder.letter_store.apply([keeping(number)]) for number in range(6)]
+    operations += [holder.letter_store.find(Selection()) for _ in range(3)]
     interleave(holder.process, operations, seeded("at once"))
     assert len(holder.letters()) == 6
 
@@ -404,7 +404,7 @@ def test_of_two_who_append_at_once_the_log_says_who_was_first(broker: SimulatedB
     id = keeping(1)[0]
     slow.apply(keeping(1))
     slow.apply((id, model.RetryEvent(15, 3)))
-    taking = slow.shelf.apply([(id, model.TakeEvent(20, "slow", 90))])
+    taking = slow.letter_store.apply([(id, model.TakeEvent(20, "slow", 90))])
     wait = next(taking)
     assert [type(getattr(each, "request", None)) for each in wait.futures] == [Fetch]
     slow.process.driver.wait(tuple(wait.futures), wait.seconds)
@@ -431,7 +431,7 @@ def interleave(process: Process, operations: list[Operation[Any]], chance: Any) 
 def test_an_operation_that_is_given_up_leaves_the_store_usable(broker: SimulatedBroker) -> None:
     holder = Holder(broker)
     holder.apply(keeping(0))
-    given_up = holder.shelf.apply([keeping(1)])
+    given_up = holder.letter_store.apply([keeping(1)])
     next(given_up)
     given_up.close()
     holder.apply(keeping(2))
@@ -476,14 +476,14 @@ def trouble(broker: SimulatedBroker, chance: Any) -> None:
 
 def test_a_member_of_the_group_handles_what_another_one_kept(broker: SimulatedBroker) -> None:
     first, second = Holder(broker), Holder(broker)
-    keeper = group_of(first.shelf, first.process.wall_clock)
-    first.process.run(keeper.store_letter(message(1, b"later"), [failure()], retry_after=5))
+    group_store = group_of(first.letter_store, first.process.wall_clock)
+    first.process.run(group_store.store_letter(message(1, b"later"), [failure()], retry_after=5))
     assert [each.state for each in second.letters()] == [WAITING]
     broker.clock.advance(5)
-    taker = group_of(second.shelf, second.process.wall_clock)
+    taker = group_of(second.letter_store, second.process.wall_clock)
     due = second.process.run(taker.lease_next())
     assert due.message.payload == b"later"
-    assert first.process.run(keeper.lease_next()) is None
+    assert first.process.run(group_store.lease_next()) is None
     assert second.process.run(taker.mark_handled(due)) is True
 
 
@@ -507,7 +507,7 @@ def test_what_retention_took_is_not_kept_in_memory() -> None:
         broker.clock.advance(hours=1)
         left = len(Holder(broker).letters())
         assert left < 4, "retention took the first ones"
-        assert holder.process.run(holder.shelf.delete_expired(0)) == 0
+        assert holder.process.run(holder.letter_store.delete_expired(0)) == 0
         assert len(holder.letters()) == left
 
 
@@ -524,8 +524,8 @@ def test_it_is_what_its_events_add_up_to_and_other_records_are_none_of_them() ->
             (first[0], model.RetryEvent(20, 3)),
             (first[0], model.TakeEvent(20, "me", 30)),
         ):
-            process.run(process.shelf.apply([step]))
-        assert isinstance(process.shelf, TopicLetterStore)
+            process.run(process.letter_store.apply([step]))
+        assert isinstance(process.letter_store, TopicLetterStore)
         stream = ProducerPartition("dead", broker.admin().topic("dead").incarnation, 0, 0)
         places = [each.offset for each in broker.sent("dead")]
 
@@ -535,7 +535,7 @@ def test_it_is_what_its_events_add_up_to_and_other_records_are_none_of_them() ->
             )
 
         letter = read(places)
-        assert letter is not None and letter == process.run(process.shelf.get(first[0]))
+        assert letter is not None and letter == process.run(process.letter_store.get(first[0]))
         assert getattr(letter, "token", "") == "me"
         assert getattr(read(places[:1]), "state", "") == DEAD
         assert read(places[1:2]) is None

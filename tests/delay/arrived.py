@@ -103,10 +103,10 @@ class Rig:
         for each, written, batch, answer in zip(wanted, notes, batches[1::2], answers, strict=True):
             if source == PLAIN:
                 self.producers.record_batch(batch.producer_id, batch.sequence, batch.count, answer)
-            self._landed(written, bytes(batch.data), answer, each.topic)
+            self._stored(written, bytes(batch.data), answer, each.topic)
         return answers
 
-    def _landed(self, written: ArrivalHeader, body: bytes, answer: Appended, topic: str) -> None:
+    def _stored(self, written: ArrivalHeader, body: bytes, answer: Appended, topic: str) -> None:
         self.state.apply_header(written, answer.first_ordinal)
         self.state.epochs.record(answer.first_ordinal, self.log.epoch)
         start = 0
@@ -136,7 +136,7 @@ class Rig:
             )
         answers = self.append(batches)
         joined = answers[1]._replace(positions=[])
-        self._landed(written, body, joined, old[0].topic)
+        self._stored(written, body, joined, old[0].topic)
 
     def close_stream(self, producer_id: int, successor: int) -> None:
         last = self.producers.last_sequence(producer_id)

@@ -92,11 +92,11 @@ ENDS: list[Callable[[Rig], Rig]] = [Rig.kill, Rig.power_cut]
 
 def exact(rig: Rig) -> int:
     """What is said to wait, as it is listed, counted and told."""
-    told = rig.queue._metrics.count_now()
+    reported = rig.queue._metrics.count_now()
     listed = len(rig.listed().rows)
     counted = rig.histogram([0, 1 << 62])
-    assert told == listed == counted.pending == sum(counted.counts)
-    return told
+    assert reported == listed == counted.pending == sum(counted.counts)
+    return reported
 
 
 def many(rig: Rig, count: int = 40, spilled: bool = True) -> list[Handle]:

@@ -12,29 +12,29 @@ from tfmq.delay.delay_queue import QueryQueue
 def test_one_at_a_time_in_order() -> None:
     jobs: list[tuple[Callable[[], Any], Callable[..., None]]] = []
     asking = QueryQueue(lambda work, done: jobs.append((work, done)))
-    told: list[Any] = []
+    reported: list[Any] = []
     for n in range(3):
-        asking.submit(lambda n=n: lambda: n, lambda result, error: told.append((result, error)))  # type: ignore[misc]
+        asking.submit(lambda n=n: lambda: n, lambda result, error: reported.append((result, error)))  # type: ignore[misc]
     for n in range(3):
         ((work, done),) = jobs
         jobs.clear()
         error = OSError("no") if n == 1 else None
         done(None if error else work(), error)
-        assert told[-1] == (None if error else n, error)
+        assert reported[-1] == (None if error else n, error)
     assert not jobs
 
 
 def test_it_may_be_asked_again_from_the_answer() -> None:
     asking = QueryQueue(lambda work, done: done(work(), None))
-    told: list[int] = []
+    reported: list[int] = []
 
     def again(result: int, error: BaseException | None) -> None:
-        told.append(result)
+        reported.append(result)
         if result < 5:
             asking.submit(lambda: lambda: result + 1, again)
 
     asking.submit(lambda: lambda: 0, again)
-    assert told == [0, 1, 2, 3, 4, 5]
+    assert reported == [0, 1, 2, 3, 4, 5]
 
 
 def test_lists_and_counts_of_the_queue_come_so() -> None:

@@ -130,13 +130,13 @@ def test_a_tail_of_which_all_was_due_long_ago_is_taken_in_too(monkeypatch: pytes
     assert again.visible()[2:] == [later.payload]
 
 
-def waiting_for_space(before: Sequence[int], behind: Sequence[int]) -> tuple[Rig, list[Handle]]:
-    """A start on a full disk: it cannot make true what was written and not forced, with delays `behind`."""
+def waiting_for_space(before: Sequence[int], after: Sequence[int]) -> tuple[Rig, list[Handle]]:
+    """A start on a full disk: it cannot make true what was written and not forced, with delays `after`."""
     rig = Rig()
     sent = rig.send([b"%d" % delay for delay in before], before) if before else []
     rig.landing.log.force()
     rig.landing.automatic = False
-    sent += rig.send([b"%d" % delay for delay in behind], behind)
+    sent += rig.send([b"%d" % delay for delay in after], after)
     disk = rig.disk.crash(keep="everything")
     disk.faults.fail("write", error=errno.ENOSPC, times=None)
     again = rig.again(disk, rig.targets.killed())

@@ -134,15 +134,15 @@ def test_what_passes_between_two_looks_makes_nothing_early(seconds: float, step:
     time.start(0)
     clock.seconds = seconds
     clock.jump_wall(step)
-    told = set()
+    reported = set()
     for _ in range(100):
         ahead = time.ahead_ms()
-        told.add(ahead)
+        reported.add(ahead)
         clock.seconds = 0.0
-        behind = clock.wall_ms() + ahead - time.now_ms()
-        assert 0 <= behind <= 4000 * seconds + 2, "never less than it is, and hardly more"
+        slower = clock.wall_ms() + ahead - time.now_ms()
+        assert 0 <= slower <= 4000 * seconds + 2, "never less than it is, and hardly more"
         clock.seconds = seconds
-    assert len(told) < 5, "and no new step each time"
+    assert len(reported) < 5, "and no new step each time"
 
 
 def test_no_clock_is_too_far_away() -> None:
@@ -273,8 +273,8 @@ def test_a_time_is_one_of_the_wall_clock_and_a_delay_is_not() -> None:
     asked = wire(NOW + 500, RELATIVE | 500)
     ahead = effective_due_times(asked, 2, NOW, 3_600_000)  # the wall clock was set back by an hour
     assert list(ahead.times) == [NOW + 3_600_500, NOW + 500]
-    behind = effective_due_times(asked, 2, NOW, -300)  # or forward
-    assert list(behind.times) == [NOW + 200, NOW + 500]
+    slower = effective_due_times(asked, 2, NOW, -300)  # or forward
+    assert list(slower.times) == [NOW + 200, NOW + 500]
     assert list(effective_due_times(asked, 2, NOW, -3_600_000).times) == [NOW + 1, NOW + 500], (
         "it is over there"
     )

@@ -32,29 +32,29 @@ def written(number: int) -> WrittenAppend:
 
 def test_it_settles_in_order_as_far_as_is_forced_and_notifies_waiting_callers() -> None:
     settling = FlushTracker(None)
-    told: list[int] = []
+    reported: list[int] = []
     for number in (1, 2, 3):
         settling.add(written(number))
-    settling.when_durable(Turn(250, 2), lambda: told.append(2))
-    settling.when_durable(Turn(120, 0), lambda: told.append(1))
+    settling.when_durable(Turn(250, 2), lambda: reported.append(2))
+    settling.when_durable(Turn(120, 0), lambda: reported.append(1))
     assert (len(settling), settling.first_due, settling.count) == (3, 100, 3)
     settling.pop_durable(lambda mark: mark.end <= 10)
-    assert (settling.durable_through, told, settling.first_due) == (Turn(150, 1), [1], 200)
+    assert (settling.durable_through, reported, settling.first_due) == (Turn(150, 1), [1], 200)
     assert settling.is_durable(Turn(150, 1)) and not settling.is_durable(Turn(150, 2))
     assert settling.count == 2
     settling.pop_durable(lambda mark: True)
     assert settling.count == 0
-    assert (told, settling.first_due, settling.last_append) == ([1, 2], None, None)
+    assert (reported, settling.first_due, settling.last_append) == ([1, 2], None, None)
 
 
 def test_a_target_that_came_back_says_how_far_it_is() -> None:
     settling = FlushTracker(Turn(50, 0))
-    told: list[str] = []
+    reported: list[str] = []
     settling.add(written(1))
     settling.add(written(2))
-    settling.when_durable(Turn(250, 2), lambda: told.append("ask again"))
+    settling.when_durable(Turn(250, 2), lambda: reported.append("ask again"))
     assert settling.reset_to(Turn(150, 1)), "the second is lost"
-    assert (settling.durable_through, len(settling), told) == (Turn(150, 1), 0, ["ask again"])
+    assert (settling.durable_through, len(settling), reported) == (Turn(150, 1), 0, ["ask again"])
     assert settling.count == 0
     settling.add(written(2))
     assert not settling.reset_to(Turn(250, 2))

@@ -168,21 +168,21 @@ def near(*dues: int, locator: int = 100) -> WheelRows:
     )
 
 
-def shore(horizon: int = 1000) -> MemoryWindow:
+def window_with_end(end_ms: int = 1000) -> MemoryWindow:
     found = MemoryWindow(HashedTimingWheel(10, 64), TargetIds())
-    found.start(0, horizon)
+    found.start(0, end_ms)
     return found
 
 
 def test_what_is_due_within_the_window_is_in_the_wheel_and_the_rest_is_counted() -> None:
-    border = shore()
+    border = window_with_end()
     border.add_durable(near(10, 999, 1000, 2000), 4, 10, 2000)
     border.add_durable(near(5000), 1, 5000, 5000)
     assert (border.wheel.count, border.disk_arrivals.count, border.disk_arrivals.low) == (2, 3, 1000)
 
 
 def test_while_something_is_loaded_nothing_beyond_the_old_window_fires() -> None:
-    border = shore()
+    border = window_with_end()
     border.disk_arrivals.add(2, 1500)
     assert border.begin_load(3000) == 1000
     assert (border.end, border.fires_below) == (3000, 1000)
@@ -198,7 +198,7 @@ def test_while_something_is_loaded_nothing_beyond_the_old_window_fires() -> None
 
 
 def test_what_was_not_looked_at_moves_the_window_end_back() -> None:
-    border = shore()
+    border = window_with_end()
     border.add_durable(NO_WHEEL_ROWS, 1, 700, 700)
     assert (border.missing_due, border.fires_below) == (700, 700)
     border.add_durable(near(650, 900), 2, 650, 900)
@@ -208,7 +208,7 @@ def test_what_was_not_looked_at_moves_the_window_end_back() -> None:
 
 
 def test_what_a_retreat_leaves_to_buckets_is_not_counted_as_far() -> None:
-    border = shore()
+    border = window_with_end()
     border.add_durable(near(500, locator=100), 1, 500, 500)
     border.add_durable(near(600, locator=900), 1, 600, 600)
     border.add_durable(near(700, locator=FIRST_BUCKET_LOCATOR + 5), 1, 700, 700)
@@ -217,7 +217,7 @@ def test_what_a_retreat_leaves_to_buckets_is_not_counted_as_far() -> None:
 
 
 def test_a_spill_that_failed_leaves_what_is_far_where_it_is() -> None:
-    border = shore()
+    border = window_with_end()
     border.disk_arrivals.add(3, 1500)
     border.begin_spill()
     border.disk_arrivals.add(1, 4000)
@@ -229,7 +229,7 @@ def test_a_spill_that_failed_leaves_what_is_far_where_it_is() -> None:
 
 
 def test_the_front_never_goes_back() -> None:
-    border = shore(5000)
+    border = window_with_end(5000)
     border.add_durable(near(10, 10, 10), 3, 10, 10)
     border.wheel.pop(20, 1)
     assert border.first_unpopped == (10, 1)
@@ -241,7 +241,7 @@ def test_the_front_never_goes_back() -> None:
 
 def test_what_came_late_to_the_disk_beside_a_load_is_not_passed_by() -> None:
     """The load did not see it: there is still something from its due on when the load has ended."""
-    border = shore()
+    border = window_with_end()
     border.disk_arrivals.add(1, 1500)
     border.begin_load(3000)
     border.add_durable(NO_WHEEL_ROWS, 1, 1200, 1200)

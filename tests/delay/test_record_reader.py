@@ -116,10 +116,10 @@ class Bench:
                 done(result, None)
 
     def fetch(self, count: int, record_bytes: int = 10) -> list[bytes | None]:
-        part, told = self.rows.head(count), list[tuple[FetchedRecords | None, BaseException | None]]()
-        self.supply.fetch(part, self.rows, record_bytes, lambda *answer: told.append(answer))
+        part, reported = self.rows.head(count), list[tuple[FetchedRecords | None, BaseException | None]]()
+        self.supply.fetch(part, self.rows, record_bytes, lambda *answer: reported.append(answer))
         self.work()
-        ((found, error),) = told
+        ((found, error),) = reported
         if error is not None:
             raise error
         assert found is not None and 1 <= len(found.records) <= len(part.numbers)
@@ -180,11 +180,11 @@ def test_what_was_given_up_is_read_again(bench: Bench) -> None:
 
 def test_what_is_read_while_it_is_given_up_is_not_kept(bench: Bench) -> None:
     bench.add(range(100))
-    told: list[object] = []
-    bench.supply.fetch(bench.rows.head(10), bench.rows, 10, lambda *answer: told.append(answer))
+    reported: list[object] = []
+    bench.supply.fetch(bench.rows.head(10), bench.rows, 10, lambda *answer: reported.append(answer))
     bench.supply.clear()
     bench.work()
-    assert told == [(FetchedRecords([record_of(number) for number in range(10)]), None)]
+    assert reported == [(FetchedRecords([record_of(number) for number in range(10)]), None)]
     bench.fetch(10)
     assert bench.files.reads == [100, 100]
 

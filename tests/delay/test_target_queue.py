@@ -142,10 +142,10 @@ def test_a_stop_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixtur
         rig.targets.resume(ORDERS)
         rig.queue.target_resumed(ORDERS)
         rig.turn()
-    told = [each.getMessage() for each in caplog.records if "topic16-0" in each.getMessage()]
-    assert len(told) == 2
-    assert "its disk failed" in told[0] or "accepts no writes" in told[0]
-    assert told[1] == "topic16-0 accepts delayed messages again"
+    reported = [each.getMessage() for each in caplog.records if "topic16-0" in each.getMessage()]
+    assert len(reported) == 2
+    assert "its disk failed" in reported[0] or "accepts no writes" in reported[0]
+    assert reported[1] == "topic16-0 accepts delayed messages again"
 
 
 def test_what_a_resumed_target_lost_comes_again_before_what_is_later() -> None:

@@ -18,7 +18,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 @pytest.fixture(autouse=True)
-def no_server_stays_behind() -> Iterator[None]:
+def no_server_is_left() -> Iterator[None]:
     """A test that fails before it stops its server leaves none running."""
     before = set(LiveServer.alive)
     yield

@@ -40,16 +40,16 @@ class Clients:
         self.admin = made.Admin(servers, timeout=SECONDS, **where)
         self.waiting: list[Any] = []
 
-    async def told(self, value: Any) -> Any:
+    async def reported(self, value: Any) -> Any:
         """What a call comes to."""
         if self.face != "blocking":
             return await value
         return value.result(SECONDS) if isinstance(value, tfmq.Delivery) else value
 
     async def use(self) -> None:
-        await self.told(self.producer.send(self.topic, "x"))
-        assert await self.told(self.consumer.poll(SECONDS))
-        await self.told(self.admin.status())
+        await self.reported(self.producer.send(self.topic, "x"))
+        assert await self.reported(self.consumer.poll(SECONDS))
+        await self.reported(self.admin.status())
 
     def fill(self) -> None:
         """More than the buffer takes, each message by somebody who waits for it."""
@@ -73,7 +73,7 @@ class Clients:
             self.admin.close,
         ):
             with contextlib.suppress(tfmq.TfmqError):
-                await self.told(call())
+                await self.reported(call())
         for each in self.waiting:
             if isinstance(each, threading.Thread):
                 each.join(SECONDS)

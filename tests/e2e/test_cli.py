@@ -217,10 +217,10 @@ def test_read_prints_the_rest_names_the_range_and_exits_with_4(damaged: LiveServ
             ]
         else:
             assert ran.out.splitlines() == lines(*range(10), *range(20, 30))
-        (told,) = ran.err.splitlines()
-        assert told.startswith("tfmq: ")
-        assert str(place["first"]) in told
-        assert str(place["next"]) in told
+        (reported,) = ran.err.splitlines()
+        assert reported.startswith("tfmq: ")
+        assert str(place["first"]) in reported
+        assert str(place["next"]) in reported
     assert tfmq("send", "orders", "more", servers=damaged.address).code == 0
     assert tfmq("read", "orders", servers=damaged.address).out.splitlines()[-1] == b"more"
     damaged.stop()

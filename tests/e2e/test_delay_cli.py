@@ -82,10 +82,12 @@ def rig(broker: LiveServer, capsysbinary: pytest.CaptureFixture[bytes]) -> Rig:
 
 
 def test_a_message_for_later_is_found_shown_and_taken_back(rig: Rig) -> None:
-    told = rig("send", "reminders", "pay, please", "-k", "42", "-t", "mail", "--delay", "1h")
-    assert told.code == 0 and re.search(r"sent to reminders, partition 0, due \d{4}-.* \(synced\)", told.err)
+    reported = rig("send", "reminders", "pay, please", "-k", "42", "-t", "mail", "--delay", "1h")
+    assert reported.code == 0 and re.search(
+        r"sent to reminders, partition 0, due \d{4}-.* \(synced\)", reported.err
+    )
     (row,) = rig.json("delay", "list")
-    assert row["handle"] in told.err
+    assert row["handle"] in reported.err
     assert (row["topic"], row["partition"], row["key"], row["tag"]) == ("reminders", 0, "42", "mail")
     assert row["due_ms"] == parse_handle(row["handle"]).due
     table = rig.delay("list", "--topic", "reminders", "--key", "42").out.decode()

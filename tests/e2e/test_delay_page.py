@@ -274,8 +274,8 @@ def test_a_program_with_the_first_handle_takes_it_back_wherever_it_waits(broker:
     first = pending(broker, producer)
     second = producer.reschedule(first, delay=2 * HOUR).handle
     third = producer.reschedule(str(second), deliver_at=broker.clock.now + timedelta(days=2)).handle
-    told = admin.describe_delayed(first)
-    assert (told.state, told.details["handle_now"]) == ("pending", third)
+    reported = admin.describe_delayed(first)
+    assert (reported.state, reported.details["handle_now"]) == ("pending", third)
     assert producer.cancel(first) == "cancelled"
     assert producer.cancel(str(third)) == "cancelled"
     assert admin.delayed() == []
@@ -343,12 +343,12 @@ def test_a_full_disk_delays_and_refuses_and_goes_on_when_there_is_space(broker: 
     producer = broker.producer()
     handles = [producer.send("t", str(number), delay=60 + number).result().delayed for number in range(3)]
     broker.disk.space_bytes = 0
-    with pytest.raises(tfmq.DiskFull) as told:
+    with pytest.raises(tfmq.DiskFull) as reported:
         producer.send("t", "no", delay=1).result()
-    assert told.value.outcome == "not done"
-    with pytest.raises(tfmq.DiskFull) as told:
+    assert reported.value.outcome == "not done"
+    with pytest.raises(tfmq.DiskFull) as reported:
         producer.cancel(handles[0])
-    assert told.value.outcome == "not done"
+    assert reported.value.outcome == "not done"
     broker.clock.advance(minutes=5)
     assert texts(broker) == []
     broker.disk.space_bytes = None
@@ -362,9 +362,9 @@ def test_what_is_more_than_may_wait_is_tried_again_and_all_else_goes_on() -> Non
         handles = [producer.send("t", "x", delay=HOUR).result().delayed for _ in range(10)]
         broker.clock.advance(1)
         began = broker.clock.now
-        with pytest.raises(tfmq.Busy) as told:
+        with pytest.raises(tfmq.Busy) as reported:
             producer.send("t", "one too many", delay=HOUR).result()
-        assert told.value.outcome == "not done" and broker.clock.now - began > timedelta(seconds=4)
+        assert reported.value.outcome == "not done" and broker.clock.now - began > timedelta(seconds=4)
         producer.send("t", "plain").result()
         assert producer.cancel(handles[0]) == "cancelled"
         broker.clock.advance(hours=2)
@@ -396,9 +396,9 @@ def test_without_an_answer_there_is_no_handle_and_the_message_comes_all_the_same
 
 def test_a_transaction_returns_the_handle_and_the_list_finds_it_by_its_key(broker: SimulatedBroker) -> None:
     with broker.producer().transaction() as tx:
-        told = tx.send("checks", "42", key="42", delay=1_800)
+        reported = tx.send("checks", "42", key="42", delay=1_800)
     (found,) = broker.admin().delayed("checks", key="42")
-    assert told.result().delayed == found.handle
+    assert reported.result().delayed == found.handle
     assert found.due_ms == (broker.clock.wall_ms() + 1_800_000)
 
 

@@ -81,9 +81,9 @@ def test_a_failed_force_stops_that_partition_and_no_other(tmp_path: Path, server
     assert len(tracer.calls()) == forces == 1, "a failed force is never tried again"
     assert states(address) == ["stopped", "open"]
     assert fresh(address, 0) == [b"before"], "reads up to the forced mark go on"
-    told = tfmq("send", "orders", "x", "--partition", "0", servers=address)
-    assert told.code == 1
-    assert "tfmq topic resume" in told.sentence
+    reported = tfmq("send", "orders", "x", "--partition", "0", servers=address)
+    assert reported.code == 1
+    assert "tfmq topic resume" in reported.sentence
     assert "orders-0 takes no messages: an fsync failed" in server.log.read_text()
     for end in (server.stop, server.kill):
         end()

@@ -96,9 +96,9 @@ def test_senders_get_an_error_reads_go_on_and_space_brings_it_back(disk: Path, s
     assert acknowledged
     assert_stored(server.address, acknowledged)
     fill(disk)  # blocks that the file system gives back late would take one more message
-    told = tfmq("send", "orders", "x" * PAYLOAD, servers=server.address)
-    assert told.code == 1
-    assert "no space left" in told.sentence
+    reported = tfmq("send", "orders", "x" * PAYLOAD, servers=server.address)
+    assert reported.code == 1
+    assert "no space left" in reported.sentence
     with client.Admin(server.address) as admin:
         assert admin.topic("orders").partitions[0].state == "open"
         assert admin.ping() > 0

@@ -98,7 +98,7 @@ class Story:
         try:
             self.deliveries[message.payload] = self.producer.send(topic, message)
         except TfmqError as error:
-            self.ended[message.payload] = told(error)
+            self.ended[message.payload] = reported(error)
 
     def many(self, several: list[Place]) -> None:
         topic = several[0][0]
@@ -230,7 +230,7 @@ class Story:
             assert at >= due - 0.001, "early"
 
 
-def told(error: TfmqError) -> str:
+def reported(error: TfmqError) -> str:
     refuse_sequences(error)
     return "not there" if error.outcome == "not done" else "unknown"
 

@@ -96,9 +96,9 @@ class PageClient:
         return self.call(21, *fields, *more, body=body)[0]
 
     @staticmethod
-    def handle(told: list[Any], index: int) -> str:
+    def handle(reported: list[Any], index: int) -> str:
         """The handle of message `index` of a delayed batch, made of what the reply told."""
-        store_id, log_id, first_number, dues = told
+        store_id, log_id, first_number, dues = reported
         (due,) = struct.unpack_from(">Q", dues, 8 * index)
         packed = struct.pack(">QQQQ", store_id, log_id, due, first_number + index)
         packed += struct.pack(">I", zlib.crc32(packed))
@@ -644,11 +644,11 @@ def delayed(client: PageClient, name: str, delays_ms: list[int]) -> tuple[int, l
     incarnation, sender = topic(client, name), producer(client)
     payloads = [b"%d" % number for number in range(len(delays_ms))]
     due = dues(*(RELATIVE | each for each in delays_ms))
-    positions, durability, repeated, _, ordinal, told = client.produce(
+    positions, durability, repeated, _, ordinal, reported = client.produce(
         name, incarnation, sender, 0, payloads, due=due
     )
     assert (positions, durability, repeated, ordinal) == ([], 2, False, -1)
-    return incarnation, told
+    return incarnation, reported
 
 
 def waited_for(client: PageClient, name: str, incarnation: int, count: int) -> list[bytes]:
@@ -660,8 +660,8 @@ def waited_for(client: PageClient, name: str, incarnation: int, count: int) -> l
 
 def test_delayed_messages_come_when_they_are_due_and_in_that_order(client: PageClient) -> None:
     (before_ms,), _ = client.call(2)
-    incarnation, told = delayed(client, "page-later-a", [400, 100, 60_000, 0])
-    effective = struct.unpack(">4Q", told[3])
+    incarnation, reported = delayed(client, "page-later-a", [400, 100, 60_000, 0])
+    effective = struct.unpack(">4Q", reported[3])
     there = client.payloads("page-later-a", incarnation)
     (now_ms,), _ = client.call(2)
     assert all(effective[int(each)] <= now_ms + SLACK_MS for each in there), "none is early"
@@ -708,8 +708,8 @@ def test_due_times_must_be_as_many_as_the_records(client: PageClient) -> None:
 
 
 def test_what_waits_is_cancelled_moved_described_listed_and_counted(client: PageClient) -> None:
-    incarnation, told = delayed(client, "page-later-f", [60_000, 120_000, 180_000, 0])
-    handles = [client.handle(told, index) for index in range(4)]
+    incarnation, reported = delayed(client, "page-later-f", [60_000, 120_000, 180_000, 0])
+    handles = [client.handle(reported, index) for index in range(4)]
     assert waited_for(client, "page-later-f", incarnation, 1) == [b"3"]
     (found, more, _), _ = client.call(LIST_DELAYED, "page-later-f", None, None, 0, RELATIVE - 1, "", 2)
     assert [row["handle"] for row in found] == handles[:2] and more
@@ -731,7 +731,7 @@ def test_what_waits_is_cancelled_moved_described_listed_and_counted(client: Page
         assert described["state"] == wanted
     assert client.call(RESCHEDULE_DELAYED, handles[0], RELATIVE | 1)[0] == ["cancelled", ""]
     assert client.call(CANCEL_DELAYED, handles[2])[0] == ["cancelled"]
-    store_id, log_id, number, times = told
+    store_id, log_id, number, times = reported
     foreign = client.handle([store_id ^ 1, log_id, number, times], 2)
     assert client.call(CANCEL_DELAYED, foreign)[0] == ["unknown"]
     typo = handles[2][:-1] + ("a" if handles[2][-1] != "a" else "b")

@@ -121,6 +121,6 @@ def test_kills_of_the_sender_and_of_the_broker(broker: LiveServer, tmp_path: Pat
             time.sleep(0.05)
     found = [int(payload) for payload in payloads(broker.address, "orders")]
     assert found == sorted(set(found)), "in order, each once"
-    told = [int(line) for line in said.read_text().splitlines()]
-    assert told == sorted(set(told))
-    assert set(told) <= set(found)
+    reported = [int(line) for line in said.read_text().splitlines()]
+    assert reported == sorted(set(reported))
+    assert set(reported) <= set(found)

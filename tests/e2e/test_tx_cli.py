@@ -120,9 +120,9 @@ def test_an_owner_that_comes_back_learns_what_an_operator_did(broker: LiveServer
     assert rig.tx("commit", "in its name", "--yes", "--as-owner").code == 0
     with client.Producer(broker.address) as producer:
         for step in ("commit", "rollback"):
-            with pytest.raises(client.HeuristicOutcome) as told:
+            with pytest.raises(client.HeuristicOutcome) as reported:
                 getattr(producer.resume("by hand"), step)()
-            assert (told.value.state, told.value.outcome) == ("heuristic_committed", "unknown")
+            assert (reported.value.state, reported.value.outcome) == ("heuristic_committed", "unknown")
         back = producer.resume("in its name")
         back.commit()
         assert back.state == "committed"

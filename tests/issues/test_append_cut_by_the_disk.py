@@ -17,12 +17,12 @@ LARGE = b"x" * 5000
 
 def cut(rig: Rig) -> Answer:
     """Behind what waits to be written comes a large one, in which the disk fails."""
-    behind = rig.transact([(ORDERS, [LARGE])], turn=False)
+    later = rig.transact([(ORDERS, [LARGE])], turn=False)
     rig.disk.faults.short_write(1500, path=".journal")
     rig.disk.faults.fail("write", nth=2, path=".journal")
     rig.turn()
     assert rig.store.stopped is not None
-    return behind
+    return later
 
 
 def outcome(answer: Answer) -> str:
@@ -33,8 +33,8 @@ def outcome(answer: Answer) -> str:
 def test_a_whole_transaction_may_have_happened_also_when_it_is_asked_again() -> None:
     rig = Rig()
     first = rig.transact([(ORDERS, [b"first"])], turn=False)
-    behind = cut(rig)
-    assert (outcome(first), outcome(behind)) == (UNKNOWN, UNKNOWN)
+    later = cut(rig)
+    assert (outcome(first), outcome(later)) == (UNKNOWN, UNKNOWN)
     again = rig.ask("transact", first.__dict__["request"], rig.session)
     assert outcome(again) == UNKNOWN
     assert rig.kill().visible() == [b"first"], "the start found it whole"

@@ -32,7 +32,7 @@ def send_until_it_rolls(bench: Bench) -> None:
         bench.log.force()
 
 
-def require_everything_behind_a_power_cut(bench: Bench) -> None:
+def require_everything_after_a_power_cut(bench: Bench) -> None:
     bench.send(3, 100)
     bench.log.force()
     end, there = bench.log.end_offset, bench.read_all()
@@ -55,7 +55,7 @@ def test_a_kill_in_a_roll_and_a_power_cut_later_lose_nothing_that_was_forced() -
         send_until_it_rolls(bench)
     bench.disk.faults.before = None
     bench.kill()
-    require_everything_behind_a_power_cut(bench)
+    require_everything_after_a_power_cut(bench)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -68,4 +68,4 @@ def test_a_roll_that_failed_and_a_power_cut_after_the_resumption_lose_nothing(re
     if restarted:
         bench.kill()
     bench.log.resume()
-    require_everything_behind_a_power_cut(bench)
+    require_everything_after_a_power_cut(bench)

@@ -407,13 +407,13 @@ def test_a_pin_that_is_taken_back_while_files_are_reported_leaves_none_open() ->
     """A generator that is collected there does that."""
     pins, files = FileReferences(), [Counted(), Counted()]
 
-    def told() -> Iterator[Counted]:
+    def reported() -> Iterator[Counted]:
         yield files[0]
         pins.release()
         yield files[1]
 
     pins.acquire()
-    pins.retire(told())
+    pins.retire(reported())
     assert [file.closed for file in files] == [1, 1]
 
 

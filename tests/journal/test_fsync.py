@@ -54,31 +54,31 @@ class Kernel:
     """A force that needs no worker: `begin` for a forcer; it ends when the test says so, or when somebody waits."""
 
     def __init__(self) -> None:
-        self.flights: list[tuple[AioFsync, File]] = []
+        self.running_fsyncs: list[tuple[AioFsync, File]] = []
         self.refuses = False
 
-    def begin(self, file: File, landed: FsyncCallback) -> AioFsync | None:
+    def begin(self, file: File, callback: FsyncCallback) -> AioFsync | None:
         if self.refuses:
             return None
-        flight = AioFsync(self, file.path, landed)  # type: ignore[arg-type]
-        self.flights.append((flight, file))
-        return flight
+        running_fsync = AioFsync(self, file.path, callback)  # type: ignore[arg-type]
+        self.running_fsyncs.append((running_fsync, file))
+        return running_fsync
 
     def collect(self, seconds: float) -> None:
         """The first one ends; nobody is told."""
-        flight, file = next(each for each in self.flights if not each[0].done)
+        running_fsync, file = next(each for each in self.running_fsyncs if not each[0].done)
         try:
             file.force()
         except OSError as error:
-            flight.error = error
-        flight.done = True
+            running_fsync.error = error
+        running_fsync.done = True
 
     def go(self) -> None:
         """The first one ends, if it has not, and is told."""
-        flight = self.flights[0][0]
-        flight.wait()
-        self.flights.pop(0)
-        flight.callback(flight.error)
+        running_fsync = self.running_fsyncs[0][0]
+        running_fsync.wait()
+        self.running_fsyncs.pop(0)
+        running_fsync.callback(running_fsync.error)
 
 
 class Logs:
@@ -362,7 +362,7 @@ def test_those_who_come_during_a_force_without_a_worker_share_the_next_which_sta
     logs = Logs(kernel=kernel)
     flying: list[int] = []
     end = logs.append()
-    logs.forcer.want(logs.logs[0], end, lambda error: flying.append(len(kernel.flights)))
+    logs.forcer.want(logs.logs[0], end, lambda error: flying.append(len(kernel.running_fsyncs)))
     for _ in range(20):
         logs.send()
     kernel.go()
@@ -381,7 +381,7 @@ def test_a_failed_force_without_a_worker_stops_the_log_and_is_never_tried_again(
     kernel.go()
     assert logs.logs[0].stopped is not None and logs.logs[0].forced_offset == 0
     assert [type(error) for _, error in logs.answers] == [Stopped, Stopped]
-    assert kernel.flights == [] and logs.forcer.idle
+    assert kernel.running_fsyncs == [] and logs.forcer.idle
     with pytest.raises(Stopped):
         logs.append()
 
@@ -392,7 +392,7 @@ def test_several_files_go_to_the_worker() -> None:
     for number in range(3):
         logs.send(number, start=False)
     logs.forcer.start()
-    assert kernel.flights == [] and len(logs.answers) == 3 and logs.forcer.joint_forces == 1
+    assert kernel.running_fsyncs == [] and len(logs.answers) == 3 and logs.forcer.joint_forces == 1
 
 
 def test_what_the_system_does_not_take_goes_to_the_worker() -> None:
@@ -421,7 +421,7 @@ def test_a_roll_during_a_force_waits_for_it() -> None:
     logs = Logs(kernel=kernel)
     logs.send()
     logs.logs[0].force()
-    assert kernel.flights[0][0].done, "somebody waited for it"
+    assert kernel.running_fsyncs[0][0].done, "somebody waited for it"
     assert logs.answers == []
     kernel.go()
     assert logs.answers == [(0, None)]
@@ -431,7 +431,7 @@ def test_a_file_under_way_is_not_closed() -> None:
     kernel = Kernel()
     logs = Logs(kernel=kernel)
     logs.send()
-    file = kernel.flights[0][1]
+    file = kernel.running_fsyncs[0][1]
     logs.logs[0].abandon("the topic is gone")
     file.size()
     kernel.go()
@@ -445,9 +445,9 @@ def timed(logs: Logs, kernel: Kernel, kernel_seconds: float, worker_seconds: flo
     found = []
     for _ in range(rounds):
         logs.send()
-        found.append("kernel" if kernel.flights else "worker")
-        logs.clock.advance(kernel_seconds if kernel.flights else worker_seconds)
-        (kernel if kernel.flights else logs.worker).go()
+        found.append("kernel" if kernel.running_fsyncs else "worker")
+        logs.clock.advance(kernel_seconds if kernel.running_fsyncs else worker_seconds)
+        (kernel if kernel.running_fsyncs else logs.worker).go()
     return found
 
 
@@ -496,14 +496,14 @@ class Bench:
         self.gate = FsyncGate(self.pins)
         self.file = Written(self.disk)
         self.kernel = Kernel()
-        self.told: list[OSError | None] = []
+        self.reported: list[OSError | None] = []
 
     @property
     def forces(self) -> int:
         return self.disk.faults.counts["force"]
 
     def begin(self) -> bool:
-        return self.gate.start(self.file, self.kernel.begin, self.told.append)
+        return self.gate.start(self.file, self.kernel.begin, self.reported.append)
 
     def durable(self) -> bool:
         return self.disk.durable_file(PATH) == b"bytes"
@@ -571,9 +571,9 @@ def test_two_forces_never_run_side_by_side() -> None:
 def test_one_that_needs_no_thread_reports_its_end() -> None:
     bench = Bench()
     assert bench.begin() and not bench.begin(), "one at a time"
-    assert bench.told == [] and not bench.durable()
+    assert bench.reported == [] and not bench.durable()
     bench.kernel.go()
-    assert bench.told == [None] and bench.durable()
+    assert bench.reported == [None] and bench.durable()
     assert bench.begin()
 
 
@@ -581,22 +581,22 @@ def test_one_that_needs_no_thread_is_waited_for_by_the_next() -> None:
     bench = Bench()
     bench.begin()
     bench.gate.fsync(bench.file, lambda: None)
-    assert bench.kernel.flights[0][0].done and bench.durable() and bench.told == []
+    assert bench.kernel.running_fsyncs[0][0].done and bench.durable() and bench.reported == []
 
 
-@pytest.mark.parametrize("told_first", [True, False])
-def test_its_error_too_is_for_all_who_come_later(told_first: bool) -> None:
+@pytest.mark.parametrize("reported_first", [True, False])
+def test_its_error_too_is_for_all_who_come_later(reported_first: bool) -> None:
     bench = Bench()
     bench.begin()
     bench.disk.faults.fail("force")
-    if told_first:
+    if reported_first:
         bench.kernel.go()
-        assert isinstance(bench.told[0], OSError)
+        assert isinstance(bench.reported[0], OSError)
     with pytest.raises(OSError):
         bench.gate.fsync(bench.file)
-    if not told_first:
+    if not reported_first:
         bench.kernel.go()
-    assert isinstance(bench.told[0], OSError) and bench.refused() and bench.forces == 1
+    assert isinstance(bench.reported[0], OSError) and bench.refused() and bench.forces == 1
 
 
 class Interrupted(FsyncGate):
@@ -637,7 +637,7 @@ def test_what_the_system_does_not_take_leaves_the_gate_as_it_was() -> None:
     assert not bench.begin()
     bench.gate.fsync(bench.file)
     bench.pins.retire([bench.file])
-    assert bench.told == [] and not bench.disk.open_files, "nothing is pinned"
+    assert bench.reported == [] and not bench.disk.open_files, "nothing is pinned"
 
 
 @pytest.mark.parametrize("kernel", [True, False])

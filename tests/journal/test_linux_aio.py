@@ -43,54 +43,54 @@ def ended(queue: AioFsyncQueue) -> list[AioFsync]:
     return list(queue.drain_ended())
 
 
-def nobody(error: OSError | None) -> None:
+def ignore_result(error: OSError | None) -> None:
     """Who calls `landed` is the owner's business."""
 
 
 def test_a_force_ends_and_the_eventfd_reports_it(queue: AioFsyncQueue, file: RealFile) -> None:
-    flight = queue.start(file, nobody)
-    assert flight is not None
-    assert ended(queue) == [flight]
-    assert flight.done and flight.error is None and flight.callback is nobody
+    running_fsync = queue.start(file, ignore_result)
+    assert running_fsync is not None
+    assert ended(queue) == [running_fsync]
+    assert running_fsync.done and running_fsync.error is None and running_fsync.callback is ignore_result
     assert list(queue.drain_ended()) == []
 
 
 def test_forces_are_reported_once_each(queue: AioFsyncQueue, file: RealFile) -> None:
-    flights = {queue.start(file, nobody) for _ in range(5)}
+    running_fsyncs = {queue.start(file, ignore_result) for _ in range(5)}
     found: list[AioFsync] = []
     while len(found) < 5:
         found += ended(queue)
-    assert set(found) == flights and len(found) == 5
+    assert set(found) == running_fsyncs and len(found) == 5
 
 
 def test_another_thread_may_wait_and_the_owner_is_notified_all_the_same(
     queue: AioFsyncQueue, file: RealFile
 ) -> None:
-    flight = queue.start(file, nobody)
-    assert flight is not None
-    thread = threading.Thread(target=flight.wait)
+    running_fsync = queue.start(file, ignore_result)
+    assert running_fsync is not None
+    thread = threading.Thread(target=running_fsync.wait)
     thread.start()
     thread.join(PATIENCE_MS / 1000)
-    assert not thread.is_alive() and flight.done
-    assert ended(queue) == [flight]
+    assert not thread.is_alive() and running_fsync.done
+    assert ended(queue) == [running_fsync]
 
 
 def test_what_it_cannot_force_is_refused_and_not_begun(queue: AioFsyncQueue, file: RealFile) -> None:
     disk = SimulatedDisk()
     disk.make_folder("/data")
-    assert queue.start(disk.create("/data/file"), nobody) is None
+    assert queue.start(disk.create("/data/file"), ignore_result) is None
     reader, writer = os.pipe()
-    assert queue.start(RealFile(writer, "a pipe"), nobody) is None
+    assert queue.start(RealFile(writer, "a pipe"), ignore_result) is None
     os.close(reader)
     os.close(writer)
     file.close()
-    assert queue.start(file, nobody) is None
+    assert queue.start(file, ignore_result) is None
     assert list(queue.drain_ended()) == []
 
 
 def test_it_takes_so_many_and_no_more(queue: AioFsyncQueue, file: RealFile) -> None:
-    flights = [queue.start(file, nobody) for _ in range(CONCURRENT_MAX + 1)]
-    assert None not in flights[:-1] and flights[-1] is None
-    for flight in flights[:-1]:
-        assert flight is not None and flight.wait() is None
+    running_fsyncs = [queue.start(file, ignore_result) for _ in range(CONCURRENT_MAX + 1)]
+    assert None not in running_fsyncs[:-1] and running_fsyncs[-1] is None
+    for running_fsync in running_fsyncs[:-1]:
+        assert running_fsync is not None and running_fsync.wait() is None
     assert len(list(queue.drain_ended())) == CONCURRENT_MAX

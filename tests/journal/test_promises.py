@@ -58,22 +58,22 @@ def test_the_raised_epoch_is_on_the_disk_before_anything_is_served() -> None:
 
 
 def test_an_end_that_another_thread_took_note_of_wakes_the_owner_once_more(tmp_path: Path) -> None:
-    """Else an owner that was woken a moment too early would never call `landed`, and force nothing any more."""
+    """Else an owner that was woken a moment too early would never call `completions`, and force nothing any more."""
     queue = AioFsyncQueue.open()
     if queue is None:
         pytest.skip("no AIO on this system")
     file = RealDisk().create(f"{tmp_path}/file")
     file.pwritev([b"x"], 0)
-    landed: list[OSError | None] = []
-    flight = queue.start(file, landed.append)
-    assert flight is not None
+    completions: list[OSError | None] = []
+    running_fsync = queue.start(file, completions.append)
+    assert running_fsync is not None
     assert select.select([queue.fileno()], [], [], 10)[0]
     os.eventfd_read(queue.fileno())
-    assert flight.wait() is None
+    assert running_fsync.wait() is None
     assert select.select([queue.fileno()], [], [], 0)[0]
     for each in queue.drain_ended():
         each.callback(each.error)
-    assert landed == [None]
+    assert completions == [None]
     queue.close()
     file.close()
 
@@ -85,7 +85,7 @@ def test_a_force_that_fails_in_the_kernel_reports_its_error(
     if queue is None:
         pytest.skip("no AIO on this system")
     file = RealDisk().create(f"{tmp_path}/file")
-    landed: list[OSError | None] = []
+    completions: list[OSError | None] = []
     calls = queue._calls
 
     def kernel(number: int, *arguments: int) -> int:
@@ -96,9 +96,9 @@ def test_a_force_that_fails_in_the_kernel_reports_its_error(
 
     with monkeypatch.context() as patched:
         patched.setattr(linux_aio, "_call_holding_lock", kernel)
-        flight = queue.start(file, landed.append)
-        assert [*queue.drain_ended()] == [flight]
-    assert flight is not None and flight.error is not None
-    assert (flight.error.errno, flight.error.filename) == (errno.EIO, f"{tmp_path}/file")
+        running_fsync = queue.start(file, completions.append)
+        assert [*queue.drain_ended()] == [running_fsync]
+    assert running_fsync is not None and running_fsync.error is not None
+    assert (running_fsync.error.errno, running_fsync.error.filename) == (errno.EIO, f"{tmp_path}/file")
     queue.close()
     file.close()

@@ -60,8 +60,8 @@ def test_the_due_times_of_the_largest_batch_fit_in_both_headers() -> None:
 def test_the_reply_contains_the_parts_of_a_handle() -> None:
     row = BY_REQUEST[commands.Produce].reply
     assert row.decode([[], 2, False, 5, -1], "PRODUCE").delayed is None
-    told = row.decode([[], 2, False, 5, -1, [7, 9, 100, u64s(50, 60)]], "PRODUCE").delayed
-    assert told == commands.DelayedBatch(7, 9, 100, u64s(50, 60))
+    reported = row.decode([[], 2, False, 5, -1, [7, 9, 100, u64s(50, 60)]], "PRODUCE").delayed
+    assert reported == commands.DelayedBatch(7, 9, 100, u64s(50, 60))
 
 
 def test_a_batch_of_a_local_transaction_may_be_delayed() -> None:

@@ -33,15 +33,15 @@ def test_an_end_is_reported_also_after_one_whose_consequences_failed(reactor: An
     if forces.begin is None:
         pytest.skip("cannot be had here: this system has no AIO")
     file = RealDisk().create(str(tmp_path / "file"))
-    told: list[OSError | None] = []
+    reported: list[OSError | None] = []
 
     def fails(error: OSError | None) -> None:
         raise RuntimeError("a mistake")
 
-    for landed in (fails, told.append):
-        assert forces.begin(file, landed) is not None
-    poll_until(reactor, lambda: told)
-    assert told == [None] and delivered
+    for callback in (fails, reported.append):
+        assert forces.begin(file, callback) is not None
+    poll_until(reactor, lambda: reported)
+    assert reported == [None] and delivered
     forces.stop()
     file.close()
 
@@ -59,13 +59,13 @@ def test_an_end_that_nothing_reported_is_found_all_the_same(reactor: Any, tmp_pa
         pytest.skip("cannot be had here: this system has no AIO")
     reactor.removeReader(forces._wakeup)  # as if the eventfd had been read by somebody else
     file = RealDisk().create(str(tmp_path / "file"))
-    told: list[OSError | None] = []
-    assert forces.begin(file, told.append) is not None
+    reported: list[OSError | None] = []
+    assert forces.begin(file, reported.append) is not None
     end = time.monotonic() + PATIENCE_SECONDS
-    while not told and time.monotonic() < end:
+    while not reported and time.monotonic() < end:
         reactor.runUntilCurrent()
         time.sleep(0.01)
-    assert told == [None]
+    assert reported == [None]
     reactor.addReader(forces._wakeup)
     forces.stop()
     file.close()

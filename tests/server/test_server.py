@@ -176,13 +176,13 @@ def test_it_is_reported_once_and_again_after_an_hour(errors: pytest.LogCaptureFi
     watched.since = 0.0
     watched.start()
     watched.pass_seconds(200)
-    (told,) = errors.records
-    assert told.levelno == logging.ERROR
+    (reported,) = errors.records
+    assert reported.levelno == logging.ERROR
     assert (
-        "prepared transactions that wait for their owners: 2," in told.message
-        and "the oldest for 150 s" in told.message
+        "prepared transactions that wait for their owners: 2," in reported.message
+        and "the oldest for 150 s" in reported.message
     )
-    assert "transaction.alarm_seconds = 100" in told.message and "tfmq tx list" in told.message
+    assert "transaction.alarm_seconds = 100" in reported.message and "tfmq tx list" in reported.message
     watched.pass_seconds(3500)
     assert len(errors.records) == 1
     watched.pass_seconds(100)

@@ -115,9 +115,9 @@ def test_hello_is_answered_with_what_the_client_must_know() -> None:
     client.say_hello()
     (reply,) = client.replies()
     assert reply[:2] == [0, 77]
-    told = commands.HelloReply(*reply[2:])
-    assert (told.version, told.server, told.node, told.acks) == (1, "tfmq 9", "node-1", 2)
-    assert told.limits["frame_bytes"] == limits.FRAME_BYTES
+    reported = commands.HelloReply(*reply[2:])
+    assert (reported.version, reported.server, reported.node, reported.acks) == (1, "tfmq 9", "node-1", 2)
+    assert reported.limits["frame_bytes"] == limits.FRAME_BYTES
     assert not client.ended
 
 
@@ -318,14 +318,14 @@ def test_the_engine_may_pause_a_session() -> None:
 
 def test_a_waiter_for_the_end_is_notified_once_and_replies_are_dropped() -> None:
     client = Client()
-    told: list[str] = []
-    client.session.on_close(lambda: told.append("failing") or 1 // 0)
-    client.session.on_close(lambda: told.append("before"))
+    reported: list[str] = []
+    client.session.on_close(lambda: reported.append("failing") or 1 // 0)
+    client.session.on_close(lambda: reported.append("before"))
     client.say(produce(), 1, b"hello")
     client.net.bring(client.connection, b"")
     client.engine.requests[0][2].ok(1)
-    client.session.on_close(lambda: told.append("behind"))
-    assert told == ["failing", "before", "behind"]
+    client.session.on_close(lambda: reported.append("behind"))
+    assert reported == ["failing", "before", "behind"]
     assert not client.sessions
     assert client.net.traffic.arena.buffer.holds == 1
 

@@ -260,8 +260,10 @@ def test_without_memory_to_receive_a_connection_ends_with_one_line_and_the_other
         net.bring(other, frame(b"y" * 20))
     net.reactor.pump([1])
     assert sink.lost == 1 and served.frames == [b"y" * 20]
-    (told,) = [each for each in caplog.records if each.levelname != "INFO"]
-    assert "out of memory (no memory for another chunk)" in told.getMessage() and told.exc_info is None
+    (reported,) = [each for each in caplog.records if each.levelname != "INFO"]
+    assert (
+        "out of memory (no memory for another chunk)" in reported.getMessage() and reported.exc_info is None
+    )
     assert net.all_given_back()
 
 

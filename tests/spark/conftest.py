@@ -50,7 +50,7 @@ def drivers(spark_can_be_had: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(autouse=True)
-def no_query_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+def no_query_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that fails before it stops its streaming queries leaves none running for the next one.
 
     And each begins with the session being the active one of the thread in the JVM that serves it: Spark finds data
@@ -66,7 +66,7 @@ def no_query_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_server_stays_behind() -> Iterator[None]:
+def no_server_is_left() -> Iterator[None]:
     """A test that fails before it stops its own broker leaves none running."""
     before = set(LiveServer.alive)
     yield

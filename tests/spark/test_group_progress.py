@@ -82,9 +82,9 @@ def test_a_member_that_joins_later_stops_no_query(
         assert consumer.poll(5.0)
         progress.save(at(broker, 3))
         progress.save(at(broker, 4))
-    told = [each.message for each in caplog.records if each.name == "tfmq.spark"]
-    assert len(told) == 1, "it is not tried again at once"
-    assert "has a live member" in told[0]
+    reported = [each.message for each in caplog.records if each.name == "tfmq.spark"]
+    assert len(reported) == 1, "it is not tried again at once"
+    assert "has a live member" in reported[0]
     broker.clock.advance(RETRY_SECONDS)
     progress.save(at(broker, 5))
     assert lag(broker) == 5

@@ -39,13 +39,13 @@ def one_by_one(
 @pytest.mark.usefixtures("spark_can_be_had")
 def test_a_write_is_committed_and_nothing_of_it_stays(tfmq_broker: SimulatedBroker) -> None:
     for _ in range(2):
-        made, told = one_by_one(tfmq_broker, ("a", "b"), ("c",))
+        made, reported = one_by_one(tfmq_broker, ("a", "b"), ("c",))
         assert len(sent(tfmq_broker)) % 3 == 0
-        made.commit([*told, None])
+        made.commit([*reported, None])
     assert sent(tfmq_broker) == [b"a", b"b", b"c"] * 2
     assert tfmq_broker.admin().commit_groups() == []
-    made, told = one_by_one(tfmq_broker, ())
-    made.commit(told)
+    made, reported = one_by_one(tfmq_broker, ())
+    made.commit(reported)
     assert tfmq_broker.admin().commit_groups() == []
 
 
@@ -59,11 +59,11 @@ def test_an_abort_drops_also_unreported_members(tfmq_broker: SimulatedBroker) ->
 @pytest.mark.usefixtures("spark_can_be_had")
 def test_a_task_that_comes_after_the_abort_leaves_nothing(tfmq_broker: SimulatedBroker) -> None:
     """Spark aborts while tasks that it could not stop are at work."""
-    made, told = one_by_one(tfmq_broker, ("a",))
+    made, reported = one_by_one(tfmq_broker, ("a",))
 
     def slow() -> Iterator[Any]:
         yield from rows("b")
-        made.abort([*told, None])
+        made.abort([*reported, None])
         yield from rows("c")
 
     with pytest.raises(TfmqError, match=r"Nothing of it is visible|was aborted"):
@@ -73,8 +73,8 @@ def test_a_task_that_comes_after_the_abort_leaves_nothing(tfmq_broker: Simulated
     assert tfmq_broker.admin().transactions(["open", "prepared"]) == []
     assert [each.details["members"] for each in tfmq_broker.admin().commit_groups()] == [0]
     tfmq_broker.clock.advance(86_401)
-    made, told = one_by_one(tfmq_broker, ("e",))
-    made.commit(told)
+    made, reported = one_by_one(tfmq_broker, ("e",))
+    made.commit(reported)
     assert tfmq_broker.admin().commit_groups() == []
     assert sent(tfmq_broker) == [b"e"]
 
@@ -82,8 +82,8 @@ def test_a_task_that_comes_after_the_abort_leaves_nothing(tfmq_broker: Simulated
 @pytest.mark.usefixtures("spark_can_be_had")
 def test_an_applications_version_is_written_once_and_stays_known(tfmq_broker: SimulatedBroker) -> None:
     for _ in range(2):
-        made, told = one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion="3")
-        made.commit(told)
+        made, reported = one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion="3")
+        made.commit(reported)
     assert sent(tfmq_broker) == [b"a"]
     (group,) = tfmq_broker.admin().commit_groups()
     assert (group.group, group.sequence) == ("spark-batch-app..orders", 3)
@@ -97,9 +97,9 @@ def test_a_version_that_is_passed_over_is_said(
 ) -> None:
     with caplog.at_level(logging.WARNING, "tfmq.spark"):
         for _ in range(2):
-            made, told = one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion="3")
+            made, reported = one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion="3")
             assert not caplog.records
-            made.commit(told)
+            made.commit(reported)
     assert sent(tfmq_broker) == [b"a"]
     (said,) = caplog.messages
     assert said.startswith(
@@ -110,8 +110,8 @@ def test_a_version_that_is_passed_over_is_said(
 @pytest.mark.usefixtures("spark_can_be_had")
 def test_one_version_of_an_application_goes_to_each_of_its_topics(tfmq_broker: SimulatedBroker) -> None:
     for topic in ("orders", "copies"):
-        made, told = one_by_one(tfmq_broker, ("a",), topic=topic, txnAppId="app", txnVersion="3")
-        made.commit(told)
+        made, reported = one_by_one(tfmq_broker, ("a",), topic=topic, txnAppId="app", txnVersion="3")
+        made.commit(reported)
         assert [each.payload for each in tfmq_broker.sent(topic)] == [b"a"]
 
 
@@ -119,8 +119,8 @@ def test_one_version_of_an_application_goes_to_each_of_its_topics(tfmq_broker: S
 def test_a_new_beginning_is_explained(tfmq_broker: SimulatedBroker) -> None:
     """A checkpoint was deleted, and its foreachBatch counts from 0 again."""
     for version in ("0", "1"):
-        made, told = one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion=version)
-        made.commit(told)
+        made, reported = one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion=version)
+        made.commit(reported)
     with pytest.raises(
         GroupStale, match=r"another txnAppId, or .*: tfmq tx forget-group spark-batch-app\.\.orders\."
     ):
@@ -131,10 +131,10 @@ def test_a_new_beginning_is_explained(tfmq_broker: SimulatedBroker) -> None:
 def test_a_write_that_takes_longer_than_its_rows_wait_gets_an_error_with_the_option(
     tfmq_broker: SimulatedBroker,
 ) -> None:
-    made, told = one_by_one(tfmq_broker, ("a",), transactionTtl="10s")
+    made, reported = one_by_one(tfmq_broker, ("a",), transactionTtl="10s")
     tfmq_broker.clock.advance(11)
     with pytest.raises(GroupIncomplete, match="the option transactionTtl, which must be longer"):
-        made.commit(told)
+        made.commit(reported)
     assert sent(tfmq_broker) == []
 
 
@@ -210,10 +210,10 @@ def test_a_version_is_written_once_and_older_ones_are_refused(
     write(frame.limit(1), spark_server, topic=topic, txnAppId=topic, txnVersion=6)
     assert len(payloads(spark_server, topic)) == 11
     assert (f"spark-batch-{topic}..{topic}", 6, 1) in spark_groups(admin)
-    told = refused(frame, spark_server, topic=topic, txnAppId=topic, txnVersion=5)
-    assert "has committed sequence 6 already, and 5 is older" in told and "only go up" in told
-    told = refused(frame, spark_server, topic=topic, txnAppId=topic, txnVersion=6)
-    assert "with 1 rows, and this is another total, 10" in told and "Traceback" not in told
+    reported = refused(frame, spark_server, topic=topic, txnAppId=topic, txnVersion=5)
+    assert "has committed sequence 6 already, and 5 is older" in reported and "only go up" in reported
+    reported = refused(frame, spark_server, topic=topic, txnAppId=topic, txnVersion=6)
+    assert "with 1 rows, and this is another total, 10" in reported and "Traceback" not in reported
     write(frame, spark_server, topic=topic, txnAppId=topic, txnVersion=6, allowOtherTotal="true")
     assert len(payloads(spark_server, topic)) == 11
 
@@ -257,14 +257,14 @@ def test_what_is_wrong_is_reported_in_a_sentence_without_our_traceback(
     spark: Any, registered: None, spark_server: LiveServer, topic: str
 ) -> None:
     frame = spark.range(3).selectExpr("cast(id as string) as value")
-    told = refused(frame, spark_server, "overwrite", topic=topic)
-    assert 'A topic only grows: use mode("append"), not "overwrite".' in told
+    reported = refused(frame, spark_server, "overwrite", topic=topic)
+    assert 'A topic only grows: use mode("append"), not "overwrite".' in reported
     assert "The column value must be binary or string, not bigint: cast it." in refused(
         spark.range(3).withColumnRenamed("id", "value"), spark_server, topic=topic
     )
-    told = refused(frame.selectExpr("repeat('x', 9000000) as value").limit(1), spark_server, topic=topic)
-    assert "has 9000000 bytes, the broker takes 8388608" in told
-    assert "Traceback" not in told and ".py" not in told
+    reported = refused(frame.selectExpr("repeat('x', 9000000) as value").limit(1), spark_server, topic=topic)
+    assert "has 9000000 bytes, the broker takes 8388608" in reported
+    assert "Traceback" not in reported and ".py" not in reported
 
 
 def test_a_broker_that_is_not_there_is_reported_in_a_sentence(

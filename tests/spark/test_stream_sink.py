@@ -288,13 +288,15 @@ def test_a_checkpoint_that_was_set_back_stops_the_query(query: Query) -> None:
     query.put("x", "y", "z")
     query.files = 1
     query.put("other", "rows", "than", "before")
-    told = query.fails()
-    assert "has committed sequence 1 with 2 rows, and this is another total, 4" in told
-    assert f"tfmq tx forget-group {query.group}" in told and "allowOtherTotal=true" in told
+    reported = query.fails()
+    assert "has committed sequence 1 with 2 rows, and this is another total, 4" in reported
+    assert f"tfmq tx forget-group {query.group}" in reported and "allowOtherTotal=true" in reported
     query.forget("commits", batch=0)
     query.forget("offsets", batch=1)
-    told = query.fails()
-    assert "has committed sequence 1 already, and 0 is older" in told and "tfmq tx forget-group" in told
+    reported = query.fails()
+    assert (
+        "has committed sequence 1 already, and 0 is older" in reported and "tfmq tx forget-group" in reported
+    )
     assert payloads(query.server, query.topic) == ["a", "b", "c"]
 
 
@@ -330,13 +332,13 @@ def test_a_batch_of_which_a_task_fails_leaves_nothing_and_is_run_again(
 def test_what_is_wrong_is_reported_in_a_sentence_without_our_traceback(query: Query) -> None:
     query.put("a")
     query.options["topik"] = "orders"
-    told = query.fails()
-    assert "tfmq has no option 'topik'. Did you mean 'topic'?" in told
-    assert "Traceback" not in told and ".py" not in told
+    reported = query.fails()
+    assert "tfmq has no option 'topik'. Did you mean 'topic'?" in reported
+    assert "Traceback" not in reported and ".py" not in reported
     del query.options["topik"]
-    told = query.fails(query.frame().selectExpr("value", "7 as partition"))
-    assert "A row asks for partition 7 of" in told and "which has 2, from 0 on" in told
-    assert "Traceback" not in told and ".py" not in told
+    reported = query.fails(query.frame().selectExpr("value", "7 as partition"))
+    assert "A row asks for partition 7 of" in reported and "which has 2, from 0 on" in reported
+    assert "Traceback" not in reported and ".py" not in reported
     assert (
         'use outputMode("append"), not "complete"'
         in Query(query.spark, query.server, fresh(query), query.topic).fails_complete()

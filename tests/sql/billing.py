@@ -50,7 +50,7 @@ class Work(NamedTuple):
     topic: str
     many: int = 1
     statement: int = 0
-    behind: bool = False
+    after: bool = False
 
 
 class Billers:
@@ -148,7 +148,7 @@ def bill_and_exit(work: Work) -> None:
     try:
         engine = create_engine(work.url, connect_args={"timeout": 30} if "sqlite" in work.url else {})
         if work.statement:
-            die_at_statement(engine, Death(statement=work.statement, behind=work.behind))
+            die_at_statement(engine, Death(statement=work.statement, after=work.after))
         while True:
             with suppress(tfmq.ConnectionFailed):  # it was started while the broker was down
                 bill(work, engine)

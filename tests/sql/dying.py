@@ -39,7 +39,7 @@ class Death(NamedTuple):
 
     step: str = ""
     statement: int = 0
-    behind: bool = False
+    after: bool = False
     after_ms: int = 0
 
 
@@ -152,7 +152,7 @@ def deadly(death: Death) -> Any:
     def perform(step: commit_protocol.Step) -> Any:
         if step.name != death.step:
             return really(step)
-        if not death.behind:
+        if not death.after:
             die()
         result = really(step)
         if hasattr(result, "__await__"):
@@ -178,7 +178,7 @@ def die_at_statement(engine: Engine, death: Death) -> None:
             die()
 
     names = ("commit", "prepare_twophase", "commit_twophase")
-    for name in ("after_cursor_execute" if death.behind else "before_cursor_execute", *names):
+    for name in ("after_cursor_execute" if death.after else "before_cursor_execute", *names):
         event.listen(engine, name, count)
 
 

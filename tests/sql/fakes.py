@@ -66,15 +66,15 @@ class BrokerTransaction:
 class Failing:
     """Stands for `course.perform`: raises instead of the step `name`, or behind it, when its answer is lost."""
 
-    def __init__(self, name: str, error: BaseException, *, behind: bool) -> None:
-        self.name, self.error, self.behind = name, error, behind
+    def __init__(self, name: str, error: BaseException, *, after: bool) -> None:
+        self.name, self.error, self.after = name, error, after
         self.seen: list[str] = []
 
     def __call__(self, step: Step) -> Any:
         self.seen.append(step.name)
         if step.name != self.name or self.seen.count(step.name) > 1:
             return step.do()
-        if not self.behind:
+        if not self.after:
             raise self.error
         result = step.do()
         if hasattr(result, "__await__"):

@@ -40,8 +40,8 @@ def settled(url: str, servers: str) -> set[int]:
             time.sleep(0.02)
     sold = orders(engine)
     engine.dispose()
-    told = [messages(servers, topic) for topic in TOPICS]
-    assert told == [sold] * len(TOPICS), "database and broker disagree"
+    reported = [messages(servers, topic) for topic in TOPICS]
+    assert reported == [sold] * len(TOPICS), "database and broker disagree"
     return set(sold)
 
 

@@ -203,13 +203,13 @@ def test_without_messages_the_database_commits_alone(shop: Shop) -> None:
         assert rows.read_state(connection, TABLE, shop.xid) is None
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "behind"])
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("kind", KINDS if SCALE >= 1 else KINDS[:2], ids=lambda kind: kind.__name__)
 def test_a_step_that_fails_leaves_both_or_neither(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, name: str, behind: bool, kind: type[BaseException]
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, name: str, after: bool, kind: type[BaseException]
 ) -> None:
-    failing = Failing(name, kind("by the test"), behind=behind)
+    failing = Failing(name, kind("by the test"), after=after)
     monkeypatch.setattr(commit_protocol, "run_step", failing)
     raised: BaseException | None = None
     try:
@@ -217,7 +217,7 @@ def test_a_step_that_fails_leaves_both_or_neither(
     except BaseException as error:
         raised = error
     assert name in failing.seen
-    is_late = name == "broker commits" or (name == "database commits" and behind)
+    is_late = name == "broker commits" or (name == "database commits" and after)
     if kind is TimedOut and name == "broker commits":
         assert raised is None, "the decision has fallen, and the broker asks"
     else:
@@ -227,9 +227,7 @@ def test_a_step_that_fails_leaves_both_or_neither(
 
 
 def test_a_broker_that_takes_no_commit_now_asks_later(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        commit_protocol, "run_step", Failing("broker commits", StorageStopped(), behind=False)
-    )
+    monkeypatch.setattr(commit_protocol, "run_step", Failing("broker commits", StorageStopped(), after=False))
     shop.sell()
     assert shop.broker.state == "prepared"
     shop.settle()
@@ -362,14 +360,14 @@ def test_a_connection_that_breaks_leaves_both_or_neither(
 
 def test_a_lost_answer_to_the_commit_is_looked_up(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     error = OperationalError("the answer is lost", None, Exception())
-    monkeypatch.setattr(commit_protocol, "run_step", Failing("database commits", error, behind=True))
+    monkeypatch.setattr(commit_protocol, "run_step", Failing("database commits", error, after=True))
     shop.sell()
     assert shop.sold
 
 
 def test_what_a_hook_raises_after_the_commit_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        commit_protocol, "run_step", Failing("database commits", Broken("a hook"), behind=True)
+        commit_protocol, "run_step", Failing("database commits", Broken("a hook"), after=True)
     )
     with pytest.raises(Broken) as caught:
         shop.sell()
@@ -379,7 +377,7 @@ def test_what_a_hook_raises_after_the_commit_goes_on(shop: Shop, monkeypatch: py
 
 def test_a_refused_session_begins_nothing(sqlite_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     TABLE.drop(sqlite_engine)
-    failing = Failing("", Broken(), behind=False)
+    failing = Failing("", Broken(), after=False)
     monkeypatch.setattr(commit_protocol, "run_step", failing)
     with pytest.raises(NotAllowed):
         Shop(Way(sqlite_engine, False, False)).sell()

@@ -76,15 +76,15 @@ def test_a_seller_that_dies_at_a_step_or_a_statement_leaves_both_or_neither(
     way: Way, server: LiveServer, seller: Sellers
 ) -> None:
     expected = set()
-    for number, (step, behind) in enumerate(product(STEPS, [False, True])):
-        death = Death(step, behind=behind)
+    for number, (step, after) in enumerate(product(STEPS, [False, True])):
+        death = Death(step, after=after)
         assert seller.sell(sale_of(way, server, number, death)) == -signal.SIGKILL, death
-        place = STEPS.index(step) + behind
+        place = STEPS.index(step) + after
         # Behind the prepare of both, what PostgreSQL holds is committed when the broker asks.
         if place > DECISION or (way.two_phase and place == DECISION):
             expected.add(number)
     numbers = count(100)
-    ended = [die_at_statement(way, server, seller, numbers, behind) for behind in {False, SCALE >= 1}]
+    ended = [die_at_statement(way, server, seller, numbers, after) for after in {False, SCALE >= 1}]
     sold = settled(way.url, server.address)
     assert {each for each in sold if each < 100} == expected
     assert {each[-1] for each in ended} < sold
@@ -92,14 +92,14 @@ def test_a_seller_that_dies_at_a_step_or_a_statement_leaves_both_or_neither(
 
 
 def die_at_statement(
-    way: Way, server: LiveServer, seller: Sellers, numbers: Iterator[int], behind: bool
+    way: Way, server: LiveServer, seller: Sellers, numbers: Iterator[int], after: bool
 ) -> list[int]:
     """Sell an order for each statement of a sale, dying there; the last one lives. Their numbers."""
     sold = []
     for statement in count(1, STRIDE):
         assert statement < 40
         sold.append(next(numbers))
-        end = seller.sell(sale_of(way, server, sold[-1], Death(statement=statement, behind=behind)))
+        end = seller.sell(sale_of(way, server, sold[-1], Death(statement=statement, after=after)))
         if end == 0:
             return sold
         assert end == -signal.SIGKILL
@@ -134,7 +134,7 @@ def test_sellers_broker_and_database_that_die_at_any_moment_leave_both_or_neithe
     for turn in range(most):
         if turn >= turns and sold:  # on a busy machine it may take more until one of them sells anything
             break
-        victim = (server_dies, database_dies, both_die, nobody_dies)[turn % 4]
+        victim = (server_dies, database_dies, both_die, no_process_dies)[turn % 4]
         pause, death = random.uniform(0.05, 0.4), Death(after_ms=random.randint(100, 500))
         sale = Sale(postgres.url(), server.address, next(numbers), 1000, two_phase, False, death)
         # The database ends with the thread that starts it, so it is the sale that gets one of its own.
@@ -167,5 +167,5 @@ def both_die(pause: float, server: LiveServer, postgres: PostgresServer) -> None
     postgres.start()
 
 
-def nobody_dies(pause: float, server: LiveServer, postgres: PostgresServer) -> None:
+def no_process_dies(pause: float, server: LiveServer, postgres: PostgresServer) -> None:
     """The seller dies alone."""

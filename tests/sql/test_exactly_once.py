@@ -125,8 +125,8 @@ class Course:
     def _start(self) -> None:
         many = self.random.choice([1, 1, 7])
         if self.random.random() < 0.4:  # it dies by itself, at a statement
-            statement, behind = self.random.randint(1, 12), self.random.random() < 0.5
-            self.crew.start(Work(self.url, self.server.address, self.topic, many, statement, behind))
+            statement, after = self.random.randint(1, 12), self.random.random() < 0.5
+            self.crew.start(Work(self.url, self.server.address, self.topic, many, statement, after))
         elif len(self.crew.running) < 3:
             self.crew.start(Work(self.url, self.server.address, self.topic, many))
         if not self.crew.running:

@@ -154,7 +154,7 @@ def test_while_the_database_says_nothing_nothing_is_decided(
 Fault = tuple[str, bool]
 """A step that fails, and whether behind what it does."""
 FAULTS = [
-    (name, behind) for name in (*STEPS[3:], "row decides", "broker rolls back") for behind in (False, True)
+    (name, after) for name in (*STEPS[3:], "row decides", "broker rolls back") for after in (False, True)
 ]
 FAULTS.append(("database rolls back", True))
 """From the first step on that leaves something behind. A rollback that is not even tried is no lost answer."""
@@ -225,7 +225,7 @@ def test_whatever_fails_during_a_check_back_leaves_both_or_neither(
     for number in range(scaled(2000)):
         shop = Shop(Way(postgres_engine, two_phase, False))
         trouble = Trouble(shop, random)
-        told = f"case {number}: {trouble}"
+        reported = f"case {number}: {trouble}"
         monkeypatch.setattr(commit_protocol, "run_step", trouble)
         raised: BaseException | None = None
         try:
@@ -236,9 +236,11 @@ def test_whatever_fails_during_a_check_back_leaves_both_or_neither(
         trouble.tell()
         shop.settle()
         sold = shop.sold
-        assert sold or raised is not None, f"{told}, {trouble}"
+        assert sold or raised is not None, f"{reported}, {trouble}"
         notes = "".join(getattr(raised, "__notes__", []))
         known = isinstance(raised, TfmqError | SQLAlchemyError) and "not known yet" not in str(raised)
-        assert not sold or not known or "committed nevertheless" in notes, f"{told}, {trouble}, {raised!r}"
+        assert not sold or not known or "committed nevertheless" in notes, (
+            f"{reported}, {trouble}, {raised!r}"
+        )
         with postgres_engine.begin() as connection:
             connection.execute(delete(Order))

@@ -204,15 +204,15 @@ def test_what_was_refused_does_not_count_as_saved_even_where_the_program_goes_on
     fresh: Engine, consumer: tfmq.Consumer[Any], open_one: Open, kept: Kept, of_connection: bool
 ) -> None:
     message = next(consumer)
-    told: list[Any] = []
+    reported: list[Any] = []
     positions = consumer._core.positions
-    positions.mark_committed_by_transaction = told.append  # type: ignore[method-assign]
-    positions.delegate_to_transaction = told.append  # type: ignore[method-assign]
+    positions.mark_committed_by_transaction = reported.append  # type: ignore[method-assign]
+    positions.delegate_to_transaction = reported.append  # type: ignore[method-assign]
     open_one().claim("billing", 1 << 40, [ORDERS])
     with Session(fresh) as session, session.begin(), pytest.raises(Fenced):
         where = session.connection() if of_connection else session
         tfmq.sql.commit_offsets(where, consumer, message)
-    assert (kept(), told) == (None, [])
+    assert (kept(), reported) == (None, [])
 
 
 def test_after_a_refusal_the_other_partitions_of_the_batch_come_again(

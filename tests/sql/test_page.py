@@ -69,7 +69,7 @@ def test_the_examples_of_the_page_run(engine: Engine, tmp_path: Path) -> None:
         run(block_with("tfmq.sql.create_table(engine)"), names)
         producer.flush()
         asyncio.run(run_async(engine, servers))
-        assert (orders(engine), told(servers, "orders")) == ([1, 2], ["order 1", "order 2"])
+        assert (orders(engine), reported(servers, "orders")) == ([1, 2], ["order 1", "order 2"])
 
         producer.send_many("work", ["1", "2"]).result()
         reader = tfmq.Consumer(servers, topics="work", group="page", commits="manual", read="written")
@@ -145,7 +145,7 @@ def test_the_loop_that_is_killed_between_prepare_and_commit_goes_on_as_it_stands
             assert sorted(session.scalars(select(Payment.order))) == [1, 2, 3]
 
 
-def told(servers: str, topic: str) -> list[str]:
+def reported(servers: str, topic: str) -> list[str]:
     with tfmq.Consumer(servers, topics=topic, read="written") as consumer:
         return sorted(each.text for each in upto(consumer, 2))
 

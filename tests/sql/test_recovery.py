@@ -90,6 +90,6 @@ def test_what_belongs_to_another_broker_is_reported_once(
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
         for _ in range(3):
             assert run_steps(leftovers.scan(producer)) == ScanResult()
-    told = [each.message for each in caplog.records if "ROLLBACK PREPARED" in each.message]
-    assert len(told) == 1
-    assert "tfmq tx show tfmq.sql.x" in told[0]
+    reported = [each.message for each in caplog.records if "ROLLBACK PREPARED" in each.message]
+    assert len(reported) == 1
+    assert "tfmq tx show tfmq.sql.x" in reported[0]

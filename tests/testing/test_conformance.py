@@ -12,7 +12,7 @@ from tfmq.testing.broker import SimulatedBroker
 Answers = list[Any]
 
 
-def told(answers: Answers, call: Callable[[], Any]) -> None:
+def reported(answers: Answers, call: Callable[[], Any]) -> None:
     """What `call` gives or raises."""
     try:
         answers.append(call())
@@ -27,12 +27,12 @@ def sending(servers: str, answers: Answers) -> None:
             result = producer.send("orders", f"order {number}", key=str(number), tag="new").result()
             answers.append((result.partition, result.offset is not None, result.durability, result.count))
         answers.append(sum(each.count for each in producer.send_many("many", ["x"] * 5000).result()))
-        told(answers, lambda: producer.send("orders", b"x" * (70 << 20)).result())
-        told(answers, lambda: producer.send("orders", "x", partition=7).result())
-        told(answers, lambda: admin.create_topic("orders"))
-        told(answers, lambda: admin.topic("nothing"))
-        told(answers, lambda: producer.send("not a name", "x"))
-        told(answers, lambda: producer.cancel("no handle"))
+        reported(answers, lambda: producer.send("orders", b"x" * (70 << 20)).result())
+        reported(answers, lambda: producer.send("orders", "x", partition=7).result())
+        reported(answers, lambda: admin.create_topic("orders"))
+        reported(answers, lambda: admin.topic("nothing"))
+        reported(answers, lambda: producer.send("not a name", "x"))
+        reported(answers, lambda: producer.cancel("no handle"))
         answers.append([(topic.name, len(topic.partitions)) for topic in admin.topics()])
 
 
@@ -45,13 +45,13 @@ def reading(servers: str, answers: Answers) -> None:
         consumer.commit()
         answers.append((int(consumer.lag()), consumer.poll(timeout=0.2)))
         second = tfmq.Consumer(servers, topics="orders", group="billing")
-        told(answers, lambda: second.poll(timeout=0.2))
+        reported(answers, lambda: second.poll(timeout=0.2))
         with suppress(tfmq.TfmqError):
             second.close()
     with tfmq.Consumer(servers, topics="orders", group="billing") as consumer:
         answers.append(consumer.poll(timeout=0.2))
     with tfmq.Consumer(servers, partitions=[("orders", 0)], start=3) as consumer:
-        told(answers, lambda: consumer.poll(timeout=5))
+        reported(answers, lambda: consumer.poll(timeout=5))
 
 
 def transactions(servers: str, answers: Answers) -> None:
@@ -63,10 +63,10 @@ def transactions(servers: str, answers: Answers) -> None:
         tx = producer.begin("order-1", timeout=60)
         tx.send("together", "three")
         answers.append((tx.prepare(), admin.transaction("order-1").state, len(admin.transactions())))
-        told(answers, lambda: producer.begin("order-1"))
+        reported(answers, lambda: producer.begin("order-1"))
         answers.append((producer.resume("order-1").commit(), admin.transaction("order-1").state))
-        told(answers, lambda: tx.rollback())
-        told(answers, lambda: producer.resume("order-2"))
+        reported(answers, lambda: tx.rollback())
+        reported(answers, lambda: producer.resume("order-2"))
         handle = producer.send("later", "x", delay=3600).result().delayed or ""
         answers.append((producer.cancel(handle), producer.cancel(handle), len(admin.delayed("later"))))
 

@@ -107,13 +107,13 @@ def test_a_file_keeps_offsets_over_a_power_cut(broker: SimulatedBroker, tmp_path
 
 
 def test_a_selector_a_codec_and_hooks_are_the_programs_own(broker: SimulatedBroker) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     class Tells(tfmq.Hook):
         def after_send(self, topic: str, message: Any, result: Any, error: Any) -> None:
-            told.append(f"{topic}: {error or result.durability}")
+            reported.append(f"{topic}: {error or result.durability}")
 
     producer = broker.producer(codec=tfmq.codecs.json, hooks=[Tells()])
     producer.send("orders", {"number": 42}).result()
     (message,) = broker.consumer("orders", codec=tfmq.codecs.json).poll()
-    assert (message.value, told) == ({"number": 42}, ["orders: synced"])
+    assert (message.value, reported) == ({"number": 42}, ["orders: synced"])

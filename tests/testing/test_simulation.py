@@ -154,8 +154,8 @@ class Program:
             entry.unsure = entry.unsure or error.outcome != "not done"
             return
         if answer == "unknown":
-            behind = self.now - entry.due
-            assert behind >= OUTCOME_SECONDS, f"forgotten {behind} s behind its time"
+            late_by = self.now - entry.due
+            assert late_by >= OUTCOME_SECONDS, f"forgotten {late_by} s behind its time"
             return
         assert answer == "cancelled" or not entry.taken_back, f"{answer}, after it was cancelled"
         entry.taken_back = answer == "cancelled"
@@ -419,13 +419,13 @@ def test_an_operation_that_waits_again_and_again_without_end_is_ended() -> None:
     world = new_world()
     driver = new_driver(world)
 
-    def tries_for_ever() -> Operation[None]:
+    def retries_without_end() -> Operation[None]:
         while True:
             yield Wait((), 5.0)
 
     before = world.clock.monotonic()
     with pytest.raises(NothingComes):
-        driver.run(tries_for_ever())
+        driver.run(retries_without_end())
     assert world.clock.monotonic() - before < WAIT_SECONDS_MAX + 10
 
 

@@ -135,7 +135,7 @@ class Targets:
             target = self.target(each)
             if target.stopped is None:
                 target.forced = len(target.appends)
-        self._tell_forced()
+        self._report_forced()
 
     def power_cut(self) -> Targets:
         return self._left({key: target.forced for key, target in self.targets.items()})
@@ -264,7 +264,7 @@ class Targets:
         self.asked.append(("force", mark.key))
         self._waiting.append((mark, done))
 
-    def _tell_forced(self) -> None:
+    def _report_forced(self) -> None:
         waiting, self._waiting = self._waiting, []
         for mark, done in waiting:
             if self.is_durable(mark):
@@ -277,7 +277,7 @@ class Targets:
     def fail_force(self, key: int, reason: str = "its force failed") -> None:
         """The disk fails under a force of that target: it stops, and nobody knows what is on the disk."""
         self.target(key).stopped = reason
-        self._tell_forced()
+        self._report_forced()
 
     def check_offsets(self, rows: Sequence[Row], session: Any) -> list[GroupPositions]:
         found = []

@@ -96,15 +96,15 @@ def test_decisions_start_in_the_order_of_their_places_whatever_order_their_force
 
 def test_what_is_reported_from_memory_waits_for_the_disk() -> None:
     rig = Rig(queued=True)
-    told = Answer()
-    books(rig).when_all_durable(lambda error: told(error is None, None))
-    assert told.result is True, "nothing has happened yet"
+    reported = Answer()
+    books(rig).when_all_durable(lambda error: reported(error is None, None))
+    assert reported.result is True, "nothing has happened yet"
     rig.transact([(ORDERS, [b"m"])])
-    told = Answer()
-    books(rig).when_all_durable(lambda error: told(error is None, None))
-    assert told.code == "waiting"
+    reported = Answer()
+    books(rig).when_all_durable(lambda error: reported(error is None, None))
+    assert reported.code == "waiting"
     rig.work()
-    assert told.result is True
+    assert reported.result is True
 
 
 def test_steps_that_wait_go_on_in_their_order() -> None:

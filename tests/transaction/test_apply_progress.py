@@ -169,7 +169,7 @@ def test_what_was_written_during_a_force_is_asked_for_after_it() -> None:
     scene.advance()
     scene.targets.target(ORDERS).forced = 1
     scene.write(ORDERS, course_of_settling(200))
-    scene.targets._tell_forced()
+    scene.targets._report_forced()
     assert scene.settled == [100]
     scene.advance()
     scene.targets.force()

@@ -86,16 +86,16 @@ def test_pauses_grow_up_to_a_bound() -> None:
     asking = Asking(check_seconds=60)
     asking.checks.watch_transaction(7, "shop", 60)
     asking.advance(0)
-    told = []
+    reported = []
     for _ in range(12):
         answer = asking.wait(wait_ms=10_000_000)
         while answer.code == "waiting":
             asking.advance(30)
-        told.append(asking.clock.monotonic())
-    gaps = [round(later - earlier) for earlier, later in pairwise(told)]
+        reported.append(asking.clock.monotonic())
+    gaps = [round(later - earlier) for earlier, later in pairwise(reported)]
     assert gaps[:5] == [60, 120, 240, 480, 960]
     assert max(gaps) == QUERY_PAUSE_SECONDS_MAX
-    assert asking.checks.query_history(7)[0] == len(told)
+    assert asking.checks.query_history(7)[0] == len(reported)
 
 
 def test_clients_of_a_group_take_turns() -> None:

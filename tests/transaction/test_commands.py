@@ -1047,14 +1047,14 @@ def full_of_steps(rig: Rig) -> None:
 
 
 def test_an_answer_is_an_error_where_its_force_failed() -> None:
-    for told, refusal, error, code in (
+    for reported, refusal, error, code in (
         ("well", None, None, "ok"),
         (None, rejections.already_committed(5), None, "transaction_committed"),
         ("well", None, OSError(), "internal_error"),
         (None, rejections.already_committed(5), OSError(), "internal_error"),
     ):
         done = Answer()
-        reply_when_durable(done, told, error, refusal)
+        reply_when_durable(done, reported, error, refusal)
         assert done.code == code
 
 
@@ -1367,7 +1367,7 @@ def test_one_that_a_crash_tore_is_reported_as_a_gap_which_says_that_nothing_of_i
     assert again.visible() == [b"0", b"1", b"2"]
 
 
-def lost_behind_a_rollback(rig: Rig) -> tuple[Answer, Rig]:
+def lost_after_a_rollback(rig: Rig) -> tuple[Answer, Rig]:
     """A frame that stood behind records that nobody waits for; a power cut took both."""
     stream = rig.stream()
     large = rig.begin("", stream)
@@ -1379,7 +1379,7 @@ def lost_behind_a_rollback(rig: Rig) -> tuple[Answer, Rig]:
 
 def test_one_whose_stream_a_power_cut_took_is_reported_as_a_gap() -> None:
     """The id is young and no stream was forgotten: had the frame been done, the broker would know its stream."""
-    first, again = lost_behind_a_rollback(Rig(queued=True))
+    first, again = lost_after_a_rollback(Rig(queued=True))
     answer = repeat(again, first)
     assert answer.failure is not None and answer.failure.details == {"expected": 0, "found": 1}  # type: ignore[attr-defined]
     assert answer.code == "sequence_gap" and again.visible() == []
@@ -1387,7 +1387,7 @@ def test_one_whose_stream_a_power_cut_took_is_reported_as_a_gap() -> None:
 
 def test_after_a_repair_a_gap_proves_nothing() -> None:
     """What is missing may have been lost behind the answer: then "not done" is not certain."""
-    first, again = lost_behind_a_rollback(Rig(queued=True))
+    first, again = lost_after_a_rollback(Rig(queued=True))
     ledger = again.store._table
     ledger.apply(JournalEntry(KIND_FILLER, again.store.end_lsn, 60, LostEntries(60), 0))
     answer = repeat(again, first)

@@ -189,16 +189,16 @@ def test_the_table_has_every_state_and_every_event() -> None:
 def test_every_event_in_every_state(state: str, event: str, answer: str, follows: str) -> None:
     rig = Rig()
     began = STATES[state](rig)
-    told = EVENTS[event](rig, began)
+    reported = EVENTS[event](rig, began)
     rig.turn()
-    if told is None:
+    if reported is None:
         found = ""
-    elif told.failure is not None:
-        found = told.code
-    elif isinstance(told.result, bool):
-        found = "forgotten" if told.result else "not forgotten"
+    elif reported.failure is not None:
+        found = reported.code
+    elif isinstance(reported.result, bool):
+        found = "forgotten" if reported.result else "not forgotten"
     else:
-        found = "ok" if told.result is None else str(told.result.state)
+        found = "ok" if reported.result is None else str(reported.result.state)
     assert (found, rig.state(began)) == (answer, follows)
     visible = follows in ("committed", "heuristic_committed")
     assert rig.visible() == ([b"m"] if visible else [])

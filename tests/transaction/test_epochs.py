@@ -73,16 +73,16 @@ def test_nothing_is_given_out_before_its_range_is_forced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(Full("no space"), DiskFull), (Stopped("a force failed"), StorageStopped)]
+    ("error", "reported"), [(Full("no space"), DiskFull), (Stopped("a force failed"), StorageStopped)]
 )
-def test_a_lease_that_failed_is_reported_and_tried_again(error: Exception, told: type[Exception]) -> None:
+def test_a_lease_that_failed_is_reported_and_tried_again(error: Exception, reported: type[Exception]) -> None:
     leases = Leases()
     leases.epochs.set_range(5, 5)
     with pytest.raises(Busy):
         leases.epochs.allocate()
     leases.answer(error)
     for _ in range(2):
-        with pytest.raises(told):
+        with pytest.raises(reported):
             leases.epochs.allocate()
     leases.answer()
     assert leases.epochs.allocate() == 5

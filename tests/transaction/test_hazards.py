@@ -106,7 +106,7 @@ def test_hazard_03_item_34_an_answer_means_that_the_record_is_on_the_disk_and_th
 ):
     """Also where many share one force: every answer is held against what a power cut would leave at that moment."""
     rig = Rig()
-    told: list[int] = []
+    reported: list[int] = []
 
     def transact(number: int) -> None:
         request = rig.stream()
@@ -117,14 +117,14 @@ def test_hazard_03_item_34_an_answer_means_that_the_record_is_on_the_disk_and_th
             assert b"%d" % number in rig.visible(ORDERS + number % 3)
             again = rig.again(rig.disk.crash(keep="nothing"), Targets())
             assert b"%d" % number in again.visible(ORDERS + number % 3)
-            told.append(number)
+            reported.append(number)
 
         rig.handler.transact(TransactRequest(request.id, 1, pieces), rig.session, done)
 
     for number in range(12):
         transact(number)
     rig.turn()
-    assert sorted(told) == list(range(12))
+    assert sorted(reported) == list(range(12))
 
 
 def test_hazard_06_the_journal_keeps_what_the_partitions_have_not_forced() -> None:

@@ -48,13 +48,13 @@ def test_what_is_asked_in_a_turn_is_one_append() -> None:
 
 def test_all_callers_are_notified_in_order_after_all_of_it_is_applied() -> None:
     store = Store()
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     one, two = store.begin("one"), store.begin("two")
     for each in (one, two):
         store.store.add_batch(each, store.piece(each, [b"m"]), lambda *_: None)
-        store.store.prepare(each, (), 0, lambda *_, each=each: told.append((each.xid, two.state)))  # type: ignore[misc]
+        store.store.prepare(each, (), 0, lambda *_, each=each: reported.append((each.xid, two.state)))  # type: ignore[misc]
     store.turn()
-    assert told == [("one", states.PREPARED), ("two", states.PREPARED)]
+    assert reported == [("one", states.PREPARED), ("two", states.PREPARED)]
 
 
 def test_what_a_callback_asks_is_written_in_the_same_turn() -> None:

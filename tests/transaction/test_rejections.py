@@ -37,15 +37,15 @@ def test_an_error_of_ours_stays_what_it_is() -> None:
 
 
 def test_a_wrong_step_names_the_state() -> None:
-    told = rejections.from_command_error(states.InvalidTransition(states.OPEN, "x"))
-    assert isinstance(told, errors.TransactionState)
-    assert told.details["state"] == "open"
+    reported = rejections.from_command_error(states.InvalidTransition(states.OPEN, "x"))
+    assert isinstance(reported, errors.TransactionState)
+    assert reported.details["state"] == "open"
 
 
 def test_an_unexpected_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "tfmq.transaction"):
-        told = rejections.from_command_error(ZeroDivisionError())
-    assert isinstance(told, errors.ServerError)
+        reported = rejections.from_command_error(ZeroDivisionError())
+    assert isinstance(reported, errors.ServerError)
     assert "ZeroDivisionError" in caplog.text
 
 

@@ -108,7 +108,7 @@ class Simulation(RuleBasedStateMachine):
         busy = self.busy()
         return [
             each
-            for each in self.client.lanes
+            for each in self.client.sequence_states
             if each.epoch and each.fates == {ABSENT} and each not in busy and each not in self.client.dead
         ]
 
@@ -180,7 +180,7 @@ class Simulation(RuleBasedStateMachine):
             return
         chosen = data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=3, unique=True))
         targets = {place: data.draw(st.integers(1, 3)) for place in chosen}
-        if len(self.client.lanes) < OPEN_MAX:
+        if len(self.client.sequence_states) < OPEN_MAX:
             try:
                 self.posted(
                     self.client.transact(self.label("t"), targets, self.free_offsets(group), turn=turn)
@@ -194,7 +194,7 @@ class Simulation(RuleBasedStateMachine):
         member=st.sampled_from([None, None, *GROUPS]),
     )
     def begin(self, xid: str, turn: bool, member: str | None) -> None:
-        if len(self.client.lanes) >= OPEN_MAX:
+        if len(self.client.sequence_states) >= OPEN_MAX:
             return
         place = None
         label = self.label("b")
@@ -378,7 +378,7 @@ class Simulation(RuleBasedStateMachine):
         busy = self.busy()
         session = self.client.session
         self.client.session.close()
-        for transaction in list(self.client.lanes):
+        for transaction in list(self.client.sequence_states):
             is_open = transaction.fates == {ABSENT} and transaction not in busy
             if self.sessions.get(transaction) is session and is_open:
                 self.client.dead.add(transaction)

@@ -327,7 +327,7 @@ def test_hazard_13_replay_does_not_ask_for_topics_and_goes_on_whatever_became_of
     """The state's part: nothing of a start depends on a topic, a partition or an offset being there."""
     store = Store()
     gone = store.prepared("gone", [b"nowhere"], log_id=77 << 24)
-    behind = store.prepared("behind")
+    later = store.prepared("behind")
     store.commit(gone)
     store.force()
     life = store.power_cut()
@@ -335,7 +335,7 @@ def test_hazard_13_replay_does_not_ask_for_topics_and_goes_on_whatever_became_of
     assert found.decision is not None and list(found.decision.targets) == [77 << 24]
     life.settle(found.decision)
     life.commit(life.store.by_xid["behind"])
-    assert life.payloads(life.store.transactions[behind.epoch].decision).endswith(b"message")
+    assert life.payloads(life.store.transactions[later.epoch].decision).endswith(b"message")
 
 
 def test_hazard_05_a_bad_record_in_the_middle_stops_the_start_and_nothing_after_it_is_thrown_away() -> None:

@@ -94,13 +94,13 @@ class Page:
                 elif language:
                     assert self._write(text), f"What is its reader to do with this?\n{text}"
 
-    def found_out(self, test: str, program: str, before: str, behind: str) -> str:
-        """What pytest prints of one test of the page, with duplicates, when `before` is `behind` in the program."""
+    def found_out(self, test: str, program: str, before: str, after: str) -> str:
+        """What pytest prints of one test of the page, with duplicates, when `before` is `after` in the program."""
         self.write()
         path = self.folder / program
         text = path.read_text()
         assert text.count(before) == 1, before
-        path.write_text(text.replace(before, behind))
+        path.write_text(text.replace(before, after))
         for tests in self.folder.glob("test_*.py"):
             marked = tests.read_text().replace(".tfmq_faults\n", ".tfmq_faults(faults='duplicate')\n")
             tests.write_text(marked)

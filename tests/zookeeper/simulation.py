@@ -104,7 +104,7 @@ class Server:
     def tell(self, path: str) -> None:
         for each in (path, path.rpartition("/")[0] + "/*"):
             for member in self.watches.pop(each, {}):
-                member.told()
+                member.reported()
 
     def answer(self, member: Member, session: int, request: Request) -> Any:
         if isinstance(request, GetChildren):
@@ -200,7 +200,7 @@ class Member:
     def thaw(self) -> None:
         self.frozen = False
 
-    def told(self) -> None:
+    def reported(self) -> None:
         connection = self.connection
         if connection:
             self.later(self.world.delay(), lambda: self.hears(connection))

@@ -150,8 +150,8 @@ def test_a_broker_that_has_the_number_is_named_and_nothing_else_is_registered(
         for look in range(3):
             one.run(1000.0 + RETRY_SECONDS * look)
     assert one.shown() == {MASTER: b"there:8367"} and not one.registry.registered
-    (told,) = caplog.messages
-    assert "there:8367" in told and "server.zookeeper" in told
+    (reported,) = caplog.messages
+    assert "there:8367" in reported and "server.zookeeper" in reported
     del one.nodes[MASTER]
     one.run(1100.0)
     assert one.registry.registered

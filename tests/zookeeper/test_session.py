@@ -45,10 +45,10 @@ class Asking:
 
     def __init__(self, client: Any) -> None:
         self.client = client
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def __call__(self, request: Any) -> Any:
-        return send_request(self.client, request, lambda event: self.told.append(event.path))
+        return send_request(self.client, request, lambda event: self.reported.append(event.path))
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ def test_a_change_is_reported_once(asking: Asking, nodes: Any, root: str) -> Non
     asking(GetChildren(root))
     nodes.delete(f"{root}/a")
     asking(GetNode(f"{root}/a"))
-    until(lambda: len(asking.told) >= 2)  # watches are called in another thread than replies
-    assert sorted(asking.told) == [root, f"{root}/a"]
+    until(lambda: len(asking.reported) >= 2)  # watches are called in another thread than replies
+    assert sorted(asking.reported) == [root, f"{root}/a"]
 
 
 def test_trouble_is_a_cut_or_a_refusal(asking: Asking, nodes: Any, root: str) -> None:
@@ -130,29 +130,29 @@ class Asker:
         self.session_seconds = session_seconds
         self.changed = False
         self.session = 0
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.answers: list[Any] = []
         self.is_due = False
 
     def on_connected(self, session: int) -> None:
-        self.told.append("connected")
+        self.reported.append("connected")
         self.session = session
         self.is_due = True
 
     def on_disconnected(self) -> None:
-        self.told.append("cut")
+        self.reported.append("cut")
         self.changed = True
 
     def on_session_lost(self) -> None:
-        self.told.append("lost")
+        self.reported.append("lost")
         self.session = 0
 
     def request_round(self) -> None:
-        self.told.append("look")
+        self.reported.append("look")
         self.is_due = True
 
     def on_write_answered(self, asked_at: float) -> None:
-        self.told.append("heard")
+        self.reported.append("heard")
 
     def next_due(self) -> float:
         return 0.0 if self.is_due else float("inf")
@@ -174,46 +174,46 @@ class Asker:
 
 
 @pytest.fixture
-def told() -> threading.Event:
+def reported() -> threading.Event:
     return threading.Event()
 
 
 def test_questions_are_answered_in_turn_and_changes_are_reported(
-    zookeeper: ZooKeeperServer, nodes: Any, root: str, told: threading.Event
+    zookeeper: ZooKeeperServer, nodes: Any, root: str, reported: threading.Event
 ) -> None:
     asker = Asker(f"{root}/a")
-    running = SessionThread(zookeeper_address(zookeeper.address), asker, told.set)
+    running = SessionThread(zookeeper_address(zookeeper.address), asker, reported.set)
     running.start()
-    assert told.wait(60)
+    assert reported.wait(60)
     assert [node.session for node in asker.answers] == [asker.session, asker.session]
-    assert asker.told == ["connected", "heard"]
+    assert asker.reported == ["connected", "heard"]
     nodes.delete(f"{root}/a")
     until(lambda: len(asker.answers) >= 4)
-    assert "look" in asker.told
+    assert "look" in asker.reported
     running.close(30)
     running.close(30)
     assert nodes.exists(f"{root}/a") is None
 
 
 def test_only_what_was_cut_short_is_asked_again_without_a_change(
-    zookeeper: ZooKeeperServer, root: str, told: threading.Event, monkeypatch: pytest.MonkeyPatch
+    zookeeper: ZooKeeperServer, root: str, reported: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "RETRY_SECONDS", 0.0)
     asker = Asker(f"{root}/a")
-    running = SessionThread(zookeeper_address(zookeeper.address), asker, told.set)
+    running = SessionThread(zookeeper_address(zookeeper.address), asker, reported.set)
     running.start()
-    assert told.wait(60)
-    told.clear()
-    assert not told.wait(0.2)
+    assert reported.wait(60)
+    reported.clear()
+    assert not reported.wait(0.2)
     running.close(30)
-    assert (len(asker.answers), asker.told) == (2, ["connected", "heard"])
+    assert (len(asker.answers), asker.reported) == (2, ["connected", "heard"])
 
 
 def test_a_session_gets_as_much_time_as_zookeeper_gives(
-    zookeeper: ZooKeeperServer, root: str, told: threading.Event
+    zookeeper: ZooKeeperServer, root: str, reported: threading.Event
 ) -> None:
     asker = Asker(f"{root}/a", session_seconds=3600.0)
-    running = SessionThread(zookeeper_address(zookeeper.address), asker, told.set)
+    running = SessionThread(zookeeper_address(zookeeper.address), asker, reported.set)
     running.start()
     until(lambda: asker.session)
     assert asker.session_seconds == pytest.approx(60.0)  # maxSessionTimeout of the rig
@@ -221,51 +221,53 @@ def test_a_session_gets_as_much_time_as_zookeeper_gives(
 
 
 def test_a_broken_connection_is_reported_before_anything_else(
-    zookeeper: ZooKeeperServer, root: str, told: threading.Event, monkeypatch: pytest.MonkeyPatch
+    zookeeper: ZooKeeperServer, root: str, reported: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "RESPONSE_SECONDS", 5.0)
     with proxied(zookeeper.address) as proxy:
         asker = Asker(f"{root}/a", 20.0)
-        running = SessionThread(zookeeper_address(proxy.address), asker, told.set)
+        running = SessionThread(zookeeper_address(proxy.address), asker, reported.set)
         running.start()
-        assert told.wait(60)
+        assert reported.wait(60)
         session = asker.session
         proxy.down = lambda data: None  # the question arrives, the answer does not
         with running.condition:
             asker.answers.clear()
             asker.request_round()
             running.wake()
-        until(lambda: "cut" in asker.told)
+        until(lambda: "cut" in asker.reported)
         until(lambda: asker.answers)
         assert asker.answers[0] == "cut"
         proxy.down = None
-        until(lambda: asker.told.count("connected") == 2)
+        until(lambda: asker.reported.count("connected") == 2)
         assert asker.session == session
         until(lambda: len(asker.answers) >= 3)
         running.close(30)
 
 
 def test_an_unexpected_error_is_reported_and_does_not_end_the_thread(
-    zookeeper: ZooKeeperServer, root: str, told: threading.Event
+    zookeeper: ZooKeeperServer, root: str, reported: threading.Event
 ) -> None:
     class Faulty(Asker):
         def course(self) -> Generator[Any, Any, None]:
             yield GetNode(self.path)
             raise RuntimeError("planted")
 
-    running = SessionThread(zookeeper_address(zookeeper.address), Faulty(f"{root}/a"), told.set)
+    running = SessionThread(zookeeper_address(zookeeper.address), Faulty(f"{root}/a"), reported.set)
     running.start()
-    assert told.wait(60)
+    assert reported.wait(60)
     assert isinstance(running.failure, StoreFailed) and not running.failure.retriable
     assert "planted" in str(running.failure)
     running.close(30)
 
 
-def test_after_a_close_nothing_is_asked(zookeeper: ZooKeeperServer, root: str, told: threading.Event) -> None:
+def test_after_a_close_nothing_is_asked(
+    zookeeper: ZooKeeperServer, root: str, reported: threading.Event
+) -> None:
     asker = Asker(f"{root}/a")
-    running = SessionThread(zookeeper_address(zookeeper.address), asker, told.set)
+    running = SessionThread(zookeeper_address(zookeeper.address), asker, reported.set)
     running.start()
-    assert told.wait(60)
+    assert reported.wait(60)
     running.close(30)
     count = len(asker.answers)
     with running.condition:
@@ -276,11 +278,11 @@ def test_after_a_close_nothing_is_asked(zookeeper: ZooKeeperServer, root: str, t
 
 
 def test_a_kazoo_that_hides_the_time_of_a_session_is_refused(
-    told: threading.Event, monkeypatch: pytest.MonkeyPatch
+    reported: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Client:
         _connection = object()
 
     monkeypatch.setattr(session, "new_client", lambda *_: Client())
     with pytest.raises(NotSupported, match="kazoo"):
-        SessionThread(zookeeper_address("a"), Asker("/a"), told.set).start()
+        SessionThread(zookeeper_address("a"), Asker("/a"), reported.set).start()

@@ -95,7 +95,7 @@ def test_a_broker_that_may_not_register_says_so_and_serves(
 
 
 @contextmanager
-def somebody_else(reply: bytes) -> Iterator[str]:
+def another_client(reply: bytes) -> Iterator[str]:
     """The address of a server that answers `reply` to everything, and hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -120,7 +120,7 @@ def wrong(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param is None:
         yield NOBODY
     else:
-        with somebody_else(request.param) as address:
+        with another_client(request.param) as address:
             yield address
 
 
@@ -176,7 +176,7 @@ def test_what_is_no_zookeeper_is_called_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connection, "RESPONSE_SECONDS", 0.2)
-    with somebody_else(b"\0\0\0\2no") as address, caplog.at_level(logging.WARNING, "tfmq.zookeeper"):
+    with another_client(b"\0\0\0\2no") as address, caplog.at_level(logging.WARNING, "tfmq.zookeeper"):
         storage = ZooKeeperOffsets(f"zookeeper://{address}")
         with pytest.raises(StoreFailed):
             storage.read("billing", [A])

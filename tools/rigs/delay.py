@@ -288,7 +288,7 @@ def run(kills: int, timers: int, meddlers: int, seed: int, folder: Path) -> Outc
     return outcome
 
 
-def told(outcome: Outcome) -> str:
+def describe(outcome: Outcome) -> str:
     """For people."""
     lines = [
         f"{outcome.kills} kills, {outcome.long_downtimes} long downtimes, {outcome.timers:,} timers,"
@@ -312,7 +312,7 @@ def main(kills: int, timers: int, meddlers: int, seed: int, as_json: bool) -> No
     """Kill a live server with delayed messages again and again, then count."""
     with tempfile.TemporaryDirectory(prefix="tfmq-delay-") as folder:
         outcome = run(kills, timers, meddlers, seed, Path(folder))
-    print(json.dumps(asdict(outcome)) if as_json else told(outcome))
+    print(json.dumps(asdict(outcome)) if as_json else describe(outcome))
     sys.exit(1 if outcome.faults else 0)
 
 

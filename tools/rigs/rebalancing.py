@@ -361,7 +361,7 @@ def run(kills: int, seed: int, folder: Path, progress: Callable[[str], None] = l
     return Rig(seed, folder, progress).run(kills)
 
 
-def told(outcome: Outcome) -> str:
+def describe(outcome: Outcome) -> str:
     """The outcome in a few lines."""
     lines = [
         f"{outcome.kills} kills, {outcome.broker_kills} of them of the broker; {outcome.frozen} frozen,"
@@ -391,7 +391,7 @@ def main(kills: int, seed: int, keep: bool, as_json: bool) -> None:
         click.echo(f"diaries and data: {folder}", err=True)
     else:
         shutil.rmtree(folder)
-    print(json.dumps(asdict(outcome)) if as_json else told(outcome))
+    print(json.dumps(asdict(outcome)) if as_json else describe(outcome))
     sys.exit(1 if outcome.faults else 0)
 
 

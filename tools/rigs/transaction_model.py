@@ -239,8 +239,8 @@ class Model:
             if whole and transaction.contiguous:
                 at = [place for place, _ in places[key]]
                 require(at[-1] - at[0] == len(at) - 1, f"{transaction} does not lie side by side in {key}")
-        told = applying or not late or transaction.fates != {COMMITTED}
-        require(told, f"{transaction} lacks its end in {late}, and is not called applying")
+        reported = applying or not late or transaction.fates != {COMMITTED}
+        require(reported, f"{transaction} lacks its end in {late}, and is not called applying")
         strays = places.keys() - transaction.messages.keys()
         require(not strays, f"{transaction} has messages in {strays}, where none were sent")
         require(len(set(shown.values())) < 2, f"{transaction} is torn: {shown}")

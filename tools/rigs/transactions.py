@@ -342,11 +342,11 @@ def main(kills: int, clients: int, seed: int, cuts: bool, keep: bool, as_json: b
     if as_json:
         print(json.dumps(asdict(outcome)))
     else:
-        print(told(outcome))
+        print(describe(outcome))
     sys.exit(1 if outcome.faults else 0)
 
 
-def told(outcome: Outcome) -> str:
+def describe(outcome: Outcome) -> str:
     """The outcome in a few lines."""
     lines = [
         f"{outcome.kills} kills, {outcome.cuts} power cuts, {outcome.clients_killed} clients killed,"

@@ -225,8 +225,8 @@ def test_a_grant_is_on_the_disk_before_it_is_reported() -> None:
     assert set(owners(lost).values()) == {"ada"}
     broker.work()
     assert len(waiting.assigned) == 2
-    told = broker.crashed(broker.disk.crash(keep="nothing"))
-    assert sorted(owners(told).values()) == ["ada", "ada", "bob", "bob"]
+    reported = broker.crashed(broker.disk.crash(keep="nothing"))
+    assert sorted(owners(reported).values()) == ["ada", "ada", "bob", "bob"]
 
 
 def test_a_join_that_could_not_be_forced_gives_nothing_away() -> None:

@@ -28,11 +28,11 @@ def offsets(broker: Broker, high: int, offset: int, group: str = "billing", coun
 
 
 def apply(broker: Broker, *effects: CommitOffsets) -> Told:
-    told: Told = []
+    reported: Told = []
     for each in effects:
-        broker.engine.broker.apply_target.apply(each, lambda mark, error: told.append((mark, error)))
+        broker.engine.broker.apply_target.apply(each, lambda mark, error: reported.append((mark, error)))
     broker.engine.end_turn()
-    return told
+    return reported
 
 
 def test_offsets_of_a_transaction_are_saved_once(broker: Broker) -> None:
@@ -40,8 +40,8 @@ def test_offsets_of_a_transaction_are_saved_once(broker: Broker) -> None:
     apply(broker, offsets(broker, 10, 100))
     apply(broker, offsets(broker, 20, 300))
     before = catalog.log.count
-    told = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300))
-    assert [error for _, error in told] == [None, None] and catalog.log.count == before
+    reported = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300))
+    assert [error for _, error in reported] == [None, None] and catalog.log.count == before
     assert broker.saved() == {("orders", 0): 300}
     assert broker.engine.broker.apply_target.last_applied(0, (SOURCE_TRANSACTION, JOURNAL)) == (20, 1)
 
@@ -60,10 +60,10 @@ def test_what_comes_in_a_turn_is_one_append_and_asks_for_no_force() -> None:
     catalog, forcer = broker.engine.broker.catalog, broker.engine.broker.forcer
     broker.work()
     forces, end = forcer.forces, catalog.log.end_offset
-    told = apply(broker, *(offsets(broker, 10 + n, n, f"group{n}") for n in range(16)))
-    assert [error for _, error in told] == [None] * 16
+    reported = apply(broker, *(offsets(broker, 10 + n, n, f"group{n}") for n in range(16)))
+    assert [error for _, error in reported] == [None] * 16
     assert forcer.forces == forces and catalog.log.forced_offset == end < catalog.log.end_offset
-    mark = told[-1][0]
+    mark = reported[-1][0]
     assert mark is not None and mark.end == catalog.log.end_offset
     assert not broker.engine.broker.apply_target.is_durable(mark)
     done: list[BaseException | None] = []
@@ -77,11 +77,11 @@ def test_none_passes_one_that_was_refused(broker: Broker, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "OFFSETS_PER_CHANGE_MAX", 1)
     apply(broker, offsets(broker, 1, 5))
     broker.disk.faults.fail("write", error=errno.ENOSPC, path="meta")
-    told = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300), offsets(broker, 30, 400))
-    assert [getattr(error, "code", None) for _, error in told] == ["disk_full"] * 3
+    reported = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300), offsets(broker, 30, 400))
+    assert [getattr(error, "code", None) for _, error in reported] == ["disk_full"] * 3
     assert broker.saved() == {("orders", 0): 5}
-    told = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300))
-    assert [error for _, error in told] == [None, None]
+    reported = apply(broker, offsets(broker, 10, 100), offsets(broker, 20, 300))
+    assert [error for _, error in reported] == [None, None]
     assert broker.saved() == {("orders", 0): 300}
 
 
@@ -90,10 +90,10 @@ def test_a_change_takes_so_many_places_and_the_rest_follows(
 ) -> None:
     monkeypatch.setattr(module, "OFFSETS_PER_CHANGE_MAX", 3)
     count = broker.engine.broker.catalog.log.count
-    told = apply(broker, *(offsets(broker, 10 + n, n, count=2) for n in range(4)))
-    assert [error for _, error in told] == [None] * 4
+    reported = apply(broker, *(offsets(broker, 10 + n, n, count=2) for n in range(4)))
+    assert [error for _, error in reported] == [None] * 4
     assert broker.engine.broker.catalog.log.count == count + 4
-    assert len({mark.end for mark, _ in told if mark}) == 4
+    assert len({mark.end for mark, _ in reported if mark}) == 4
 
 
 def test_offsets_of_a_topic_that_is_gone_are_left_out(broker: Broker) -> None:
@@ -107,8 +107,8 @@ def test_offsets_of_a_topic_that_is_gone_are_left_out(broker: Broker) -> None:
 def test_a_stopped_catalog_refuses_and_says_so(broker: Broker) -> None:
     apply(broker, offsets(broker, 5, 100))
     broker.disk.faults.fail("write", path="meta")
-    told = apply(broker, offsets(broker, 10, 100))
-    told += apply(broker, offsets(broker, 20, 100))
-    told += apply(broker, offsets(broker, 5, 100))
-    assert [getattr(error, "code", None) for _, error in told] == ["storage_stopped"] * 3
-    assert [getattr(error, "outcome", None) for _, error in told] == ["unknown", "not done", "unknown"]
+    reported = apply(broker, offsets(broker, 10, 100))
+    reported += apply(broker, offsets(broker, 20, 100))
+    reported += apply(broker, offsets(broker, 5, 100))
+    assert [getattr(error, "code", None) for _, error in reported] == ["storage_stopped"] * 3
+    assert [getattr(error, "outcome", None) for _, error in reported] == ["unknown", "not done", "unknown"]

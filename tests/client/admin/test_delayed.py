@@ -206,11 +206,11 @@ def test_a_page_may_be_empty_although_there_is_more(rig: Pending) -> None:
     def looking(request: ListDelayed) -> Any:
         reply = real(request)
         if empty and empty.pop():
-            behind = request.after or format_handle(Handle(STORE_ID, 9, NOW_MS - 2 + len(empty), 0))
+            last_handle = request.after or format_handle(Handle(STORE_ID, 9, NOW_MS - 2 + len(empty), 0))
             return reply._replace(
                 delayed=[],
                 more=True,
-                after=format_handle(parse_handle(behind)._replace(log_id=1 + len(empty))),
+                after=format_handle(parse_handle(last_handle)._replace(log_id=1 + len(empty))),
             )
         return reply
 

@@ -325,17 +325,17 @@ def outcome(
 ) -> list[Any]:
     """Every field of every message, where reading goes on behind them, and the error."""
     found: list[Any] = []
-    behind: tuple[int, ...] = ()
+    end_state: tuple[int, ...] = ()
     try:
         end = start + len(body) if end is None else end
         for decoded in decoder_of_single_blocks(fast).decode(body, start, skip_to, end, gaps=gaps):
             for each in decoded.messages:
                 attribute = (each.key, each.tag, each.properties, each.born_at)
                 found.append((*each[:7], *attribute, each.appended_at, each.origin.epoch))
-            behind = (decoded.next_offset, decoded.next_ordinal, decoded.epoch)
+            end_state = (decoded.next_offset, decoded.next_ordinal, decoded.epoch)
     except TfmqError as error:
         found.append((type(error), str(error), getattr(error, "first", None), getattr(error, "next", None)))
-    return [*found, behind]
+    return [*found, end_state]
 
 
 def singles(count: int, **attribute: Any) -> Bytes:

@@ -260,9 +260,9 @@ def stopped(error: TfmqError, **options: Any) -> tuple[Reader, TfmqError | None]
     "error", [UnknownTopic(), BadRequest(), Damaged(first=200, next=300), LogTruncated(cut=10), ServerError()]
 )
 def test_other_errors_stop_their_partition_only_and_are_reported_once(error: TfmqError) -> None:
-    reader, told = stopped(error)
-    assert told is error
-    assert "t-0" in str(told)
+    reader, reported = stopped(error)
+    assert reported is error
+    assert "t-0" in str(reported)
     assert reader.fetcher.next_failure() is None
     assert reader.fetcher.all_stopped_failure() is None
     reader.log(1).append(b"c")
@@ -286,24 +286,24 @@ def test_when_all_have_stopped_that_is_known() -> None:
 
 
 def test_offsets_that_are_gone_are_named_and_the_partition_stops() -> None:
-    reader, told = stopped(OffsetOutOfRange(first=500, end=900))
-    assert isinstance(told, OffsetOutOfRange)
+    reader, reported = stopped(OffsetOutOfRange(first=500, end=900))
+    assert isinstance(reported, OffsetOutOfRange)
     lost = reader.log().end
-    assert f"offsets {lost} to 500" in str(told)
-    assert (told.first, told.end) == (500, 900)
+    assert f"offsets {lost} to 500" in str(reported)
+    assert (reported.first, reported.end) == (500, 900)
 
 
 @pytest.mark.parametrize(("reset", "place"), [("earliest", 500), ("latest", 900)])
 def test_a_reset_is_done_only_where_it_was_asked_for(reset: str, place: int) -> None:
-    reader, told = stopped(OffsetOutOfRange(first=500, end=900), reset=reset)
-    assert told is None
+    reader, reported = stopped(OffsetOutOfRange(first=500, end=900), reset=reset)
+    assert reported is None
     assert reader.fetcher.partitions[NAME].fetch_offset == place
     assert reader.fetcher.skipped[0][:3] == (NAME, reader.log().end, place)
 
 
 def test_after_a_cut_a_reset_goes_on_at_the_cut() -> None:
-    reader, told = stopped(LogTruncated(cut=40), reset="latest")
-    assert told is None
+    reader, reported = stopped(LogTruncated(cut=40), reset="latest")
+    assert reported is None
     assert reader.fetcher.skipped[0][:2] == (NAME, 40)
 
 
@@ -321,9 +321,9 @@ def damaged_reader(**options: Any) -> tuple[Reader, Damaged]:
 def test_damage_stops_the_partition_after_what_is_whole() -> None:
     reader, damage = damaged_reader()
     assert reader.payloads() == [b"a"]
-    told = reader.fetcher.next_failure()
-    assert isinstance(told, Damaged)
-    assert (told.first, told.next) == (damage.first, damage.next)
+    reported = reader.fetcher.next_failure()
+    assert isinstance(reported, Damaged)
+    assert (reported.first, reported.next) == (damage.first, damage.next)
     assert reader.fetcher.plan_fetches(0.0) == []
 
 

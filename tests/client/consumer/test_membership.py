@@ -98,8 +98,8 @@ def test_other_wishes_are_reported_at_once_and_the_same_ones_are_not(broker: Bro
     assert len(broker.sent(wire.Heartbeat)) == count
     member.membership.subscribe(["orders", "bills"], [FIRST])
     member.script.pass_time(0.1)
-    told = [each.subscription for each in broker.sent(wire.Heartbeat)[count:]]
-    assert told[0].only == [("orders", 0)] and told[1:] in ([], [None])
+    reported = [each.subscription for each in broker.sent(wire.Heartbeat)[count:]]
+    assert reported[0].only == [("orders", 0)] and reported[1:] in ([], [None])
 
 
 def test_a_broker_that_has_forgotten_gets_the_topics_again(broker: Broker) -> None:

@@ -121,30 +121,30 @@ def test_on_assigned_may_seek(broker: SimulatedBroker) -> None:
 
 
 def test_on_revoked_may_commit_and_only_then_it_goes(broker: SimulatedBroker) -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def revoked(names: list[Any]) -> None:
-        told.append((names, assigned(second)))
+        reported.append((names, assigned(second)))
         first.commit()
 
     first = member(broker, commits="manual", on_revoked=revoked)
     assert len(look(broker, first)) == 8
     second = member(broker)
     assert look(broker, first, second, seconds=5) == [], "nothing comes again"
-    ((names, had),) = told
+    ((names, had),) = reported
     assert had == set() and assigned(second) == {f"{topic}-{number}" for topic, number in names}
 
 
 def test_a_partition_stays_until_on_revoked_was_called(broker: SimulatedBroker) -> None:
     """Nothing of it is in work, all is saved, and yet it does not go behind the user's back."""
-    told: list[Any] = []
-    first = member(broker, on_revoked=told.append)
+    reported: list[Any] = []
+    first = member(broker, on_revoked=reported.append)
     assert len(look(broker, first)) == 8
     second = member(broker)
     assert look(broker, second, seconds=5) == []
-    assert (told, assigned(second)) == ([], set())
+    assert (reported, assigned(second)) == ([], set())
     look(broker, first, second)
-    assert (len(told), len(assigned(second))) == (1, 1)
+    assert (len(reported), len(assigned(second))) == (1, 1)
 
 
 def test_without_a_commit_the_next_member_gets_it_all_again_a_session_later(broker: SimulatedBroker) -> None:
@@ -183,18 +183,18 @@ def test_what_is_to_go_waits_for_the_transaction_that_has_its_offsets(broker: Si
 
 
 def test_on_revoked_is_called_at_the_end_and_for_what_was_lost(broker: SimulatedBroker) -> None:
-    told: list[list[str]] = []
-    consumer = member(broker, on_revoked=lambda names: told.append([str(name) for name in names]))
+    reported: list[list[str]] = []
+    consumer = member(broker, on_revoked=lambda names: reported.append([str(name) for name in names]))
     consumer.poll(timeout=1)
     consumer.close()
-    assert told == [["orders-0", "orders-1"]]
-    frozen = member(broker, on_revoked=lambda names: told.append([str(name) for name in names]))
+    assert reported == [["orders-0", "orders-1"]]
+    frozen = member(broker, on_revoked=lambda names: reported.append([str(name) for name in names]))
     frozen.poll(timeout=1)
     broker._simulation.clients.remove(frozen._driver)  # type: ignore[arg-type]
     look(broker, member(broker), seconds=30)
     broker._simulation.clients.append(frozen._driver)  # type: ignore[arg-type]
     look(broker, frozen)
-    assert told[1:] == [["orders-0", "orders-1"]]
+    assert reported[1:] == [["orders-0", "orders-1"]]
 
 
 def test_what_a_callback_raises_is_raised_to_who_asked(broker: SimulatedBroker) -> None:
@@ -208,19 +208,19 @@ def test_what_a_callback_raises_is_raised_to_who_asked(broker: SimulatedBroker) 
 
 
 def test_coroutine_functions_are_awaited(broker: SimulatedBroker) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     async def main() -> None:
         async def assigned_to(names: list[Any]) -> None:
             await consumer.committed("orders", 0)
-            told.extend(map(str, names))
+            reported.extend(map(str, names))
 
         consumer = tfmq.aio.Consumer(broker.servers, topics="orders", group="g", on_assigned=assigned_to)
         assert await consumer.poll(timeout=1)
         await consumer.close()
 
     asyncio.run(main())
-    assert told == ["orders-0", "orders-1"]
+    assert reported == ["orders-0", "orders-1"]
 
 
 def test_what_is_to_be_awaited_is_refused_where_it_is_not_awaited(broker: SimulatedBroker) -> None:
@@ -335,19 +335,19 @@ def test_nothing_of_what_came_is_handed_out_before_on_assigned_returned(broker: 
 
 def test_an_interrupt_during_on_revoked_reports_what_was_assigned(broker: SimulatedBroker) -> None:
     """What on_revoked raises comes out of the call; the next one goes on where that ended."""
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def going(partitions: Any) -> None:
-        told.append(("going", sorted(number for _, number in partitions)))
+        reported.append(("going", sorted(number for _, number in partitions)))
         raise LookupError("planted")
 
     def came(partitions: Any) -> None:
-        told.append(("came", sorted(number for _, number in partitions)))
+        reported.append(("came", sorted(number for _, number in partitions)))
 
     consumer = member(broker, on_assigned=came, on_revoked=going)
     consumer.poll(timeout=1)
     consumer.poll(timeout=0)
-    told.clear()
+    reported.clear()
     core = consumer._core
     name = min(core.positions.names())
     core.rebalance._queue_revoked(name)
@@ -355,7 +355,7 @@ def test_an_interrupt_during_on_revoked_reports_what_was_assigned(broker: Simula
     with pytest.raises(LookupError, match="planted"):
         consumer.poll(timeout=0)
     consumer.poll(timeout=0)
-    assert told == [("going", [name.partition]), ("came", [name.partition])]
+    assert reported == [("going", [name.partition]), ("came", [name.partition])]
 
 
 def test_a_task_that_is_cancelled_while_on_revoked_is_at_work_does_not_end_that() -> None:
@@ -370,11 +370,11 @@ def test_a_task_that_is_cancelled_while_on_revoked_is_at_work_does_not_end_that(
         ends.append(done)
         return awaited
 
-    told = UserCall(going, [PartitionName("orders", 0)], begin).run(lambda: over.append("over"))
-    next(told).function()
-    (waited,) = next(told).futures
+    reported = UserCall(going, [PartitionName("orders", 0)], begin).run(lambda: over.append("over"))
+    next(reported).function()
+    (waited,) = next(reported).futures
     assert not waited.done
-    told.close()
+    reported.close()
     assert over == []
     ends[0](None)
     assert over == ["over"]

@@ -112,14 +112,14 @@ def test_many_changes_are_one_look_around() -> None:
 
 
 def test_timers_are_due_in_the_clocks_time() -> None:
-    now, told = [0.0], list[str]()
+    now, reported = [0.0], list[str]()
     made = driver("127.0.0.1:1", now)
-    made.call_later(5.0, lambda: told.append("due"))
+    made.call_later(5.0, lambda: reported.append("due"))
     made.turn()
-    assert (told, made.pauses[-1]) == ([], 5.0)
+    assert (reported, made.pauses[-1]) == ([], 5.0)
     now[0] = 5.0
     made._run_turn()
-    assert told == ["due"]
+    assert reported == ["due"]
 
 
 def test_an_operation_that_raises_is_closed_and_looked_after() -> None:

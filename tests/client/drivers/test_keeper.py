@@ -17,7 +17,7 @@ from tfmq.protocol.commands import Ping
 SECONDS = 10.0
 
 
-def keepers() -> list[threading.Thread]:
+def network_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "tfmq-network"]
 
 
@@ -35,18 +35,18 @@ def broker() -> FakeBroker:
 
 @pytest.fixture
 def driver(broker: FakeBroker) -> Iterator[BlockingDriver]:
-    before = len(keepers())
+    before = len(network_threads())
     with listening(broker) as servers:
         made = BlockingDriver(ClientConnection(parse_servers(servers), time.monotonic))
         yield made
         made.close()
-    eventually(lambda: len(keepers()) <= before)
+    eventually(lambda: len(network_threads()) <= before)
 
 
 def test_it_is_not_started_for_who_waits(driver: BlockingDriver) -> None:
-    before = len(keepers())
+    before = len(network_threads())
     driver.run(request(driver.link, Ping()))
-    assert len(keepers()) == before
+    assert len(network_threads()) == before
 
 
 def test_it_makes_room_for_a_thread_that_waits_for_itself(driver: BlockingDriver, broker: FakeBroker) -> None:
@@ -72,11 +72,11 @@ def test_it_sleeps_when_nothing_is_due(driver: BlockingDriver) -> None:
 
 
 def test_it_ends_with_a_driver_without_references(broker: FakeBroker) -> None:
-    before = len(keepers())
+    before = len(network_threads())
     with listening(broker) as servers:
         driver = BlockingDriver(ClientConnection(parse_servers(servers), time.monotonic))
         driver.call_later(0.0, lambda: None)
-        eventually(lambda: len(keepers()) == before + 1)
+        eventually(lambda: len(network_threads()) == before + 1)
         del driver
         gc.collect()
-        eventually(lambda: len(keepers()) <= before)
+        eventually(lambda: len(network_threads()) <= before)

@@ -169,18 +169,18 @@ def test_a_flag_is_raised_from_another_thread() -> None:
 
 def test_work_is_done_in_another_thread_and_its_end_reported_in_the_reactor() -> None:
     async def story(client: Client, broker: FakeBroker, reactor: Any) -> None:
-        told: list[Any] = []
+        reported: list[Any] = []
         for work in (threading.get_ident, lambda: 1 // 0):
             over: Deferred[None] = Deferred()
 
             def done(result: Any, error: BaseException | None, over: Deferred[None] = over) -> None:
-                told.append((result, error, threading.get_ident()))
+                reported.append((result, error, threading.get_ident()))
                 over.callback(None)
 
             client.driver.run_in_threads(work, done)
             await over
-        assert told[0][0] != threading.get_ident() == told[0][2]
-        assert isinstance(told[1][1], ZeroDivisionError)
+        assert reported[0][0] != threading.get_ident() == reported[0][2]
+        assert isinstance(reported[1][1], ZeroDivisionError)
 
     play(story)
 
@@ -243,9 +243,9 @@ def test_every_kind_of_reactor_does(kind: str) -> None:
 
 
 def test_a_method_keeps_its_parameters_and_gives_a_deferred() -> None:
-    told = signature(Client.ping)
-    assert list(told.parameters) == ["self", "seconds"]
-    assert told.return_annotation == "Deferred[int]"
+    reported = signature(Client.ping)
+    assert list(reported.parameters) == ["self", "seconds"]
+    assert reported.return_annotation == "Deferred[int]"
 
 
 def test_a_forked_child_leaves_the_parents_connection_alone() -> None:

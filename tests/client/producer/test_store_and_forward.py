@@ -109,8 +109,8 @@ METHODS = ("partitions", "append", "read_oldest", "record_sent_as", "remove")
 class Dying:
     """A process that dies before, or behind, the `count`-th use of its store: nothing of it does anything from then."""
 
-    def __init__(self, count: int, behind: bool) -> None:
-        self.left, self.behind = count, behind
+    def __init__(self, count: int, after: bool) -> None:
+        self.left, self.after = count, after
         self.used: list[str] = []
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ class Dying:
     def _dying(self, name: str, original: Any) -> Any:
         def method(store: Outbox, *arguments: Any) -> Any:
             self.left -= 1
-            if self.left < 0 or (self.left == 0 and not self.behind):
+            if self.left < 0 or (self.left == 0 and not self.after):
                 raise tfmq.Closed("the process is gone")
             self.used.append(name)
             result = original(store, *arguments)
@@ -131,7 +131,7 @@ class Dying:
         return method
 
 
-@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("count", range(1, 13))
 def test_a_crash_at_every_step_loses_nothing_and_doubles_nothing(
@@ -140,9 +140,9 @@ def test_a_crash_at_every_step_loses_nothing_and_doubles_nothing(
     monkeypatch: pytest.MonkeyPatch,
     count: int,
     done: bool,
-    behind: bool,
+    after: bool,
 ) -> None:
-    store, said, dying = tmp_path / "store", [], Dying(count, behind)
+    store, said, dying = tmp_path / "store", [], Dying(count, after)
     with monkeypatch.context() as patch:
         dying.patch(patch)
         sender = producer(broker, store)

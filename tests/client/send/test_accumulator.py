@@ -43,17 +43,17 @@ def test_queues_do_not_wait_for_each_other() -> None:
 
 def test_known_is_raised_for_who_asked() -> None:
     rig = SenderRig(FakeBroker(3))
-    lanes = rig.sender.topics
-    assert not lanes.is_known("orders")
-    lane = lanes.get_or_create("orders")
-    known = lane.known_event
-    lanes.request_metadata(lane)
-    lanes.request_metadata(lane)
+    topic_states = rig.sender.topics
+    assert not topic_states.is_known("orders")
+    topic_state = topic_states.get_or_create("orders")
+    known = topic_state.known_event
+    topic_states.request_metadata(topic_state)
+    topic_states.request_metadata(topic_state)
     rig.exchange()
-    assert known.done and lanes.is_known("orders") and lane.metadata is not None
-    assert len(lane.metadata.partitions) == 3
-    lanes.invalidate(lane.metadata)
-    assert not lanes.is_known("orders") and not lane.known_event.done
+    assert known.done and topic_states.is_known("orders") and topic_state.metadata is not None
+    assert len(topic_state.metadata.partitions) == 3
+    topic_states.invalidate(topic_state.metadata)
+    assert not topic_states.is_known("orders") and not topic_state.known_event.done
 
 
 def test_a_grown_topic_is_noticed_after_a_while() -> None:

@@ -170,7 +170,7 @@ def test_messages_that_were_sent_together_have_a_sequence_of_handles_in_their_en
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         None,
         Told(7, 9, 0, u64s(1)),
@@ -179,9 +179,9 @@ def test_messages_that_were_sent_together_have_a_sequence_of_handles_in_their_en
         Told(7, 9, (1 << 63) - 1, u64s(1, 2)),
     ],
 )
-def test_without_an_answer_that_fits_there_are_no_handles(told: Any) -> None:
+def test_without_an_answer_that_fits_there_are_no_handles(reported: Any) -> None:
     batch = batch_of(2)
-    batch.set_handles(told)
+    batch.set_handles(reported)
     batch.set_stored((), ACKS_SYNCED)
     assert batch.result_of(0).delayed is None and batch.results_of(0, 2).delayed is None
 

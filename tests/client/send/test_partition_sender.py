@@ -153,8 +153,8 @@ def test_a_repeat_that_is_too_old_to_have_handles_is_delivered_all_the_same(rig:
 def test_an_answer_that_does_not_fit_the_batch_gives_no_handles(rig: SenderRig) -> None:
     real = rig.broker._answer
 
-    def too_many(request: Produce, told: DelayedBatch, repeated: bool) -> Any:
-        return real(request, told._replace(dues=bytes(16)), repeated)
+    def too_many(request: Produce, reported: DelayedBatch, repeated: bool) -> Any:
+        return real(request, reported._replace(dues=bytes(16)), repeated)
 
     rig.broker._answer = too_many  # type: ignore[assignment, method-assign]
     delivery = later(rig, b"x")
@@ -389,5 +389,7 @@ def test_plain_and_delayed_sends_of_one_producer_never_trip_the_sequence_rule_wh
                     assert payload in there or plain_and_deleted
                 elif error.outcome == "not done":
                     assert payload not in there
-    told = {d.result().delayed for _, d in sent.values() if not d[0].error and d.result().delayed is not None}
-    assert told <= {each.handle for each in rig.broker.waiting}
+    reported = {
+        d.result().delayed for _, d in sent.values() if not d[0].error and d.result().delayed is not None
+    }
+    assert reported <= {each.handle for each in rig.broker.waiting}

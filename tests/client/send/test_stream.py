@@ -99,9 +99,9 @@ def test_a_busy_broker_that_may_have_an_earlier_sending_is_asked_until_it_report
     rig.settle(stored)
     assert rig.broker.payloads("orders") == [b"0", b"1"]
     rig.broker.plan(Produce, LOSE, *[Busy()] * 50)
-    nobody_knows = rig.send(b"2")
+    unknown_outcome = rig.send(b"2")
     rig.advance(4)
-    assert (error := nobody_knows.error()) is not None and error.outcome == "unknown"
+    assert (error := unknown_outcome.error()) is not None and error.outcome == "unknown"
     rig.broker.plans[Produce].clear()
     rig.settle(rig.send(b"3"))
     assert rig.broker.payloads("orders") == [b"0", b"1", b"2", b"3"]

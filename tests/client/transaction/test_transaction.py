@@ -366,14 +366,14 @@ def test_a_caller_that_waits_while_it_commits_is_answered(rig: TransactionRig) -
 
 def test_callbacks_and_hooks_are_called_although_no_handle_is_referenced() -> None:
     rig = TransactionRig()
-    told: list[object] = []
+    reported: list[object] = []
     tx = rig.begin()
     for payload in large(100):
-        rig.send(tx, payload).add_callback(lambda done: told.append(done.peek()))
+        rig.send(tx, payload).add_callback(lambda done: reported.append(done.peek()))
     rig.send_many(tx, large())
     rig.commit(tx)
     rig.callbacks.run()
-    assert told == [None] * 100
+    assert reported == [None] * 100
 
 
 def test_offsets_are_those_of_the_records_as_far_as_the_commit_returns_them(rig: TransactionRig) -> None:

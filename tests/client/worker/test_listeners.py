@@ -153,28 +153,28 @@ def test_it_is_known_what_belongs_into_an_event_loop(listener: Any, expected: bo
 
 
 class Told(Hook):
-    def __init__(self, name: str, told: list[Any]) -> None:
-        self.name, self.told = name, told
+    def __init__(self, name: str, reported: list[Any]) -> None:
+        self.name, self.reported = name, reported
 
     def before_handle(self, message: Any) -> None:
-        self.told.append(f"before {self.name}")
+        self.reported.append(f"before {self.name}")
 
     def after_handle(self, message: Any, error: BaseException | None) -> None:
-        self.told.append(f"after {self.name} {error!r}")
+        self.reported.append(f"after {self.name} {error!r}")
 
 
 def test_hooks_nest_and_the_message_in_work_is_known_meanwhile() -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
     (message,) = batch_of_ledger(1).messages
-    with handler_context(message, [Told("a", told), Told("b", told)]):
+    with handler_context(message, [Told("a", reported), Told("b", reported)]):
         assert CURRENT_MESSAGE.get() is message
-        told.append("work")
+        reported.append("work")
     assert CURRENT_MESSAGE.get() is None
-    assert told == ["before a", "before b", "work", "after b None", "after a None"]
+    assert reported == ["before a", "before b", "work", "after b None", "after a None"]
 
 
 def test_only_hooks_that_began_are_called_at_the_end() -> None:
-    told: list[Any] = []
+    reported: list[Any] = []
     (message,) = batch_of_ledger(1).messages
 
     class Bad(Hook):
@@ -183,10 +183,10 @@ def test_only_hooks_that_began_are_called_at_the_end() -> None:
 
     with (
         pytest.raises(ValueError, match="no"),
-        handler_context(message, [Told("a", told), Bad(), Told("b", told)]),
+        handler_context(message, [Told("a", reported), Bad(), Told("b", reported)]),
     ):
-        told.append("work")
-    assert told == ["before a", "after a ValueError('no')"]
+        reported.append("work")
+    assert reported == ["before a", "after a ValueError('no')"]
 
 
 # What a handler may raise to say what becomes of its message.

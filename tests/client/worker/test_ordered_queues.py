@@ -23,140 +23,140 @@ def jobs(owner: AckTracker, *keys: str | None) -> list[HandlerJob]:
     return [HandlerJob(message, owner) for message in block.messages]
 
 
-def added(lanes: OrderedQueues, *made: HandlerJob) -> None:
+def added(queues: OrderedQueues, *made: HandlerJob) -> None:
     for job in made:
-        lanes.add(job)
+        queues.add(job)
 
 
 def test_a_partition_is_a_queue_and_queues_take_turns() -> None:
-    lanes = OrderedQueues("partition")
+    queues = OrderedQueues("partition")
     a, b = jobs(ledger(0), None, None), jobs(ledger(1), None, None)
-    added(lanes, *a, *b)
-    assert [lanes.next(0), lanes.next(0), lanes.next(0)] == [a[0], b[0], None]
-    lanes.complete(b[0])
-    assert lanes.next(0) is b[1]
-    lanes.complete(a[0])
-    assert lanes.next(0) is a[1]
+    added(queues, *a, *b)
+    assert [queues.next(0), queues.next(0), queues.next(0)] == [a[0], b[0], None]
+    queues.complete(b[0])
+    assert queues.next(0) is b[1]
+    queues.complete(a[0])
+    assert queues.next(0) is a[1]
 
 
 def test_one_worker_takes_queues_in_turns_too() -> None:
-    lanes = OrderedQueues("partition")
+    queues = OrderedQueues("partition")
     a, b = jobs(ledger(0), None, None), jobs(ledger(1), None, None)
-    added(lanes, *a, *b)
+    added(queues, *a, *b)
     found = []
-    while (job := lanes.next(0)) is not None:
+    while (job := queues.next(0)) is not None:
         found.append(job)
-        lanes.complete(job)
+        queues.complete(job)
     assert found == [a[0], b[0], a[1], b[1]]
 
 
 def test_a_key_of_a_partition_is_a_queue_and_a_message_without_key_waits_for_no_other() -> None:
-    lanes = OrderedQueues("key")
+    queues = OrderedQueues("key")
     made = jobs(ledger(), "x", "x", "y", None, None)
-    added(lanes, *made)
-    assert [lanes.next(0) for _ in range(5)] == [made[0], made[2], made[3], made[4], None]
-    lanes.complete(made[0])
-    assert lanes.next(0) is made[1]
+    added(queues, *made)
+    assert [queues.next(0) for _ in range(5)] == [made[0], made[2], made[3], made[4], None]
+    queues.complete(made[0])
+    assert queues.next(0) is made[1]
 
 
 def test_the_same_key_in_two_partitions_is_two_queues() -> None:
-    lanes = OrderedQueues("key")
+    queues = OrderedQueues("key")
     a, b = jobs(ledger(0), "x"), jobs(ledger(1), "x")
-    added(lanes, *a, *b)
-    assert [lanes.next(0), lanes.next(0)] == [*a, *b]
+    added(queues, *a, *b)
+    assert [queues.next(0), queues.next(0)] == [*a, *b]
 
 
 def test_without_an_order_all_begin_as_they_come() -> None:
-    lanes = OrderedQueues("none")
+    queues = OrderedQueues("none")
     made = jobs(ledger(), "x", "x", None)
-    added(lanes, *made)
-    assert [lanes.next(0) for _ in range(4)] == [*made, None]
+    added(queues, *made)
+    assert [queues.next(0) for _ in range(4)] == [*made, None]
 
 
 def test_one_that_is_called_again_blocks_its_queue_and_no_other() -> None:
-    lanes = OrderedQueues("key")
-    first, behind, other = jobs(ledger(), "x", "x", "y")
-    added(lanes, first, behind, other)
-    assert lanes.next(10) is first
-    lanes.retry_at(first, at=12.0)
-    assert lanes.next_retry_at() == 12.0
-    assert lanes.next(11) is other
-    assert lanes.next(11.9) is None
-    assert lanes.next(12) is first
-    lanes.complete(first)
-    assert lanes.next(12) is behind
-    assert lanes.next_retry_at() == NEVER
+    queues = OrderedQueues("key")
+    first, second, other = jobs(ledger(), "x", "x", "y")
+    added(queues, first, second, other)
+    assert queues.next(10) is first
+    queues.retry_at(first, at=12.0)
+    assert queues.next_retry_at() == 12.0
+    assert queues.next(11) is other
+    assert queues.next(11.9) is None
+    assert queues.next(12) is first
+    queues.complete(first)
+    assert queues.next(12) is second
+    assert queues.next_retry_at() == NEVER
 
 
 def test_what_is_void_never_begins() -> None:
-    lanes, gone = OrderedQueues("partition"), ledger()
+    queues, gone = OrderedQueues("partition"), ledger()
     made = jobs(gone, None, None, None)
-    added(lanes, *made)
-    assert lanes.next(0) is made[0]
+    added(queues, *made)
+    assert queues.next(0) is made[0]
     gone.invalid = gone.revoked = True
-    lanes.complete(made[0])
-    assert lanes.next(0) is None
+    queues.complete(made[0])
+    assert queues.next(0) is None
     mine = jobs(ledger(), None)
-    added(lanes, *mine)
-    assert lanes.next(0) is mine[0]
+    added(queues, *mine)
+    assert queues.next(0) is mine[0]
 
 
 def test_what_is_leaving_waits_until_it_stays_or_is_gone() -> None:
-    lanes, owner = OrderedQueues("none"), ledger()
+    queues, owner = OrderedQueues("none"), ledger()
     made = jobs(owner, None, None)
-    added(lanes, *made)
+    added(queues, *made)
     owner.revoked = True
-    assert lanes.next(0) is None
+    assert queues.next(0) is None
     owner.revoked = False
-    assert lanes.next(0) is made[0]
+    assert queues.next(0) is made[0]
     owner.revoked = True
-    assert lanes.next(0) is None
+    assert queues.next(0) is None
     owner.invalid = True
-    assert lanes.next(0) is None
-    assert not lanes.has_ready
+    assert queues.next(0) is None
+    assert not queues.has_ready
 
 
 def test_a_dead_letter_that_is_handled_again_is_in_no_queue_and_can_be_taken_back() -> None:
-    lanes = OrderedQueues("partition")
+    queues = OrderedQueues("partition")
     (mine,) = jobs(ledger(), None)
     letter, other = HandlerJob(mine.message), HandlerJob(mine.message)
-    added(lanes, mine, letter, other)
+    added(queues, mine, letter, other)
     other.cancelled = True
-    assert [lanes.next(0), lanes.next(0), lanes.next(0)] == [letter, mine, None]
-    lanes.complete(letter)
-    assert not lanes.has_ready
-    lanes.add(letter)
-    assert lanes.has_ready
-    assert (lanes.next_dead_letter(), lanes.next_dead_letter()) == (letter, None)
+    assert [queues.next(0), queues.next(0), queues.next(0)] == [letter, mine, None]
+    queues.complete(letter)
+    assert not queues.has_ready
+    queues.add(letter)
+    assert queues.has_ready
+    assert (queues.next_dead_letter(), queues.next_dead_letter()) == (letter, None)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_whatever_fails_and_ends_all_are_done_once_and_each_queue_in_order(order: str) -> None:
     """Invariants: in a lane one at a time and in order; every job is done once."""
     chance = seeded("lanes", order)
-    lanes, now = OrderedQueues(order), 0.0
+    queues, now = OrderedQueues(order), 0.0
     made = [
         job for number in range(3) for job in jobs(ledger(number), *chance.choices(["x", "y", None], k=30))
     ]
-    added(lanes, *made)
+    added(queues, *made)
     busy: list[HandlerJob] = []
     done: list[HandlerJob] = []
     while len(done) < len(made):
-        job = lanes.next(now)
+        job = queues.next(now)
         if job is not None:
             assert all(job.queue is not each.queue for each in busy)
             busy.append(job)
         if busy and (job is None or chance.random() < 0.5):
             ended = busy.pop(chance.randrange(len(busy)))
             if chance.random() < 0.3:
-                lanes.retry_at(ended, now + chance.random())
+                queues.retry_at(ended, now + chance.random())
             else:
-                lanes.complete(ended)
+                queues.complete(ended)
                 done.append(ended)
         elif job is None:
-            assert lanes.next_retry_at() > now
-            now = lanes.next_retry_at()
+            assert queues.next_retry_at() > now
+            now = queues.next_retry_at()
     assert max(Counter(map(id, done)).values()) == 1
-    for lane in {id(job.queue): job.queue for job in made}.values():
-        in_lane = [job.message.offset for job in done if job.queue is lane]
-        assert in_lane == sorted(in_lane)
+    for ordered_queue in {id(job.queue): job.queue for job in made}.values():
+        in_queue = [job.message.offset for job in done if job.queue is ordered_queue]
+        assert in_queue == sorted(in_queue)

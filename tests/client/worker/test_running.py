@@ -753,21 +753,21 @@ def test_what_a_hook_raises_before_is_the_handlers_failure_and_after_is_logged(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.send("a")
-    told = []
+    reported = []
 
     class Told(tfmq.Hook):
         def before_handle(self, message: Any) -> None:
-            told.append("before")
-            if len(told) == 1:
+            reported.append("before")
+            if len(reported) == 1:
                 raise ValueError("not yet")
 
         def after_handle(self, message: Any, error: BaseException | None) -> None:
-            told.append(type(error).__name__)
+            reported.append(type(error).__name__)
             raise RuntimeError("after")
 
     consumer = bench.open(hooks=[Told()])
     consumer.run(lambda message: consumer.stop())
-    assert told == ["before", "before", "NoneType"]
+    assert reported == ["before", "before", "NoneType"]
     assert "after_handle of Told raised" in caplog.text
 
 

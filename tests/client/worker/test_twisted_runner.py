@@ -30,8 +30,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def consumer_of(bench: Bench, reactor: Any, **options: Any) -> twisted.Consumer[Any]:
-    told = {"group": GROUP, "dead_letters": None, **options}
-    return twisted.Consumer(bench.broker.servers, topics=TOPIC, reactor=reactor, **told)
+    reported = {"group": GROUP, "dead_letters": None, **options}
+    return twisted.Consumer(bench.broker.servers, topics=TOPIC, reactor=reactor, **reported)
 
 
 @pytest.mark.parametrize("kind", ["plain", "coroutine", "deferred", "inline callbacks"])

@@ -290,8 +290,8 @@ def seams(record: bytes) -> list[int]:
     found = []
     for size in range(1, HEADER_SIZE):
         before = FORGED[:size] + record[:HEADER_SIZE]
-        behind = record[-HEADER_SIZE:] + FORGED[size:HEADER_SIZE]
-        found += [size for each in (before, behind) if contains_trailer_header(each, LOG_ID)]
+        after = record[-HEADER_SIZE:] + FORGED[size:HEADER_SIZE]
+        found += [size for each in (before, after) if contains_trailer_header(each, LOG_ID)]
     return found
 
 

@@ -159,9 +159,9 @@ def damaged(closed: Rig, offset: int, data: bytes) -> Rig:
 
 
 def read_around(rig: Rig) -> tuple[list[Sent], list[Corrupt]]:
-    told: list[Corrupt] = []
-    found = log.read_batches(rig.log, 0, rig.log.end_offset, on_damage=told.append)
-    return [each for batch in found for each in messages(batch)], told
+    reported: list[Corrupt] = []
+    found = log.read_batches(rig.log, 0, rig.log.end_offset, on_damage=reported.append)
+    return [each for batch in found for each in messages(batch)], reported
 
 
 def test_no_changed_byte_is_read_as_if_it_were_right() -> None:
@@ -174,8 +174,10 @@ def test_no_changed_byte_is_read_as_if_it_were_right() -> None:
     data = made.disk.read_file(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}")
     for _ in range(scaled(400)):
         offset = generator.randrange(len(data))
-        found, told = read_around(damaged(made, offset, bytes((data[offset] ^ 1 << generator.randrange(8),))))
-        assert told, f"byte {offset}: nothing was told"
+        found, reported = read_around(
+            damaged(made, offset, bytes((data[offset] ^ 1 << generator.randrange(8),)))
+        )
+        assert reported, f"byte {offset}: nothing was told"
         assert set(found) < set(made.sent) and sorted(found) == found, f"byte {offset}"
         assert len(found) >= len(made.sent) - 43, f"byte {offset}: only {len(found)} are left"
 
@@ -199,15 +201,15 @@ def test_of_a_batch_over_blocks_the_sound_ones_stay_after_a_sound_note(
     made.log.close()
     starts = [index for index, _ in answer.positions]
     assert len(starts) == 4
-    found, told = read_around(damaged(made, answer.positions[1][1] + 30, b"\xee\xee"))
-    assert len(told) == 1
+    found, reported = read_around(damaged(made, answer.positions[1][1] + 30, b"\xee\xee"))
+    assert len(reported) == 1
     assert found == [*made.sent[: starts[1]], made.sent[-1]]
     assert "546 delayed messages have no due time" in caplog.text
-    found, told = read_around(damaged(made, 30, b"\xee\xee"))
-    assert len(told) == 1 and found == made.sent[-1:]
+    found, reported = read_around(damaged(made, 30, b"\xee\xee"))
+    assert len(reported) == 1 and found == made.sent[-1:]
 
 
-def test_damage_before_the_place_from_which_is_read_is_nobodys_matter() -> None:
+def test_damage_before_the_place_from_which_is_read_does_not_matter() -> None:
     """The way to that place leads through it, since all lie in one run of the index."""
     made = Rig()
     ends = [made.send(some(producer, 3))[0].end_offset for producer in (20, 21, 22, 23)]
@@ -215,8 +217,8 @@ def test_damage_before_the_place_from_which_is_read_is_nobodys_matter() -> None:
     for offset in (ends[0] + 3, ends[1] - 90):  # the length of a note, the head of a block trailer
         rig = damaged(made, offset, b"\xee")
         assert rig.read(ends[1], ends[3]) == made.sent[6:]
-        found, told = read_around(damaged(made, offset, b"\xee"))
-        assert (found, [(each.first, each.next) for each in told]) == (
+        found, reported = read_around(damaged(made, offset, b"\xee"))
+        assert (found, [(each.first, each.next) for each in reported]) == (
             made.sent[:3] + made.sent[6:],
             [(ends[0], ends[1])],
         )

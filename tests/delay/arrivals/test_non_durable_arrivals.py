@@ -4,7 +4,7 @@ from tfmq.delay.arrivals.log import NonDurableArrivals, WrittenArrival
 from tfmq.delay.memory_window import NO_WHEEL_ROWS
 
 
-def landed(ticket: int, end: int, low: int) -> WrittenArrival:
+def arrival(ticket: int, end: int, low: int) -> WrittenArrival:
     return WrittenArrival(ticket, 70 + ticket, end, end, 1, low, low, NO_WHEEL_ROWS)
 
 
@@ -16,7 +16,7 @@ def test_the_lowest_due_of_what_is_not_sure_is_the_limit() -> None:
     ledger.append_failed(tickets[1])
     assert ledger.due_limit == 50
     for number, ticket in enumerate((tickets[0], tickets[2])):
-        ledger.add_written(landed(ticket, 100 * (number + 1), 0))
+        ledger.add_written(arrival(ticket, 100 * (number + 1), 0))
     assert ledger.due_limit == 50, "written is not sure"
     assert [each.end_offset for each in ledger.pop_durable(100)] == [100]
     assert ledger.due_limit == 90
@@ -36,7 +36,7 @@ def test_a_ticket_that_failed_twice_is_no_matter() -> None:
 def test_what_a_stopped_log_may_have_holds_back_its_own_targets_only() -> None:
     ledger = NonDurableArrivals()
     one, other = ledger.begin_append(50), ledger.begin_append(90)
-    ledger.add_written(landed(one, 100, 50))
+    ledger.add_written(arrival(one, 100, 50))
     ledger.log_stopped()
     assert (ledger.due_limit, ledger.lowest_due, ledger.uncertain_targets) == (90, 50, {71: 50})
     ledger.append_failed(other)

@@ -106,9 +106,9 @@ def test_live_and_recovered_are_the_same(round: int) -> None:
     for _ in range(3):
         for _ in range(generator.randrange(1, 25)):
             random_step(rig, generator)
-        told = said(rig)
+        reported = said(rig)
         rig = rig.reopened(clean=generator.random() < 0.5)
-        assert said(rig) == told
+        assert said(rig) == reported
         assert rig.read() == rig.sent
 
 
@@ -133,7 +133,7 @@ def test_batches_of_one_append_stay_apart() -> None:
         assert (found.stored.first_ordinal, found.first_offset_walk) == (first, None)
 
 
-def test_notes_and_copies_are_nobodys_sequence() -> None:
+def test_notes_and_copies_have_no_sequence() -> None:
     rig = Rig()
     rig.send(some(5, 4))
     rig.reschedule(rig.sent[1:3], [START_MS + 500, START_MS + 600])
@@ -144,7 +144,7 @@ def test_notes_and_copies_are_nobodys_sequence() -> None:
     assert check(again, 5, 4, 1) is None
 
 
-def test_copies_over_several_blocks_are_nobodys_sequence() -> None:
+def test_copies_over_several_blocks_have_no_sequence() -> None:
     rig = Rig()
     rig.send(some(5, 3, size=40_000))
     rig.reschedule(rig.sent[:3], [START_MS + 500] * 3)
@@ -210,11 +210,11 @@ def test_a_log_that_is_resumed_is_learned_again() -> None:
     rig.send(some(5, 3))
     rig.cancel((START_MS, 1))
     rig.log.force()
-    told = said(rig)
+    reported = said(rig)
     rig.log.stop("the disk")
     rig.state.cancelled.add(START_MS + 1, 2)
     rig.log.resume()
-    assert said(rig) == told
+    assert said(rig) == reported
 
 
 # What was cancelled, and given another turn

@@ -349,10 +349,10 @@ def test_a_split_waits_for_the_release_of_a_finer_one(bench: Bench) -> None:
 
 def test_next_after_goes_from_leaf_to_leaf(bench: Bench) -> None:
     bench.put(NEAR, NEAR + 3 * MINUTE, NEAR + 2 * DAY)
-    horizon, met = NOW, []
-    while (bucket := bench.buckets.next_after(horizon)) is not None:
+    window_end, met = NOW, []
+    while (bucket := bench.buckets.next_after(window_end)) is not None:
         met.append(bucket)
-        horizon = bucket.span.end
+        window_end = bucket.span.end
     assert met == list(bench.buckets.live_buckets) and len(met) == 3
 
 

@@ -64,7 +64,7 @@ def messages(dues: list[int], first: int = 0, size: int = 0) -> MessageColumns:
     )
 
 
-class Shelf:
+class BucketFolder:
     """Additions to an empty folder, and the buckets that come of them."""
 
     def __init__(self) -> None:
@@ -97,50 +97,54 @@ class Shelf:
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+def bucket_folder() -> BucketFolder:
+    return BucketFolder()
 
 
-def test_what_comes_for_one_span_is_one_chunk(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_for_one_span_is_one_chunk(
+    bucket_folder: BucketFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "BUFFERED_BYTES_MAX", 1000)
-    additions = shelf.additions()
+    additions = bucket_folder.additions()
     for n in range(5):
         additions.add(messages([NOW, NOW], first=2 * n))
     additions.add(messages([]))
     additions.finish()
     assert (additions.count, len(additions.growth)) == (10, 1)
-    shelf.adopt(additions)
-    assert shelf.chunks() == [list(range(10))]
+    bucket_folder.adopt(additions)
+    assert bucket_folder.chunks() == [list(range(10))]
 
 
 def test_chunks_have_a_bound_and_the_fullest_are_written_before_memory_is(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    bucket_folder: BucketFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(module, "BUFFERED_BYTES_MAX", 3000)
-    additions = shelf.additions()
+    additions = bucket_folder.additions()
     for n in range(60):
         additions.add(messages([NOW + (n % 7) * 70_000] * 2, first=2 * n))
         assert additions._buffered_bytes <= 3000
-    assert shelf.disk.faults.counts["write"] > 3
+    assert bucket_folder.disk.faults.counts["write"] > 3
     additions.add(messages([NOW], first=200, size=5000))
     additions.finish()
-    shelf.adopt(additions)
-    assert sorted(n for chunk in shelf.chunks() for n in chunk) == [*range(120), 200]
-    assert all(len(chunk) * 75 < 1100 for chunk in shelf.chunks())
+    bucket_folder.adopt(additions)
+    assert sorted(n for chunk in bucket_folder.chunks() for n in chunk) == [*range(120), 200]
+    assert all(len(chunk) * 75 < 1100 for chunk in bucket_folder.chunks())
 
 
-def test_many_targets_make_several_chunks(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_targets_make_several_chunks(
+    bucket_folder: BucketFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "TABLE_BYTES_MAX", 100)
-    additions = shelf.additions()
+    additions = bucket_folder.additions()
     for n in range(30):
         additions.add(messages([NOW], first=n)._replace(table=[Target(n, "a topic")]))
     additions.finish()
-    shelf.adopt(additions)
-    assert len(shelf.chunks()) > 3 and sum(map(len, shelf.chunks())) == 30
+    bucket_folder.adopt(additions)
+    assert len(bucket_folder.chunks()) > 3 and sum(map(len, bucket_folder.chunks())) == 30
 
 
-def steps(shelf: Shelf, batches: list[MessageColumns]) -> int:
+def steps(bucket_folder: BucketFolder, batches: list[MessageColumns]) -> int:
     """Lines of Python that run for these."""
     count = 0
 
@@ -149,7 +153,7 @@ def steps(shelf: Shelf, batches: list[MessageColumns]) -> int:
         count += event == "line"
         return trace
 
-    additions = shelf.additions()
+    additions = bucket_folder.additions()
     sys.settrace(trace)
     try:
         for batch in batches:
@@ -161,67 +165,71 @@ def steps(shelf: Shelf, batches: list[MessageColumns]) -> int:
 
 
 def test_a_batch_for_one_span_costs_no_step_of_python_for_a_message() -> None:
-    few = steps(Shelf(), [messages([NOW] * 10, first=1000 * n) for n in range(5)])
-    many = steps(Shelf(), [messages([NOW] * 1000, first=1000 * n) for n in range(5)])
+    few = steps(BucketFolder(), [messages([NOW] * 10, first=1000 * n) for n in range(5)])
+    many = steps(BucketFolder(), [messages([NOW] * 1000, first=1000 * n) for n in range(5)])
     assert many == few
 
 
-def test_mixed_batches_are_sorted_together(shelf: Shelf) -> None:
+def test_mixed_batches_are_sorted_together(bucket_folder: BucketFolder) -> None:
     generator: random.Random = seeded("mixed")
-    additions = shelf.additions()
+    additions = bucket_folder.additions()
     for n in range(30):
         additions.add(messages([NOW + generator.randrange(300_000) for _ in range(9)], first=9 * n))
     additions.finish()
-    shelf.adopt(additions)
-    assert len(shelf.chunks()) == len(shelf.buckets) <= 6
-    assert sorted(n for chunk in shelf.chunks() for n in chunk) == list(range(270))
+    bucket_folder.adopt(additions)
+    assert len(bucket_folder.chunks()) == len(bucket_folder.buckets) <= 6
+    assert sorted(n for chunk in bucket_folder.chunks() for n in chunk) == list(range(270))
 
 
 @pytest.mark.parametrize("kind", ["write", "create"])
-def test_what_is_taken_back_leaves_the_files_as_they_were(shelf: Shelf, kind: str) -> None:
-    first = shelf.additions()
+def test_what_is_taken_back_leaves_the_files_as_they_were(bucket_folder: BucketFolder, kind: str) -> None:
+    first = bucket_folder.additions()
     first.add(messages([NOW]))
     first.finish()
-    shelf.adopt(first)
-    before = {name: shelf.disk.read_file(f"d/{name}") for name in shelf.disk.list("d")}
-    second = shelf.additions()
-    shelf.disk.faults.fail(kind, nth=2, error=errno.ENOSPC)
+    bucket_folder.adopt(first)
+    before = {name: bucket_folder.disk.read_file(f"d/{name}") for name in bucket_folder.disk.list("d")}
+    second = bucket_folder.additions()
+    bucket_folder.disk.faults.fail(kind, nth=2, error=errno.ENOSPC)
     second.add(messages([NOW, NOW + 70_000, NOW + 200_000], first=1))
     with pytest.raises(Full):
         second.finish()
     second.undo()
     assert second.failure is None
-    assert {name: shelf.disk.read_file(f"d/{name}") for name in shelf.disk.list("d")} == before
-    assert not shelf.disk.open_files
+    assert {
+        name: bucket_folder.disk.read_file(f"d/{name}") for name in bucket_folder.disk.list("d")
+    } == before
+    assert not bucket_folder.disk.open_files
 
 
-def test_a_tail_that_cannot_be_cut_for_want_of_a_descriptor_is_written_over(shelf: Shelf) -> None:
-    first = shelf.additions()
+def test_a_tail_that_cannot_be_cut_for_want_of_a_descriptor_is_written_over(
+    bucket_folder: BucketFolder,
+) -> None:
+    first = bucket_folder.additions()
     first.add(messages([NOW]))
     first.finish()
-    shelf.adopt(first)
-    second = shelf.additions()
+    bucket_folder.adopt(first)
+    second = bucket_folder.additions()
     second.add(messages([NOW], first=1))
     second.finish()
-    shelf.disk.faults.fail("open", error=errno.EMFILE)
+    bucket_folder.disk.faults.fail("open", error=errno.EMFILE)
     second.undo()
     assert second.failure is None
-    third = shelf.additions()
+    third = bucket_folder.additions()
     third.add(messages([NOW], first=2))
     third.finish()
-    shelf.adopt(third)
-    assert shelf.chunks() == [[0], [2]]
+    bucket_folder.adopt(third)
+    assert bucket_folder.chunks() == [[0], [2]]
 
 
-def test_a_cut_that_fails_is_a_failure(shelf: Shelf) -> None:
-    first = shelf.additions()
+def test_a_cut_that_fails_is_a_failure(bucket_folder: BucketFolder) -> None:
+    first = bucket_folder.additions()
     first.add(messages([NOW]))
     first.finish()
-    shelf.adopt(first)
-    second = shelf.additions()
+    bucket_folder.adopt(first)
+    second = bucket_folder.additions()
     second.add(messages([NOW], first=1))
     second.finish()
-    shelf.disk.faults.fail("truncate")
+    bucket_folder.disk.faults.fail("truncate")
     with pytest.raises(OSError, match="error"):
         second.undo()
     assert second.failure is not None

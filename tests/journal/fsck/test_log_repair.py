@@ -494,10 +494,10 @@ def test_large_payloads_are_copied_whole() -> None:
     ]
     disk, data, starts, paths = written(groups)
     spoil(disk, paths[0], starts[2] + 25, b"\xff")
-    told: list[tuple[str, int, int]] = []
-    repair(disk, FOLDER, progress=lambda *call: told.append(call))
+    reported: list[tuple[str, int, int]] = []
+    repair(disk, FOLDER, progress=lambda *call: reported.append(call))
     assert disk.read_file(paths[0])[: starts[2]] == data[: starts[2]]
-    assert told[-1] == (paths[0], len(data), len(data))
+    assert reported[-1] == (paths[0], len(data), len(data))
 
 
 def test_too_little_to_mend_is_an_error_that_names_the_place() -> None:

@@ -77,9 +77,9 @@ def test_a_lone_file_can_be_checked(disk: SimulatedDisk) -> None:
 
 
 def test_progress_is_reported(disk: SimulatedDisk) -> None:
-    told: list[tuple[str, int, int]] = []
-    verify(disk, DATA, progress=lambda *call: told.append(call))
-    assert [call[1] == call[2] for call in told] == [False, True, True]
+    reported: list[tuple[str, int, int]] = []
+    verify(disk, DATA, progress=lambda *call: reported.append(call))
+    assert [call[1] == call[2] for call in reported] == [False, True, True]
 
 
 def test_nothing_to_check_is_an_error(disk: SimulatedDisk) -> None:

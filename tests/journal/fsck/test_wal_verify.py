@@ -147,11 +147,11 @@ def test_blocks_and_records_are_checked_against_their_own_checksums() -> None:
 
 
 def test_progress_reaches_the_end_of_each_file(journal: Journal) -> None:
-    told: dict[str, tuple[int, int]] = {}
+    reported: dict[str, tuple[int, int]] = {}
     verify_journal(
-        journal.disk, FOLDER, progress=lambda path, done, total: told.update({path: (done, total)})
+        journal.disk, FOLDER, progress=lambda path, done, total: reported.update({path: (done, total)})
     )
-    assert {path: done == total for path, (done, total) in told.items()} == {
+    assert {path: done == total for path, (done, total) in reported.items()} == {
         journal.file(number): True for number in journal.numbers
     }
 

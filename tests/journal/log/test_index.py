@@ -73,7 +73,7 @@ def test_every_search_gives_a_block_start_from_which_the_walk_is_short(
     assert place.position in (*starts, end, 0)
     if place.position in starts:
         assert place.ordinal == ordinals[starts.index(place.position)]
-    behind = next(
+    following = next(
         (
             s
             for s in (*[e.position for e in index.entries()], index.by_position(end).position)
@@ -83,7 +83,7 @@ def test_every_search_gives_a_block_start_from_which_the_walk_is_short(
     )
     right = starts[bisect_right(starts, position) - 1] if starts else 0
     # At the very end no block follows: the place is the end itself when the last run was just closed.
-    assert place.position <= right < max(behind, 1) or end in (right, place.position)
+    assert place.position <= right < max(following, 1) or end in (right, place.position)
     ordinal = data.draw(st.integers(0, 300))
     assert (index.by_ordinal(ordinal).ordinal or 0) <= max(ordinal, 100)
     time = data.draw(st.integers(0, 1000 * len(sizes) + 2000))

@@ -282,14 +282,17 @@ def test_damage_hides_no_sound_block_however_little_is_read(
         whole = bench.disk.read_file(path)[place]
         bench.disk.damage(path, place, bytes([whole ^ 0x10]))
         try:
-            assert told_of(log, max_bytes) == ([*edges[:number], *edges[number + 1 : -1]], [(first, next)])
+            assert reported_of(log, max_bytes) == (
+                [*edges[:number], *edges[number + 1 : -1]],
+                [(first, next)],
+            )
         finally:
             bench.disk.damage(path, place, bytes([whole]))
 
 
 def block_edges(log: Log | ReadOnlyLog) -> list[int]:
     """Where the blocks of a sound log begin, and where the last one ends."""
-    found, _ = told_of(log, 50_000)
+    found, _ = reported_of(log, 50_000)
     return [*found, end_of(log)]
 
 
@@ -301,7 +304,7 @@ def segment_bases(bench: Bench) -> list[int]:
     return [int(name.removesuffix(".zxQueue")) for name in bench.names(".zxQueue")]
 
 
-def told_of(log: Log | ReadOnlyLog, max_bytes: int) -> tuple[list[int], list[tuple[int, int]]]:
+def reported_of(log: Log | ReadOnlyLog, max_bytes: int) -> tuple[list[int], list[tuple[int, int]]]:
     """Where the verified blocks begin that a reader gets, and the damage that it is told of or finds in what it got."""
     starts, damage, offset = [], [], 0
     while offset < end_of(log):

@@ -274,8 +274,8 @@ def test_a_mark_that_is_missing_beside_segments_is_reported_once() -> None:
         bench.disk.unlink(f"{FOLDER}/log.mark")
         if content is not None:
             bench.disk.write_file(f"{FOLDER}/log.mark", content)
-        (told,) = bench.kill().recovery.warnings
-        assert told.startswith("log.mark is missing or empty")
+        (reported,) = bench.kill().recovery.warnings
+        assert reported.startswith("log.mark is missing or empty")
         assert not bench.kill().recovery.warnings and bench.log.stopped is None
 
 

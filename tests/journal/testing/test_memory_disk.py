@@ -434,15 +434,15 @@ def test_closing_a_file_with_unforced_bytes_is_noticed(disk: SimulatedDisk) -> N
 
 
 def test_every_change_is_reported(disk: SimulatedDisk) -> None:
-    told: list[tuple[str, str]] = []
-    disk.after = lambda kind, path: told.append((kind, path))
+    reported: list[tuple[str, str]] = []
+    disk.after = lambda kind, path: reported.append((kind, path))
     file = disk.create("d/a")
     file.pwritev([b"x"], 0)
     file.force()
     disk.force_folder("d")
     disk.rename("d/a", "d/b")
     disk.unlink("d/b")
-    kinds = [kind for kind, _ in told]
+    kinds = [kind for kind, _ in reported]
     assert kinds == ["create", "write", "force", "force_folder", "rename", "unlink"]
 
 

@@ -89,9 +89,9 @@ def test_damage_before_the_snapshot_in_what_is_still_needed_ends_the_start_with_
             journal.open()  # nothing needs it
             assert journal.state.lost == set()
             continue
-        with pytest.raises(Corrupt, match=f"that is still needed at place {place}: ") as told:
+        with pytest.raises(Corrupt, match=f"that is still needed at place {place}: ") as reported:
             journal.open()
-        assert (told.value.path, told.value.first) == (path, position)
+        assert (reported.value.path, reported.value.first) == (path, position)
         assert journal.bytes() == damaged, "a start that is refused changes nothing"
         assert repair_journal(journal.disk, FOLDER)
         journal.open()

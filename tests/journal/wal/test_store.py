@@ -240,11 +240,11 @@ def test_a_roll_forces_the_old_file_before_the_new_one_is_there() -> None:
     journal = opened()
     for _ in range(5):
         journal.send()
-    told: list[tuple[str, str]] = []
-    journal.disk.after = lambda kind, path: told.append((kind, path.rpartition("/")[2]))
+    reported: list[tuple[str, str]] = []
+    journal.disk.after = lambda kind, path: reported.append((kind, path.rpartition("/")[2]))
     journal.send()
     old, new = "0000000000000001.journal", "0000000000000002.journal"
-    assert told[:5] == [
+    assert reported[:5] == [
         ("force", old), ("create", new), ("write", new), ("force", new), ("force_folder", "transactions"),
     ]  # fmt: skip
     assert journal.store.forced_offset == FILE_HEADER_SIZE + 5 * ONE + FILE_HEADER_SIZE
@@ -279,11 +279,11 @@ def test_a_file_that_a_roll_could_not_finish_does_not_stand_in_the_way() -> None
 
 
 def steps_of_a_checkpoint(journal: Journal) -> list[str]:
-    told: list[str] = []
-    journal.disk.after = lambda kind, path: told.append(f"{kind} {path.rpartition('/')[2]}")
+    reported: list[str] = []
+    journal.disk.after = lambda kind, path: reported.append(f"{kind} {path.rpartition('/')[2]}")
     journal.checkpoint()
     journal.disk.after = None
-    return told
+    return reported
 
 
 def test_hazard_06_files_go_only_after_the_snapshot_and_the_checkpoint_are_on_the_disk() -> None:
@@ -292,17 +292,18 @@ def test_hazard_06_files_go_only_after_the_snapshot_and_the_checkpoint_are_on_th
     journal.settle(1)
     for _ in range(2):
         journal.send(2)
-        told = steps_of_a_checkpoint(journal)
-        assert told[0] == "force 0000000000000003.journal", "the entries that it describes come first"
-    new = next(step for step in told if step.startswith("rename"))
+        reported = steps_of_a_checkpoint(journal)
+        assert reported[0] == "force 0000000000000003.journal", "the entries that it describes come first"
+    new = next(step for step in reported if step.startswith("rename"))
     order = [
         f"force {new.removeprefix('rename ')}.new", new, "force_folder transactions", "force checkpoint",
         "unlink 0000000000000001.journal", "unlink 0000000000000002.journal",
     ]  # fmt: skip
-    places = [told.index(step) for step in order]
+    places = [reported.index(step) for step in order]
     assert places == sorted(places)
     assert (
-        told[places[3] :].count("force checkpoint") == 2 and told[places[4] :].count("force checkpoint") == 0
+        reported[places[3] :].count("force checkpoint") == 2
+        and reported[places[4] :].count("force checkpoint") == 0
     )
 
 
@@ -456,34 +457,34 @@ def test_a_plan_made_before_a_roll_finds_its_file_forced_already() -> None:
 
 def test_a_force_without_a_worker_moves_the_mark_when_it_has_ended() -> None:
     journal = opened(JournalOptions()).sent(1)
-    kernel, told = Kernel(), []
+    kernel, reported = Kernel(), []
     journal.send()
     plan = journal.store.force_plan()
-    assert plan is not None and plan.start(kernel.begin, told.append)
-    assert not plan.start(kernel.begin, told.append), "one at a time"
-    assert told == []
+    assert plan is not None and plan.start(kernel.begin, reported.append)
+    assert not plan.start(kernel.begin, reported.append), "one at a time"
+    assert reported == []
     kernel.go()
-    assert told == [None]
+    assert reported == [None]
     journal.store.force_done(plan, None)
     assert journal.crash().state.seen == journal.state.seen
 
 
 def test_a_force_without_a_worker_that_failed_is_never_retried() -> None:
     """Whoever waits for it, or comes later, gets the same error: the system tells it once."""
-    for told_first in (True, False):
+    for reported_first in (True, False):
         journal = opened(JournalOptions()).sent(1)
-        kernel, told = Kernel(), []
+        kernel, reported = Kernel(), []
         journal.send()
         plan = journal.store.force_plan()
         assert plan is not None
-        plan.start(kernel.begin, told.append)
+        plan.start(kernel.begin, reported.append)
         journal.disk.faults.fail("force")
-        if told_first:
+        if reported_first:
             kernel.go()
-            assert isinstance(told[0], OSError)
+            assert isinstance(reported[0], OSError)
         with pytest.raises(OSError):
             plan.fsync()
-        assert not plan.start(kernel.begin, told.append)
+        assert not plan.start(kernel.begin, reported.append)
         with pytest.raises(Stopped):
             journal.store.force()
         assert journal.store.stopped is not None
@@ -491,15 +492,15 @@ def test_a_force_without_a_worker_that_failed_is_never_retried() -> None:
 
 def test_a_file_is_not_closed_while_the_kernel_forces_it() -> None:
     journal = opened(JournalOptions()).sent(1)
-    kernel, told = Kernel(), []
+    kernel, reported = Kernel(), []
     journal.send()
     plan = journal.store.force_plan()
     assert plan is not None
-    plan.start(kernel.begin, told.append)
+    plan.start(kernel.begin, reported.append)
     journal.store._files.remove_all()
     assert [file.path for file in journal.disk.open_files] == [journal.file()]
     kernel.go()
-    assert told == [None] and not journal.disk.open_files
+    assert reported == [None] and not journal.disk.open_files
 
 
 def test_a_roll_and_appends_while_a_checkpoint_forces_are_not_taken_for_forced(
@@ -531,10 +532,10 @@ def test_a_roll_and_appends_while_a_checkpoint_forces_are_not_taken_for_forced(
 
 def test_a_note_that_comes_after_the_end_is_left_out() -> None:
     journal = opened().sent(1)
-    keeper = journal.store._durability
+    durability = journal.store._durability
     journal.store.close()
     before = journal.bytes()
-    keeper.rewrite_checkpoint_unsynced()
+    durability.rewrite_checkpoint_unsynced()
     assert journal.bytes() == before
 
 
@@ -787,17 +788,17 @@ def test_holds_are_counted_and_a_place_that_is_nowhere_cannot_be_held() -> None:
 
 def test_one_forcer_serves_the_journal_and_waiting_callers_are_notified() -> None:
     journal = opened(WIDE)
-    told: list[object] = []
+    reported: list[object] = []
     forcer = Forcer(journal.disk, lambda fn, done: done(fn(), None), anchor_path=DATA, clock=journal.clock)
     journal.send()
-    forcer.want(journal.store, journal.store.end_offset, told.append)
-    assert told == [None] and journal.store.forced_offset == journal.store.end_offset
+    forcer.want(journal.store, journal.store.end_offset, reported.append)
+    assert reported == [None] and journal.store.forced_offset == journal.store.end_offset
     journal.send()
     journal.disk.faults.fail("force")
-    forcer.want(journal.store, journal.store.end_offset, told.append)
-    assert isinstance(told[1], Stopped)
-    forcer.want(journal.store, FILE_HEADER_SIZE, told.append)
-    assert told[2] is None
+    forcer.want(journal.store, journal.store.end_offset, reported.append)
+    assert isinstance(reported[1], Stopped)
+    forcer.want(journal.store, FILE_HEADER_SIZE, reported.append)
+    assert reported[2] is None
 
 
 def test_a_force_that_began_before_an_append_does_not_cover_it() -> None:
@@ -938,15 +939,15 @@ def test_the_kernel_forces_it_on_a_real_disk(tmp_path: Path) -> None:
         clock=SystemClock(),
         begin=queue.start,
     )
-    told: list[object] = []
+    reported: list[object] = []
     for number in range(20):
         store.append([message(1, number)])
-        forcer.want(store, store.end_offset, told.append)
+        forcer.want(store, store.end_offset, reported.append)
         deadline = time.monotonic() + 20
         while queue.busy and time.monotonic() < deadline:
-            for flight in queue.drain_ended():
-                flight.callback(flight.error)
-        assert told == [None] * (number + 1) and store.forced_offset == store.end_offset
+            for running_fsync in queue.drain_ended():
+                running_fsync.callback(running_fsync.error)
+        assert reported == [None] * (number + 1) and store.forced_offset == store.end_offset
     store.close()
     queue.close()
 

@@ -92,7 +92,7 @@ def compared(data: Path, topics: list[TopicRow], made: AuditPlan, found: list[Pi
     return make_result([str(data)], made.logs, chains, verdicts, more, 1.0)
 
 
-def told(result: AuditResult) -> list[tuple[str, int, int, int]]:
+def reported(result: AuditResult) -> list[tuple[str, int, int, int]]:
     """Of each finding what and where."""
     return [where(finding) for finding in result.findings]
 

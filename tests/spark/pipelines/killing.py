@@ -88,13 +88,13 @@ def main(name: str, arguments: Any) -> None:
         importlib.import_module(module)
     work = {"archive": archive, "replay": replay}[name]
     for line in sys.stdin:
-        told, tell = os.pipe()
+        reported, tell = os.pipe()
         process = os.fork()
         if not process:
             child(work, arguments, int(line), tell)
         os.close(tell)
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        with os.fdopen(told) as reader:
+        with os.fdopen(reported) as reader:
             print(json.dumps([status, int(reader.read())]), flush=True)
 
 

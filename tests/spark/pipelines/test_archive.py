@@ -54,8 +54,8 @@ def test_it_says_what_it_did_and_that_nothing_is_new(
 ) -> None:
     send(spark_server.address, topic, some(seeded(topic), 90))
     assert archive_run(spark_server, tmp_path / "a", topic, "--file-bytes", "4K", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    (row,) = told["topics"]
+    reported = json.loads(capsys.readouterr().out)
+    (row,) = reported["topics"]
     assert (row["topic"], row["messages"], row["resumed"], row["gaps"]) == (topic, 90, False, [])
     assert row["files"] == len(list((tmp_path / "a").rglob("*.parquet"))) > 2
     assert archive_run(spark_server, tmp_path / "a", topic) == 0

@@ -17,7 +17,7 @@ import tfmq
 from journal.record.batch import Source
 from tests.scale import SCALE, scaled
 from tests.spark.pipelines import broken
-from tests.spark.pipelines.audited import audit_here, batch, segments, told, write_log
+from tests.spark.pipelines.audited import audit_here, batch, reported, segments, write_log
 from tfmq.message import Message
 from tfmq.spark.pipelines import audit_plan as kinds
 from tfmq.spark.pipelines.audit import AuditJobs, audit, command, group_pieces
@@ -121,7 +121,7 @@ def test_all_that_is_planted_is_found_and_nothing_else(spark: Any, data: Path) -
 
 
 def test_appends_and_messages_of_transactions_without_a_commit_are_found(data: Path) -> None:
-    assert told(audit_here(data, 1 << 20)) == []
+    assert reported(audit_here(data, 1 << 20)) == []
     stray = broken.append(
         data / f"{PAID}-0", batch(5000, 0, [50] * 4), Source(1, journal_id(data), 1 << 40, 3)
     )

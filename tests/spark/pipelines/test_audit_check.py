@@ -13,7 +13,15 @@ from journal import LogOptions
 from journal.disk import RealDisk
 from journal.log.readonly import open_log
 from journal.record.format import make_log_id
-from tests.spark.pipelines.audited import INCARNATION, audit_here, batch, compared, segments, told, write_log
+from tests.spark.pipelines.audited import (
+    INCARNATION,
+    audit_here,
+    batch,
+    compared,
+    reported,
+    segments,
+    write_log,
+)
 from tfmq.spark.pipelines.audit_check import (
     APPEND,
     RUN,
@@ -80,7 +88,7 @@ def test_a_log_of_which_all_segments_are_missing_is_found(data: Path, tmp_path: 
     end = int(paths[-1].stem) + paths[-1].stat().st_size
     for path in paths:
         path.unlink()
-    assert told(audit_here(tmp_path / "data")) == [(MISSING, 0, 0, end)]
+    assert reported(audit_here(tmp_path / "data")) == [(MISSING, 0, 0, end)]
 
 
 def test_what_retention_took_is_not_missing(tmp_path: Path) -> None:
@@ -89,14 +97,14 @@ def test_what_retention_took_is_not_missing(tmp_path: Path) -> None:
     with open_log(str(folder), LogOptions(), log_id=make_log_id(INCARNATION, 0)) as log:
         log.truncate_before(second)
     assert int(segments(folder)[0].stem) == second
-    assert told(audit_here(tmp_path / "data")) == []
+    assert reported(audit_here(tmp_path / "data")) == []
 
 
 def test_a_file_that_reaches_into_the_next_is_reported(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, tmp_path / "data")
     first, second = segments(tmp_path / "data" / "orders-0")[:2]
     first.write_bytes(first.read_bytes() + second.read_bytes()[:4100])
-    assert OVERLAP in [each[0] for each in told(audit_here(tmp_path / "data"))]
+    assert OVERLAP in [each[0] for each in reported(audit_here(tmp_path / "data"))]
 
 
 def test_ordinals_that_do_not_go_on_from_file_to_file_are_reported(tmp_path: Path) -> None:
@@ -105,7 +113,7 @@ def test_ordinals_that_do_not_go_on_from_file_to_file_are_reported(tmp_path: Pat
     second, strange = segments(folder)[1], segments(other)[1]
     assert (second.name, second.stat().st_size) == (strange.name, strange.stat().st_size)
     shutil.copy(strange, second)
-    kinds = [each[0] for each in told(audit_here(tmp_path / "data"))]
+    kinds = [each[0] for each in reported(audit_here(tmp_path / "data"))]
     assert kinds and set(kinds) == {ORDER}
 
 
@@ -118,7 +126,7 @@ def test_a_file_that_vanishes_while_it_is_audited_is_reported_unless_retention_t
     made = make_plan(disk, [str(data)], 8192)
 
     def now() -> list[tuple[str, int, int, int]]:
-        return told(
+        return reported(
             compared(
                 data, [], made, [check_piece(disk, made.logs[piece.log], piece, 0) for piece in made.pieces]
             )

@@ -47,8 +47,8 @@ def ids(spans: list[tuple[int, int, int]], log: int | None = None) -> Counter[in
 @given(spans=SPANS)
 def test_what_stands_twice_is_reported_and_only_that(spans: list[tuple[int, int, int]]) -> None:
     found = compare_sides(runs(spans), {}, {}).repeats
-    told = {n for each in found for n in range(each.first_id - FIRST, each.first_id - FIRST + each.count)}
-    assert told == {n for n, times in ids(spans).items() if times > 1}
+    reported = {n for each in found for n in range(each.first_id - FIRST, each.first_id - FIRST + each.count)}
+    assert reported == {n for n, times in ids(spans).items() if times > 1}
     assert all((each.log, each.offset) > (each.other_log, each.other_offset) for each in found)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from journal.record.block_trailer import TRAILER_SIZE
-from tests.spark.pipelines.audited import audit_here, batch, told, write_log
+from tests.spark.pipelines.audited import audit_here, batch, reported, write_log
 from tfmq.spark.pipelines.audit_plan import REPEATED
 
 APPEND = 4000 + TRAILER_SIZE
@@ -25,4 +25,4 @@ def test_a_repeat_in_the_same_partition_is_reported_with_its_place(tmp_path: Pat
 def test_a_repeat_in_another_partition_is_found(tmp_path: Path) -> None:
     write_log(tmp_path / "data", 0, [([batch(50, 40 * n, [80] * 40)], None) for n in range(20)])
     write_log(tmp_path / "data", 1, [([batch(51, 0, [80] * 40), batch(50, 120, [30])], None)])
-    assert told(audit_here(tmp_path / "data")) == [(REPEATED, 1, 4000, 4050)]
+    assert reported(audit_here(tmp_path / "data")) == [(REPEATED, 1, 4000, 4050)]

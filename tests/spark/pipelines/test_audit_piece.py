@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from journal.record.batch import Source
 from journal.record.block_trailer import TRAILER_SIZE
-from tests.spark.pipelines.audited import audit_here, batch, segments, told, write_log
+from tests.spark.pipelines.audited import audit_here, batch, reported, segments, write_log
 from tfmq.spark.pipelines.audit_plan import BLOCK, ORDER, UNREADABLE
 
 TRANSACTION = 1
@@ -29,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_sound_log_has_no_findings(data: Path) -> None:
     result = audit_here(data)
     folder = data / "orders-0"
-    assert told(result) == [] and result.messages == 14 * 70 and result.tail_bytes == 0
+    assert reported(result) == [] and result.messages == 14 * 70 and result.tail_bytes == 0
     assert result.bytes == sum(path.stat().st_size for path in segments(folder)) and result.segments > 2
 
 
@@ -68,7 +68,7 @@ def test_the_tail_after_the_forced_mark_is_no_damage(tmp_path: Path) -> None:
     sound = path.read_bytes()
     path.write_bytes(sound + sound[:777])
     result = audit_here(tmp_path / "data")
-    assert (told(result), result.tail_bytes, result.messages) == ([], 777, 40)
+    assert (reported(result), result.tail_bytes, result.messages) == ([], 777, 40)
 
 
 def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import tfmq
 from journal.disk import RealDisk
-from tests.spark.pipelines.audited import audit_here, batch, segments, told, write_log
+from tests.spark.pipelines.audited import audit_here, batch, reported, segments, write_log
 from tfmq.admin import Admin
 from tfmq.errors import BadRequest
 from tfmq.spark.pipelines import audit_plan
@@ -71,12 +71,12 @@ def test_a_log_without_a_mark_is_reported_and_checked_all_the_same(tmp_path: Pat
     if how == "missing":
         mark.unlink()
     result = audit_here(tmp_path / "data")
-    assert [each[0] for each in told(result)] == [MARK] and result.messages == 1200
+    assert [each[0] for each in reported(result)] == [MARK] and result.messages == 1200
     assert "nobody knows how far the log went" in result.findings[0].text
     with segments(folder)[-1].open("r+b") as file:
         file.truncate(file.seek(0, 2) - 100)
     result = audit_here(tmp_path / "data")
-    assert [each[0] for each in told(result)] == [MARK] and result.messages < 1200
+    assert [each[0] for each in reported(result)] == [MARK] and result.messages < 1200
 
 
 def test_a_log_that_nothing_was_written_to_yet_needs_no_mark(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_damaged_mark_is_reported_once(tmp_path: Path) -> None:
     mark = folder / "log.mark"
     mark.write_bytes(b"\xff" * mark.stat().st_size)
     result = audit_here(tmp_path / "data")
-    assert [each[0] for each in told(result)] == [MARK] and result.messages == 1200
+    assert [each[0] for each in reported(result)] == [MARK] and result.messages == 1200
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -142,7 +142,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_topics_are_those_that_are_there_with_all_their_partitions(sound: Path) -> None:
     found = [(topic.name, topic.partitions) for topic in read_catalog_topics(RealDisk(), str(sound))]
     assert sorted(found) == [("grown", 2), ("orders", 3)]
-    assert told(audit_here(sound)) == []
+    assert reported(audit_here(sound)) == []
 
 
 def test_a_partitions_folder_that_is_missing_is_found(sound: Path, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_folder_of_another_log_is_found(sound: Path, tmp_path: Path) -> None:
     data = Path(shutil.copytree(sound, tmp_path / "data"))
     shutil.rmtree(data / "orders-1")
     shutil.copytree(data / "orders-2", data / "orders-1")
-    kinds = [each[:2] for each in told(audit_here(data))]
+    kinds = [each[:2] for each in reported(audit_here(data))]
     assert (FOLDER, 1) in kinds
 
 
@@ -168,7 +168,7 @@ def test_a_catalog_that_cannot_be_read_names_no_topic(sound: Path, tmp_path: Pat
     for state in (data / "meta").glob("*.state"):
         state.unlink()
     assert read_catalog_topics(RealDisk(), str(data)) == []
-    assert {each[0] for each in told(audit_here(data))} == {"damaged block"}
+    assert {each[0] for each in reported(audit_here(data))} == {"damaged block"}
 
 
 # Every kind of finding says what to do.

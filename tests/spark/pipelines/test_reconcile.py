@@ -62,7 +62,9 @@ def work(address: str, topic: str, store: Path, until: int) -> int:
     return refused
 
 
-def told(capsys: pytest.CaptureFixture[str], server: LiveServer, topic: str, store: Path) -> tuple[int, Any]:
+def reported(
+    capsys: pytest.CaptureFixture[str], server: LiveServer, topic: str, store: Path
+) -> tuple[int, Any]:
     capsys.readouterr()
     arguments = [
         "--servers",
@@ -106,7 +108,7 @@ def test_it_adds_up_until_something_is_changed(
         producer.send_many(topic, [b"%d" % n for n in range(MESSAGES)])
     refused = work(spark_server.address, topic, store, MESSAGES)
     assert refused == (MESSAGES + BAD - 1) // BAD
-    code, found = told(capsys, spark_server, topic, store)
+    code, found = reported(capsys, spark_server, topic, store)
     assert (code, found["faults"]) == (0, [])
     assert sums(found) == {
         "produced": MESSAGES, "consumed": MESSAGES, "lag": 0, "handled": MESSAGES - refused, "waiting": 0,
@@ -116,7 +118,7 @@ def test_it_adds_up_until_something_is_changed(
     with Desk(store, spark_server.address) as desk:
         first, second, *_ = [letter.id for letter in desk.letters()]
         desk.redrive(Wish(Selection(ids=(first,))))
-    code, found = told(capsys, spark_server, topic, store)
+    code, found = reported(capsys, spark_server, topic, store)
     assert (code, found["faults"]) == (0, [])
     assert [sums(found)[name] for name in ("produced", "lag", "dead", "settled")] == [
         MESSAGES + 1,
@@ -128,7 +130,7 @@ def test_it_adds_up_until_something_is_changed(
     name = table(store)
     change(store, f"update {name} set sent_offset = sent_offset + 1 where id = '{first}'")
     change(store, f"update {name} set message_id = '0000000005000007' where id = '{second}'")
-    code, found = told(capsys, spark_server, topic, store)
+    code, found = reported(capsys, spark_server, topic, store)
     faults = sorted(fault["text"] for fault in found["faults"])
     assert code == 4 and len(faults) == 2
     assert any(

@@ -41,10 +41,10 @@ def test_it_says_what_it_did_and_that_there_is_no_more(
     spark: Any, spark_server: LiveServer, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert replay_run(spark_server, folder, "source", "--to", "told", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    steps = told.pop("steps")
+    reported = json.loads(capsys.readouterr().out)
+    steps = reported.pop("steps")
     expected = {"archived": "source", "topic": "told", "messages": 300, "steps_before": 0}
-    assert told == {**expected, "topic_made": True} and steps > 2
+    assert reported == {**expected, "topic_made": True} and steps > 2
     require_same(spark_server.address, "source", "told")
     assert replay_run(spark_server, folder, "source", "--to", "told") == 0
     assert capsys.readouterr().err == "told has all of it already; nothing sent\n"
