@@ -1,6 +1,6 @@
 """What `tfmq log verify --records` would say of the data folders that tests leave on simulated disks.
 
-A test on whose disk nobody changed a byte, and no call failed, left a sound folder, whatever its broker did and however
+A test on whose disk no byte was changed, and no call failed, left a sound folder, whatever its broker did and however
 it ended. `watched` is around every test (tests/conftest.py); what it finds fails the test.
 """
 
@@ -57,7 +57,7 @@ def partition_folders(disk: SimulatedDisk, data: str) -> Iterator[tuple[str, str
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Around one test: fails it where a folder that must be sound is told to be damaged."""
+    """Around one test: fails it where a folder that must be sound is reported as damaged."""
     used: dict[int, tuple[SimulatedDisk, str]] = {}
     changed: set[int] = set()
     patch = pytest.MonkeyPatch()

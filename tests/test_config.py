@@ -1,4 +1,4 @@
-"""The configuration: who has the last word, and what a wrong value is told."""
+"""The configuration: which source has precedence, and the errors of wrong values."""
 
 import json
 import os

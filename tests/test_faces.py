@@ -74,7 +74,7 @@ def test_a_client_shows_its_arguments_without_a_broker(face: Any) -> None:
 
 @pytest.mark.parametrize(("blocking", "other"), OTHERS)
 def test_the_docs_are_the_same(blocking: type, other: type) -> None:
-    """What one face adds stands behind; what is said of all of them is said in all of them."""
+    """What one API variant adds is appended; what is said of all of them is said in all of them."""
     for name, member in public(blocking).items():
         assert member.__doc__, name
         assert (public(other)[name].__doc__ or "").startswith(member.__doc__), name

@@ -1,4 +1,4 @@
-"""A broker as a child process: started, used, stopped, and gone with whoever started it."""
+"""A broker as a child process: started, used, stopped, and ended with the process that started it."""
 
 import os
 import signal

@@ -194,7 +194,7 @@ def test_what_grows_goes_on_while_its_sender_is_elsewhere(producer: Producer, br
         assert pipeline is not None
         until(
             lambda pipeline=pipeline: pipeline.unacked_bytes == 0
-        )  # nobody waits for the answers but the keeper
+        )  # only the network thread waits for the replies
         if turn == 0:
             until(lambda: producer._driver.network_thread._sleeping)
     assert tx.commit() == "committed" and len(broker.payloads("orders")) == 300

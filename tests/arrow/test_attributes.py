@@ -37,7 +37,7 @@ GOOD = attributes().map(lambda fields: encode_attribute(**fields))
 
 @st.composite
 def bent(draw: st.DrawFn) -> bytes:
-    """An attribute with one other byte, or cut, or with more behind it."""
+    """An attribute with one other byte, or cut, or with more after it."""
     data = bytearray(draw(GOOD | MAPS))
     if data:
         data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))

@@ -40,7 +40,7 @@ class Seat:
         self.leaving: set[Name] = set()
         self.note = ""
         self.forgotten = False
-        """Whether the broker is to hear (again) what it asks for."""
+        """Whether the broker must receive its topics (again)."""
 
     # Requests
 
@@ -142,7 +142,7 @@ def seats(broker: Broker, names: str, **wishes: Any) -> list[Seat]:
 
 
 def settle(*members: Seat) -> None:
-    """Everybody beats and finishes until nobody learns anything."""
+    """All members send heartbeats and finish until no assignment changes."""
     for _ in range(100):
         before = [(dict(each.held), set(each.leaving)) for each in members]
         asked = any(each.forgotten for each in members)

@@ -1,5 +1,5 @@
 """A broker, its group, and workers that keep to the protocol and to nothing else: they freeze, die, lose connections
-and replies, and work on while nobody knows of it. Nothing in here is a message: partitions are counters, and what was
+and replies, and work on unnoticed. Nothing in here is a message: partitions are counters, and what was
 worked on is written down.
 """
 
@@ -45,13 +45,13 @@ class Worker(Seat):
         self.joined = False
         self.beat_at = 0.0
         self.lapses = self.mended = 0
-        """How often the broker may have heard nothing of it; up to which of these it was told its share again."""
+        """How often the broker may have received nothing of it; up to which of these it got its share again."""
         self.asked_in = 0
 
     # What the others may not do meanwhile
 
     def punctual(self) -> bool:
-        """Whether it gave nobody a reason to take it for dead, since it was told of its share."""
+        """Whether it gave no reason to be declared dead since it got its share."""
         return self.lapses == self.mended
 
     def goes_away(self) -> None:
@@ -232,7 +232,7 @@ class World:
         self.total = chance.randint(5, 40)
         self.number = 0
         self.high: dict[Name, int] = {}
-        """How many of a partition were worked on by anybody."""
+        """How many of a partition were worked on by any member."""
         self.kept: dict[Name, int] = {}
         """The highest place that a save was answered for."""
         self.doubled = 0
@@ -273,13 +273,13 @@ class World:
             self.require_alone(worker, name)
 
     def require_alone(self, worker: Worker, name: Name) -> None:
-        """Nobody else who is punctual holds what a punctual worker holds."""
+        """No other punctual worker holds what a punctual worker holds."""
         for other in self.workers:
             if other is not worker and other.punctual() and other.joined:
                 assert name not in other.held, f"{name} is {worker.name}'s and {other.name}'s"
 
     def reported(self, worker: Worker) -> None:
-        """A worker has heard of its share: nobody else has any of it, and it is on the disk."""
+        """A worker has received its share: no other member has any of it, and it is durable."""
         for name in worker.held if worker.punctual() else ():
             self.require_alone(worker, name)
         if self.chance.random() < 0.1:
@@ -311,7 +311,7 @@ class World:
         return answer
 
     def decide(self) -> None:
-        """Somebody ends a transaction that is in doubt."""
+        """A client ends a transaction that is in doubt."""
         if self.doubt:
             began, answer = self.doubt.pop(self.chance.randrange(len(self.doubt)))
             decided = self.broker.decide(began)
@@ -336,7 +336,7 @@ class World:
             assert offset >= self.kept.get(name, 0), f"{name} went back to {offset} from {self.kept[name]}"
 
     def note_saved(self) -> None:
-        """What was answered is kept for ever."""
+        """What was acknowledged is kept."""
         for worker in self.workers:
             if worker.saving is not None and worker.saving[0].code == "ok":
                 answer, places = worker.saving
@@ -377,7 +377,7 @@ class World:
         self.pass_seconds(self.chance.choice([0.1, 1.0, 3.0, 7.0]))
 
     def pass_seconds(self, seconds: float) -> None:
-        """Time goes on; whoever is awake sends its heartbeats."""
+        """Time advances; members that are not suspended send their heartbeats."""
         while seconds > 0:
             for worker in self.awake():
                 if (
@@ -464,7 +464,7 @@ class World:
     # The end
 
     def come_to_rest(self) -> None:
-        """Everybody is awake and works until there is nothing left; then every partition is somebody's, once."""
+        """No member is suspended, and all work until there is nothing left; then every partition has one owner."""
         while self.doubt:
             self.decide()
         if not self.workers:

@@ -113,7 +113,7 @@ class Scheduling(Broker):
         return answer
 
     def schedule(self, name: str = "daily") -> dict[str, Any]:
-        """As lists tell of it."""
+        """As lists show it."""
         found = self.whole(name)
         del found["payload"], found["attribute"]
         return found
@@ -164,7 +164,7 @@ class Scheduling(Broker):
                     )
                 )
             if chunk.next == offset:
-                break  # it is stopped, and what is behind its forced mark may not be there
+                break  # it is stopped, and what is after its forced mark may not be there
             offset = chunk.next
         return found
 

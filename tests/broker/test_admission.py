@@ -1,4 +1,4 @@
-"""A lane: no more at once than it may, everybody in turn, nothing forgotten."""
+"""A bounded executor: no more jobs at once than allowed, callers in turn, nothing forgotten."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_what_a_resumption_cut_away_is_reported_by_the_applied_place() -> None:
 
 
 def test_what_recovery_could_not_make_durable_on_a_full_disk_is_not_called_forced() -> None:
-    """Recovery knows of an append that it had no room to write again: `applied` tells of it, the disk may not."""
+    """Recovery knows of an append that it had no room to write again: `applied` includes it, the disk may not."""
     broker = Broker()
     broker.create()
     forced(broker, written(broker, 1))

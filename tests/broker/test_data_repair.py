@@ -233,7 +233,7 @@ def test_files_and_folders_in_each_others_place_are_put_aside() -> None:
 
 
 class Forbidding(SimulatedDisk):
-    """Nobody may look into the folder `forbidden`."""
+    """No user may read the folder `forbidden`."""
 
     forbidden = ""
 

@@ -75,7 +75,7 @@ def send_at(broker: Broker, dues: Sequence[int]) -> None:
 
 
 def edges(now: int, lengths: Iterable[int], reach: int) -> list[int]:
-    """Milliseconds before, at and behind the first multiples of each length behind now."""
+    """Milliseconds before, at and after the first multiples of each length after now."""
     found: set[int] = set()
     for length in lengths:
         first = (now // length + 1) * length
@@ -85,7 +85,7 @@ def edges(now: int, lengths: Iterable[int], reach: int) -> list[int]:
 
 
 def held_at_each(broker: Broker, dues: Sequence[int]) -> None:
-    """A millisecond before each due it is not there, a tick behind it is."""
+    """A millisecond before each due it is not there, a tick after it is."""
     for number, due in enumerate(dues):
         if now_of(broker) < due - 1:
             until(broker, due - 1)
@@ -287,7 +287,7 @@ def test_no_step_of_the_wall_clock_moves_a_delay(broker: Broker, hours: int) -> 
 def test_a_step_of_the_wall_clock_never_brings_a_time_before_the_clock_shows_it(
     hours: int, restarted: bool
 ) -> None:
-    """Steps there and back: whoever said nine o'clock, by a clock that was right, gets it at nine, or later."""
+    """Steps there and back: a message for nine o'clock, by a clock that was right, is delivered at nine, or later."""
     broker = Broker()
     broker.create()
     producer, nine = broker.lease(), broker.clock.wall_ms() + 6 * HOUR
@@ -311,7 +311,7 @@ def test_a_step_of_the_wall_clock_never_brings_a_time_before_the_clock_shows_it(
 def test_a_clock_that_is_slow_at_the_start_brings_nothing_early_and_loses_nothing(
     broker: Broker, killed: bool
 ) -> None:
-    """It is an hour behind what the broker knew: time goes on from there."""
+    """It is an hour after what the broker knew: time goes on from there."""
     producer, start = broker.lease(), now_of(broker)
     broker.delay(producer, 0, [b"delay", b"time"], due=after(10 * MINUTE) + at(start + 10 * MINUTE))
     broker.advance(270)
@@ -321,7 +321,7 @@ def test_a_clock_that_is_slow_at_the_start_brings_nothing_early_and_loses_nothin
         broker.stop()
     again = Broker(broker.disk.crash(keep="everything"), SimulatedClock(start - HOUR))
     noted = now_of(again) - start
-    # Ten seconds behind the last change of what is on the disk, or when it stopped.
+    # Ten seconds after the last change of what is on the disk, or when it stopped.
     assert (270 if killed else 299) * SECOND <= noted <= 300 * SECOND
     wait(again, (10 * MINUTE - noted - SECOND) / 1000)
     assert again.payloads() == []
@@ -425,7 +425,7 @@ class PassingClock(SimulatedClock):
 
 
 def test_what_fell_due_in_a_long_downtime_comes_paced_and_live_traffic_goes_between() -> None:
-    """The broker is down for longer than any horizon; each turn brings a part only, and others are answered in it."""
+    """The broker is down for longer than any memory window; each turn delivers a part, and others are served."""
     broker = Broker(clock=PassingClock())
     broker.create()
     broker.create("live")
@@ -482,7 +482,7 @@ class Race:
             self.broker.advance(0.001)
 
     def held(self, answer: Any, again: Broker) -> None:
-        """Exactly one of the two, and the answer says which, for ever."""
+        """Exactly one of the two, and the answer says which, and stays the same."""
         payloads = again.payloads()
         state = again.cancel_delayed(self.handle)
         again.work()
@@ -546,7 +546,7 @@ def test_while_one_partition_is_stopped_for_days_all_others_are_on_time(broker: 
 
 @pytest.mark.timeout(60)
 def test_arrivals_that_fail_beside_an_unforced_one_keep_no_worker_busy() -> None:
-    """What is due soon is not on the disk and never will be in this life: nobody asks for that again and again."""
+    """What is due soon is not on the disk and never will be in this life: it is not requested again and again."""
     broker = Broker(queued=True)
     broker.create()
     broker.work()

@@ -1,4 +1,4 @@
-"""How the delay queue writes to the log where delayed messages arrive: like a send, never in anybody's sequence."""
+"""How the delay queue writes to the arrival log: like a send, never in the sequence of a producer."""
 
 import logging
 from array import array
@@ -42,7 +42,7 @@ def append(broker: Broker, *batches: Batch, turn: bool = True) -> Told:
 
 
 def copies(broker: Broker, producer: int, sequence: int) -> list[Batch]:
-    """A message of `producer` that gets another time: its record again, behind a note that says so."""
+    """A message of `producer` that gets another time: its record again, after a note that says so."""
     data = batch(producer, sequence, [b"copied"])
     dues = due_times_of(array("Q", (broker.clock.wall_ms() + HOUR,)), RELATIVE_FLAG)
     old = TurnColumns(array("Q", (7,)), array("Q", (8,)))

@@ -1,4 +1,4 @@
-"""A delayed batch from its request to the log where it lands: whole, behind its note, under the stream's rule."""
+"""A delayed batch from its request to the log where it is stored: whole, after its note, under the stream's rule."""
 
 from array import array
 from typing import Any

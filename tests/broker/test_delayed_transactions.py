@@ -268,7 +268,7 @@ def test_an_unprepared_one_is_refused_while_nothing_can_arrive(broker: Broker) -
 
 
 def reported(answer: Answer) -> dict[int, list[str]]:
-    """The handles that a commit told, by batch."""
+    """The handles that a commit returned, by batch."""
     found = {}
     for each in answer.delayed:
         dues = decode_due_times(each.dues)

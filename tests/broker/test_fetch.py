@@ -1,4 +1,4 @@
-"""Fetches: what is there at once, what is not when it comes, nobody sees what a power cut can take back."""
+"""Fetches: what is there at once, what is not when it is appended, and no reader sees what a power cut can undo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every power cut in the middle of handovers: what a member was told is its is its behind the cut, or a later one's."""
+"""Every power cut during a rebalance: a reported assignment is valid after the cut, or a later one is."""
 
 import random
 
@@ -11,7 +11,7 @@ Told = dict[str, dict[Name, int]]
 
 
 def test_what_was_sent_to_members_survives_every_power_cut() -> None:
-    """Seeded by TFMQ_TEST_SEED. Nobody is let in before the owner's time is over, either."""
+    """Seeded by TFMQ_TEST_SEED. No member gets a partition before its owner's time is over, either."""
     broker = Broker()
     broker.create(partitions=4)
     members = [Seat(broker, name) for name in ("ada", "bob", "eve")]

@@ -2,10 +2,10 @@
 
 Invariants, looked at all the time:
 
-- of members that gave nobody a reason to take them for dead no two hold the same partition;
-- what a member is told is its is on the disk;
+- of members that gave no reason to be declared dead no two hold the same partition;
+- what is reported to a member as its own is on the disk;
 - nothing is worked on before everything in front of it was: nothing is skipped;
-- what was saved, by itself or in a transaction, never goes back, and whoever takes a partition over begins there.
+- what was saved, by itself or in a transaction, never goes back, and the next owner of a partition begins there.
 
 And at the end, when all are awake, every partition is one member's, and everything is worked on and saved. A failure
 prints the seed that replays it.

@@ -143,7 +143,7 @@ def test_in_a_block_whose_bytes_are_wrong_an_ordinal_is_unknown(broker: Broker) 
     assert broker.locate(BY_OFFSET, offsets(broker)[4]).ordinal == ORDINAL_UNKNOWN
 
 
-# Old segments go by age, size or hand; nobody loses what a rule does not name.
+# Old segments are deleted by age, size or hand; nothing else is lost.
 
 
 def filled(**values: Any) -> Broker:

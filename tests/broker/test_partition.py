@@ -460,7 +460,7 @@ def test_an_effect_that_waits_for_file_work_is_written_after_what_came_before() 
 
 
 def test_what_a_stopped_partition_has_applied_is_not_called_done(broker: Broker) -> None:
-    """It was written and not forced: nobody reads it there, and a resumption may cut it away."""
+    """It was written and not forced: no reader gets it, and a resumption may cut it away."""
     each = effect(broker, 1)
     apply(broker, each)
     broker.log().stop("a test stops it")

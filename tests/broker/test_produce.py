@@ -20,7 +20,7 @@ def broker() -> Broker:
 
 
 def queued(**values: Any) -> Broker:
-    """A broker whose worker waits until it is told; the topic is there and its log has been opened for
+    """A broker whose worker waits until the test runs it; the topic is there and its log has been opened for
     writes.
     """
     made = Broker(queued=True, **values)

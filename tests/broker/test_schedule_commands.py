@@ -97,7 +97,7 @@ def test_what_it_sends_is_shown_of_one_and_not_in_lists(broker: Scheduling) -> N
 
 
 def test_a_payload_that_imitates_the_partitions_own_records_is_refused(broker: Scheduling) -> None:
-    """Recovery could not tell it from a true block trailer."""
+    """Recovery could not distinguish it from a true block trailer."""
     log_id = broker.log().log_id
     imitation = make_record(bytes(80), log_id, 0x40)
     answer = broker.add(payload=b"xx" + imitation)

@@ -117,7 +117,7 @@ class Life:
             self.pass_seconds(1)
 
     def broken(self) -> None:
-        """A force fails, and the broker is started again before somebody resumes the partition."""
+        """A force fails, and the broker is started again before the partition is resumed."""
         if self.broker.engine.broker.topics.find("orders") is not None:
             self.broker.disk.faults.fail("force", path="/orders-0/")
             self.pass_seconds(self.chance.choice([61, 600]))

@@ -1,12 +1,12 @@
 """The whole broker on a simulated disk, with workers that finish in any order, faults and power cuts anywhere.
 
 What must hold, checked after every crash and at the end:
- 1. what was answered as synced is there, for ever, unless its topic was deleted;
+ 1. what was answered as synced is there, unless its topic was deleted;
  2. nothing is there twice, whatever was resent;
  3. what one stream sent is there in its order, without a hole;
  4. what a reader of forced data has seen stays, at the same place in the order;
  5. no id is leased twice;
- 6. saved offsets never go back behind one that was acknowledged, nor beyond what was asked for;
+ 6. saved offsets never go back before one that was acknowledged, nor beyond what was asked for;
  7. a topic whose deletion was answered stays deleted, one whose creation was answered is there;
  8. every request gets at most one answer, and exactly one as long as the broker lives.
 

@@ -605,7 +605,7 @@ def test_arrivals_of_which_a_full_disk_keeps_the_end_back_are_not_taken_for_olde
 @pytest.mark.parametrize("at", ["note", "records"])
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_arrivals_in_which_a_byte_is_wrong_lose_no_more_than_it_hit(at: str, end: str) -> None:
-    """As a repair before the start would have it: what is whole beside it is kept, what is not is told."""
+    """As a repair before the start would have it: what is whole beside it is kept, what is not is reported."""
     broker = Broker()
     broker.create()
     producer = broker.lease()
@@ -712,7 +712,7 @@ def test_a_start_that_cannot_mend_the_arrivals_ends_and_gives_up_nothing(kind: s
 @pytest.mark.long
 @pytest.mark.parametrize("size", [None, 0, 100], ids=["deleted", "empty", "cut"])
 def test_arrivals_cut_below_what_is_in_buckets_lose_only_what_is_in_none(size: int | None) -> None:
-    """The start mends them, as a repair before it would: what is in the buckets is served, the rest is told as lost."""
+    """The start repairs them, as a repair would: what is in the buckets is served, the rest is reported as lost."""
     broker = Broker()
     broker.create()
     producer = broker.lease()

@@ -1,4 +1,4 @@
-"""Looking topics up: each way to be wrong has its own error, and descriptions tell what is there."""
+"""Looking topics up: each way to be wrong has its own error, and descriptions show what is there."""
 
 import pytest
 

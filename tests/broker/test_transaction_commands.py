@@ -21,7 +21,7 @@ def broker() -> Broker:
 
 
 def queued(**values: Any) -> Broker:
-    """Workers wait until they are told; partitions and journal have been opened for writes."""
+    """Workers wait until the test runs them; partitions and journal have been opened for writes."""
     made = Broker(queued=True, **values)
     made.create(partitions=2)
     made.transact(made.stream(), TWO)

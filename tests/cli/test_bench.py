@@ -1,4 +1,4 @@
-"""`tfmq bench` on a live broker: small counts, real figures, nothing left behind."""
+"""`tfmq bench` on a live broker: small counts, real figures, nothing left."""
 
 from tests.cli.conftest import Cli
 from tfmq.cli.bench import SINGLES, json_row

@@ -181,7 +181,7 @@ NOW = round(datetime(2026, 11, 21, 14, 7, 31).timestamp() * 1_000)
 
 
 class Dues:
-    """Due times, and how often somebody asked for them."""
+    """Due times, and how often they were requested."""
 
     def __init__(self, *dues: int) -> None:
         self.dues = sorted(dues)

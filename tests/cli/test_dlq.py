@@ -438,7 +438,7 @@ def test_every_command_has_store_group_and_json(name: str) -> None:
 
 
 class Scripted:
-    """A desk that says what a redrive came to, and how it ended."""
+    """A stand-in for `Desk` whose redrive has a given result and end."""
 
     def __init__(self, report: Report, error: Exception | None = None) -> None:
         self.report = report

@@ -1,4 +1,4 @@
-"""A broker of the test's own that speaks real frames: pure, behind a pipe of lists, or behind a loopback socket.
+"""A broker of the test's own that speaks real frames: pure, over a pipe of lists, or over a loopback socket.
 
 It keeps the stream rule of producers and stores whole batches in memory, so that a test can ask what is there, in
 which order, and whether anything is doubled. `plan(command, action, ...)` decides what happens to the next requests
@@ -238,7 +238,7 @@ class Session:
 
 @contextmanager
 def listening(broker: FakeBroker) -> Iterator[str]:
-    """The broker behind a loopback socket, a thread a connection; gives host:port."""
+    """The broker at a loopback socket, a thread a connection; gives host:port."""
     listener = socket.create_server(("127.0.0.1", 0))
     opened: list[socket.socket] = []
     lock = threading.Lock()

@@ -109,7 +109,7 @@ class FakeDelays:
         return self._answer(request, reported, False)
 
     def arrive(self, request: commands.Produce, body: bytes) -> commands.DelayedBatch:
-        """Records begin to wait; what the reply tells of them."""
+        """Records begin to wait; what the reply says of them."""
         first, now = self.numbers, self.broker_ms()
         dues = [effective(due, now) for due in decode_due_times(request.due or b"")]
         records = [body[each.position : each.position + each.size] for each in records_of(body)]

@@ -83,7 +83,7 @@ class FakeTransactions:
                 each.state = "rolled_back"
 
     def ask(self, xid: str, epoch: int) -> None:
-        """The broker asks about this one; whoever waits is answered."""
+        """The broker asks about this one; waiting polls are answered."""
         self.checks.append(
             {"xid": xid, "epoch": epoch, "prepared_ms": 1_700_000_000_000, "topics": ["orders"]}
         )

@@ -5,7 +5,7 @@ loses its power. Checked at each step:
 - a partition is held by one living member at most;
 - what is handed out of a partition follows what was handed out before, or was before: nothing is passed over;
 - nothing is handed out again that was saved.
-And in the end: each partition has exactly one owner, and every message was finished by somebody.
+And in the end: each partition has exactly one owner, and every message was finished by a member.
 """
 
 import random
@@ -131,7 +131,7 @@ class Course:
         self.met: Counter[str] = Counter()
         self.holders: dict[Any, Seat] = {}
 
-    # What members tell
+    # What members report
 
     def handed_out(self, seat: Seat, message: Any) -> None:
         partition, number = message.partition, int(message.text)
@@ -214,7 +214,7 @@ class Course:
             self.broker._simulation.clients.append(seat.driver)
             self.seats.append(seat)
             if seat.cuts == self.cuts and self.random.random() < 0.5:
-                seat.poll(5)  # before it has heard of anything; a cut it would hear of first
+                seat.poll(5)  # before it was notified of anything; of a cut it would be notified first
                 self.met["polled as a zombie"] += 1
             self.met["frozen over a restart of the broker"] += seat.cuts != self.cuts
             self.broker.settle()

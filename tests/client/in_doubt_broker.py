@@ -1,4 +1,4 @@
-"""The fake broker with transactions that somebody must decide: rows in a table, and what was asked about them.
+"""The fake broker with transactions that must be decided: rows in a table, and what was asked about them.
 
 It keeps the rules that a person at the command line meets: only what is there is decided, what was decided by hand
 stays until it is forgotten, and a second decision that differs is refused.

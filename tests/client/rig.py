@@ -1,4 +1,4 @@
-"""A link wired to a fake broker by lists of bytes, and a sender on it, under a clock that only moves when told."""
+"""A link wired to a fake broker by lists of bytes, and a sender on it, under a clock that only the test moves."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class SenderRig(Rig):
         return self.sender.append(topic, Message(payload, **fields), payload)
 
     def settle(self, *deliveries: Delivery) -> None:
-        """Wait for these as somebody who wants them now."""
+        """Wait for these as a caller that needs them now."""
         self.sender.expedite([delivery[0] for delivery in deliveries])
         for _ in range(STEPS_MAX):
             self.exchange()

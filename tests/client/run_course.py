@@ -3,10 +3,10 @@
 Members run with 1 to 4 workers in one of the three orders; they join, leave, are killed, frozen and come back; handlers
 return, fail, reject and put off; the broker restarts, or loses its power. Their workers are stepped by the course, so
 that one seed is one story. Checked:
-- what is called was not saved as finished before: doubled is only what lies behind the saved offset;
-- one lane, one message at a time: all before it in its partition, or with its key, are finished when one begins;
+- what is called was not saved as finished before: doubled is only what is after the saved offset;
+- one message of an ordered queue at a time: all before it in its partition, or with its key, are finished;
 - a partition is at work in one living member at most;
-- what is saved is never behind a message that is not finished;
+- what is saved is never beyond a message that is not finished;
 and in the end that every message was finished, and that all of that is saved.
 """
 
@@ -333,7 +333,7 @@ class Course:
             self.lost += len(hand.workers)
 
     def thaw(self) -> None:
-        """It goes on where it was: handlers return, workers begin, before or behind what it hears."""
+        """It goes on where it was: handlers return, workers begin, before or after it is notified."""
         if self.frozen:
             hand = self.frozen.pop(self.random.randrange(len(self.frozen)))
             hand.was_frozen = True
@@ -351,7 +351,7 @@ class Course:
         self.work()
 
     def minutes(self) -> None:
-        """Handlers are at work for minutes: nobody loses what it works on."""
+        """Handlers run for minutes: no member loses what it works on."""
         self.work()
         before = [(hand, each, each.job) for hand in self.hands for each in hand.at_work]
         kept = [(hand, job) for hand, _, job in before if job and job.ack_tracker and not job.invalid]

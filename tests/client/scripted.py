@@ -34,7 +34,7 @@ def consumer_options(**arguments: Any) -> ConsumerOptions:
 
 
 class Broker:
-    """Topics, groups and parked fetches. `fail` maps a request's class to errors for the next ones of it."""
+    """Topics, groups and waiting fetches. `fail` maps a request's class to errors for the next ones of it."""
 
     def __init__(self) -> None:
         self.topics: dict[str, tuple[int, list[Bytes]]] = {}
@@ -49,7 +49,7 @@ class Broker:
         """Partitions that another member has, although this one does not know it yet."""
         self.offsets: dict[str, dict[tuple[str, int], wire.SavedOffset]] = {}
         self.grown: dict[str, int] = {}
-        """Topics of which the next fetch that waits is answered, to tell that they have grown."""
+        """Topics of which the next fetch that waits is answered, to report that they have grown."""
         self.fail: dict[type, list[TfmqError]] = {}
         self.requests: list[Any] = []
         self.parked: list[PendingRequest] = []
@@ -348,7 +348,7 @@ class Script:
         self.link.time = max(due, self.link.time) if due > self.link.time else self.link.time + 0.001
 
     def pass_time(self, seconds: float) -> None:
-        """Nobody waits, `seconds` pass."""
+        """No caller waits, `seconds` pass."""
         until = self.link.time + seconds
         while self.link.time < until:
             self.link.serve()
@@ -375,7 +375,7 @@ class Script:
         self.run(self.core.commit(message))
 
     def close(self, processed: bool = False) -> None:
-        """`processed`: as `with` ends without an error; else as a bare close, or behind an error."""
+        """`processed`: as `with` ends without an error; else as a bare close, or after an error."""
         self.run(self.core.close(processed))
         self.broker.live.clear()
 

@@ -35,7 +35,7 @@ def read(broker: SimulatedBroker, consumer: tfmq.Consumer[Any]) -> str:
 
 
 def lags(broker: SimulatedBroker, group: str) -> dict[int, int]:
-    """How far a group is behind what it has saved, by partition."""
+    """The lag of a group after its saved offsets, by partition."""
     rows = broker.admin().group(group).offsets
     return {each["partition"]: each["lag"] for each in rows}
 
@@ -71,7 +71,7 @@ def test_one_that_dies_or_stands_still_takes_nothing_from_the_others(broker: Sim
     assert read(broker, right) == "678"
     broker._simulation.clients.append(left._driver)  # type: ignore[arg-type]
     found = ""
-    for _ in range(60):  # it is told that it was taken for dead, and joins again
+    for _ in range(60):  # it is notified that it was declared dead, and joins again
         found += "".join(message.text for message in left.poll(timeout=0))
         broker.clock.advance(0.5)
     assert set("678") <= set(found)

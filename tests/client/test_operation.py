@@ -136,7 +136,7 @@ def test_one_that_ctrl_c_ends_has_ended_so_that_it_can_be_begun_anew() -> None:
     assert task.done
 
 
-# Things to wait for: done once, told once.
+# Things to wait for: done once, reported once.
 
 
 def test_callbacks_come_once() -> None:
@@ -170,7 +170,7 @@ def test_a_wait_without_time_has_no_limit() -> None:
     assert Wait(()).seconds is None
 
 
-# Work inside an operation: its result and its error come out, whoever does it and whenever.
+# Work inside an operation: its result and its error are raised or returned, whichever thread runs it and whenever.
 
 
 def test_inline_work_needs_no_waiting() -> None:

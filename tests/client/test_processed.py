@@ -1,6 +1,6 @@
 """What "processed" means, one test a sentence, on the whole client and broker; each for the loop and for `poll`.
 
-Whether a message was processed shows in what a consumer of the same group is given that comes behind.
+Whether a message was processed shows in what the next consumer of the same group is given.
 """
 
 import signal

@@ -118,7 +118,7 @@ def test_auto_what_ends_a_program_ends_the_run_and_is_no_failure_of_its_message(
 
 
 def test_auto_stop_waits_for_no_pause_of_a_message_that_failed(bench: Bench) -> None:
-    """It is not at work: it comes again, to whoever runs next."""
+    """It is not at work: it is delivered again, to the next run."""
     times = []
 
     def handler(message: Any) -> None:

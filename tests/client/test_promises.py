@@ -54,7 +54,7 @@ class Driver:
         """Time stands still."""
 
     def wake(self) -> None:
-        """Nobody waits."""
+        """No caller waits."""
 
 
 def test_a_forked_child_sends_nothing_that_its_parent_took() -> None:

@@ -1,4 +1,4 @@
-"""A seeded life of the buckets of delayed messages, with a moment kept behind every call that changed the disk."""
+"""A seeded life of the buckets of delayed messages, with a moment kept after every call that changed the disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REACHES = (SECOND, MINUTE, 10 * MINUTE, HOUR, 3 * HOUR, 5 * DAY, 400 * DAY)
 class Known(NamedTuple):
     """What had been promised at a boundary.
 
-    `numbers`: how far the checkpoint may say that it is, the first was told to be durable; `settled`: numbers that
+    `numbers`: how far the checkpoint may say that it is, the first was reported as durable; `settled`: numbers that
     need not be there any more, as they are settled or left out; `broker_ms`: the least that broker time may be.
     """
 
@@ -28,7 +28,7 @@ class Known(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """The disk behind one call."""
+    """The disk after one call."""
 
     number: int
     after: str

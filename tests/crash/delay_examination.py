@@ -1,7 +1,7 @@
 """Opens a broker on what a crash left of a life with delayed messages, and holds it to what was known.
 
-1. What was acknowledged is there once: delivered or waiting, never both. 2. What was told as cancelled is not there,
-what was told as delivered is. 3. Nothing is delivered before its time. 4. Each partition has them in the order of
+1. What was acknowledged is there once: delivered or waiting, never both. 2. What was reported cancelled is absent,
+what was reported as delivered is. 3. Nothing is delivered before its time. 4. Each partition has them in the order of
 their turns. 5. Of a transaction all is there or nothing. 6. Who had no answer asks again, and gets one that is true.
 7. After another power cut, and a month without a broker, everything has come.
 """

@@ -1,7 +1,7 @@
-"""Lives with delayed messages in which calls on the disk fail: once, for a while, or until somebody mends it.
+"""Lives with delayed messages in which calls on the disk fail: once, for a while, or until the disk is repaired.
 
-Clients take what they are told: "not done" is nothing, "unknown" may be either, until they ask again. In the end the
-disk is mended, what has stopped is resumed, and the broker is started anew: then everything that was told is true.
+Clients use the replies: "not done" is nothing, "unknown" may be either, until they ask again. In the end the
+disk is mended, what has stopped is resumed, and the broker is started anew: then everything that was reported is true.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class FailingLife(Life):
         pass_time(self.broker, MENDED_SECONDS, 1, self.random)
 
     def _start(self) -> None:
-        """A disk tells an error of before once more, to whoever opens or forces the file next: that start is refused,
-        or something stops behind it; once every file has told it, one is fine."""
+        """A disk reports an earlier error once more, at the next open or force of the file: that start is refused,
+        or something stops after it; once every file has reported it, a start succeeds."""
         for _ in range(STARTS_MAX):
             try:
                 self._go_on(self.broker.disk)

@@ -1,4 +1,4 @@
-"""A seeded life of a broker with delayed messages, with a moment kept behind every call that changed the disk.
+"""A seeded life of a broker with delayed messages, with a moment kept after every call that changed the disk.
 
 Whole engine, slow workers: file work ends in any order with what clients ask meanwhile. Sends, cancels, new times and
 transactions; hours that pass; clean stops and kills. What was known at a boundary is kept with it: see `Known`.
@@ -34,7 +34,7 @@ ROLLED_BYTES = 2600
 """The shortest payload of a life in which the arrivals roll: some twenty fill a segment."""
 SEGMENT_BYTES = 1 << 16
 OUTCOME_SECONDS = 100 * 86_400
-"""Longer than a life: whoever asks is told what became of a message."""
+"""Longer than a life: the outcome of a message is never forgotten."""
 HEADER_BYTES = 20
 
 
@@ -68,7 +68,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 class Message:
     """What is known of one message.
 
-    `low`: it may not be delivered before. `turn`: its (due, number) if that is sure. `must`: it was told that it is
+    `low`: it may not be delivered before. `turn`: its (due, number) if that is sure. `must`: it was reported that it is
     there; without, it may be. `doubt`: a cancel or a new time has no answer.
     """
 
@@ -153,7 +153,7 @@ def started(disk: SimulatedDisk, clock: SimulatedClock, like: Broker, *, queued:
 
 @dataclass
 class Client:
-    """Asks, and notes what it was told."""
+    """Asks, and notes the reply."""
 
     messages: list[Message] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -228,7 +228,7 @@ class Client:
 
 
 class Life:
-    """`run` lives it; `boundaries` are collected unless told otherwise."""
+    """`run` lives it; `boundaries` are collected unless configured otherwise."""
 
     def __init__(self, generator: random.Random) -> None:
         self.random = generator

@@ -1,4 +1,4 @@
-"""What a broker with delayed messages is at, told from what a call on the disk left there: the kinds of boundaries at
+"""The steps of a broker with delayed messages, derived from what a call left on the disk: the kinds of boundaries at
 which lives are cut, so that none of them is met too seldom.
 
 What a write in a log is about is read from the bytes that it wrote. One call may be of several kinds.
@@ -25,13 +25,13 @@ POINTS = (
     *NOTES.values(), "arrivals roll", "arrivals truncation", "spill", "bucket roll", "split", "cascade", "load",
     "checkpoint", "bucket unlink", APPENDED, FIRED,
 )  # fmt: skip
-"""Behind a write or a force of notes and their records; the names of a new segment; a segment that goes; bytes of
+"""After a write or a force of notes and their records; the names of a new segment; a segment that goes; bytes of
 buckets, and new ones; what cuts a bucket that has too much, or is too coarse for its time; anything beside a load; the
-checkpoint that lists the buckets; a bucket that goes; delayed messages in their partition before and behind a force."""
+checkpoint that lists the buckets; a bucket that goes; delayed messages in their partition before and after a force."""
 
 
 class Points:
-    """Of one life. `of` is asked behind each call, in order."""
+    """Of one life. `of` is asked after each call, in order."""
 
     def __init__(self) -> None:
         self._sizes: dict[str, int] = {}

@@ -6,7 +6,7 @@
 4. Nothing readable can be taken back: all of it is forced before the log serves.
 5. No offset, ordinal or producer's sequence is given twice: the end lies at or above what was acknowledged,
 and where
-   something that somebody may have read "written" is gone, the epoch is a higher one.
+   something that a reader may have read "written" is gone, the epoch is a higher one.
 6. Recovery is repeatable: after a second power cut in the same place the log is the same.
 7. What the log's state learned is what its records teach.
 8. A deleted topic stays deleted, and nothing of it shows in the one that has its name now.
@@ -31,7 +31,7 @@ from tests.journal.logs import CountingState, make_batch
 
 READ_BYTES = 1 << 20
 MORE_FOLLOWS_POSITION = 20 + 2
-"""Of the bits in a block trailer: behind its header and version."""
+"""Of the bits in a block trailer: after its header and version."""
 
 
 class Broken(AssertionError):

@@ -18,12 +18,12 @@ from journal.wal.store import JournalOptions
 from tests.journal.journals import Journal, Seen, message
 
 EPOCHS = 5
-"""So many transactions are told apart; settled ones begin again."""
+"""So many transactions are distinguished; settled ones begin again."""
 STATES_TO_GO_ON_FROM = 8
 
 
 class Known(NamedTuple):
-    """`forced` rows must be there, in this order; behind them may come those of `written`, and then those of `pending`:
+    """`forced` rows must be there, in this order; after them may come those of `written`, and then those of `pending`:
     (kind, epoch, bytes) of an append that has not been answered. `number`, `end`: the highest file and place of which
     the user knew that they are on the disk."""
 

@@ -3,7 +3,7 @@
 1. Every message that was spilled, and not settled since, is there, with its due, its target and its bytes.
 2. No message is there twice, none is in two buckets' spans, none is there that is in the arrivals still.
 3. What was said to be spilled stays so: the arrivals may be gone.
-4. Broker time does not go back behind a checkpoint.
+4. Broker time does not go back before a checkpoint.
 5. A power cut is never taken for damage: no start is refused, nothing is named, nothing is kept aside.
 6. Everything that is served is on the disk before; recovery is repeatable, also after a power cut in its middle.
 7. It goes on: what is spilled and cut then is there after the next power cut.

@@ -35,7 +35,7 @@ STATES_OF_A_POINT = 200
 STATES_OF_A_LIFE = 60
 """In a fraction of the count no more, so that many lives have their part in it."""
 LIVES_MOST = 40
-"""When a kind that nobody has met by then is missing."""
+"""When a kind that no life has met by then is missing."""
 BESIDE = "beside"
 """Boundaries of no kind."""
 
@@ -119,7 +119,7 @@ def test_no_crash_at_any_call_loses_doubles_or_hurries_a_delayed_message() -> No
 
 @pytest.mark.timeout(3600)
 def test_a_start_that_is_cut_short_leaves_what_an_undisturbed_one_finds() -> None:
-    """The power goes at each call of a start; the next one finds the same, and so does the one behind that."""
+    """The power goes at each call of a start; the next one finds the same, and so does the one after that."""
     wanted, number, disturbed = scaled(INTERRUPTED), 0, 0
     while disturbed < wanted:
         generator = seeded("delayed, interrupted", number)

@@ -259,7 +259,7 @@ def flipped(bench: Bench, path: str, position: int, bit: int) -> Bench:
 
 @pytest.fixture
 def three_blocks() -> Bench:
-    """Three forced appends of two records, and a fourth behind them that says so."""
+    """Three forced appends of two records, and a fourth after them that says so."""
     bench = Bench()
     bench.open()
     for _ in range(3):

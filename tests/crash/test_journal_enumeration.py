@@ -1,12 +1,12 @@
 """Every state that a power cut could leave, at every boundary of seeded lives of a transaction journal.
 
 1. Nothing that was known to be forced is gone.
-2. What is there is a beginning of what was written: nothing unforced comes back behind a gap, nothing that was refused
+2. What is there is a beginning of what was written: nothing unforced comes back after a gap, nothing that was refused
    comes back at all, every byte is the one that was written.
 3. Everything that is served is on the disk before it is served.
 4. A file that something is held in is there, and gives every held entry.
 5. Places and file numbers never go back; the journal keeps its name.
-6. A power cut is never taken for damage: no start is refused, no snapshot is given up, nobody is warned.
+6. A power cut is never taken for damage: no start is refused, no snapshot is given up, no warning is logged.
 7. Recovery is repeatable, also after a power cut in its middle.
 8. It goes on: what is appended and forced then is there after the next power cut.
 

@@ -1,7 +1,7 @@
 """The crash matrix of transactions: every point of their way x every way to fail.
 
-One life with every kind of transaction is told on a simulated disk; it is cut at boundaries of each point by a
-kill, by a power cut, by a torn write; and it is told again with the calls of each point failing by EIO and
+One life with every kind of transaction is played on a simulated disk; it is cut at boundaries of each point by a
+kill, by a power cut, by a torn write; and it is played again with the calls of each point failing by EIO and
 ENOSPC. See tools.rigs.transaction_model for what must hold, tests.crash.transaction_life for the points.
 A failure names the boundary; TFMQ_TEST_SEED brings the sample back.
 """
@@ -109,7 +109,7 @@ def test_a_torn_record_at_any_point_leaves_all_or_nothing(point: str) -> None:
 
 
 def calls_of(point: str, kinds: frozenset[str]) -> list[Call]:
-    """Calls that belong to a point; for an answer, the first ones behind it."""
+    """Calls that belong to a point; for an answer, the first ones after it."""
     reported = life()
     if not point.endswith("answer"):
         return [call for call in reported.calls if call.point == point and call.kind in kinds]
@@ -118,7 +118,7 @@ def calls_of(point: str, kinds: frozenset[str]) -> list[Call]:
 
 
 def failing(point: str, error: int, kinds: frozenset[str]) -> None:
-    """Tells the life again, with one call of the point failing; then mends the disk, and cuts the power."""
+    """Plays the life again, with one call of the point failing; then repairs the disk, and cuts the power."""
     calls = calls_of(point, kinds)
     generator = seeded("fault", point, error)
     for call in generator.sample(calls, min(max(1, scaled(FAULTS_PER_POINT)), len(calls))):

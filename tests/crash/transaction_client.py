@@ -1,4 +1,4 @@
-"""Somebody who uses the transactions of a simulated broker, and keeps a model of what must therefore be.
+"""A client of the transactions of a simulated broker, with a model of the state that must follow.
 
 Every verb sends one request and notes in the model what may have happened from then on; `look` notes the
 answers that came. The memory of a request's body is scribbled over as soon as the broker lets go of it.
@@ -107,7 +107,7 @@ class Plain:
     producer_id: int
     waiting: list[tuple[int, Answer]] = field(default_factory=list)
     failed: bool = False
-    """A batch was refused, or nobody knows: what follows would leave a hole."""
+    """A batch was refused, or has an unknown outcome: what follows would leave a gap."""
 
 
 class TransactionClient:
@@ -135,7 +135,7 @@ class TransactionClient:
         return self.free.pop() if self.free else SequenceState(self.broker.lease())
 
     def named(self, transaction: Transaction, epoch: int) -> None:
-        """Its epoch is told."""
+        """Its epoch is known."""
         twins = [each for each in self.model.transactions.values() if each.epoch == epoch]
         require(not twins or twins == [transaction], f"{transaction} gets the epoch {epoch} of {twins}")
         transaction.epoch = epoch

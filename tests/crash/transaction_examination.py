@@ -28,7 +28,7 @@ ANSWERED_AGAIN = {"transact": COMMITTED, "commit": COMMITTED, "commit group": CO
 
 
 REFUSED_SAFELY = frozenset({"sequence_gap"})
-"""What a repeated request may be told where nothing of it was done, and its stream has forgotten more than that, or
+"""What a repeated request may be answered where nothing of it was done, and its stream has forgotten more than that, or
 less: a client sends it anew in another stream."""
 
 
@@ -165,7 +165,7 @@ def torn_states(boundary: Boundary, limit: int, generator: random.Random) -> Ite
 
 
 def cut(torn: Torn, size: int, *, zeros: bool) -> bytes:
-    """The file with `size` bytes of the write; behind them what was there, or zeros where the file grew."""
+    """The file with `size` bytes of the write; after them what was there, or zeros where the file grew."""
     data = bytearray(torn.before)
     part = torn.data[:size]
     if zeros:

@@ -121,7 +121,7 @@ def _journal_point(action: str, kind: str) -> str:
 
 
 class Life:
-    """Tells the story once. `calls` are all calls on the disk in their order; `boundaries` the cuts."""
+    """Plays the story once. `calls` are all calls on the disk in their order; `boundaries` the cuts."""
 
     def __init__(self, *, keep_boundaries: bool = True) -> None:
         self.disk = SimulatedDisk()
@@ -194,7 +194,7 @@ class Life:
 
     @contextmanager
     def doing(self, action: str) -> Iterator[None]:
-        """Calls in here belong to this action; behind it is the boundary of its answer."""
+        """Calls in here belong to this action; after it is the boundary of its answer."""
         self.action = action
         try:
             yield

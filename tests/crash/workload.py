@@ -55,7 +55,7 @@ class Known(NamedTuple):
 
     `forced`: everything below was acknowledged as synced, or could be read by default. `first` is the lowest
     first offset that was acknowledged, `first_next` what a truncation under way may make of it. `ends` are
-    the ends of all whole appends. `written` and `epoch` are what somebody who reads "written" may have seen.
+    the ends of all whole appends. `written` and `epoch` are what a reader of "written" may have seen.
     """
 
     log_id: int
@@ -112,7 +112,7 @@ class Subject:
 
 
 def image_of(disk: SimulatedDisk, folder: str) -> Image:
-    """The bytes of all segments, one behind the other; from the last hole on."""
+    """The bytes of all segments, one after the other; from the last hole on."""
     if not disk.is_folder(folder):
         return Image(0, b"")
     base, data = 0, b""

@@ -19,7 +19,7 @@ from tools.rigs.postgresql import PostgresServer
 
 
 class Stand:
-    """A shelf and how its operations are run. `open` gives another one on the same letters."""
+    """A store and how its operations are run. `open` gives another one on the same letters."""
 
     def __init__(self, open: Callable[[], tuple[LetterStore, Callable[[Operation[Any]], Any]]]) -> None:
         self.open = open

@@ -86,7 +86,7 @@ class Killed(BaseException):
 
 
 class Mortal:
-    """A shelf whose process is killed before, or behind, one of its changes: `at` counts both, from 0 on."""
+    """A store whose process is killed before, or after, one of its changes: `at` counts both, from 0 on."""
 
     def __init__(self, letter_store: LetterStore, at: int) -> None:
         self.name = letter_store.name

@@ -1,4 +1,4 @@
-"""The desk: what a person does with dead letters, without a broker wherever the store needs none."""
+"""`Desk`: what an operator does with dead letters, without a broker wherever the store needs none."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Redriving over a real broker in this process: killed at every step, by every kind of store, nothing is doubled.
 
-Held here: behind any number of killed redrives and one that comes to its end, every letter is in its topic once, and
+Held here: after any number of killed redrives and one that comes to its end, every letter is in its topic once, and
 the store says so; what was asked for is what is sent.
 """
 
@@ -158,7 +158,7 @@ def test_killed_while_the_answer_is_open_nothing_is_doubled(
 def killed_at_the_send(
     broker: SimulatedBroker, process: Process, work: Operation[Any], error: type[TfmqError], done: bool
 ) -> Operation[Any]:
-    """`work` until letters are under way; then the next send has that fate, and the process ends behind it."""
+    """`work` until letters are under way; then the next send has that fate, and the process ends after it."""
     sends = 0
     while True:
         wait = next(work)
@@ -217,7 +217,7 @@ def test_one_whose_claim_was_taken_over_sends_nothing_of_it(
     process = Process(broker, store)
 
     class Slow(Mortal):
-        """The process sleeps behind its first claim."""
+        """The process sleeps after its first claim."""
 
         slept = False
 
@@ -242,7 +242,7 @@ def test_one_whose_claim_was_taken_over_sends_nothing_of_it(
 def test_a_hole_between_its_places_is_closed_before_anything_is_given_back(
     broker: SimulatedBroker, store: Path | str
 ) -> None:
-    """Of what it has claimed a person drops one; behind its places another redrive sends them, and is killed then."""
+    """Of what it has claimed a person drops one; after its places another redrive sends them, and is killed then."""
     texts = fill(broker, store)
     process = Process(broker, store)
 
@@ -433,7 +433,7 @@ def test_what_fails_again_at_once_is_not_sent_twice_by_one_redrive(
 
 
 def test_places_that_the_broker_forgot_are_looked_up(broker: SimulatedBroker, tmp_path: Path) -> None:
-    """Killed behind the sending, and gone on with when the broker remembers no such producer any more."""
+    """Killed after the sending, and gone on with when the broker remembers no such producer any more."""
     store = tmp_path / "dead.db"
     texts = fill(broker, store, 4)
     steps = redrive(broker, store, Wish(dry=False), killed_at=4)[1]

@@ -1,4 +1,4 @@
-"""The loop that handles waiting messages again: what it calls, what it tells the store, how it ends. No broker here."""
+"""The loop that handles waiting messages again: its calls, its reports to the store, its end. No broker here."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_listener_that_raises_closed_has_failed_as_with_any_other_error(tmp_pa
 
 
 def test_what_no_handler_was_called_with_is_given_back_uncounted(tmp_path: Path) -> None:
-    """And the loop ends: it does not take the same one again and again until somebody stops it."""
+    """And the loop ends: it does not take the same one again and again until it is stopped."""
 
     def handler(message: ReceivedMessage[Any]) -> None:
         assert len(bench.calls) == 1

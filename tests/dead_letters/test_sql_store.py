@@ -265,7 +265,7 @@ def test_a_row_that_was_changed_by_hand_is_named_and_the_others_are_served(tmp_p
     assert finished(late.lease_next()).message.ordinal == 2
 
 
-# The database beneath the letters: durable, told in a sentence when it fails, one for each process.
+# The database beneath the letters: durable, reported in a sentence when it fails, one for each process.
 
 
 def database(where: str | Path) -> Database:

@@ -1,6 +1,6 @@
 """What events do to letters: each cell of the table, and the invariants that random events cannot break.
 
-Invariants: a letter has a token exactly while somebody has it; calls never shrink but for one that was given back; a
+Invariants: a letter has a token exactly while a consumer has it; calls never shrink but for one that was given back; a
 journey, once settled, is never replaced by another one unless it was returned.
 """
 
@@ -388,7 +388,7 @@ def test_random_events_break_no_invariant() -> None:
 
 
 def one_event(chance: Any, letter: Letter | None, now: int) -> Letter | None:
-    """The letter behind a random event."""
+    """The letter after a random event."""
     token = chance.choice(["a", "b", letter.token if letter else "a"])
     event: model.Event = chance.choice(
         [

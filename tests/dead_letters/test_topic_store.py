@@ -254,7 +254,7 @@ def test_the_page_has_every_kind_and_every_column() -> None:
 
 
 def test_whatever_a_record_contains_stops_no_reader_of_the_topic() -> None:
-    """Anybody who may send to the topic may have written it."""
+    """Any client that may send to the topic may have written it."""
     chance = seeded("topic events")
     for _ in range(scaled(30_000)):
         fold = LetterIndex()

@@ -175,7 +175,7 @@ class Bench:
         return [name for name in self.disk.list(FOLDER) if name != "checkpoint"]
 
     def damage_file(self, name: str, change: Callable[[bytearray], object]) -> None:
-        """Changes the bytes of a file behind everybody's back."""
+        """Changes the bytes of a file without the store."""
         path = f"{FOLDER}/{name}"
         data = bytearray(self.disk.read_file(path))
         change(data)

@@ -113,7 +113,7 @@ class Landing:
 
 
 class Answer:
-    """What `done` was told, once."""
+    """What `done` was called with, once."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -272,7 +272,7 @@ class Rig:
         self.turn()
 
     def leap(self, seconds: float) -> None:
-        """Time passes and nobody has a turn meanwhile."""
+        """Time passes without a turn."""
         self.clock.advance(seconds)
         self.turn()
         self.work()
@@ -294,7 +294,7 @@ class Rig:
         attribute: bytes | None = None,
         turn: bool = True,
     ) -> list[Handle]:
-        """A batch with delays (ms), or with times `at`; its handles, known behind `turn`."""
+        """A batch with delays (ms), or with times `at`; its handles, known after `turn`."""
         handles: list[Handle] = []
         each = [delays] * len(payloads) if isinstance(delays, int) else delays
         words = list(at) if at is not None else [RELATIVE | delay for delay in each]

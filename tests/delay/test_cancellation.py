@@ -1,4 +1,4 @@
-"""Cancel and reschedule: exactly one outcome, told when it is sure, the same when it is asked again."""
+"""Cancel and reschedule: exactly one outcome, reported when it is durable, the same when it is asked again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nobody waits for any more counts as little, whenever that was not known."""
+"""Cancelled messages do not count, whenever the cancel was not known."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ ENDS: list[Callable[[Rig], Rig]] = [Rig.kill, Rig.power_cut]
 
 
 def exact(rig: Rig) -> int:
-    """What is said to wait, as it is listed, counted and told."""
+    """What is said to wait, as it is listed, counted and reported."""
     reported = rig.queue._metrics.count_now()
     listed = len(rig.listed().rows)
     counted = rig.histogram([0, 1 << 62])

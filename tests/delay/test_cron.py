@@ -153,7 +153,7 @@ def test_a_time_that_the_clocks_skip_comes_as_much_later_as_they_skipped() -> No
 
 
 def test_a_skipped_time_is_reported_the_same_from_wherever_one_looks() -> None:
-    """Also from inside the hour behind the gap, where the calendar has passed it already."""
+    """Also from inside the hour after the gap, where the calendar has passed it already."""
     cron, expected = CronSchedule("30 2 * * *", BERLIN), ms("2026-03-29T03:30+02:00")
     for minutes in range(89):
         assert cron.next_after(expected - minutes * MINUTE_MS - 1) == expected

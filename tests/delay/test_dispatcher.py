@@ -111,7 +111,7 @@ def test_the_tail_that_waits_for_space_is_taken_in_when_it_is_sure() -> None:
 
 
 def test_a_tail_of_which_all_was_due_long_ago_is_taken_in_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Space comes an hour after the start: the wheel began far behind what the tail brings."""
+    """Space comes an hour after the start: the wheel began long before what the tail brings."""
     rig = Rig(started=False)
     rig.send([b"a", b"b"], [20, 10])
     rig.landing.log.force()
@@ -240,7 +240,7 @@ def test_arrivals_that_stopped_hold_back_unknown_messages_and_later_ones() -> No
 
 
 def test_cancels_alone_do_not_fill_the_arrivals() -> None:
-    """No message lands behind them, so nothing else says that they are there."""
+    """No message is stored after them, so nothing else says that they are there."""
     rig = Rig(segment_bytes=4096)
     sent = [
         each for n in range(10) for each in rig.send([b"%d" % n + bytes([64 + m]) for m in range(40)], 10**9)

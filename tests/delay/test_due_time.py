@@ -1,4 +1,4 @@
-"""Broker time runs with the monotonic clock, begins no lower than it was, and knows what the wall clock was behind."""
+"""Broker time runs with the monotonic clock, begins no lower than it was, and knows how far the wall clock was slow."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_damaged_steps_are_refused() -> None:
     assert time.offset_of(7) == 0
 
 
-# Effective due times: never before the next ms, never behind the end of time, and by columns what it is one by one.
+# Effective due times: never before the next ms, never after the end of time, and by columns what it is one by one.
 
 NOW = 1_700_000_000_000
 

@@ -144,7 +144,7 @@ def test_row(row: str) -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_moving_and_retreating_come_to_rest(seed: int) -> None:
-    """With nothing on the disk the horizon does not go to and fro, however much is in memory."""
+    """With nothing on the disk the end of the window does not go to and fro, however much is in memory."""
     dice = random.Random(seed)
     view = StorageView(
         now=NOW, window_end=NOW + dice.randrange(-100_000, 100_000), rows=dice.randrange(2 * MEMORY_ROWS_MAX)

@@ -1,4 +1,4 @@
-"""Columns that are filled behind and emptied in front."""
+"""Columns that are filled at the end and emptied at the front."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Anything in any order against a plain model, on a simulated disk and clock.
 
-Held: no message fires early; each that arrived fires exactly once, or was told as cancelled, never both; those of one
-partition fire in the order of their turns; what was told is still true after kill -9 and power cuts; nothing is late by
+Held: no message fires early; each that arrived fires exactly once, or was reported cancelled, never both; those of one
+partition fire in the order of their turns; reports are still true after kill -9 and power cuts; nothing is late by
 more than a tick unless its partition was stopped or the broker was down; in the end nothing is left on the disk.
 """
 
@@ -28,7 +28,7 @@ class Story:
         self.alive: dict[bytes, Handle] = {}
         """What must fire: payload -> where it is now."""
         self.gone: set[bytes] = set()
-        """Told as cancelled."""
+        """Reported as cancelled."""
         self.seen: dict[int, int] = dict.fromkeys(KEYS, 0)
         self.fired: dict[bytes, int] = {}
         self.asked: list[tuple[str, bytes, Answer]] = []
@@ -141,7 +141,7 @@ class Story:
                 self.asked.append((what, payload, self.rig.reschedule(self.alive[payload], 50)))
 
     def lose(self) -> None:
-        """What arrived and was not forced: nobody was told more than that it is written."""
+        """What arrived and was not forced: no client was notified of more than that it is written."""
         log = self.rig.landing.log
         forced = log.end_ordinal - (log.dirty.records if log.dirty is not None else 0)
         lost = {payload for payload, handle in self.alive.items() if handle.number >= forced}
@@ -213,7 +213,7 @@ class Story:
             return
         self.counted += 1
         waiting = len(self.alive.keys() - self.fired.keys())
-        # Of a partition that is stopped nobody knows how much it has.
+        # How much a stopped partition has is unknown.
         unsure = sum(self.alive[payload].key in self.stopped for payload in self.fired)
         assert waiting <= queue._metrics.count_now() <= waiting + unsure, f"seed {self.seed}"
 

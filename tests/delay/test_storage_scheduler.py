@@ -377,7 +377,7 @@ def test_damaged_arrivals_that_a_spill_leaves_out_are_counted() -> None:
     assert rig.queue.status()["damaged"] == 3 and rig.queue._metrics.count_now() == 0
 
 
-# What comes to the wheel with a new horizon.
+# What is added to the wheel with a new end of the window.
 
 
 def test_many_rows_come_some_a_turn_and_nothing_of_them_fires_before_all_are_there(

@@ -258,7 +258,7 @@ def test_large_messages_go_one_at_a_time_and_a_maximum_size_one_too() -> None:
 
 
 def test_records_that_would_make_a_control_record_where_they_meet_go_apart() -> None:
-    """Nobody could tell that from a true one behind a torn end."""
+    """That could not be distinguished from a true one after a torn end."""
     header = encode_trailer(ORDERS, BlockTrailer(1, 100, 0, 0, 0, 0, 0, 0))[:20]
     rig = Rig()
     rig.send([b"payload" + header[:16]], 10, turn=False)
@@ -286,7 +286,7 @@ def test_damage_is_reported_and_left_out(caplog: pytest.LogCaptureFixture) -> No
 def test_what_is_loaded_again_and_what_is_still_in_the_wheel_come_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A line that is behind is loaded while the rest of the same millisecond has not left the wheel."""
+    """A target that lags is loaded while the rest of the same millisecond has not left the wheel."""
     monkeypatch.setattr(lines, "QUEUE_ROWS_MAX", 20)
     monkeypatch.setattr("tfmq.delay.storage_scheduler.QUEUE_ROWS_MAX", 20)
     monkeypatch.setattr("tfmq.delay.dispatcher.POP_ROWS_MAX", 7)
@@ -340,7 +340,7 @@ def test_what_a_stopped_target_has_is_not_sure_after_a_restart_either(keep: int)
 
 
 def test_what_a_failed_write_left_is_not_cancelled_before_its_partition_reports_it() -> None:
-    """Nobody knows of a write that failed whether it is there: of a cancel and a delivery exactly one happens."""
+    """Whether a failed write is there is unknown: of a cancel and a delivery exactly one happens."""
     rig = Rig()
     (sent,) = rig.send([b"a"], 10)
 

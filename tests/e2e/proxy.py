@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that cuts connections, swallows replies and delays bytes, when it is told to."""
+"""A TCP proxy on loopback that cuts connections, swallows replies and delays bytes, on request."""
 
 import selectors
 import socket
@@ -53,7 +53,7 @@ class Pipe:
 class Proxy:
     """Between clients and the broker at `target`. `up` and `down` judge every piece in their direction.
 
-    `cut_when_short`: a judge that passes on only a part has the connection cut behind it; else the rest is swallowed.
+    `cut_when_short`: a judge that passes on only a part has the connection cut after it; else the rest is swallowed.
     """
 
     def __init__(self, target: str) -> None:

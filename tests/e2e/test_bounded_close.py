@@ -1,4 +1,4 @@
-"""Closing never waits for ever: with every face, whatever became of the broker, with a full buffer, and with somebody
+"""Closing always ends: in every API variant, whatever became of the broker, with a full buffer, and with a caller
 who waits for room in it; and making a client needs neither a broker nor an event loop."""
 
 import asyncio
@@ -52,7 +52,7 @@ class Clients:
         await self.reported(self.admin.status())
 
     def fill(self) -> None:
-        """More than the buffer takes, each message by somebody who waits for it."""
+        """More than the buffer takes, each message by a caller that waits for it."""
         for _ in range(SENDERS):
             if self.face == "blocking":
                 thread = threading.Thread(target=self.send, daemon=True)

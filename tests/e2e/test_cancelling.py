@@ -20,7 +20,7 @@ POLL_SECONDS = 0.02
 
 
 class Story:
-    """One producer, one consumer and one admin; what was sent, what was told of it, and what was handed out."""
+    """One producer, one consumer and one admin; what was sent, what was reported of it, and what was handed out."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self.topic, self.chance = topic, seeded("cancelling")
@@ -114,7 +114,7 @@ class Story:
 
 
 def test_whatever_is_cancelled_wherever_it_waits_the_clients_go_on(broker: LiveServer, topic: str) -> None:
-    """Nothing that was told is lost, nothing is doubled but by a rollback; a cancelled poll has passed over nothing."""
+    """Nothing that was reported is lost, nothing is doubled but by a rollback; a cancelled poll has skipped nothing."""
     made: list[Story] = []
 
     async def whole() -> None:

@@ -1,4 +1,4 @@
-"""A real disk that runs full under a live server: senders are told, reads go on, space brings it back."""
+"""A real disk that runs full under a live server: senders get an error, reads go on, space brings it back."""
 
 import threading
 import time
@@ -63,7 +63,7 @@ class FullSender(threading.Thread):
 
 
 def send_until_full(address: str) -> list[bytes]:
-    """What several senders got acknowledged before each was told that the disk is full."""
+    """What several senders got acknowledged before each got the error of the full disk."""
     senders = [FullSender(address, f"s{number}") for number in range(SENDERS)]
     for sender in senders:
         sender.start()

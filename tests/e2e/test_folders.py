@@ -1,4 +1,4 @@
-"""`file:PATH` with real brokers: joined or started, of nobody's terminal, back after a kill, gone when unused."""
+"""`file:PATH` with real brokers: joined or started, without a terminal, back after a kill, gone when unused."""
 
 import asyncio
 import os

@@ -191,7 +191,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 def test_a_fork_of_a_member_takes_nothing_from_it(broker: LiveServer, topic: str, tmp_path: Path) -> None:
     """The child of a consumer that reads is another member: where the parent has the only partition, it waits for its
-    turn, and goes on behind what the parent processed."""
+    turn, and goes on after what the parent processed."""
     with tfmq.Producer(broker.address) as producer:
         producer.send_many(topic, [b"%d" % number for number in range(10)]).result()
     consumer = tfmq.Consumer(broker.address, topics=topic, group=topic)

@@ -1,7 +1,7 @@
 """Members of a group in processes of their own: killed, stopped and continued, over a kill of the broker; Ctrl-C.
 
 Each member writes a line for each message before it asks for the next one. What it had saved never comes again; what
-it had not comes to somebody else: so each number is there, and twice only those near a kill.
+it had not is delivered to another member: so each number is there, and twice only those near a kill.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Senders behind a network that loses answers, on a real broker: nothing is doubled, nothing acknowledged is lost.
+"""Senders over a network that loses replies, on a real broker: nothing is doubled, nothing acknowledged is lost.
 
 A proxy in between forwards requests and, at places that the seed chooses, throws answers away and cuts the connection.
 Each test also kills the server in the middle where it says so.

@@ -1,4 +1,4 @@
-"""Many threads on one connection, large messages, senders and readers together: nobody stands still."""
+"""Many threads on one connection, large messages, senders and readers together: no thread stands still."""
 
 import faulthandler
 import threading
@@ -26,7 +26,7 @@ def together(works: list[Callable[[], None]]) -> None:
         try:
             barrier.wait(GUARD_SECONDS)
             work()
-        except BaseException as error:  # told below
+        except BaseException as error:  # reported below
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]

@@ -70,7 +70,7 @@ FAULTS: dict[str, tuple[TfmqError, bool]] = {
 
 
 class Story:
-    """One producer, and what it was told of each of its messages."""
+    """One producer, and what was reported of each of its messages."""
 
     def __init__(self, broker: SimulatedBroker) -> None:
         self.broker = broker
@@ -84,7 +84,7 @@ class Story:
         self.handles: dict[bytes, list[str]] = {}
         """All that lead to a message that was rescheduled."""
         self.moved: dict[bytes, float] = {}
-        """Not to come before this time; of two where nobody knows, the earlier."""
+        """Not to come before this time; of two where it is unknown, the earlier."""
 
     def message(self, place: Place) -> tuple[str, Message]:
         topic, partition, delay = place

@@ -38,7 +38,7 @@ DEAD_KINDS = ("fails", "rejected", "put off", "deadly")
 MOST = {"fails": CALLS_MAX, "rejected": 1, "handled": 1, "put off": CALLS_MAX, "deadly": CALLS_MAX}
 """Calls of a message when nothing is killed."""
 UNCOUNTED_MAX = 9
-"""So many processes may end by a message before it is among the first few behind a start, which are counted before they
+"""So many processes may end by a message before it is among the first few after a start, which are counted before they
 are called: what is saved early at least halves the distance each time, from 4,096 to 16."""
 
 

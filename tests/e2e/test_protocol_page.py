@@ -97,7 +97,7 @@ class PageClient:
 
     @staticmethod
     def handle(reported: list[Any], index: int) -> str:
-        """The handle of message `index` of a delayed batch, made of what the reply told."""
+        """The handle of message `index` of a delayed batch, made from the reply."""
         store_id, log_id, first_number, dues = reported
         (due,) = struct.unpack_from(">Q", dues, 8 * index)
         packed = struct.pack(">QQQQ", store_id, log_id, due, first_number + index)
@@ -640,7 +640,7 @@ def dues(*each: int) -> bytes:
 
 
 def delayed(client: PageClient, name: str, delays_ms: list[int]) -> tuple[int, list[Any]]:
-    """A batch of messages 0, 1 ... with these delays; the topic's incarnation, and what the reply told."""
+    """A batch of messages 0, 1 ... with these delays; the topic's incarnation, and the reply."""
     incarnation, sender = topic(client, name), producer(client)
     payloads = [b"%d" % number for number in range(len(delays_ms))]
     due = dues(*(RELATIVE | each for each in delays_ms))
@@ -750,7 +750,7 @@ def test_delayed_messages_of_a_transaction_wait_from_its_commit_on(client: PageC
     assert (state, dropped, offsets) == ("committed", 0, [-1, -1]) and handles
     (then_ms,), _ = client.call(2)
     (found, _, _), _ = client.call(LIST_DELAYED, "page-later-g")
-    # The one of a millisecond may still be among them or be gone by now: both are right.
+    # The one of a millisecond may still be among them or have ended: both are right.
     (due_ms,) = [row["due_ms"] for row in found if row["due_ms"] - now_ms > 30_000]
     assert now_ms - SLACK_MS <= due_ms - 60_000 <= then_ms + SLACK_MS
     assert waited_for(client, "page-later-g", orders, 1) == [b"soon"], "its time counted from the commit"

@@ -80,13 +80,13 @@ def test_what_was_kept_is_sent_although_no_caller_waits(broker: LiveServer, tmp_
 
 @pytest.mark.long
 def test_kills_of_the_sender_and_of_the_broker(broker: LiveServer, tmp_path: Path) -> None:
-    """Each process goes on behind what the one before had told; what was told is there, in order and once."""
+    """Each process continues after what the one before had reported; what was reported is there, in order and once."""
     chance = seeded("strict order")
     said = tmp_path / "said"
     said.touch()
 
     def wait_for_more(sender: "subprocess.Popen[bytes]", count: int) -> None:
-        """Until it has told so many more; the last may be half a line where the one before was killed."""
+        """Until it has reported so many more; the last may be half a line where the one before was killed."""
         until, known = time.monotonic() + SECONDS, said.read_text().count("\n")
         while said.read_text().count("\n") < known + count:
             assert time.monotonic() < until

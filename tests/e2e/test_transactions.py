@@ -3,8 +3,8 @@
 What must hold, whatever the network and kill -9 of clients do:
  1. what was answered as committed is there, whole, once, and in the order in which it was sent;
  2. nothing is there of what was answered as rolled back, or of what a client left unprepared;
- 3. what nobody knows, because no answer came, is all there or not there at all, and a repeated commit tells which;
- 4. what was prepared waits, however its client ended, for whoever takes it up;
+ 3. what is unknown, because no reply came, is all there or not there at all, and a repeated commit says which;
+ 4. what was prepared waits, however its client ended, for the client that takes it up;
  5. consume, transform, produce: each result is there once, over kills and takeovers;
  6. plain sends beside transactions of the same producer never meet their sequences.
 """

@@ -35,7 +35,7 @@ def test_its_accidents_are_at_every_step_of_a_transaction() -> None:
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"] if SCALE >= 1 else ["sqlite"])
 def test_every_order_that_was_kept_is_booked_once(database: str, request: pytest.FixtureRequest) -> None:
     arguments, kept = [], ALL - BEFORE_THE_DECISION
-    if database == "postgresql":  # in two phases: behind the prepare of both sides an order is kept
+    if database == "postgresql":  # in two phases: after the prepare of both sides an order is kept
         arguments, kept = ["--database", request.getfixturevalue("postgres").url()], kept | {7, 8}
     found = accounts(*arguments)
     assert found == dict.fromkeys(("orders", "told", "payments", "confirmed"), sorted(kept))

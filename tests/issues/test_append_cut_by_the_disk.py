@@ -1,6 +1,6 @@
 """The disk takes a part of an append of the transaction journal, then fails: what of it is whole, the next start finds.
 
-So nobody may be told meanwhile that it was not done.
+So it may not be reported meanwhile as not done.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ LARGE = b"x" * 5000
 
 
 def cut(rig: Rig) -> Answer:
-    """Behind what waits to be written comes a large one, in which the disk fails."""
+    """After what waits to be written comes a large one, in which the disk fails."""
     later = rig.transact([(ORDERS, [LARGE])], turn=False)
     rig.disk.faults.short_write(1500, path=".journal")
     rig.disk.faults.fail("write", nth=2, path=".journal")

@@ -1,5 +1,5 @@
 """`send_many` ran the caller's generator under the client's lock: a slow one held up every other thread and the
-keeper, and one that sent something itself was refused, or stood still for ever.
+network thread, and one that sent something itself was refused, or never continued.
 """
 
 import threading

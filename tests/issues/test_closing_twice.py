@@ -1,5 +1,5 @@
 """A second `close`, in another thread, cut the connection of the first one's flush; and a thread that waited for
-something that closing left open went round in circles for ever.
+something that closing left open went round in circles without end.
 """
 
 import threading

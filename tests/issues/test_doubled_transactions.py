@@ -1,4 +1,4 @@
-"""A step of which nobody knows what became is never told as "not done", and never done in another name."""
+"""A step with an unknown outcome is never reported as "not done", and never done in another name."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A payload that is a block trailer: behind a torn end nothing tells it from a true one, so it is never taken."""
+"""A payload that is a block trailer: after a torn end it looks like a true one, so it is never accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfmq.protocol.commands import Produce
 
 
 def forged_block(offset: int, ordinal: int, log_id: int, forced: int) -> bytes:
-    """One record of somebody else's, and the block trailer that closes it at `offset`."""
+    """One record of another producer, and the block trailer that closes it at `offset`."""
     record = make_record(b"forged", make_id(999, 0))
     control = BlockTrailer(1, len(record), crc32(record), 10**13, 7, forced, ordinal, offset)
     return record + encode_trailer(log_id, control)

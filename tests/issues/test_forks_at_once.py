@@ -1,5 +1,5 @@
 """Two threads that forked at the same time shared the list of locks that were taken for it: one gave back the
-other's, and a client stayed locked for ever.
+other's, and a client stayed locked.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A session that joins again and again, with long lists of topics, leaves no more behind than one that joined once."""
+"""A session that joins again and again, with long lists of topics, leaves no more than one that joined once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A log that is let go of while a reader is on its way into it: the reader is told so, in words of ours."""
+"""A log that is let go of while a reader is on its way into it: the reader gets an error of tfmq."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A decision over very many tiny batches is counted and read in workers: nobody else waits for it."""
+"""A decision over very many tiny batches is counted and read in workers: no other request waits for it."""
 
 from __future__ import annotations
 

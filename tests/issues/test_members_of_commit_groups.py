@@ -1,4 +1,4 @@
-"""A member ends with its commit group, or by an operator's word, and never stays without anybody to end it."""
+"""A member ends with its commit group, or by an operator's decision, and never stays without a way to end it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfmq.errors import NOT_DONE
 
 @pytest.mark.parametrize("prepare", [False, True], ids=["open", "prepared"])
 def test_a_member_is_not_committed_alone(prepare: bool) -> None:
-    """Its group would lack it for ever, and what it brought would be visible without the others."""
+    """Its group would always lack it, and what it brought would be visible without the others."""
     rig = Rig()
     one, two = member(rig, "a", prepare=prepare), member(rig, "b")
     refused = rig.commit(one, one_phase=not prepare)
@@ -39,7 +39,7 @@ def test_a_member_can_be_rolled_back_or_decided_by_hand() -> None:
 def test_open_leftovers_end_although_the_disk_refuses_their_own_records(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each record in an append of its own, and all but the group's refused: nobody else would end them."""
+    """Each record in an append of its own, and all but the group's refused: no other client would end them."""
     monkeypatch.setattr("tfmq.transaction.journal_writer.APPEND_BYTES", 1)
     rig = Rig()
     good, left = member(rig, "good"), member(rig, "left", prepare=False, run="run2")

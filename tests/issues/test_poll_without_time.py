@@ -1,4 +1,4 @@
-"""`poll(0)` never looked at the connection, so it gave [] for ever."""
+"""`poll(0)` never looked at the connection, so it always returned []."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A resumption that fails half-way has forgotten what was sent: a resend is told "unknown", and is safe afterwards."""
+"""A resumption that fails half-way has forgotten what was sent: a resend gets "unknown", and is safe afterwards."""
 
 import pytest
 

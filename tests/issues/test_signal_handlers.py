@@ -1,5 +1,5 @@
 """A signal handler runs inside of whatever the main thread waits in. One that flushed or closed waited for the thread
-that reads, which was its own: it stood still until its time was over, or for ever.
+that reads, which was its own: it stood still until its time was over, or without end.
 """
 
 import os

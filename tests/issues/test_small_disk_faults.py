@@ -1,4 +1,4 @@
-"""Faults of the disk in places where nobody looks for them."""
+"""Faults of the disk in unexpected places."""
 
 import errno
 from typing import Any

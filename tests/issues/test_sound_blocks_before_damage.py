@@ -1,4 +1,4 @@
-"""A reader is given every undamaged message, told exactly the damaged range, and moved on to the end, wherever one byte
+"""A reader is given every undamaged message, gets exactly the damaged range, and moved on to the end, wherever one byte
 of a log is wrong and however little it fetches at a time.
 
 A read that met damage after the last known block start answered with the damage instead of the sound blocks before it,

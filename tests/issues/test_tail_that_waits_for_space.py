@@ -1,4 +1,4 @@
-"""A start on a full disk: what lies behind the forced mark is known and not safe; a resend is not told otherwise."""
+"""A start on a full disk: what is after the forced mark is known and not safe; a resend gets no other reply."""
 
 import errno
 

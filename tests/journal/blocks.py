@@ -43,7 +43,7 @@ def batch(found: Sequence[bytes]) -> tuple[bytes, list[BatchBlock]]:
 def closed(
     found: Sequence[bytes], offset: int, ordinal: int, *, time: int = 1000, log_id: int = LOG_ID, **more: int
 ) -> bytes:
-    """One control block: the records and the block trailer behind them."""
+    """One control block: the records and the block trailer after them."""
     data = b"".join(found)
     control = BlockTrailer(len(found), len(data), crc32(data), time, 1, 0, ordinal, offset, **more)  # type: ignore[arg-type]
     return data + encode_trailer(log_id, control)

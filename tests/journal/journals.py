@@ -99,7 +99,7 @@ class RememberingState:
 
 
 class Journal:
-    """See the module. `store` is the journal, `state` what it teaches, `told` why an opening failed."""
+    """See the module. `store` is the journal, `state` what it teaches, `reported` why an opening failed."""
 
     def __init__(self, disk: SimulatedDisk | None = None, options: JournalOptions = SMALL) -> None:
         self.disk = disk or make_disk()

@@ -19,7 +19,7 @@ def test_wall_time_is_in_milliseconds_since_1970() -> None:
     assert abs(SystemClock().wall_ms() - time.time() * 1000) < 60_000
 
 
-# A clock that goes when it is told to.
+# A clock that advances on request.
 
 
 def test_it_stands_still_until_it_is_moved() -> None:

@@ -222,7 +222,7 @@ def test_a_path_that_cannot_be_looked_at_is_not_taken_for_missing(
         assert caught.value.errno == code
 
 
-# One file on a real disk, and the loop behind short writes.
+# One file on a real disk, and the loop that continues short writes.
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ def _failing(number: int):  # type: ignore[no-untyped-def]
     return fail
 
 
-# A file that left the set is closed when nobody uses the set, not before, and once.
+# A file that left the set is closed when no thread uses the set, not before, and once.
 
 
 class Counted:
@@ -370,7 +370,7 @@ def test_it_is_closed_once_when_the_last_pin_is_taken_back() -> None:
 
 
 def test_a_pin_that_comes_after_keeps_it_open_too() -> None:
-    """Nobody can say whose hand it is in, so the last one of all closes it."""
+    """Which caller holds it is unknown, so the last one of all closes it."""
     pins, file = FileReferences(), Counted()
     pins.acquire()
     pins.retire([file])

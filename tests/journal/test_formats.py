@@ -87,7 +87,7 @@ def test_the_golden_snapshot_is_written_and_read_as_ever() -> None:
     assert decode_snapshot(golden("state"), "a.state", LOG_ID) == SNAPSHOT
 
 
-# The transaction journal: a file, a snapshot and a slot of the checkpoint, one behind the other.
+# The transaction journal: a file, a snapshot and a slot of the checkpoint, one after the other.
 IDENTITY = (5, 0x0102030405060708)
 FILE_HEAD = JournalFileHeader(*IDENTITY, 2, 1000)
 RECORD = make_record(b"hello", make_id(70, 5))

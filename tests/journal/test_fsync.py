@@ -51,7 +51,7 @@ class Worker:
 
 
 class Kernel:
-    """A force that needs no worker: `begin` for a forcer; it ends when the test says so, or when somebody waits."""
+    """A force that needs no worker: `begin` for a forcer; it ends when the test says so, or when a caller waits."""
 
     def __init__(self) -> None:
         self.running_fsyncs: list[tuple[AioFsync, File]] = []
@@ -65,7 +65,7 @@ class Kernel:
         return running_fsync
 
     def collect(self, seconds: float) -> None:
-        """The first one ends; nobody is told."""
+        """The first one ends without a notification."""
         running_fsync, file = next(each for each in self.running_fsyncs if not each[0].done)
         try:
             file.force()
@@ -74,7 +74,7 @@ class Kernel:
         running_fsync.done = True
 
     def go(self) -> None:
-        """The first one ends, if it has not, and is told."""
+        """The first one ends, if it has not, and is reported."""
         running_fsync = self.running_fsyncs[0][0]
         running_fsync.wait()
         self.running_fsyncs.pop(0)
@@ -232,7 +232,7 @@ def test_after_a_failed_syncfs_each_file_says_for_itself_whose_bytes_are_gone() 
 
 
 def test_a_failed_syncfs_casts_doubt_on_logs_that_were_not_part_of_it() -> None:
-    """Log 2 was written but not named; its bytes go, the error is told once, and the next syncfs says ok."""
+    """Log 2 was written but not named; its bytes go, the error is reported once, and the next syncfs says ok."""
     logs = Logs(3)
     end = logs.append(2)
     logs.disk.faults.fail("sync_file", path="t-2/")
@@ -469,7 +469,7 @@ def test_one_stall_does_not_change_the_way() -> None:
     assert timed(logs, kernel, 0.0001, 0.0002, 50) == ["kernel"] * 50
 
 
-# One force at a time, and none behind one that failed, whichever way each was made.
+# One force at a time, and none after one that failed, whichever way each was made.
 
 PATH = "/file"
 

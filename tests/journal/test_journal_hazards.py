@@ -17,7 +17,7 @@ from tests.scale import scaled, seeded
 
 
 def test_hazard_05_a_bad_entry_never_takes_later_prepared_transactions_with_it() -> None:
-    """An unchecked length sized an allocation, and any bad record truncated everything behind it."""
+    """An unchecked length sized an allocation, and any bad record truncated everything after it."""
     journal = opened(JournalOptions())
     journal.append(message(1, 1), Operation(PREPARE, 1, b"first"))
     journal.store.force()
@@ -98,7 +98,7 @@ def test_hazard_07_prepares_are_forced_like_everything_else_and_a_failure_is_nev
 
 @pytest.mark.long
 def test_hazard_08_each_flipped_bit_of_the_checkpoint_and_the_newest_snapshot_costs_nothing() -> None:
-    """The ancestor read the newest checkpoint only, and could not tell a bad one from a good one."""
+    """The ancestor read the newest checkpoint only, and could not distinguish a bad one from a good one."""
     journal = opened().sent(12)
     journal.checkpoint()
     journal.sent(6)

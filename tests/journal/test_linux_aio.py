@@ -44,7 +44,7 @@ def ended(queue: AioFsyncQueue) -> list[AioFsync]:
 
 
 def ignore_result(error: OSError | None) -> None:
-    """Who calls `landed` is the owner's business."""
+    """The owner decides which thread runs the callback."""
 
 
 def test_a_force_ends_and_the_eventfd_reports_it(queue: AioFsyncQueue, file: RealFile) -> None:

@@ -1,4 +1,4 @@
-"""The record format against its golden files: what was written once is read for ever, and written the same.
+"""The record format against its golden files: what was written once is always read, and written the same.
 
 The files in tests/golden were made by `make_golden` once and are not made again: a test that fails here means that
 the format has changed, and logs on people's disks have not.

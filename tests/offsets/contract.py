@@ -95,7 +95,7 @@ class Contract:
         assert old.read("billing", [A, B]) == {B: PLACE._replace(generation=8)}
 
     def test_members_that_claim_the_same_at_once_find_one_winner(self, open_one: Open) -> None:
-        """Invariant: behind all claims only the highest generation saves."""
+        """Invariant: after all claims only the highest generation saves."""
         names = [PartitionName("orders", number) for number in range(4)]
         storages = {generation: open_one() for generation in range(1, 6)}
         refused: dict[int, BaseException] = {}
@@ -122,7 +122,7 @@ class Contract:
     def test_offsets_never_go_back_whichever_member_fails_or_is_late(
         self, open_one: Open, open_shaky: OpenShaky, request: pytest.FixtureRequest
     ) -> None:
-        """Invariant: what a save has returned for stays, and behind a claim nobody before it changes anything."""
+        """Invariant: what a save has returned for stays, and after a claim no earlier owner changes anything."""
         struggle = Struggle(
             open_one, open_shaky, seeded("struggle", request.node.nodeid), max(10, scaled(CALLS))
         )

@@ -1,4 +1,4 @@
-"""Members that take partitions from each other, save late, fail and try again, all at once, with somebody looking on.
+"""Members that take partitions from each other, save late, fail and try again, all at once, with an observer.
 
     Struggle(open_one, open_shaky, random, calls=50).run()
 

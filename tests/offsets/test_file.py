@@ -100,7 +100,7 @@ def test_a_lock_that_is_not_given_back_is_said_with_its_holder(path: Path) -> No
     assert sum(waited) == pytest.approx(10)
     assert (
         storage.read("billing", [A]) == {}
-    )  # a reader finds the old file or the new one, whoever has the lock
+    )  # a reader finds the old file or the new one, whichever process has the lock
     held.release()
     storage.save("billing", 1, {A: PLACE})
 
@@ -207,7 +207,7 @@ NAMES = [PartitionName("orders", number) for number in range(3)]
 
 
 def test_a_power_cut_at_any_step_leaves_the_old_offsets_or_the_new_ones() -> None:
-    """And behind it a save goes on as if nothing had been."""
+    """And after it a save goes on as if nothing had been."""
     disk, random = SimulatedDisk(), seeded("offset file")
     disk.make_folder("/offsets")
     disk.force_folder("/")

@@ -32,7 +32,9 @@ def test_the_table_is_made_once_whichever_process_is_first(
 ) -> None:
     sql.create_table(engine)
     assert inspect(engine).get_table_names() == ["tfmq_offsets"]
-    looks = iter([False])  # the first look is too early: somebody makes it between that and our own making
+    looks = iter(
+        [False]
+    )  # the first look is too early: another process makes it between that and our own making
     monkeypatch.setattr(engine.dialect, "has_table", lambda *_, **__: next(looks, True))
     sql.create_table(engine)
     assert next(looks, None) is None
@@ -107,7 +109,7 @@ def test_a_transaction_that_sees_an_old_state_believes_the_update(engine: Engine
 
 
 def test_rows_are_changed_in_one_order_whatever_order_they_come_in(engine: Engine) -> None:
-    """Two members that changed the same rows in two orders would wait for each other for ever."""
+    """Two members that changed the same rows in two orders would wait for each other without end."""
 
     def asked(*names: PartitionName) -> list[Any]:
         found: list[Any] = []

@@ -17,7 +17,7 @@ EVERY_LIMIT = limits.effective_limits({})
 
 
 class FakeReactor(TwistedClock):  # type: ignore[misc]
-    """Readers, writers and calls, run by hand; also the clock of whoever wants one."""
+    """Readers, writers and calls, run by hand; also a clock for tests that need one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Net:
         return connection, socket
 
     def bring(self, connection: Connection, *reads: bytes) -> None:
-        """Let `reads` arrive, one in each read, and end the turn behind each."""
+        """Let `reads` arrive, one in each read, and end the turn after each."""
         connection.socket.incoming.extend(reads)
         while connection in self.reactor.readers and connection.socket.incoming:
             self.poll(connection)

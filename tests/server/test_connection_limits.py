@@ -1,4 +1,4 @@
-"""The shared arena goes back to its start when nobody holds it; a tail costs what really arrived."""
+"""The shared arena goes back to its start when it is not referenced; a tail costs what really arrived."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_an_end_that_nothing_reported_is_found_all_the_same(reactor: Any, tmp_pa
     forces = AsyncFsync(reactor, lambda: None)
     if forces.begin is None:
         pytest.skip("cannot be had here: this system has no AIO")
-    reactor.removeReader(forces._wakeup)  # as if the eventfd had been read by somebody else
+    reactor.removeReader(forces._wakeup)  # as if the eventfd had been read by another thread
     file = RealDisk().create(str(tmp_path / "file"))
     reported: list[OSError | None] = []
     assert forces.begin(file, reported.append) is not None

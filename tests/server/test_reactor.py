@@ -1,4 +1,4 @@
-"""Turns end behind every poll that brought something, and hooks run in their order."""
+"""Turns end after every poll that brought something, and hooks run in their order."""
 
 import os
 import time

@@ -129,7 +129,7 @@ def test_a_stop_leaves_nothing_to_come() -> None:
     assert case.count() == 0
 
 
-# Prepared transactions that nobody finishes are told in the log: once, again every hour, and when it is over.
+# Prepared transactions that are not ended are reported in the log: once, again every hour, and when it is over.
 
 
 class Watched:
@@ -229,7 +229,7 @@ def test_a_look_that_fails_is_not_the_last(errors: pytest.LogCaptureFixture) -> 
     assert len(watched.reactor.getDelayedCalls()) == 1
 
 
-# Freed memory stays with a working server, and goes back when it is told to.
+# Freed memory stays with a working server, and goes back on request.
 
 PROGRAM = """
 import resource
@@ -326,7 +326,7 @@ def test_a_server_serves_although_zookeeper_is_away(tmp_path: Path) -> None:
         assert code == 0 and "Traceback" not in log
 
 
-# The whole server as a process: many connections, slow ones, wrong ones, and what a stop leaves behind.
+# The whole server as a process: many connections, slow ones, wrong ones, and what a stop leaves.
 
 
 @pytest.mark.long

@@ -89,7 +89,7 @@ class Client:
         self.say(hello, 77)
 
     def replies(self) -> list[list[Any]]:
-        """The headers of the replies that were sent since the last look; bodies stand behind them."""
+        """The headers of the replies that were sent since the last look; bodies follow them."""
         self.net.reactor.advance(0)
         found = []
         for header, body in frames.Decoder().feed(bytes(self.socket.sent)):

@@ -19,7 +19,7 @@ def frame(content: bytes) -> bytes:
 
 
 class Sink:
-    """Keeps what it gets; holds the memory of frames if told to."""
+    """Keeps what it gets; holds the memory of frames if configured to."""
 
     frame_bytes = 16 * MIB
 

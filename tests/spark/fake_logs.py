@@ -27,7 +27,7 @@ class FakePartition:
             self.end += size
 
     def find(self, offset: int) -> int:
-        """The ordinal of the record at or behind `offset`."""
+        """The ordinal of the record at or after `offset`."""
         return next(
             (number for number, (at, _) in enumerate(self.records) if at >= offset), len(self.records)
         )

@@ -76,7 +76,7 @@ def submit(folder: Path, python: str, *options: str, job: tuple[str, ...]) -> An
 
 @pytest.fixture
 def wanted(spark_can_be_had: None, spark_server: LiveServer, topic: str) -> Iterator[list[str]]:
-    """What the job is told; behind the test its output is compared with its input."""
+    """The arguments of the job; after the test its output is compared with its input."""
     with tfmq.Admin(spark_server.address) as admin:
         for name in (f"{topic}-in", f"{topic}-out"):
             admin.create_topic(name, 2)

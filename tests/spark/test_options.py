@@ -144,7 +144,7 @@ def test_no_option_stands_twice_in_the_table() -> None:
     assert len(names) == len(set(names))
 
 
-# Whoever comes from Kafka is told what his options are called here.
+# Users of Kafka's options get the names of the options here.
 
 
 @pytest.mark.parametrize(

@@ -443,7 +443,7 @@ def test_a_query_that_reads_nothing_says_why(logs: FakeLogs, caplog: pytest.LogC
 
 # Limits shared among partitions, ranges shared among tasks.
 #
-# What must hold of shares, whatever waits: the sum is the limit or all that waits, nobody gets more than waits, and
+# What must hold of shares, whatever waits: the sum is the limit or all that waits, no share is more than waits, and
 # while the limit is as large as the number of those who wait, none of them gets nothing.
 
 

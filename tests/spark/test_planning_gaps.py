@@ -1,4 +1,4 @@
-"""Micro-batches of partitions in which messages were lost: fillers stand for them, or damage that nobody mended."""
+"""Micro-batches of partitions in which messages were lost: fillers stand for them, or damage that was not repaired."""
 
 from __future__ import annotations
 

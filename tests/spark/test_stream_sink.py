@@ -96,7 +96,7 @@ def test_a_commit_that_is_done_again_changes_nothing_unless_the_total_is_another
 def test_a_batch_that_is_passed_over_is_said(
     sink: Callable[..., Any], tfmq_broker: SimulatedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Behind a restart that is right; to a query with a copy of the checkpoint it says where its rows went."""
+    """After a restart that is right; to a query with a copy of the checkpoint it says where its rows went."""
     with caplog.at_level(logging.WARNING, "tfmq.spark"):
         for _ in range(2):
             assert not caplog.messages
@@ -271,7 +271,7 @@ def test_a_batch_that_is_committed_already_is_passed_over_however_many_tasks_it_
 ) -> None:
     query.put("a", "b", "c")
     query.run()
-    query.forget("commits", batch=0)  # as a driver leaves it that is killed behind the broker's commit
+    query.forget("commits", batch=0)  # as a driver leaves it that is killed after the broker's commit
     query.put("d")
     query.run(query.frame().repartition(3))
     assert payloads(query.server, query.topic) == ["a", "b", "c", "d"]

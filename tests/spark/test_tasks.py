@@ -57,7 +57,7 @@ def offsets(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 
 class Trouble:
-    """Logs of which each reading of a range meets the next of `errors`, behind its first chunk."""
+    """Logs of which each reading of a range meets the next of `errors`, after its first chunk."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: TfmqError, chunk: int = 1) -> None:
         self.errors = list(errors)
@@ -200,7 +200,7 @@ def test_a_place_where_no_message_begins_is_a_loss_of_another_history(broker: Si
 def test_an_attribute_that_cannot_be_decoded_costs_a_message_its_key_and_tag_where_that_is_allowed(
     broker: SimulatedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Any producer can send one: it must not hold all queries up for ever."""
+    """Any producer can send one: it must not block all queries for good."""
     rows = {"value": [b"before", b"it", b"behind"], "attributes": [None, b"\xc1", b"\x81\x02\xa1k"]}
     settings = SinkSettings(broker.servers, "orders", 10.0, lenient=True)
     verdict = collect_commit(

@@ -1,4 +1,4 @@
-"""Ranges over the wire: what is there, where it is, its bytes; what is told when it is not, and a broker that dies."""
+"""Ranges over the wire: what is there, where it is, its bytes; what is reported when it is not; a broker that dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tap itself: it holds what it is told to hold, and nothing else."""
+"""The tap itself: it holds what the test names, and nothing else."""
 
 import os
 

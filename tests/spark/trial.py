@@ -75,7 +75,7 @@ class Trial:
         return "cut"
 
     def check(self) -> None:
-        """Each row is there once, and nothing waits in the broker for anybody."""
+        """Each row is there once, and nothing waits in the broker."""
         self.settle()
         found = stored(self.server.address, self.target)
         assert differing(found, self.wanted) == {}
@@ -85,7 +85,7 @@ class Trial:
         assert stored(self.server.address, self.target) == Counter()
 
     def settle(self) -> None:
-        """Until every commit is done to its end. What is prepared then is left over by somebody."""
+        """Until every commit is done to its end. What is prepared then is a leftover."""
         left = until_empty(lambda: [each for each in self.unfinished() if each.state != "prepared"])
         assert not left, left
         left = until_empty(self.unfinished)
@@ -111,7 +111,7 @@ class Trial:
         return -1, 0
 
     def forget_batches(self, first: int) -> None:
-        """Set the checkpoint back: batch `first` and what came behind it did not happen."""
+        """Set the checkpoint back: batch `first` and what followed it did not happen."""
         for kind in ("offsets", "commits"):
             for file in (self.checkpoint / kind).iterdir():
                 number = file.name.removeprefix(".").removesuffix(".crc")
@@ -126,7 +126,7 @@ def kill_client(exchange: Exchange) -> str:
 
 
 def lose(exchange: Exchange) -> str:
-    """An act: nobody gets it."""
+    """An act: it is lost."""
     return "cut"
 
 

@@ -1,7 +1,7 @@
 """A TCP proxy on loopback that understands frames, and does what a test says when a request or its reply comes by.
 
     tap.trap("COMMIT_GROUP", "request", lambda exchange: driver.kill())     # the broker never sees it
-    tap.trap("COMMIT_GROUP", "reply", lambda exchange: "cut")               # the broker did it, nobody hears of it
+    tap.trap("COMMIT_GROUP", "reply", lambda exchange: "cut")               # the broker did it, the reply is lost
 
 An act runs while the frame is held, so what it kills cannot be a step further. It gives "cut" to have the frame
 swallowed and the connection ended, and anything else to let it pass.
@@ -117,7 +117,7 @@ class Wiretap:
         for trap in due:
             try:
                 verdicts.append(trap.act(exchange))
-            except BaseException as error:  # the test is told, by wait()
+            except BaseException as error:  # wait() notifies the test
                 trap.failure = error
             finally:
                 trap.sprung.set()

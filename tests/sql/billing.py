@@ -71,7 +71,7 @@ class Billers:
 
     def kill(self, process: int) -> None:
         """SIGKILL; one that has died by itself is dead already. It is buried by the process that it is a child of, so
-        its number is nobody else's yet.
+        its number is not used by another yet.
         """
         self.running.remove(process)
         status, by_itself = map(int, self._ask(process).split())

@@ -33,7 +33,7 @@ START_SECONDS = 10.0
 
 
 class Death(NamedTuple):
-    """Where a seller dies: at the step `step`, or at its `statement`-th statement, before or behind it; or, whatever it
+    """Where a seller dies: at the step `step`, or at its `statement`-th statement, before or after it; or, whatever it
     does, `after_ms` from its first sale, which takes `START_SECONDS` at most.
     """
 

@@ -64,7 +64,7 @@ class BrokerTransaction:
 
 
 class Failing:
-    """Stands for `course.perform`: raises instead of the step `name`, or behind it, when its answer is lost."""
+    """Stands for `course.perform`: raises instead of the step `name`, or after it, when its answer is lost."""
 
     def __init__(self, name: str, error: BaseException, *, after: bool) -> None:
         self.name, self.error, self.after = name, error, after

@@ -56,7 +56,7 @@ def held(url: str) -> list[str]:
 
 
 def messages(servers: str, topic: str) -> list[int]:
-    """The orders that a topic tells of, sorted; each message counts."""
+    """The orders in a topic, sorted; each message counts."""
     found: list[int] = []
     with tfmq.Admin(servers) as admin:
         if topic not in {each.name for each in admin.topics()}:

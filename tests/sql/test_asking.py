@@ -54,7 +54,7 @@ def left_in_doubt(
     group: str | None = None,
     table: Table = TABLE,
 ) -> str:
-    """An owner that died behind the broker's prepare, and behind its own commit if it `decided`."""
+    """An owner that died after the broker's prepare, and after its own commit if it `decided`."""
     xid = some_xid(engine, table)
     with tfmq.Producer(
         server.address, group=group or tfmq.sql.database.default_group_name(engine.url)

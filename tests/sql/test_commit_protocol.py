@@ -1,4 +1,4 @@
-"""Invariant: whichever step fails, before or behind what it does, database and broker agree in the end."""
+"""Invariant: whichever step fails, before or after what it does, database and broker agree in the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invariant: whoever dies, and when, an order is in the database exactly when its messages are in the topics.
+"""Invariant: whichever process dies, and when, an order is in the database exactly when its messages are in the topics.
 
 Sellers die by SIGKILL at every step, at every statement, and at any moment; the broker and the database die too. What
 is left is settled by what settles it in earnest: the broker asks, PostgreSQL is looked into, time passes.
@@ -27,7 +27,7 @@ STRIDE = 1 if SCALE >= 1 else 3
 DECISION = STEPS.index("database commits")
 pytestmark = pytest.mark.timeout(max(300, int(3600 * SCALE)))
 """Seconds. Each wait in here has its own, shorter end. At the full counts one of these takes a minute on a machine that
-has nothing else to do, so the two minutes of any test would tell how busy it is, and nothing more.
+has nothing else to do, so the two minutes of any test would measure how busy it is, and nothing more.
 """
 
 
@@ -80,7 +80,7 @@ def test_a_seller_that_dies_at_a_step_or_a_statement_leaves_both_or_neither(
         death = Death(step, after=after)
         assert seller.sell(sale_of(way, server, number, death)) == -signal.SIGKILL, death
         place = STEPS.index(step) + after
-        # Behind the prepare of both, what PostgreSQL holds is committed when the broker asks.
+        # After the prepare of both, what PostgreSQL holds is committed when the broker asks.
         if place > DECISION or (way.two_phase and place == DECISION):
             expected.add(number)
     numbers = count(100)

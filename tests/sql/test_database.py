@@ -1,4 +1,4 @@
-"""The name of a database: the same for all who use it, and without what nobody else may know."""
+"""The name of a database: the same for all who use it, and without secrets."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def prepared_by_its_owner(engine: Engine, xid: str = "x", number: int = 1) -> It
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody in these tests has to wait for a lock as long as in earnest."""
+    """No test has to wait for a lock as long as in production."""
     monkeypatch.setattr(decisions, "LOCK_SECONDS", 0.1)
 
 
@@ -267,7 +267,7 @@ def test_a_database_that_is_down_says_so(postgres: PostgresServer) -> None:
 
 
 def test_owner_and_checkers_never_disagree(engine: Engine) -> None:
-    """Whoever is first: the owner's commit and the answers say the same."""
+    """Whichever is first: the owner's commit and the answers say the same."""
     random = seeded("checkers")
     ended = set()
     with ThreadPoolExecutor(3) as pool:
@@ -347,11 +347,11 @@ def test_a_row_that_is_not_committed_decides_nothing_at_any_isolation_level(tmp_
     engine.dispose()
 
 
-# What PostgreSQL holds prepared: found by name, finished by whoever comes first.
+# What PostgreSQL holds prepared: found by name, ended by the first process.
 
 
 def prepare(engine: Engine, gid: str, number: int) -> None:
-    """A transaction that nobody finishes."""
+    """A transaction that is not ended."""
     with engine.connect() as connection:
         begun = connection.begin_twophase("another name")
         set_prepared_name(connection, gid)

@@ -1,4 +1,4 @@
-"""Invariant: whoever is killed, and when, each message has its result in the database exactly once.
+"""Invariant: whichever process is killed, and when, each message has its result in the database exactly once.
 
 Consumers of one group write results and offsets in one transaction. They die by SIGKILL at any moment and at each
 statement, while others of the group go on; they freeze, and come back as zombies; the broker dies, too.
@@ -24,7 +24,7 @@ KILLS = 200 if SCALE > FRACTION else 100
 """Of consumers at work, in each database; the broker's and the freezes are not among them."""
 PARTITIONS = 4
 MESSAGES = 20
-"""More to do behind each kill."""
+"""More to do after each kill."""
 ROUNDS_MAX = 4 * KILLS
 STANDSTILL_SECONDS = 20.0
 pytestmark = pytest.mark.timeout(max(300, int(3600 * SCALE)))
@@ -133,7 +133,7 @@ class Course:
             self.crew.start(Work(self.url, self.server.address, self.topic, many))
 
     def _one_at_work(self) -> int:
-        """One that has results, or has died at a statement; the last that was started, if nobody comes to that."""
+        """One that has results, or has died at a statement; the last that was started, if none reaches that."""
         deadline = time.monotonic() + STANDSTILL_SECONDS
         while time.monotonic() < deadline:
             found = [each for each in self.crew.running if is_dead(each) or each in workers(self.books)]
@@ -148,7 +148,7 @@ class Course:
         self.at_work += self.crew.deaths > deaths or process in workers(self.books)
 
     def finish(self) -> dict[int, int]:
-        """Somebody does what is left: how many invoices each order has then."""
+        """A process does what is left: how many invoices each order has then."""
         self.crew.start(Work(self.url, self.server.address, self.topic, 20))
         done, moved_at = 0, time.monotonic()
         while done < self.sent and time.monotonic() < moved_at + STANDSTILL_SECONDS:

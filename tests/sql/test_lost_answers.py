@@ -1,6 +1,6 @@
 """Invariant: an answer that is lost, of the database or of the broker, never makes them disagree.
 
-What was asked for may have happened, and somebody whom the broker asks may have gone on from there.
+What was asked for may have happened, and a client that the broker asks may have gone on from there.
 """
 
 from random import Random
@@ -52,7 +52,7 @@ def test_a_prepare_whose_answer_is_lost_keeps_no_locks(
 def test_what_was_committed_while_the_answer_of_the_broker_was_lost_stays_committed(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have prepared, the broker asks somebody else, and only then its answer fails."""
+    """Both have prepared, the broker asks another client, and only then its answer fails."""
     really = commit_protocol.run_step
 
     def lost(step: commit_protocol.Step) -> Any:
@@ -73,7 +73,7 @@ def test_what_was_committed_while_the_answer_of_the_broker_was_lost_stays_commit
 def test_a_prepare_without_an_answer_is_not_taken_back_while_the_database_says_nothing(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
-    """Both have prepared, somebody who was asked has committed the database's part, and is about to tell the broker."""
+    """Both have prepared, a client that was asked has committed the database's part, and will reply to the broker."""
     really = commit_protocol.run_step
 
     def lost(step: commit_protocol.Step) -> Any:
@@ -105,7 +105,7 @@ def test_a_prepare_without_an_answer_is_not_taken_back_while_the_database_says_n
 def test_a_refused_prepare_is_reported_as_it_is_although_the_database_says_nothing(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch, refusal: TfmqError
 ) -> None:
-    """Then the broker asks nobody, so nobody can have committed the database's part."""
+    """Then the broker asks no client, so none can have committed the database's part."""
     really = commit_protocol.run_step
 
     def refused(step: commit_protocol.Step) -> Any:
@@ -152,16 +152,16 @@ def test_while_the_database_says_nothing_nothing_is_decided(
 
 
 Fault = tuple[str, bool]
-"""A step that fails, and whether behind what it does."""
+"""A step that fails, and whether after what it does."""
 FAULTS = [
     (name, after) for name in (*STEPS[3:], "row decides", "broker rolls back") for after in (False, True)
 ]
 FAULTS.append(("database rolls back", True))
-"""From the first step on that leaves something behind. A rollback that is not even tried is no lost answer."""
+"""From the first step on that leaves something. A rollback that is not even tried is no lost answer."""
 
 
 class Trouble:
-    """Stands for `course.perform`: some steps fail, and before the `question`-th one the broker asks somebody, whose
+    """Stands for `course.perform`: some steps fail, and before the `question`-th one the broker asks a client, whose
     answer reaches it at once, or with `late`, when all is over. The first fault may be the user's Ctrl-C.
     """
 

@@ -104,7 +104,7 @@ def test_two_that_wait_for_each_other_end_and_nothing_is_there_twice(
 
 
 def waiting(engine: Engine) -> bool:
-    """Whether somebody waits for a lock."""
+    """Whether a transaction waits for a lock."""
     with engine.connect() as connection:
         return bool(connection.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")))
 

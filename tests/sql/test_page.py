@@ -102,7 +102,7 @@ with (
         event.listen(engine, "commit", lambda connection: os._exit(9))
     exec(sys.stdin.read())
 """
-"""The loop of the page, as a program; it dies at the database's commit, behind the broker's prepare."""
+"""The loop of the page, as a program; it dies at the database's commit, after the broker's prepare."""
 
 
 def loop_program(servers: str, url: str, dies: str) -> "subprocess.Popen[str]":

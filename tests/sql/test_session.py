@@ -364,7 +364,7 @@ def test_a_database_that_is_down_says_so_at_the_beginning(postgres: PostgresServ
 
 
 def test_one_connection_is_enough(postgres: PostgresServer, postgres_engine: Engine) -> None:
-    """With a pool of one nobody waits for himself."""
+    """With a pool of one no caller waits for itself."""
     small = create_engine(postgres.url(), pool_size=1, max_overflow=0, pool_timeout=1)
     with Session(small) as session:
         for number, before in enumerate([False, True]):

@@ -45,7 +45,7 @@ def test_a_wait_with_an_end_lets_time_go_on_to_it_and_no_further(world: Simulati
 
 
 def test_time_stands_still_while_any_task_has_something_to_do(world: Simulation) -> None:
-    """Whoever waits for a second gets what another task brings at once, however often that one is put off."""
+    """A caller that waits for a second gets what another task brings at once, however often that one is put off."""
     driver = new_driver(world)
     flag = Event()
 

@@ -2,7 +2,7 @@
 
 Invariants, for every message that a producer sent, plain, delayed or inside a transaction:
 - nothing is seen before it is due, at whatever moment one looks, nor before the wall clock shows its time of day;
-- what was acknowledged is there once, in the end; what failed as "not done" is not; of the rest nobody knows, but it is
+- what was acknowledged is there once, in the end; what failed as "not done" is not; the rest is unknown, but it is
   there once at most;
 - what was taken back is never seen, what is answered as delivered is seen;
 - of one partition, delayed messages come in the order of their times;
@@ -37,7 +37,7 @@ GRAIN_SECONDS: Final = 0.001
 FLOAT_SECONDS: Final = 2e-6
 """What two sums of the same times may differ by, and the clock's own grain."""
 OUTCOME_SECONDS: Final = 86_400
-"""What became of a handle is known for so long behind its time."""
+"""What became of a handle is known for so long after its time."""
 TOPICS: Final = ("orders", "invoices")
 
 
@@ -249,7 +249,7 @@ class Program:
             for topic in TOPICS:
                 for partition in admin.topic(topic).partitions:
                     if partition.state == "stopped":
-                        with suppress(tfmq.StorageStopped):  # an error that nobody was told of yet
+                        with suppress(tfmq.StorageStopped):  # an error that was not reported yet
                             admin.resume(topic, partition.partition)
 
     def full_disk(self) -> None:
@@ -307,7 +307,7 @@ class Program:
     def end(self) -> None:
         """All time passes; what was acknowledged is there."""
         self.set_right()
-        for _ in range(3):  # an error that nobody was told of yet stops a partition again
+        for _ in range(3):  # an error that was not reported yet stops a partition again
             self.mend()
             self.broker.settle()
             self.broker.clock.advance(days=2)
@@ -397,7 +397,7 @@ def test_a_wait_that_nothing_can_end_raises_and_moves_nothing() -> None:
 
 
 def test_a_request_ends_by_itself_so_time_may_go_on_for_it() -> None:
-    """A fetch that finds nothing is answered when its time is up; a call nobody answers fails at its deadline."""
+    """A fetch that finds nothing is answered when its time is up; a call without a reply fails at its deadline."""
     world = new_world()
     driver = new_driver(world)
     driver.run(request(driver.link, CreateTopic("orders", 1, {})))

@@ -216,7 +216,7 @@ class Life:
             self.rig.disk.faults.fail(kind, nth=nth, error=error)
 
     def crash(self, power: bool) -> None:
-        """What was asked and not answered may have happened or not; what nobody prepared is gone."""
+        """What was asked and not answered may have happened or not; what was not prepared is gone."""
         for known in self.known:
             known.note()
             known.fates = self._after_crash(known)

@@ -2,7 +2,7 @@
 
 `Targets` is a `Destination` that can stop, fill up, lose what was not forced, and forget a topic. `Rig` owns disk,
 clock, forces and workers: inline, or queued with `queued=True` (then `work()` does the jobs). Every verb asks one
-thing, ends the turn unless told not to, and gives the `Answer`.
+thing, ends the turn unless `turn=False`, and gives the `Answer`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BILLS = make_log_id(17, 0)
 
 
 class Answer:
-    """What `done` was told, once."""
+    """What `done` was called with, once."""
 
     def __init__(self) -> None:
         self.calls = 0

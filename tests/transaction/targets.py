@@ -275,7 +275,7 @@ class Targets:
                 self._waiting.append((mark, done))
 
     def fail_force(self, key: int, reason: str = "its force failed") -> None:
-        """The disk fails under a force of that target: it stops, and nobody knows what is on the disk."""
+        """The disk fails under a force of that target: it stops, and what is on the disk is unknown."""
         self.target(key).stopped = reason
         self._report_forced()
 

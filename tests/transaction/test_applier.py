@@ -1,4 +1,4 @@
-"""From the decision to its targets: all of it, exactly once, told in time, and in small turns."""
+"""From the decision to its targets: all of it, exactly once, reported in time, and in small turns."""
 
 from __future__ import annotations
 

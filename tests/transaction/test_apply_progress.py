@@ -1,4 +1,4 @@
-"""A decision on its way: who waits is told once, and the truth."""
+"""A decision that is being applied: waiting clients are notified once, with the true state."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_with_nothing_to_force_the_end_comes_at_once() -> None:
 
 
 def test_due_times_are_given_back_also_where_a_sweep_sees_the_force_before_they_are_noted() -> None:
-    """A force tells those who asked one after the other: the first sweeps what the others wait to hear of."""
+    """A force notifies its callers one after the other: the first removes what the others wait for."""
     scene, each, settled = Scene(), course_of_settling(100), list[Decision]()
     each.offsets = [-1]
     store = cast(Any, SimpleNamespace(journal_id=5, complete=settled.append))

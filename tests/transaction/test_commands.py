@@ -1345,7 +1345,7 @@ def test_sequences_are_contiguous_over_its_batches() -> None:
 
 
 def torn(rig: Rig, payloads: list[bytes], stream: Stream) -> tuple[Answer, Rig]:
-    """A frame of which a crash left the messages and tore the decision, which stood behind them in the same write."""
+    """A frame of which a crash left the messages and tore the decision, which followed them in the same write."""
     answer = rig.transact([(ORDERS, payloads)], stream, turn=False)
     rig.handler.write()
     disk = rig.disk.crash(keep="everything")
@@ -1368,7 +1368,7 @@ def test_one_that_a_crash_tore_is_reported_as_a_gap_which_says_that_nothing_of_i
 
 
 def lost_after_a_rollback(rig: Rig) -> tuple[Answer, Rig]:
-    """A frame that stood behind records that nobody waits for; a power cut took both."""
+    """A frame that followed records without a waiting caller; a power cut took both."""
     stream = rig.stream()
     large = rig.begin("", stream)
     rig.send(large, [b"large"])
@@ -1386,7 +1386,7 @@ def test_one_whose_stream_a_power_cut_took_is_reported_as_a_gap() -> None:
 
 
 def test_after_a_repair_a_gap_proves_nothing() -> None:
-    """What is missing may have been lost behind the answer: then "not done" is not certain."""
+    """What is missing may have been lost after the answer: then "not done" is not certain."""
     first, again = lost_after_a_rollback(Rig(queued=True))
     ledger = again.store._table
     ledger.apply(JournalEntry(KIND_FILLER, again.store.end_lsn, 60, LostEntries(60), 0))

@@ -19,7 +19,7 @@ from tfmq.transaction.model import Transaction
 FILE_BYTES = 16 << 10
 BOUND = FILES_MIN * FILE_BYTES
 TURNS = 3
-"""Checkpoints are written after bytes, and old files go behind the second: so much may lie there beyond the bound."""
+"""Checkpoints are written after bytes, and old files go after the second: so much may be there beyond the bound."""
 
 
 def traffic(store: Store, count_bytes: int, *, housekeeping: bool = True) -> None:
@@ -161,7 +161,7 @@ def traffic_lazily(store: Store, count_bytes: int) -> None:
 
 
 def test_a_decision_in_the_same_turn_comes_before_the_copy() -> None:
-    """The copy is written behind the decision: it changes nothing, live as in a replay."""
+    """The copy is written after the decision: it changes nothing, live as in a replay."""
     store = Store(lazy=True, journal_file_bytes=FILE_BYTES)
     old = pin(store)[0]
     store.store.run_housekeeping()

@@ -135,7 +135,7 @@ ANSWERS = {
     "!roll": "transaction_rolled_back",
     "!hand": "heuristic_outcome",
 }
-# What is answered, and behind ">" the state that follows where it is another than the one in the second column.
+# What is answered, and after ">" the state that follows where it is another than the one in the second column.
 TABLE = """
                  state  send    prepare     commit 2     commit 1     commit h      rollback     rollb. h       forget    time       lost
 open             open   ok      prep>prep   !state       comm>comm    !state        roll>roll    roll>roll      no        .>roll     .>roll
@@ -169,7 +169,7 @@ SHOWN = {
 
 
 def cells() -> list[tuple[str, str, str, str]]:
-    """(state, event, answer, state behind it) of every cell."""
+    """(state, event, answer, state after it) of every cell."""
     found = []
     for line in TABLE.strip("\n").splitlines()[1:]:
         state, words = line[:15].strip(), line[15:].split()

@@ -142,7 +142,7 @@ def test_a_start_on_a_full_disk_gives_epochs_when_there_is_space() -> None:
 
 
 def test_epochs_whose_lease_a_repair_gave_up_are_not_given_out_again() -> None:
-    """Their transactions stand behind it, or were lost with it: their owners may come with them."""
+    """Their transactions follow it, or were lost with it: their owners may request them."""
     rig = Rig()
     lease = rig.store.end_lsn
     rig = rig.kill()

@@ -5,7 +5,7 @@ leaves one. What must hold whenever everything was answered, and after every cra
 
  1. all of a transaction's messages are there, once, in all its targets that are not gone, or none of them;
  2. what was answered as committed is there or on its way, what was answered as rolled back is not;
- 3. what was answered as prepared stays so until somebody decides;
+ 3. what was answered as prepared stays so until it is decided;
  4. in every target the decisions lie in the same order, each in one piece;
  5. members of a commit group are there all or none;
  6. nothing is set aside, locked or open for a transaction that is over;

@@ -104,7 +104,7 @@ def test_an_unknown_kind_is_named() -> None:
 
 
 def test_damage_raises_value_error_and_nothing_else() -> None:
-    """Item 38, the payload's part: behind a checksum that holds by chance, or a bug, nothing worse than a refusal."""
+    """Item 38, the payload's part: after a checksum that holds by chance, or a bug, nothing worse than a refusal."""
     generator = seeded("operations")
     packed = [journal_records.pack(each) for each in ALL.values()]
     for _ in range(scaled(20_000)):

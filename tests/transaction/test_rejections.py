@@ -1,4 +1,4 @@
-"""What sessions are told: the right class, and an outcome that is true."""
+"""Errors of sessions: the right class, and an outcome that is true."""
 
 import logging
 

@@ -5,7 +5,7 @@ end, and in between whenever everything was answered. Beyond that:
 
  1. every request gets at most one answer, and exactly one as long as the broker lives;
  2. a request that is repeated after a good answer is answered well again, and changes nothing;
- 3. a transaction in doubt stays so until somebody decides, and can then be decided;
+ 3. a transaction in doubt stays so until it is decided, and can be decided;
  4. what a step of an older transaction of the same xid asks for never touches the newer one.
 
 A failure prints the steps that lead to it; hypothesis replays them. Counts follow TFMQ_TEST_SCALE.
@@ -425,7 +425,7 @@ class Simulation(RuleBasedStateMachine):
 
     @invariant()
     def trouble_ends(self) -> None:
-        """A disk that fails for ever would let nothing happen any more."""
+        """A disk that always fails would let nothing happen any more."""
         self.trouble = max(0, self.trouble - 1)
         if self.trouble == 1:
             self.settle_faults()
@@ -445,7 +445,7 @@ class Simulation(RuleBasedStateMachine):
     @rule()
     def look_around(self) -> None:
         """Everything was answered: whatever can be seen is right, in the middle of life too. A partition that has
-        stopped is told of a moment later."""
+        stopped is reported a moment later."""
         self.broker.work()
         self.broker.advance(0.05)
         self.broker.work()

@@ -185,7 +185,7 @@ def test_an_entry_that_is_not_the_batch_is_damage(wrong: str) -> None:
 
 @pytest.mark.parametrize("which", ["first", "middle", "last", "all"])
 def test_what_a_repair_gave_up_is_left_out_and_the_position_goes_on(which: str) -> None:
-    """Else the decision would wait for it for ever."""
+    """Else the decision would wait for it without end."""
     journal, rows, _ = made(7, 12, 100, 1000)
     places = list(rows[::ROW_WORDS])
     lost = {"first": places[:1], "middle": places[2:4], "last": places[-1:], "all": places}[which]

@@ -233,7 +233,7 @@ def store_with_prepared() -> Store:
 
 def test_item_23_a_start_needs_no_more_than_what_is_after_the_checkpoint_and_what_lives() -> None:
     """The ancestor's checkpoint was its oldest live transaction; here that one is in the snapshot, and a start
-    reads only what came behind.
+    reads only what came after.
     """
     store = Store(journal_file_bytes=8192)
     old = store.prepared("old")
@@ -389,7 +389,7 @@ def test_those_without_a_name_leave_no_outcome() -> None:
     assert len(store.ledger.outcomes) == len(store.ledger.local_outcomes) == 0
 
 
-# What is told about it
+# What is reported about it
 
 
 def test_pages_of_the_list_are_in_order_of_epochs_also_after_a_start() -> None:
@@ -488,7 +488,7 @@ def many() -> tuple[Store, int]:
 
 
 def _ignore(*_: Any) -> None:
-    """Nobody waits."""
+    """No caller waits."""
 
 
 @pytest.mark.long

@@ -37,7 +37,7 @@ ORIGIN = Origin("x", False, 1, 1, 0)
 
 
 class Journal:
-    """Files of 100 bytes; counts holds, and refuses to give back what nobody took."""
+    """Files of 100 bytes; counts holds, and refuses to give back what was not taken."""
 
     def __init__(self) -> None:
         self.firsts = [0]
@@ -147,7 +147,7 @@ def test_the_journal_counts_what_the_transactions_need() -> None:
 #
 # What must hold, for any sequence of steps (a failure prints the seed of the steps):
 #
-#  1. a snapshot taken anywhere, packed later, and the entries behind it give what all entries give;
+#  1. a snapshot taken anywhere, packed later, and the entries after it give what all entries give;
 #  2. both give what the live ledger has;
 #  3. packing a snapshot after the ledger went on changes nothing in it.
 

@@ -1,4 +1,4 @@
-"""A shell that commands are typed into, by somebody who waits for what each prints."""
+"""A shell for commands that are typed one by one, each after the output of the one before."""
 
 from __future__ import annotations
 

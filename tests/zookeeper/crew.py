@@ -1,6 +1,6 @@
-"""Processes that work in one group, each behind a proxy of its own, and what they have written down: who had what when.
+"""Processes that work in one group, each through a proxy of its own, and their records of who had what when.
 
-An `Observer` beside them looks at the offsets in ZooKeeper all the time, as anybody else would.
+An `Observer` beside them looks at the offsets in ZooKeeper all the time, as any other client would.
 """
 
 import subprocess

@@ -33,7 +33,7 @@ from tfmq.zookeeper.session import (
 SESSION_SECONDS = 10.0
 PING_SECONDS = SESSION_SECONDS / 3
 SILENCE_SECONDS = SESSION_SECONDS * 2 / 3
-"""Behind that a client takes its connection for broken."""
+"""After that a client takes its connection for broken."""
 TOPIC = "orders"
 MEMBERS = 12
 
@@ -50,7 +50,7 @@ class Time:
         heapq.heappush(self._queue, (self.now + seconds, next(self._count), what))
 
     def run(self, until: float, look: Callable[[], None]) -> None:
-        """Everything up to then; `look` behind each event."""
+        """Everything up to then; `look` after each event."""
         while self._queue and self._queue[0][0] <= until:
             self.now, _, what = heapq.heappop(self._queue)
             what()
@@ -206,7 +206,7 @@ class Member:
             self.later(self.world.delay(), lambda: self.hears(connection))
 
     def hears(self, connection: int) -> None:
-        """A watch of a connection that is gone says nothing; behind the next one all is looked at."""
+        """A watch of a connection that is gone says nothing; after the next one all is looked at."""
         if self.connection == connection:
             self.coordinator.request_round()
 

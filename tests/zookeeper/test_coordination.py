@@ -150,7 +150,7 @@ def test_a_cut_connection_stops_handing_out_and_a_short_one_loses_nothing(
         until(lambda: member.assignment().until > boot_time())
         changes = group.changes["a"]
         proxy.cut()
-        until(lambda: group.changes["a"] > changes)  # it is told at once
+        until(lambda: group.changes["a"] > changes)  # it is notified at once
         until(lambda: member.assignment().until > boot_time())
         assert member.assignment().assigned == before
         member.close()

@@ -216,7 +216,7 @@ def test_an_owner_node_whose_creation_got_no_reply_is_found_or_removed() -> None
     one.nodes["/meta/consumers/billing/ids/aaa"] = node(b"orders", 9)
     one.coordinator.request_round()
     one.run(1002.0)
-    assert OWNER_A not in one.nodes  # else its range's new owner would wait for ever
+    assert OWNER_A not in one.nodes  # else its range's new owner would wait without end
 
     one = One()
     one.run(1000.0)

@@ -20,7 +20,7 @@ from tools.rigs.zookeeper import ZooKeeperServer
 CUT_SECONDS = 30.0 if SCALE >= 1 else 0.7
 SESSION_SECONDS = 6.0 if SCALE >= 1 else 0.5
 TRUST_SECONDS = SESSION_SECONDS / 2
-"""So long a member hands out when it hears nothing."""
+"""So long a member hands out without a reply."""
 ROUNDS = 2
 
 

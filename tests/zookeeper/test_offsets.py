@@ -37,7 +37,7 @@ def open_one(address: str) -> Iterator[Open]:
 
 @pytest.fixture
 def open_shaky(zookeeper: ZooKeeperServer, root: str) -> Iterator[OpenShaky]:
-    """Behind a proxy that cuts the connection at one piece in thirty, of either direction."""
+    """Through a proxy that cuts the connection at one piece in thirty, of either direction."""
     with ExitStack() as proxies:
 
         def opened(random: Random) -> ZooKeeperOffsets:

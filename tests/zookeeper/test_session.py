@@ -123,7 +123,7 @@ def test_trouble_is_a_cut_or_a_refusal(asking: Asking, nodes: Any, root: str) ->
 
 
 class Asker:
-    """Asks one thing again and again, and remembers all that it was told."""
+    """Asks one thing again and again, and records all replies."""
 
     def __init__(self, path: str, session_seconds: float = 30.0) -> None:
         self.path = path

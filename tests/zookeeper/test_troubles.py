@@ -61,7 +61,7 @@ def test_one_of_an_ensemble_is_enough_and_the_root_need_not_be_there(
 
 @pytest.fixture
 def forbidden(nodes: Any, root: str, address: str) -> str:
-    """The address of a root that is somebody else's."""
+    """The address of a root of another application."""
     nodes.ensure_path(root)
     nodes.set_acls(root, [make_digest_acl("somebody", "else", all=True)])
     return address
@@ -91,7 +91,7 @@ def test_a_broker_that_may_not_register_says_so_and_serves(
     broker.close(30)
 
 
-# Nobody there, or somebody else
+# No server there, or another one
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A process that is a member of a group coordinated by ZooKeeper: it consumes numbers, saves them, and tells of it.
+"""A process that is a member of a group coordinated by ZooKeeper: it consumes numbers, saves them, and logs that.
 
     python -m tests.zookeeper.worker ADDRESS MEMBER SESSION_SECONDS PARTITIONS LOG
 

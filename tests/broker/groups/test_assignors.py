@@ -200,7 +200,7 @@ def test_any_group_each_partition_has_one_member_that_takes_it_whatever_the_orde
 
 
 def test_any_group_sticky_is_as_even_as_can_be_and_moves_nothing_for_nothing() -> None:
-    """Seeded by TFMQ_TEST_SEED. Even: no chain of moves leads to somebody with two less. What is even already stays."""
+    """Seeded by TFMQ_TEST_SEED. Even: no chain of moves leads to a member with two less. What is even already stays."""
     for number in range(scaled(2000)):
         random_ = random.Random(f"{SEED} {number}")
         group, every = make(random_)

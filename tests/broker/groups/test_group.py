@@ -209,7 +209,7 @@ def test_no_more_partitions_get_an_owner_than_there_is_room_for(rig: Rig) -> Non
     assert len(rig.plan(room=3).assigned) == 3
 
 
-# What people are told of groups, and why a member has less than it asked for.
+# What descriptions of groups show, and why a member has less than it asked for.
 
 
 @pytest.fixture

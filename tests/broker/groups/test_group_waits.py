@@ -45,7 +45,7 @@ def test_of_two_heartbeats_of_a_member_the_older_ends_and_cancel_ends_one_too(br
 
 
 def test_a_lost_reply_is_given_again(broker: Broker) -> None:
-    """The broker remembers nothing of what it has told: a member that does not know is told."""
+    """The broker does not store what it has sent: a member that does not know it is notified."""
     first, second = Seat(broker, "ada"), Seat(broker, "bob")
     first.join()
     second.join()

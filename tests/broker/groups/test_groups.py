@@ -205,7 +205,7 @@ def test_a_member_that_joins_again_has_lost_what_it_had(broker: Broker) -> None:
 # Saving
 
 
-# What is told is on the disk
+# What is reported is on the disk
 
 
 def test_a_grant_is_on_the_disk_before_it_is_reported() -> None:

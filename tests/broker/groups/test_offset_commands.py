@@ -1,4 +1,4 @@
-"""Offsets are saved for the owner of each partition, and set by hand where nobody is there."""
+"""Offsets are saved for the owner of each partition, and set by hand where the group has no member."""
 
 import pytest
 
@@ -171,7 +171,7 @@ def test_work_begun_under_an_earlier_grant_is_fenced_although_the_partition_came
 
 
 def test_offsets_in_doubt_hold_the_next_owner_back_until_their_transaction_has_ended(broker: Broker) -> None:
-    """Whoever takes the partition over begins behind what the transaction took."""
+    """The next owner of the partition begins after what the transaction took."""
     first, second = Seat(broker, "ada"), Seat(broker, "bob")
     first.join()
     first.commit(10)

@@ -113,7 +113,7 @@ def test_acknowledged_offsets_survive_every_power_cut() -> None:
             assert Broker(disk).saved().get(("orders", 0), 0) in (offset, offset + 1)
 
 
-# Offsets in doubt are locked, by whoever has them in doubt.
+# Offsets in doubt are locked by the transaction that has them in doubt.
 
 
 def places(group: str, *keys: tuple[int, int]) -> GroupPositions:

@@ -1,4 +1,4 @@
-"""What the broker tells, as values; what a newer one tells besides is passed over."""
+"""Replies of the broker, as values; additional fields of a newer one are ignored."""
 
 from __future__ import annotations
 

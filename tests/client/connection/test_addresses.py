@@ -1,4 +1,4 @@
-"""`file:PATH`: who is joined, who starts, and what is told; the locks are real, the brokers are made up."""
+"""`file:PATH`: which broker is joined or started, and what is reported; real locks, simulated brokers."""
 
 from __future__ import annotations
 

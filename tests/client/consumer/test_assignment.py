@@ -60,7 +60,7 @@ def test_a_group_without_any_offset_begins_at_the_configured_start() -> None:
 
 @pytest.mark.parametrize("commits", ["auto", "manual", "before"])
 def test_what_came_after_latest_is_not_passed_over_where_its_first_member_dies_at_once(commits: str) -> None:
-    """The end that the first member saw is saved before it reads anything, whoever saves what later."""
+    """The end that the first member saw is saved before it reads anything, whatever is saved later."""
     broker = Broker()
     logs = two(broker)
     first = Script(broker, group="g", start="latest", commits=commits)
@@ -73,7 +73,7 @@ def test_what_came_after_latest_is_not_passed_over_where_its_first_member_dies_a
 
 
 def test_latest_is_where_the_ends_were_at_the_first_look_whenever_a_partition_comes() -> None:
-    """Neither is passed over what is sent while nobody has it, nor is all read because another partition is saved."""
+    """Neither is passed over what is sent while it has no owner, nor is all read because another partition is saved."""
     broker = Broker()
     logs = two(broker)
     grants = broker._grants
@@ -302,7 +302,7 @@ def test_a_partition_of_which_the_storage_knows_a_later_owner_is_not_read_until_
     assert starts(script).keys() == {0, 1}
 
 
-# When a consumer looks for topics: seldom where it would be told, often where nobody tells it.
+# When a consumer looks for topics: seldom where it is notified of changes, often where it is not.
 
 SECONDS = 100
 
@@ -337,7 +337,7 @@ def test_topics_of_a_pattern_are_looked_for_in_time(arguments: dict[str, Any]) -
 
 
 def test_who_asks_the_broker_for_nothing_looks_in_time() -> None:
-    """A partition that is paused brings no answers that could tell of new ones."""
+    """A partition that is paused brings no replies that could name new ones."""
     broker = Broker()
     broker.create("orders").append(b"x")
     script = Script(broker, fetch_bytes=1, prefetch_bytes=1)

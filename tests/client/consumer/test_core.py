@@ -401,7 +401,7 @@ def test_passing_failures_of_a_fetch_are_not_seen(broker: Broker, error: TfmqErr
 
 
 def look_by_look(script: Script, comes: bool) -> tuple[list[Any], int]:
-    """A poll(0) whose looks bring what the broker has, and for ever something that is no message if `comes`."""
+    """A poll(0) whose looks bring what the broker has, and without end something that is no message if `comes`."""
     operation, looks = script.core.poll(0, 500), 0
     while True:
         try:
@@ -409,7 +409,7 @@ def look_by_look(script: Script, comes: bool) -> tuple[list[Any], int]:
         except StopIteration as end:
             return end.value, looks
         looks += 1
-        for _ in range(10):  # a task asks several things, one behind the other
+        for _ in range(10):  # a task sends several requests, one after the other
             script.link.serve()
             script.core.tasks.tick()
         if comes:
@@ -621,7 +621,7 @@ def test_a_commit_of_a_message_says_a_loss_once_and_of_its_own_partition(broker:
 def test_a_message_of_a_partition_that_was_lost_and_came_back_is_not_saved_but_handed_out_again(
     broker: Broker,
 ) -> None:
-    """Who is told that it is lost drops his work on it: so it must come again."""
+    """A listener that is notified of a loss drops its work on it: so it must be delivered again."""
     filled(broker)
     script = Script(broker, group="g", commits="manual")
     message = script.messages(count=2)[1]
@@ -656,7 +656,7 @@ def test_it_says_where_each_partition_and_the_group_stand(tmp_path: Path) -> Non
         assert alone.stats()["generation"] == 0 < member.stats()["generation"]
 
 
-# How far behind: a number that is the sum of its partitions.
+# Lag: a number that is the sum of its partitions.
 
 
 def test_a_lag_is_its_total_and_knows_its_parts() -> None:

@@ -323,7 +323,7 @@ def decoder_of_single_blocks(fast: bool) -> Decoder:
 def outcome(
     body: bytes, *, fast: bool, start: int = 0, skip_to: int = 0, end: int | None = None, gaps: bool = False
 ) -> list[Any]:
-    """Every field of every message, where reading goes on behind them, and the error."""
+    """Every field of every message, where reading goes on after them, and the error."""
     found: list[Any] = []
     end_state: tuple[int, ...] = ()
     try:

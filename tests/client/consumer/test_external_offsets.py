@@ -1,4 +1,4 @@
-"""Where a consumer stands, for whoever saves its offsets in his own transaction."""
+"""Where a consumer stands, for programs that save its offsets in their own transaction."""
 
 from collections.abc import Iterator
 from typing import Any

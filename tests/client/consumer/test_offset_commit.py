@@ -96,7 +96,7 @@ def test_a_claim_that_comes_too_late_gives_the_others_all_the_same(tmp_path: Pat
 
 
 class Slipping(OffsetStorage):
-    """Loses one partition more to somebody else at each claim."""
+    """Loses one partition more to another member at each claim."""
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
         return {}
@@ -183,7 +183,7 @@ def test_a_forked_child_waits_for_no_save_of_its_parent() -> None:
     assert waits.seconds is None, "for its own work"
 
 
-# Saves: one at a time, newest last, and a store's failure told once.
+# Saves: one at a time, newest last, and a store's failure reported once.
 
 NAME = PartitionName("orders", 0)
 

@@ -262,7 +262,7 @@ def test_what_is_not_used_is_not_loaded() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-# Where a consumer starts, and where it goes on when it is told: what may be written, and what is read then.
+# Where a consumer starts, and where it continues when that is configured: what may be written, and what is read then.
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NOON_MS = 1_767_268_800_000

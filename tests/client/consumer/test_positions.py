@@ -371,7 +371,7 @@ def test_a_loss_of_committed_partitions_is_not_reported() -> None:
 
 
 def test_what_a_loop_takes_in_the_moment_of_the_loss_does_not_count() -> None:
-    """The loop sets `current` without a lock: perhaps behind the loss of its partition."""
+    """The loop sets `current` without a lock: perhaps after the loss of its partition."""
     made, ready = positions(A), batch()
     messages = list(ready.messages)
     made.set_ready_batch(ready)
@@ -484,7 +484,7 @@ def test_one_that_stays_after_all_goes_on_and_a_void_one_never_does() -> None:
     assert ledger.invalid and ledger.revoked and ledgers.get(A_LEDGER) is None and not ledgers
 
 
-# Places, and what lies behind a message.
+# Positions, and what follows a message.
 
 
 def test_a_place_knows_its_offset_and_may_not_know_the_rest() -> None:

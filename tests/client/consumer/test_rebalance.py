@@ -1,4 +1,4 @@
-"""How partitions come and go: finished, saved, told, released; and never in the middle of a handler."""
+"""How partitions are assigned and revoked: finished, saved, reported, released; never during a handler."""
 
 import asyncio
 from collections.abc import Iterator
@@ -136,7 +136,7 @@ def test_on_revoked_may_commit_and_only_then_it_goes(broker: SimulatedBroker) ->
 
 
 def test_a_partition_stays_until_on_revoked_was_called(broker: SimulatedBroker) -> None:
-    """Nothing of it is in work, all is saved, and yet it does not go behind the user's back."""
+    """Nothing of it is in work, all is saved, and yet it is not released before the callback returns."""
     reported: list[Any] = []
     first = member(broker, on_revoked=reported.append)
     assert len(look(broker, first)) == 8
@@ -295,7 +295,7 @@ def test_a_storage_that_does_not_answer_is_waited_for(broker: SimulatedBroker, c
 
 
 def test_two_processes_of_one_name_do_not_fence_each_other_without_end(broker: SimulatedBroker) -> None:
-    """A machine that was copied with all that runs on it: whoever is told that he is no member takes a name anew."""
+    """A machine was copied with its processes: a client that is notified that it is no member takes a new name."""
     first, copy = member(broker), member(broker)
     look(broker, first)
     copy._core.require_membership().member_id = first._core.require_membership().member_id

@@ -1,4 +1,4 @@
-"""Offsets of a consumer inside a transaction: which ones, from whom, and how the consumer goes on behind it."""
+"""Offsets of a consumer inside a transaction: which ones, from whom, and how the consumer goes on after it."""
 
 from contextlib import nullcontext
 from functools import partial

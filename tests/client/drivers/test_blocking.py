@@ -1,4 +1,4 @@
-"""Threads over one connection: whoever waits reads, nobody is forgotten, nothing stands still."""
+"""Threads over one connection: a waiting thread reads, no waiter is forgotten, nothing stands still."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_large_requests_of_many_threads_in_both_directions_never_stand_still(cli
     in_threads(16, work)
 
 
-# The pipe that wakes whoever polls.
+# The pipe that wakes the polling thread.
 
 
 def rings(pipe: WakePipe) -> bool:

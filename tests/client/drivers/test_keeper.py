@@ -1,4 +1,4 @@
-"""The keeper: there when it is needed, quiet when not, gone with its driver."""
+"""The network thread: started when it is needed, asleep when not, ended with its driver."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""The socket under a link: what it tells of connecting, reading and breaking."""
+"""The socket under a link: what it reports of connecting, reading and breaking."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ METHODS = ("partitions", "append", "read_oldest", "record_sent_as", "remove")
 
 
 class Dying:
-    """A process that dies before, or behind, the `count`-th use of its store: nothing of it does anything from then."""
+    """A process that dies before, or after, the `count`-th use of its store: it does nothing after that."""
 
     def __init__(self, count: int, after: bool) -> None:
         self.left, self.after = count, after

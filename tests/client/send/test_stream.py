@@ -128,7 +128,7 @@ def test_a_refusal_before_anything_was_stored_needs_no_successor(rig: SenderRig)
 
 
 def test_the_last_sequence_settles_an_unknown_outcome(rig: SenderRig) -> None:
-    """The answer of the second is lost, and so is the broker's memory of first answers: only the sequence tells."""
+    """The answer of the second is lost, and so is the broker's memory of first answers: only the sequence decides."""
     rig.settle(rig.send(b"0"))
     rig.broker.plan(Produce, LOSE, SequenceGap(), SequenceGap())
     known, unknown = rig.send(b"1"), rig.send(b"2")
@@ -352,7 +352,7 @@ def test_whatever_breaks_acknowledged_messages_are_there_once_and_in_order(
 def test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_sent_later(
     rig: SenderRig,
 ) -> None:
-    """Another partition may hear first that the topic is gone."""
+    """Another partition may be notified first that the topic is gone."""
     rig.broker.partitions = 2
     rig.settle(rig.send(b"0", partition=0), rig.send(b"0", partition=1))
     rig.broker.plan(Produce, Busy("Too much waits."))

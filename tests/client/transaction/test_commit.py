@@ -127,7 +127,7 @@ def test_a_frame_of_unknown_end_that_is_refused_for_sure_is_open_again(rig: Tran
 
 
 def forget_frames(rig: TransactionRig) -> None:
-    """A power cut took what the broker had and nobody was told."""
+    """A power cut took what the broker had and had not reported."""
     broker = rig.broker
     for each in (broker.logs, broker.transactions, broker.tx_streams, broker.tx_numbers):
         each.clear()

@@ -1,4 +1,4 @@
-"""Parts of a commit group on a simulated broker: nothing is visible before the commit, and nothing twice behind it."""
+"""Parts of a commit group on a simulated broker: nothing is visible before the commit, and nothing twice after it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_what_a_busy_broker_does_not_take_is_asked_again(writer: Writer, what: s
 
 
 class Silent:
-    """A reply that nobody gets, although the connection stays."""
+    """A reply that is lost, although the connection stays."""
 
     def ok(self, *fields: Any, body: Any = b"") -> None: ...
 

@@ -212,7 +212,7 @@ def test_rollback_leaves_nothing_and_fails_the_deliveries(rig: TransactionRig) -
         delivery.result()
     assert caught.value.outcome == NOT_DONE
     assert rig.frames() == [] and visible(rig) == []
-    rig.run(rig.core.flush(1.0))  # a rollback is no failure that somebody has overlooked
+    rig.run(rig.core.flush(1.0))  # a rollback is no failure that was overlooked
 
 
 def test_steps_out_of_turn_name_the_rule(rig: TransactionRig) -> None:
@@ -559,7 +559,7 @@ def test_plain_delayed_and_transactional_sends_mixed_never_trip_the_sequence_rul
     assert found == sorted(b"%c%02d" % (kind, number) for number in range(30) for kind in b"pt")
 
 
-# A transaction as its holder sees it; one that nobody holds any more.
+# A transaction as its holder sees it; one without a reference.
 
 
 class Handle(TransactionHandle):

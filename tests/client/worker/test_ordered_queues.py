@@ -1,4 +1,4 @@
-"""Whose turn it is: in a lane one after the other, lanes in turns, and those that wait stand in nobody's way."""
+"""The order of jobs: one after the other in an ordered queue, queues in turn, and waiting jobs block no other."""
 
 from collections import Counter
 
@@ -132,7 +132,7 @@ def test_a_dead_letter_that_is_handled_again_is_in_no_queue_and_can_be_taken_bac
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_whatever_fails_and_ends_all_are_done_once_and_each_queue_in_order(order: str) -> None:
-    """Invariants: in a lane one at a time and in order; every job is done once."""
+    """Invariants: in an ordered queue one at a time and in order; every job is done once."""
     chance = seeded("lanes", order)
     queues, now = OrderedQueues(order), 0.0
     made = [

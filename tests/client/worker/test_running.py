@@ -1,4 +1,4 @@
-"""Handlers that return, fail, reject, put off; lanes, stores that are away, partitions that go."""
+"""Handlers that return, fail, reject, put off; ordered queues, unavailable stores, revoked partitions."""
 
 import asyncio
 import inspect
@@ -128,7 +128,7 @@ def test_a_handler_whose_body_did_not_run_has_failed_in_asyncio_too(
 
 
 def test_within_a_run_no_other_caller_is_handed_messages(bench: Bench) -> None:
-    """poll() would give nothing, next() would wait for ever, and a second run would hold the first."""
+    """poll() would give nothing, next() would wait without end, and a second run would hold the first."""
     bench.send("a", "b")
     refused: list[str] = []
 
@@ -645,7 +645,7 @@ def running_default() -> str:
     return OWN_STORE
 
 
-# Lanes and the offset
+# Ordered queues and the offset
 
 
 def test_a_partition_with_a_stuck_message_is_read_no_further_than_its_window(

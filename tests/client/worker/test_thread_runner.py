@@ -136,7 +136,7 @@ def test_the_program_of_the_page_runs_as_it_stands_there(server: LiveServer, tmp
 
 
 def saved(server: LiveServer, topic: str, group: str = "workers") -> int:
-    """How many messages the group has behind it."""
+    """How many messages the group has processed."""
     with tfmq.Admin(server.address) as admin:
         return 8 - sum(int(each["lag"]) for each in admin.group(group).offsets if each["topic"] == topic)
 

@@ -42,7 +42,7 @@ def test_every_kind_of_listener_is_waited_for_in_turn(bench: Bench, kind: str) -
         consumer = consumer_of(bench, reactor)
 
         def finished(message: Any) -> None:
-            if kind != "deferred":  # its callbacks belong to whoever fires it
+            if kind != "deferred":  # its callbacks belong to the code that fires it
                 assert CURRENT_MESSAGE.get() is message
             assert threading.current_thread() is threading.main_thread()
             seen.append(message.text)

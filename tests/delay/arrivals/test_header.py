@@ -245,7 +245,7 @@ def test_what_runs_when_garbage_is_collected_is_no_step_of_what_is_counted() -> 
         gc.callbacks.remove(collected)
 
 
-# Control records. What a sender chooses: due times, and what lies before and behind the note.
+# Control records. What a sender chooses: due times, and what lies before and after the note.
 
 FORGED = encode_trailer(LOG_ID, BlockTrailer(3, 408, 0x40000040, DUE, 1, 2, 3, 4))
 
@@ -286,7 +286,7 @@ def scaled_counts() -> range:
 
 
 def seams(record: bytes) -> list[int]:
-    """How long the parts before the note are with which, or behind which, a header would stand there."""
+    """How long the parts before the note are with which, or after which, a header would stand there."""
     found = []
     for size in range(1, HEADER_SIZE):
         before = FORGED[:size] + record[:HEADER_SIZE]

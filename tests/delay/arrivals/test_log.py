@@ -1,4 +1,4 @@
-"""What arrived is read as it was sent, wherever chunks and blocks end; damage costs what it hit and is told."""
+"""What arrived is read as it was sent, wherever chunks and blocks end; damage costs what it hit and is reported."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_the_offsets_of_what_was_appended_are_reported_at_once(sizes: list[int])
 
 
 def test_no_step_of_python_returns_the_offset_of_a_message() -> None:
-    """Where all of a batch have one size: those of one that is due soon are told when it is accepted."""
+    """Where all of a batch have one size: those of one that is due soon are reported when it is accepted."""
     taken = []
     for count in (100, 500):
         body = body_of([bytes(100)] * count, 5, 0)
@@ -150,7 +150,7 @@ def test_no_step_of_python_returns_the_offset_of_a_message() -> None:
 
 
 def damaged(closed: Rig, offset: int, data: bytes) -> Rig:
-    """The same folder in another life, with these bytes changed behind the log's back."""
+    """The same folder in another life, with these bytes changed without the log."""
     disk = closed.disk.crash()
     disk.damage(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}", offset, data)
     rig = Rig(disk)
@@ -165,7 +165,7 @@ def read_around(rig: Rig) -> tuple[list[Sent], list[Corrupt]]:
 
 
 def test_no_changed_byte_is_read_as_if_it_were_right() -> None:
-    """Whatever byte of the file: what is read is what was sent, what is missing was told, all else is there."""
+    """Whatever byte of the file: what is read is what was sent, what is missing was reported, all else is there."""
     generator, made = seeded("flips"), Rig()
     for producer in range(20, 26):
         made.send(some(producer, 3), some(producer + 10, 40, size=30))

@@ -1,4 +1,4 @@
-"""What is not sure holds back everything behind it, and nothing longer than it must."""
+"""What is not durable holds back everything after it, and nothing longer than it must."""
 
 from tfmq.delay.arrivals.log import NonDurableArrivals, WrittenArrival
 from tfmq.delay.memory_window import NO_WHEEL_ROWS

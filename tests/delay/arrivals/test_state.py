@@ -1,4 +1,4 @@
-"""What the arrivals teach is the same whether it was told live or recovered from the log, from any snapshot on."""
+"""What the arrivals teach is the same whether it was applied live or recovered from the log, from any snapshot on."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def random_batch(rig: Rig, generator: random.Random) -> Wanted:
 
 
 def said(rig: Rig) -> list[Any]:
-    """The whole state, without where the append of an answer ends: behind a recovery all of it is forced.
+    """The whole state, without where the append of an answer ends: after a recovery all of it is forced.
 
-    Also without the number up to which handles have no epoch, which only a snapshot tells.
+    Also without the number up to which handles have no epoch, which only a snapshot contains.
     """
     version, producers, *rest, epochs = msgpack.unpackb(rig.state.dump())
     rest.append(epochs[8:])
@@ -155,7 +155,7 @@ def test_copies_over_several_blocks_have_no_sequence() -> None:
 
 
 def test_damage_among_copies_hides_nothing_that_comes_after() -> None:
-    """The last of them and the next note cannot be read: what is left behind those is a sender's, and no copy."""
+    """The last of them and the next note cannot be read: what is left after those is a sender's, and no copy."""
     rig = Rig()
     rig.send(some(5, 3, size=40_000))
     start = rig.log.end_offset
@@ -241,7 +241,7 @@ def test_a_rescheduled_one_is_cancelled_and_leads_to_its_copy() -> None:
 
 
 def test_what_was_cancelled_before_does_not_come_back_by_a_reschedule() -> None:
-    """Two that raced: whoever was written first counts, in both folds."""
+    """Two that raced: the one that was written first counts, live and in a replay."""
     rig = Rig()
     rig.send(some(5, 1))
     rig.cancel((START_MS, 1))
@@ -337,7 +337,7 @@ def repaired(rig: Rig, *offsets: int) -> Rig:
 
 
 def test_a_note_that_a_repair_lost_costs_its_batch_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """Its records are in the streams still; nobody knows when they are due. The others have their numbers."""
+    """Its records are in the streams still; their due times are unknown. The others have their numbers."""
     rig = Rig()
     rig.send(some(5, 2), some(6, 3))
     rig.send(some(7, 2))
@@ -521,7 +521,7 @@ def test_an_empty_dump_is_empty() -> None:
 
 def test_a_dump_that_was_cut_is_refused() -> None:
     data = of((10, 1), (10, 2), (SPAN, 3)).dump()
-    for size in set(range(1, len(data))) - {32}:  # behind the first span's numbers a shorter dump ends
+    for size in set(range(1, len(data))) - {32}:  # after the first span's numbers a shorter dump ends
         with pytest.raises(ValueError, match="cancelled"):
             CancelledMessages().load(data[:size])
     with pytest.raises(ValueError, match="span 0"):
@@ -626,7 +626,7 @@ def test_spans_are_forgotten_one_by_one_of_rescheduled() -> None:
 
 def test_a_dump_that_was_cut_is_refused_of_rescheduled() -> None:
     data = of_of_rescheduled({(10, 1): (11, 2), (SPAN, 3): (SPAN, 4)}).dump()
-    for size in set(range(1, len(data))) - {40}:  # behind the first span's columns a shorter dump ends
+    for size in set(range(1, len(data))) - {40}:  # after the first span's columns a shorter dump ends
         with pytest.raises(ValueError, match="rescheduled"):
             RescheduledMessages().load(data[:size])
     with pytest.raises(ValueError, match="span 0"):

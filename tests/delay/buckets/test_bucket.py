@@ -103,7 +103,7 @@ def test_a_file_that_lost_its_end_serves_what_is_left(bench: Bench) -> None:
 
 
 def test_a_message_that_imitates_a_chunk_is_none(bench: Bench) -> None:
-    """Behind damage the next chunk is looked for: what lies in a message is never found."""
+    """After damage the next chunk is looked for: what lies in a message is never found."""
     first = bench.put(NOW + 1)
     data = bench.disk.read_file(f"{FOLDER}/{name_of(bench)}")
     bench.arrived[bench.next_number] = Waiting(
@@ -161,7 +161,7 @@ def test_records_of_all_sizes_are_read_in_any_order(bench: Bench) -> None:
     assert bench.disk.faults.counts["read"] - reads < len(small)
 
 
-# The open files of buckets: a bounded number, none closed under somebody's hands.
+# The open files of buckets: a bounded number, none closed while it is used.
 
 
 @pytest.fixture

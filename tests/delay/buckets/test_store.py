@@ -332,7 +332,7 @@ def test_a_new_one_never_takes_the_file_of_one_that_is_still_read(bench: Bench) 
 
 
 def test_a_split_waits_for_the_release_of_a_finer_one(bench: Bench) -> None:
-    """The child's name is taken by a file that somebody reads."""
+    """The child's name is taken by a file that is still read."""
     bench.put(NEAR)
     fine = bench.bucket(NEAR)
     (child,) = bench.buckets.split(fine, everything)
@@ -479,7 +479,7 @@ def test_a_closed_set_is_the_same_when_it_is_opened_again(bench: Bench) -> None:
     assert again.buckets.recovery_labels == {"whole"}
 
 
-# Buckets that count no more: their files go when nothing lists them and nobody reads them, not before.
+# Buckets that count no more: their files are deleted when nothing lists them and no reader uses them, not before.
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_places_that_are_remembered_are_bounded(bench: Bench) -> None:
 
 
 def test_the_end_of_the_records_of_a_block_is_a_position() -> None:
-    """A consumer's next offset behind the last record of a block is where the block trailer stands."""
+    """A consumer's next offset after the last record of a block is where the block trailer stands."""
     bench = Bench()
     log = bench.open()
     end = bench.send(3).end_offset
@@ -205,7 +205,7 @@ def test_an_unforced_record_is_given_to_who_asks_for_it() -> None:
 
 
 def test_a_block_that_is_damaged_is_named_and_not_given() -> None:
-    """By a look from the record, which the damage may lie before, on or behind."""
+    """By a look from the record, which the damage may lie before, on or after."""
     generator = seeded("damaged blocks")
     for _ in range(scaled(200)):
         bench = Bench()
@@ -225,7 +225,7 @@ def test_a_block_that_is_damaged_is_named_and_not_given() -> None:
 
 
 def test_damage_that_a_walk_meets_on_its_way_hides_nothing_after_it() -> None:
-    """The way to a place begins where the index knows of a block, which may be before damage nobody has met yet."""
+    """The way to a place begins where the index knows of a block, which may be before damage that was not read yet."""
     bench = Bench()
     bench.open()
     for _ in range(4):
@@ -266,7 +266,7 @@ def closed_log() -> Bench:
 def test_damage_hides_no_sound_block_however_little_is_read(
     closed_log: Bench, spot: str, reader: str
 ) -> None:
-    """Each block damaged in turn: a reader that goes on behind what is named gets all others, and the name is exact."""
+    """Each block damaged in turn: a reader that goes on after what is named gets all others, and the name is exact."""
     bench, sizes = closed_log, (1, 6_000, 12_000, 40_000, 66_000, 100_000, 1 << 20)
     edges = block_edges(bench.open())
     for number, (first, next) in enumerate(pairwise(edges)):
@@ -305,7 +305,7 @@ def segment_bases(bench: Bench) -> list[int]:
 
 
 def reported_of(log: Log | ReadOnlyLog, max_bytes: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Where the verified blocks begin that a reader gets, and the damage that it is told of or finds in what it got."""
+    """Where the verified blocks begin that a reader gets, and the damage that is reported to it or that it finds."""
     starts, damage, offset = [], [], 0
     while offset < end_of(log):
         try:

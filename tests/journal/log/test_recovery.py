@@ -4,7 +4,7 @@ Invariants, whatever happened:
     every record whose force was reported is there, at its offset, once, in order
     what is there is a prefix of what was appended, in whole appends
     the state taught by recovery is the one that the answers taught
-    a reader's old position beyond the end is told so, never answered with other bytes
+    a reader's old position beyond the end gets an error, never answered with other bytes
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def test_a_mark_that_is_missing_beside_segments_is_reported_once() -> None:
         assert not bench.kill().recovery.warnings and bench.log.stopped is None
 
 
-# The walk behind a snapshot: learns whole appends, in order, once.
+# The walk after a snapshot: learns whole appends, in order, once.
 
 EMPTY = Snapshot(0, 0, 0, {}, b"")
 

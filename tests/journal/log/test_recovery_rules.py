@@ -136,7 +136,7 @@ def reads(log: Log, offset: int) -> Corrupt:
 
 
 def goes_on(bench: Bench) -> None:
-    """Appends go on behind the end, and are read."""
+    """Appends go on after the end, and are read."""
     end = bench.log.end_offset
     bench.sequence += 100
     bench.log.append_payloads([b"after"])

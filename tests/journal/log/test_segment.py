@@ -1,7 +1,7 @@
 """One segment on a disk that fills up, fails, forgets and rots.
 
-Invariants: what was appended is read back; a full disk leaves nothing behind; an index that is missing, wrong, short
-or stale changes no answer; behind any one damaged byte the walk goes on with blocks that were written.
+Invariants: what was appended is read back; a full disk leaves no bytes; an index that is missing, wrong, short
+or stale changes no answer; after any one damaged byte the walk goes on with blocks that were written.
 """
 
 import errno

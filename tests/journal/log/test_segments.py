@@ -1,4 +1,4 @@
-"""Segments leave the list at once, and are closed when nobody reads them."""
+"""Segments leave the list at once, and are closed when no reader uses them."""
 
 from __future__ import annotations
 

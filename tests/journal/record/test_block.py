@@ -115,7 +115,7 @@ def test_a_control_record_that_disagrees_with_its_block_is_refused(field: str, v
     bad = control._replace(**{field: value})
     data = closed(first, OFFSET, 0) + second + encode_trailer(LOG_ID, bad)
     if field == "records":
-        # How many ordinals a block has, only a count of its records can tell; the next block's first ordinal does too.
+        # How many ordinals a block has, only a count of its records can show; the next block's first ordinal does too.
         data += closed(records(1, sequence=4), OFFSET + len(data), 4)
     with pytest.raises(BadRecord):
         list(blocks_of(data, OFFSET, LOG_ID))

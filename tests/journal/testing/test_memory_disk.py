@@ -306,7 +306,7 @@ def test_a_cut_between_two_calls_undoes_the_later_one_whole(moves: list[tuple[st
     }
 
 
-# The simulated disk forgets what was not forced, fails when told to, and keeps count.
+# The simulated disk forgets what was not forced, fails on request, and keeps count.
 
 
 @pytest.fixture

@@ -206,7 +206,7 @@ def test_entries_are_found_on_both_sides_of_four_gibibytes() -> None:
 
 
 def test_a_message_that_imitates_an_entry_does_not_pass_for_one() -> None:
-    """Whoever sends it may guess the place, not the seed of the checksums."""
+    """Its sender may guess the place, not the seed of the checksums."""
     inner = PLACE + HEADER_SIZE + MESSAGES.size + 12
     forged = b"".join(encode_entries([DECISION], inner, inner, checksum_seed(5, 0))[0])
     data = encoded(PIECE._replace(data=forged, blocks=((len(forged), 1, 0),)))

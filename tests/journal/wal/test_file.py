@@ -1,4 +1,4 @@
-"""One file of the transaction journal: its head, what is appended, the walk over it, the way back behind damage."""
+"""One file of the transaction journal: its head, what is appended, the walk over it, the next entry after damage."""
 
 from __future__ import annotations
 

@@ -470,7 +470,7 @@ def test_a_force_without_a_worker_moves_the_mark_when_it_has_ended() -> None:
 
 
 def test_a_force_without_a_worker_that_failed_is_never_retried() -> None:
-    """Whoever waits for it, or comes later, gets the same error: the system tells it once."""
+    """Every caller that waits for it, or comes later, gets the same error: the system reports it once."""
     for reported_first in (True, False):
         journal = opened(JournalOptions()).sent(1)
         kernel, reported = Kernel(), []

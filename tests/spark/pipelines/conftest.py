@@ -11,7 +11,7 @@ from tfmq.spark.pipelines.command import Job
 
 @pytest.fixture
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for a session fails the test: it takes most of a minute on a small machine."""
+    """A request for a session fails the test: it takes most of a minute on a small machine."""
 
     def asked(job: Job) -> Any:
         pytest.fail(f"{job.name} starts Spark first")

@@ -79,7 +79,7 @@ def sound(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
 
 @pytest.fixture
 def data(sound: Path, tmp_path: Path) -> Path:
-    """A copy for one test, as cheap as a link for whoever writes into no file of it."""
+    """A copy for one test, as cheap as a link for tests that write into no file of it."""
     return Path(shutil.copytree(sound, tmp_path / "data"))
 
 

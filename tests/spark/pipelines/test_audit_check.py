@@ -144,7 +144,7 @@ def test_a_file_that_vanishes_while_it_is_audited_is_reported_unless_retention_t
     assert now() == []
 
 
-# Facts: what a walk tells is what is told again, whole, wherever it is split.
+# Facts: what a walk reports is what is reported again, whole, wherever it is split.
 
 ROWS = st.lists(
     st.tuples(

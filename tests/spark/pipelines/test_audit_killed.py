@@ -18,7 +18,7 @@ KILLS = 1 + scaled(30)
 
 
 class Work:
-    """Somebody who sends until the broker is killed: `rounds` are done; `error`: what ended it before."""
+    """A client that sends until the broker is killed: `rounds` are done; `error`: what ended it before."""
 
     def __init__(self, address: str, random: Random) -> None:
         self.address, self.random = address, random

@@ -1,4 +1,4 @@
-"""What an archive says of itself: read back as written, damage and gaps told by name."""
+"""What an archive says of itself: read back as written, damage and gaps reported by name."""
 
 from __future__ import annotations
 

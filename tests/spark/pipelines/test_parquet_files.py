@@ -1,4 +1,4 @@
-"""Files of an archive are proven before a row of them is used; what is wrong is told by name."""
+"""Files of an archive are proven before a row of them is used; what is wrong is reported by name."""
 
 from __future__ import annotations
 
