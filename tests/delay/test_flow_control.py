@@ -7,7 +7,7 @@ from tfmq.delay.flow_control import (
     TURN_BYTES_MAX,
     TURN_ROWS_MAX,
     FlowControl,
-    FlushTracker,
+    NonDurableAppends,
     WrittenAppend,
 )
 from tfmq.delay.requests import Turn
@@ -31,7 +31,7 @@ def written(number: int) -> WrittenAppend:
 
 
 def test_it_settles_in_order_as_far_as_is_forced_and_notifies_waiting_callers() -> None:
-    settling = FlushTracker(None)
+    settling = NonDurableAppends(None)
     reported: list[int] = []
     for number in (1, 2, 3):
         settling.add(written(number))
@@ -48,7 +48,7 @@ def test_it_settles_in_order_as_far_as_is_forced_and_notifies_waiting_callers() 
 
 
 def test_a_target_that_came_back_says_how_far_it_is() -> None:
-    settling = FlushTracker(Turn(50, 0))
+    settling = NonDurableAppends(Turn(50, 0))
     reported: list[str] = []
     settling.add(written(1))
     settling.add(written(2))

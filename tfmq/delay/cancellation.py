@@ -373,8 +373,8 @@ class MessageChanges:
             return None
         if state == FIRING:
             queue = self._target_queues.get(key)
-            assert queue is not None, "a line fires it"
-            queue.flush_tracker.when_durable(turn, again)
+            assert queue is not None, "a target queue delivers it"
+            queue.non_durable_appends.when_durable(turn, again)
             return None
         if state == PENDING and self._state.is_full:
             failed(Busy(CANCELLED_LIMIT_REACHED))
@@ -455,7 +455,7 @@ class RecordFinder:
 
 
 FIRING: Final = "unsure"
-"""State of a message that is being delivered; its queue's `flush_tracker` tells when to check again."""
+"""State of a message that is being delivered; its queue's `non_durable_appends` tells when to check again."""
 TARGET_TAIL_NOT_DURABLE: Final = "the end of its partition waits for space to be made durable"
 
 

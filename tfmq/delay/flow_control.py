@@ -1,6 +1,6 @@
 """Limits for appends of due messages, so that other producers and consumers are not delayed.
 
-`FlowControl` limits bytes and rows, `FlushTracker` tracks appends that are not durable yet.
+`FlowControl` limits bytes and rows, `NonDurableAppends` tracks appends that are not durable yet.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class WrittenAppend(NamedTuple):
     count: int = 1  # type: ignore[assignment]
 
 
-class FlushTracker:
+class NonDurableAppends:
     """Appends of a target queue that are not known to be durable, and callers waiting for them.
 
     A message is reported as delivered only when its append is durable: before that, a power failure could undo the

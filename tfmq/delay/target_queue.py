@@ -22,7 +22,7 @@ from tfmq.apply_queue import ApplyQueue, ApplyQueues
 from tfmq.apply_target import Append, AppendResult, ApplyTarget, RunInWorker, Timers
 from tfmq.delay.arrivals.state import CancelledMessages
 from tfmq.delay.due_time import BrokerClock
-from tfmq.delay.flow_control import SLICE_BYTES_MAX, FlowControl, FlushTracker, WrittenAppend
+from tfmq.delay.flow_control import SLICE_BYTES_MAX, FlowControl, NonDurableAppends, WrittenAppend
 from tfmq.delay.record_reader import FetchedRecords, ReadAhead, RecordReader
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import (
@@ -64,7 +64,7 @@ class TargetQueue(ApplyQueue):
         self._reload_ticket = 0
         self.rows = RowQueue()
         self._owner = owner
-        self.flush_tracker = FlushTracker(owner.applied_turn(key))
+        self.non_durable_appends = NonDurableAppends(owner.applied_turn(key))
         self._uncertain_to = self._applied()
         """The target may or may not have the messages up to this turn; None: that is known.
 
@@ -97,14 +97,14 @@ class TargetQueue(ApplyQueue):
     @property
     def is_empty(self) -> bool:
         """Whether no message waits, no operation is running, and all that was appended is durable."""
-        return not (len(self.rows) or self.busy or self.on_disk_from or len(self.flush_tracker))
+        return not (len(self.rows) or self.busy or self.on_disk_from or len(self.non_durable_appends))
 
     @property
     def lowest_due(self) -> int | None:
         """Lower bound of the due times of messages that are not durable in the target; None: none."""
         dues = [
             due
-            for due in (self.flush_tracker.first_due, self.on_disk_from and self.on_disk_from.due)
+            for due in (self.non_durable_appends.first_due, self.on_disk_from and self.on_disk_from.due)
             if due is not None
         ]
         if len(self.rows):
@@ -127,7 +127,7 @@ class TargetQueue(ApplyQueue):
     @property
     def waiting(self) -> int:
         """Number of due messages that are not durable in the target, in memory or only on disk."""
-        return self._count.waiting(self.rows) + self.flush_tracker.count
+        return self._count.waiting(self.rows) + self.non_durable_appends.count
 
     def remove_message(self, turn: Turn) -> None:
         """Stop counting a message that was cancelled or rescheduled."""
@@ -190,11 +190,11 @@ class TargetQueue(ApplyQueue):
         if (
             self._uncertain_to is not None
             and turn <= self._uncertain_to
-            and not self.flush_tracker.is_durable(turn)
+            and not self.non_durable_appends.is_durable(turn)
         ):
             return True
-        last = self.flush_tracker.last_append
-        return last is not None and turn <= last.last and not self.flush_tracker.is_durable(turn)
+        last = self.non_durable_appends.last_append
+        return last is not None and turn <= last.last and not self.non_durable_appends.is_durable(turn)
 
     # Appends to the target
 
@@ -234,7 +234,7 @@ class TargetQueue(ApplyQueue):
         stopped = self._owner.stop_reason(self.key)
         if stopped is not None:
             self._block(stopped)
-            self.flush_tracker.wake_all()
+            self.non_durable_appends.wake_all()
             return False
         return super()._check_target()
 
@@ -301,7 +301,7 @@ class TargetQueue(ApplyQueue):
     def _operation_ended(self) -> None:
         """Handle the end of an operation that appended nothing."""
         self.busy, self._in_flight_to = False, None
-        self.flush_tracker.wake_all()
+        self.non_durable_appends.wake_all()
         self._owner.mark_ready(self)
 
     def _written(
@@ -322,7 +322,7 @@ class TargetQueue(ApplyQueue):
             return
         self._in_flight_to = None
         last = part.turn(-1)
-        self.flush_tracker.add(WrittenAppend(mark, part.dues[0], last, len(part.numbers)))
+        self.non_durable_appends.add(WrittenAppend(mark, part.dues[0], last, len(part.numbers)))
         if life == self._generation:
             self.rows.drop_head(len(part.numbers))
             if self.on_disk_from is not None and self.on_disk_from <= last:
@@ -336,7 +336,7 @@ class TargetQueue(ApplyQueue):
         if resumptions == self._resumptions:
             if error is None:
                 self.process_durable()
-            elif len(self.flush_tracker) and not self.blocked_reason:
+            elif len(self.non_durable_appends) and not self.blocked_reason:
                 # The target has stopped and may lose what is not durable; `target_resumed` finds out what it lost.
                 self._block(error)
         # The bytes of a stopped target are released too, so that other queues do not wait for it.
@@ -344,8 +344,8 @@ class TargetQueue(ApplyQueue):
 
     def process_durable(self) -> None:
         """Process the appends that are durable now."""
-        self.flush_tracker.pop_durable(self._owner.destination.is_durable)
-        if not len(self.flush_tracker):
+        self.non_durable_appends.pop_durable(self._owner.destination.is_durable)
+        if not len(self.non_durable_appends):
             self._owner.remove_if_empty(self)
 
     def _failed(self, error: BaseException) -> None:
@@ -353,7 +353,7 @@ class TargetQueue(ApplyQueue):
             self._uncertain_to = self._in_flight_to
         self._in_flight_to = None
         super()._failed(error)
-        self.flush_tracker.wake_all()
+        self.non_durable_appends.wake_all()
 
     def drop_all(self) -> None:
         """Drop all messages and add them to `TargetQueues.dropped`: the target's topic is deleted."""
@@ -367,7 +367,7 @@ class TargetQueue(ApplyQueue):
         self.on_disk_from, self.blocked_reason, self.reloading = None, "", False
         self.close()
         self.process_durable()
-        self.flush_tracker.wake_all()
+        self.non_durable_appends.wake_all()
         self._owner.remove_if_empty(self)
 
     # Blocked targets
@@ -379,7 +379,7 @@ class TargetQueue(ApplyQueue):
         self._resumptions += 1
         self._in_flight_to = self._uncertain_to = None
         applied = self._applied()
-        if lost := self.flush_tracker.reset_to(applied):
+        if lost := self.non_durable_appends.reset_to(applied):
             self._count.move_to_disk(self.rows, lost)
             # The lost messages are not in memory any more: reload everything from there on.
             first = Turn(0, 0) if applied is None else Turn(applied.due, applied.number + 1)
@@ -625,7 +625,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
     def durable_turn(self, key: int) -> Turn | None:
         """Return the turn up to which all messages of a target are durable there. Any thread."""
         queue = self._queues.get(key)
-        return self.applied_turn(key) if queue is None else queue.flush_tracker.durable_through
+        return self.applied_turn(key) if queue is None else queue.non_durable_appends.durable_through
 
     def applied_turn(self, key: int) -> Turn | None:
         """Return the highest turn that is durable in a target. Any thread."""
@@ -704,7 +704,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         """Remove the queue if it is empty; return whether it was removed."""
         removed = super().remove_if_empty(queue)
         if removed:
-            queue.flush_tracker.wake_all()
+            queue.non_durable_appends.wake_all()
         return removed
 
     def mark_blocked(self) -> None:

@@ -130,7 +130,7 @@ DELAY_COUNT: Final = (
         "written-and-not-fsynced-waits-no-more",
         "a message that a partition may still lose counts as waiting",
         "tfmq/delay/target_queue.py",
-        "        return self._count.waiting(self.rows) + self.flush_tracker.count\n",
+        "        return self._count.waiting(self.rows) + self.non_durable_appends.count\n",
         "        return self._count.waiting(self.rows)\n",
         [LINE_COUNT],
     ),

@@ -64,7 +64,7 @@ DELAY_FIRING: Final = (
         "delivered-reported-before-it-is-fsynced",
         "a delivery is reported once a power cut cannot undo it, a cancel once the message cannot be delivered",
         "tfmq/delay/target_queue.py",
-        "        return last is not None and turn <= last.last and not self.flush_tracker.is_durable(turn)\n",
+        "        return last is not None and turn <= last.last and not self.non_durable_appends.is_durable(turn)\n",
         "        return False\n",
         [RANDOM, CONTRACT],
         scale=0.1,
