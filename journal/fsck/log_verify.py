@@ -31,8 +31,9 @@ from journal.log.checkpoint import (
 from journal.log.index import SegmentIndex
 from journal.log.recovery_rules import TailAction, TailFacts, decide_tail
 from journal.log.segment import SCAN_SIZE, Segment
-from journal.record.block import BLOCK_SPAN_MAX, Block, trailer_position
+from journal.record.block import Block, trailer_position
 from journal.record.block_trailer import (
+    BLOCK_SPAN_MAX,
     SOURCE_SUCCESSION,
     TRAILER_BODY,
     TRAILER_KEY_POSITION,

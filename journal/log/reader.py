@@ -19,8 +19,12 @@ from journal.log.index import RUN_SIZE_MIN, IndexPosition, SegmentIndex
 from journal.log.segment import FILE_TOO_SHORT, Segment
 from journal.log.segments import SegmentSet, segment_limit
 from journal.record.batch import BLOCK_SIZE_MAX, Chunk
-from journal.record.block import BLOCK_SPAN_MAX, Block, blocks_of, trailer_position
-from journal.record.block_trailer import TRAILER_SIZE, decode_trailer
+from journal.record.block import Block, blocks_of, trailer_position
+from journal.record.block_trailer import (
+    BLOCK_SPAN_MAX,
+    TRAILER_SIZE,
+    decode_trailer,
+)
 from journal.record.format import FLAG_FILLER, BadRecord, Incomplete, header_positions, records_of
 
 KNOWN_STARTS_MAX: Final = 256

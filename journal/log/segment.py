@@ -17,8 +17,14 @@ from journal import filenames
 from journal.disk import Bytes, Disk, File, write_all
 from journal.errors import Closed, Full
 from journal.log.index import SegmentIndex
-from journal.record.block import BLOCK_SPAN_MAX, Block, blocks_of, find_next_trailer
-from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, decode_trailer
+from journal.record.block import Block, blocks_of
+from journal.record.block_trailer import (
+    BLOCK_SPAN_MAX,
+    TRAILER_SIZE,
+    BlockTrailer,
+    decode_trailer,
+    find_next_trailer,
+)
 from journal.record.format import BadRecord, Incomplete
 
 SCAN_SIZE: Final = 1 << 20

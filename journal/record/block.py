@@ -2,8 +2,8 @@
 
 A payload may contain bytes that look like a block trailer, even with a correct checksum and offset. A trailer
 is therefore valid only if the records before it, from a known start of a block, end exactly where it starts.
-`blocks_of` reads block by block that way; `find_next_trailer` finds the next block after damage, where no
-start is known.
+`blocks_of` reads block by block that way; `block_trailer.find_next_trailer` finds the next block after damage, where
+no start is known.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from zlib import crc32
 
 from journal.record.batch import BLOCK_SIZE_MAX
 from journal.record.block_trailer import (
-    TRAILER_BODY,
-    TRAILER_KEY_POSITION,
+    BLOCK_SPAN_MAX,
     TRAILER_SIZE,
-    BadBlockTrailer,
     BlockTrailer,
     decode_trailer,
-    trailer_key,
 )
 from journal.record.format import (
     COLUMNS_COUNT_MIN,
@@ -49,8 +46,6 @@ _LENGTH_FLAG: Final = Struct(">I12xI")
 _LENGTH_ID_FLAG: Final = Struct(">I4xQI")
 
 LENGTH_MAX: Final = RECORD_SIZE_MAX - HEADER_SIZE
-BLOCK_SPAN_MAX: Final = RECORD_SIZE_MAX + TRAILER_SIZE
-"""No block is longer: a search over this many bytes has reached the block's end."""
 
 
 class Block(NamedTuple):
@@ -77,16 +72,6 @@ class ProducerRun(NamedTuple):
     first_sequence: int
     count: int  # type: ignore[assignment]  # hides tuple.count, which is not used here
     offset: int
-
-
-class FoundTrailer(NamedTuple):
-    """A block trailer found by search, at `position` in the bytes passed.
-
-    It is not verified against its records.
-    """
-
-    position: int
-    trailer: BlockTrailer
 
 
 def blocks_of(data: Buffer, offset: int, log_id: int, *, verify: bool = True) -> Iterator[Block]:
@@ -157,48 +142,6 @@ def producer_runs(block: Block) -> list[ProducerRun]:
         if whole is not None:
             return [whole]
     return _runs_by_walk(block)
-
-
-def find_next_trailer(data: Buffer, start: int, *, offset: int, log_id: int) -> FoundTrailer | None:
-    """Find the first reliable block trailer after the damage at `start`; None if there is none.
-
-    `data[0]` has the offset `offset`; a damaged block starts at `start`. A trailer is reliable if its own
-    checksum is valid, it is at the end of the block that it describes, and that block does not start before
-    `start`. One inside the block of a later trailer is part of a payload and is ignored: pass at least
-    BLOCK_SPAN_MAX bytes after `start`, if available.
-    """
-    stack: list[FoundTrailer] = []
-    for claim in trailers_in(data, start, offset=offset, log_id=log_id):
-        begins = claim.trailer.offset - offset
-        if begins < start:
-            continue
-        while stack and stack[-1].position + TRAILER_SIZE > begins:
-            stack.pop()
-        stack.append(claim)
-        if claim.position - start > BLOCK_SPAN_MAX:
-            break
-    return stack[0] if stack else None
-
-
-def trailers_in(data: Buffer, start: int, *, offset: int, log_id: int) -> Iterator[FoundTrailer]:
-    """Yield the block trailers from `start` on with valid checksum and position, even forged ones."""
-    plain = data if isinstance(data, bytes | bytearray) else bytes(data)
-    mark = trailer_key(log_id)
-    found = plain.find(mark, start + TRAILER_KEY_POSITION)
-    while found >= 0:
-        position = found - TRAILER_KEY_POSITION
-        found = plain.find(mark, found + 1)
-        if (
-            position + TRAILER_SIZE > len(plain)
-            or LENGTH.unpack_from(plain, position)[0] != TRAILER_BODY.size
-        ):
-            continue
-        try:
-            trailer = decode_trailer(plain, position, log_id)
-        except BadBlockTrailer:
-            continue
-        if trailer.end == offset + position and trailer.size <= RECORD_SIZE_MAX:
-            yield FoundTrailer(position, trailer)
 
 
 def _decode_matching_trailer(data: Bytes, start: int, at: int, offset: int, log_id: int) -> BlockTrailer:

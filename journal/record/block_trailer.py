@@ -4,18 +4,32 @@ It is written in the same write as the block. It is a record of exactly 100 byte
 log, and a body of 80 bytes whose checksum is in the header. It has the size, the ordinals, the CRC-32 and the
 offset of its block, so that a block copied or moved elsewhere is invalid. docs/formats/record.md
 has the table.
+
+`find_next_trailer` finds the next trailer after damage, and ignores what looks like one inside of a payload.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from journal.record.format import FLAG_TRAILER, HEADER, HEADER_SIZE, BadRecord, Buffer, Incomplete
+from journal.record.format import (
+    FLAG_TRAILER,
+    HEADER,
+    HEADER_SIZE,
+    LENGTH,
+    RECORD_SIZE_MAX,
+    BadRecord,
+    Buffer,
+    Incomplete,
+)
 
 TRAILER_BODY: Final = Struct(">HHIIIQIIQQQQQQ")
 TRAILER_SIZE: Final = HEADER_SIZE + TRAILER_BODY.size
+BLOCK_SPAN_MAX: Final = RECORD_SIZE_MAX + TRAILER_SIZE
+"""No block is longer: a search over this many bytes has reached the block's end."""
 TRAILER_VERSION: Final = 1
 TRAILER_KEY: Final = Struct(">QI")
 """Id and flag, adjacent in a trailer's header: the bytes that a search compares."""
@@ -175,3 +189,55 @@ def decode_trailer(data: Buffer, position: int, log_id: int) -> BlockTrailer:
         source_high,
         source_low,
     )
+
+
+class FoundTrailer(NamedTuple):
+    """A block trailer found by search, at `position` in the bytes passed.
+
+    It is not verified against its records.
+    """
+
+    position: int
+    trailer: BlockTrailer
+
+
+def find_next_trailer(data: Buffer, start: int, *, offset: int, log_id: int) -> FoundTrailer | None:
+    """Find the first reliable block trailer after the damage at `start`; None if there is none.
+
+    `data[0]` has the offset `offset`; a damaged block starts at `start`. A trailer is reliable if its own
+    checksum is valid, it is at the end of the block that it describes, and that block does not start before
+    `start`. One inside the block of a later trailer is part of a payload and is ignored: pass at least
+    BLOCK_SPAN_MAX bytes after `start`, if available.
+    """
+    stack: list[FoundTrailer] = []
+    for claim in trailers_in(data, start, offset=offset, log_id=log_id):
+        begins = claim.trailer.offset - offset
+        if begins < start:
+            continue
+        while stack and stack[-1].position + TRAILER_SIZE > begins:
+            stack.pop()
+        stack.append(claim)
+        if claim.position - start > BLOCK_SPAN_MAX:
+            break
+    return stack[0] if stack else None
+
+
+def trailers_in(data: Buffer, start: int, *, offset: int, log_id: int) -> Iterator[FoundTrailer]:
+    """Yield the block trailers from `start` on with valid checksum and position, even forged ones."""
+    plain = data if isinstance(data, bytes | bytearray) else bytes(data)
+    mark = trailer_key(log_id)
+    found = plain.find(mark, start + TRAILER_KEY_POSITION)
+    while found >= 0:
+        position = found - TRAILER_KEY_POSITION
+        found = plain.find(mark, found + 1)
+        if (
+            position + TRAILER_SIZE > len(plain)
+            or LENGTH.unpack_from(plain, position)[0] != TRAILER_BODY.size
+        ):
+            continue
+        try:
+            trailer = decode_trailer(plain, position, log_id)
+        except BadBlockTrailer:
+            continue
+        if trailer.end == offset + position and trailer.size <= RECORD_SIZE_MAX:
+            yield FoundTrailer(position, trailer)

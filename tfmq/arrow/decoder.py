@@ -18,8 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from journal.record.batch import BLOCK_SIZE_MAX
-from journal.record.block import Block, blocks_of, find_next_trailer
-from journal.record.block_trailer import BIT_MORE_FOLLOWS, TRAILER_SIZE, TRAILER_VERSION, BadBlockTrailer
+from journal.record.block import Block, blocks_of
+from journal.record.block_trailer import (
+    BIT_MORE_FOLLOWS,
+    TRAILER_SIZE,
+    TRAILER_VERSION,
+    BadBlockTrailer,
+    find_next_trailer,
+)
 from journal.record.format import (
     FLAG_ATTRIBUTE,
     FLAG_CODEC_MASK,

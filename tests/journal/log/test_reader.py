@@ -12,8 +12,11 @@ from journal.fsck.log_repair import repair
 from journal.log.log import Log
 from journal.log.reader import KNOWN_STARTS_MAX
 from journal.log.readonly import ReadOnlyLog
-from journal.record.block import blocks_of, find_next_trailer
-from journal.record.block_trailer import TRAILER_SIZE
+from journal.record.block import blocks_of
+from journal.record.block_trailer import (
+    TRAILER_SIZE,
+    find_next_trailer,
+)
 from journal.record.format import BadRecord, records_of
 from tests.journal.logs import FOLDER, LOG_ID, Bench, payloads_of
 from tests.scale import scaled, seeded

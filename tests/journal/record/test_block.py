@@ -12,8 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.record import block as block_module
-from journal.record.block import ProducerRun, blocks_of, find_next_trailer, producer_runs, trailers_in
-from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
+from journal.record.block import ProducerRun, blocks_of, producer_runs
+from journal.record.block_trailer import (
+    TRAILER_SIZE,
+    BlockTrailer,
+    encode_trailer,
+    find_next_trailer,
+    trailers_in,
+)
 from journal.record.format import (
     SEQUENCE_COUNT,
     BadRecord,

@@ -16,7 +16,7 @@ from struct import error as StructError
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from journal.record.block import find_next_trailer, trailer_position
+from journal.record.block import trailer_position
 from journal.record.block_trailer import (
     TRAILER,
     TRAILER_SIZE,
@@ -24,6 +24,7 @@ from journal.record.block_trailer import (
     BadBlockTrailer,
     BlockTrailer,
     decode_trailer,
+    find_next_trailer,
     trailer_key,
 )
 from journal.record.format import (

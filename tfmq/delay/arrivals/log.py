@@ -23,7 +23,8 @@ from journal.log.log import Log, Upto
 from journal.log.reader import RawRead
 from journal.log.segments import LogOptions
 from journal.record.batch import Batch
-from journal.record.block import Block, blocks_of, find_next_trailer
+from journal.record.block import Block, blocks_of
+from journal.record.block_trailer import find_next_trailer
 from journal.record.format import (
     COLUMNS_COUNT_MIN,
     FLAG_FILLER,
