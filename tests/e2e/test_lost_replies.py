@@ -95,7 +95,7 @@ def test_connections_cut_at_random_places_lose_and_double_nothing(broker: LiveSe
             producer.send(topic, b"begin").result(SECONDS)
             proxy.up, proxy.down = up, down
             deliveries: list[Any] = []
-            number, until = 0, time.monotonic() + SECONDS
+            number, until = 0, time.monotonic() + SECONDS + cuts
             while (up.left or down.left) and time.monotonic() < until:
                 deliveries += [producer.send(topic, b"%07d" % n) for n in range(number, number + 50)]
                 number += 50
