@@ -10,6 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from tfmq import units
@@ -19,43 +20,34 @@ from tfmq.limits import is_valid_name
 _TIMEOUT_ADVICE: Final = "how long to wait for a broker is the option timeout here."
 _GROUP_ADVICE: Final = "the group that shows a stream's progress is the option groupId here."
 
-KAFKA_OPTIONS: Final = {
-    "kafka.bootstrap.servers": (
-        "kafka.bootstrap.servers",
-        "the broker's address is the option servers here.",
-    ),
-    "bootstrap.servers": ("bootstrap.servers", "the broker's address is the option servers here."),
-    "topics": ("topics", "it is subscribe for reading, and topic for writing."),
-    "includeheaders": ("includeHeaders", "the column attributes always has the headers: leave it out."),
-    "kafka.group.id": ("kafka.group.id", _GROUP_ADVICE),
-    "groupidprefix": ("groupIdPrefix", _GROUP_ADVICE),
-    "fetchoffset.numretries": ("fetchOffset.numRetries", _TIMEOUT_ADVICE),
-    "fetchoffset.retryintervalms": ("fetchOffset.retryIntervalMs", _TIMEOUT_ADVICE),
-    "kafkaconsumer.polltimeoutms": ("kafkaConsumer.pollTimeoutMs", _TIMEOUT_ADVICE),
-    "auto.offset.reset": ("auto.offset.reset", "where a query begins is the option startingOffsets here."),
+KAFKA_ADVICE: Final = {
+    "kafka.bootstrap.servers": "the broker's address is the option servers here.",
+    "bootstrap.servers": "the broker's address is the option servers here.",
+    "topics": "it is subscribe for reading, and topic for writing.",
+    "includeHeaders": "the column attributes always has the headers: leave it out.",
+    "kafka.group.id": _GROUP_ADVICE,
+    "groupIdPrefix": _GROUP_ADVICE,
+    "fetchOffset.numRetries": _TIMEOUT_ADVICE,
+    "fetchOffset.retryIntervalMs": _TIMEOUT_ADVICE,
+    "kafkaConsumer.pollTimeoutMs": _TIMEOUT_ADVICE,
+    "auto.offset.reset": "where a query begins is the option startingOffsets here.",
+    "kafka.": "a broker's client has no settings here but the option timeout: leave it out.",
+    "kafkaConsumer.": "nothing is kept between micro-batches here: leave it out.",
 }
-"""Options of Spark's Kafka source, in lower case -> (the name as written, what to use instead)."""
-_KAFKA_PREFIXES: Final = (
-    ("kafka.", "a broker's client has no settings here but the option timeout: leave it out."),
-    ("kafkaconsumer.", "nothing is kept between micro-batches here: leave it out."),
-)
-"""Prefixes of Kafka option names, and what to do about them."""
+"""Options of Spark's Kafka source, or with a dot at the end their first part -> what to use instead."""
 
 
 def kafka_advice(name: str) -> str | None:
     """Return what to use instead of an option of Spark's Kafka source; None for other names."""
-    known = KAFKA_OPTIONS.get(name.lower())
-    if known is not None:
-        return f"tfmq has no option {known[0]!r}: {known[1]}"
-    for beginning, what in _KAFKA_PREFIXES:
-        if name.lower().startswith(beginning):
-            return f"tfmq has no option {name!r}: {what}"
+    for known, advice in KAFKA_ADVICE.items():
+        is_prefix = known.endswith(".") and name.lower().startswith(known.lower())
+        if is_prefix or name.lower() == known.lower():
+            return f"tfmq has no option {(name if is_prefix else known)!r}: {advice}"
     return None
 
 
 # Parsers of option values. Each raises ValueError with a text that completes the sentence "NAME must be ...".
 NUMBER_MAX = (1 << 63) - 1
-_DIGITS = re.compile("[0-9]+")
 
 
 def parse_text(value: str) -> str:
@@ -93,29 +85,24 @@ def parse_pattern(value: str) -> str:
 
 def parse_flag(value: str) -> bool:
     """Parse true or false."""
-    found = {"true": True, "false": False}.get(value.strip().lower())
-    if found is None:
-        raise ValueError("true or false")
-    return found
+    return choice_parser("true", "false")(value) == "true"
 
 
-def parse_count(value: str) -> int:
-    """Parse an integer of at least 1."""
-    found = _parse_integer(value, "a whole number from 1 on")
-    if not found:
-        raise ValueError("a whole number from 1 on")
-    return found
-
-
-def _parse_integer(value: str, what: str) -> int:
-    """Parse decimal digits, at most NUMBER_MAX. Raises ValueError that begins with `what`."""
-    found = _DIGITS.fullmatch(value.strip())
-    if not (found and value.strip().isascii()):
+def _parse_integer(what: str, low: int, value: str) -> int:
+    """Parse decimal digits, from `low` to NUMBER_MAX. Raises ValueError that begins with `what`."""
+    if not re.fullmatch("[0-9]+", value.strip()):
         raise ValueError(what)
-    digits = found[0].lstrip("0") or "0"
+    digits = value.strip().lstrip("0") or "0"
     if len(digits) > len(str(NUMBER_MAX)) or int(digits) > NUMBER_MAX:
         raise ValueError(f"{what}, at most {NUMBER_MAX}")
+    if int(digits) < low:
+        raise ValueError(what)
     return int(digits)
+
+
+parse_count = partial(_parse_integer, "a whole number from 1 on", 1)
+parse_version = partial(_parse_integer, "a whole number from 0 on", 0)
+parse_timestamp = partial(_parse_integer, "milliseconds since 1970, like 1700000000000", 0)
 
 
 def size_option(value: str) -> int:
@@ -126,16 +113,12 @@ def size_option(value: str) -> int:
     return size
 
 
-_DURATION_MAX = 1e9
-
-
 def duration_option(value: str) -> float:
     """Parse a duration above 0 s, like 500ms, 30s, 15m."""
     seconds = units.parse_duration(value)
-    if seconds is not None and seconds >= _DURATION_MAX:
-        raise ValueError("a time in seconds above 0, or like 500ms, 30s, 15m, of less than 11000 days")
-    if not seconds:
-        raise ValueError("a time in seconds above 0, or like 500ms, 30s, 15m")
+    if not seconds or seconds >= 1e9:
+        limit = ", of less than 11000 days" if seconds else ""
+        raise ValueError(f"a time in seconds above 0, or like 500ms, 30s, 15m{limit}")
     return seconds
 
 
@@ -150,27 +133,8 @@ def choice_parser(*words: str) -> Callable[[str], str]:
     return read
 
 
-def parse_timestamp(value: str) -> int:
-    """Parse milliseconds since 1970."""
-    return _parse_integer(value, "milliseconds since 1970, like 1700000000000")
-
-
-def parse_version(value: str) -> int:
-    """Parse an integer of at least 0."""
-    return _parse_integer(value, "a whole number from 0 on")
-
-
-def parse_partition_lists(value: str) -> dict[str, Any]:
-    """Parse a JSON object of topics; the values, lists of partitions, are not checked here."""
-    return _parse_topic_object(value, '{"orders": [0, 1]}')
-
-
-def parse_partition_times(value: str) -> dict[str, Any]:
-    """Parse a JSON object of topics; the values, times by partition, are not checked here."""
-    return _parse_topic_object(value, '{"orders": {"0": 1700000000000}}')
-
-
-def _parse_topic_object(value: str, example: str) -> dict[str, Any]:
+def _parse_topic_object(example: str, value: str) -> dict[str, Any]:
+    """Parse a JSON object of topics, whose values are not checked here."""
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
@@ -180,13 +144,17 @@ def _parse_topic_object(value: str, example: str) -> dict[str, Any]:
     return found
 
 
+parse_partition_lists = partial(_parse_topic_object, '{"orders": [0, 1]}')
+parse_partition_times = partial(_parse_topic_object, '{"orders": {"0": 1700000000000}}')
+
+
 def parse_offsets(value: str) -> str | dict[str, Any]:
     """Parse earliest, latest, or a JSON object of topics."""
     word = value.strip().lower()
     if word in ("earliest", "latest"):
         return word
     try:
-        return _parse_topic_object(value, '{"orders": {"0": 4096, "1": -2}}')
+        return _parse_topic_object('{"orders": {"0": 4096, "1": -2}}', value)
     except ValueError as error:
         raise ValueError(f"earliest, latest, or {error}") from None
 
@@ -194,18 +162,13 @@ def parse_offsets(value: str) -> str | dict[str, Any]:
 Side = Literal["source", "sink", "both"]
 QueryKind = Literal["batch", "stream", "both"]
 
-SPARK_OPTIONS = frozenset(
-    (
-        "checkpointlocation",
-        "queryname",
-        "asyncprogresstrackingenabled",
-        "asyncprogresstrackingcheckpointintervalms",
-    )
+SPARK_OPTIONS = (
+    "checkpointlocation",
+    "queryname",
+    "asyncprogresstrackingenabled",
+    "asyncprogresstrackingcheckpointintervalms",
 )
 """Spark's own options, which it passes to the data source, too."""
-
-CREATE_TABLE = "provider"
-"""Option of a table in a catalog, which Spark creates and later reads without any options."""
 
 
 class Option(NamedTuple):
@@ -217,23 +180,18 @@ class Option(NamedTuple):
 
     name: str
     accepts: str
-    default: str
-    side: Side
-    query: QueryKind
     parse: Callable[[str], Any]
     meaning: str
+    default: str = ""
+    side: Side = "source"
+    query: QueryKind = "both"
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option(
-        "servers", "HOST:PORT", "", "both", "both", parse_text, "The broker. A source takes it or `path`."
-    ),
+    Option("servers", "HOST:PORT", parse_text, "The broker. A source takes it or `path`.", side="both"),
     Option(
         "path",
         "a folder",
-        "",
-        "source",
-        "both",
         parse_text,
         "The DATA folder of a broker, whose segment files are read directly, while it runs or not. Every executor must"
         " see the folder under this name.",
@@ -241,234 +199,180 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "subscribe",
         "topics, with commas",
-        "",
-        "source",
-        "both",
         parse_topics,
         "The topics to read. One of `subscribe`, `subscribePattern` and `assign` must be given.",
     ),
     Option(
         "subscribePattern",
         "a regular expression",
-        "",
-        "source",
-        "both",
         parse_pattern,
         "All topics whose whole name matches it, in Python's syntax; also those created later.",
     ),
-    Option(
-        "assign",
-        'JSON, `{"orders": [0, 1]}`',
-        "",
-        "source",
-        "both",
-        parse_partition_lists,
-        "Only these partitions.",
-    ),
+    Option("assign", 'JSON, `{"orders": [0, 1]}`', parse_partition_lists, "Only these partitions."),
     Option(
         "startingOffsets",
         "`earliest`, `latest`, JSON",
-        "`earliest` (batch), `latest` (stream)",
-        "source",
-        "both",
         parse_offsets,
         "Where to begin. JSON gives an offset for each partition, -2 for its beginning, -1 for its end. A stream that"
         " has a checkpoint continues from the checkpoint.",
+        default="`earliest` (batch), `latest` (stream)",
     ),
     Option(
         "startingTimestamp",
         "ms since 1970",
-        "",
-        "source",
-        "both",
         parse_timestamp,
         "Begin at the first message appended then or later. Instead of `startingOffsets`.",
     ),
     Option(
         "startingOffsetsByTimestamp",
         'JSON, `{"orders": {"0": 1700000000000}}`',
-        "",
-        "source",
-        "both",
         parse_partition_times,
         "The same, with a time for each partition.",
     ),
     Option(
         "startingOffsetsByTimestampStrategy",
         "`error`, `latest`",
-        "`error`",
-        "source",
-        "both",
         choice_parser("error", "latest"),
         "What to do if nothing was appended then or later: stop, or begin at the end.",
+        default="`error`",
     ),
     Option(
         "endingOffsets",
         "`latest`, JSON",
-        "`latest`",
-        "source",
-        "batch",
         parse_offsets,
         "Where to end, the offset itself not included. In JSON -1 is the end as it is when the query is planned.",
+        default="`latest`",
+        query="batch",
     ),
     Option(
         "endingTimestamp",
         "ms since 1970",
-        "",
-        "source",
-        "batch",
         parse_timestamp,
         "End before the first message appended then or later. Instead of `endingOffsets`.",
+        query="batch",
     ),
     Option(
         "endingOffsetsByTimestamp",
         'JSON, `{"orders": {"0": 1700000000000}}`',
-        "",
-        "source",
-        "batch",
         parse_partition_times,
         "The same, with a time for each partition.",
+        query="batch",
     ),
     Option(
         "failOnDataLoss",
         "`true`, `false`",
-        "`true`",
-        "source",
-        "both",
         parse_flag,
         "Whether a query stops where messages are gone that it has not read: by retention, with a topic that was"
         " deleted, by damage. `false`: it continues after them, and logs the loss.",
+        default="`true`",
     ),
     Option(
         "maxOffsetsPerTrigger",
         "messages",
-        "no limit",
-        "source",
-        "stream",
         parse_count,
         "Maximum number in a micro-batch, shared in proportion to what waits in each partition.",
+        default="no limit",
+        query="stream",
     ),
     Option(
         "maxBytesPerTrigger",
         "bytes, or 64m",
-        "no limit",
-        "source",
-        "stream",
         size_option,
         "Approximate bytes in a micro-batch: each partition ends with the message in which its share ends. Instead of"
         " `maxOffsetsPerTrigger`.",
+        default="no limit",
+        query="stream",
     ),
     Option(
         "minOffsetsPerTrigger",
         "messages",
-        "1",
-        "source",
-        "stream",
         parse_count,
         "Wait for this number of messages, at most for `maxTriggerDelay`. Not with `Trigger.AvailableNow`.",
+        default="1",
+        query="stream",
     ),
     Option(
         "maxTriggerDelay",
         "a time, 15m",
-        "15m",
-        "source",
-        "stream",
         duration_option,
         "How long `minOffsetsPerTrigger` waits.",
+        default="15m",
+        query="stream",
     ),
     Option(
         "minPartitions",
         "a number",
-        "one for each partition",
-        "source",
-        "both",
         parse_count,
         "Split large partitions, so that about this number of tasks or more share the work.",
+        default="one for each partition",
     ),
     Option(
-        "maxRecordsPerPartition",
-        "messages",
-        "no limit",
-        "source",
-        "both",
-        parse_count,
-        "Maximum number for one task.",
+        "maxRecordsPerPartition", "messages", parse_count, "Maximum number for one task.", default="no limit"
     ),
     Option(
         "groupId",
         "a name",
-        "",
-        "source",
-        "stream",
         parse_name,
         "The group in the broker that gets the query's progress, so that `tfmq group` shows its lag. The checkpoint"
         " decides where the query continues, not the group.",
+        query="stream",
     ),
     Option(
         "verify",
         "`chunk`, `message`, `none`",
-        "`chunk`",
-        "source",
-        "both",
         choice_parser("chunk", "message", "none"),
         "Which checksums are verified: one for each block of at most 64 KiB, those of all messages as well, or none.",
+        default="`chunk`",
     ),
     Option(
         "topic",
         "a name",
-        "",
-        "sink",
-        "both",
         parse_text,
         "The topic to write to. Without it each row names its topic in a column `topic`.",
+        side="sink",
     ),
     Option(
         "transactionTtl",
         "a time, 24h",
-        "`transaction.group_ttl_seconds` of the broker",
-        "sink",
-        "both",
         duration_option,
         "How long the rows of a finished task wait in the broker for the commit. It must be longer than a whole batch"
         " may take. Rows of a query that never restarts are discarded after it.",
+        default="`transaction.group_ttl_seconds` of the broker",
+        side="sink",
     ),
     Option(
         "allowOtherTotal",
         "`true`, `false`",
-        "`false`",
-        "sink",
-        "both",
         parse_flag,
         "For queries that return other rows when they are run again: a batch that is already committed is skipped"
         " even if it has another number of rows now. `false`: the query stops then.",
+        default="`false`",
+        side="sink",
     ),
     Option(
         "txnAppId",
         "a name",
-        "",
-        "sink",
-        "batch",
         parse_text,
         "With `txnVersion`: a batch write is done once, however often it is run. The versions of one application's"
         " writes must increase.",
+        side="sink",
+        query="batch",
     ),
     Option(
         "txnVersion",
         "a whole number",
-        "",
-        "sink",
-        "batch",
         parse_version,
         "The number of this write among those of `txnAppId`; one that is already committed is skipped.",
+        side="sink",
+        query="batch",
     ),
     Option(
         "timeout",
         "a time, 30s",
-        "30s",
-        "both",
-        "both",
         duration_option,
         "How long to wait for a broker that does not respond.",
+        default="30s",
+        side="both",
     ),
 )
 
@@ -481,7 +385,7 @@ def parse_options(given: Mapping[str, str], side: Side, query: QueryKind) -> dic
     """
     known = {each.name.lower(): each for each in OPTIONS}
     found = {}
-    if CREATE_TABLE in given:
+    if "provider" in given:  # of a table in a catalog, which Spark later reads without any options
         raise BadRequest(
             "Spark keeps no options of a table for a source in Python: write CREATE TEMPORARY VIEW instead of CREATE"
             " TABLE."
@@ -491,15 +395,10 @@ def parse_options(given: Mapping[str, str], side: Side, query: QueryKind) -> dic
             continue
         option = known.get(key.lower())
         if option is None:
-            raise BadRequest(
-                kafka_advice(key) or f"tfmq has no option {key!r}.{suggest(key, _option_names(side))}"
-            )
+            names = [each.name for each in OPTIONS if each.side in (side, "both")]
+            raise BadRequest(kafka_advice(key) or f"tfmq has no option {key!r}.{suggest(key, names)}")
         found[option.name] = _parse_value(option, value, side, query)
     return found
-
-
-def _option_names(side: Side) -> list[str]:
-    return [each.name for each in OPTIONS if each.side in (side, "both")]
 
 
 _WRONG_SIDE = {
@@ -519,12 +418,9 @@ _SPARK_METHODS: dict[tuple[Side, QueryKind], str] = {
 
 def _parse_value(option: Option, value: str, side: Side, query: QueryKind) -> Any:
     """Parse one option. Raises BadRequest if it is invalid or not for this kind of query."""
-    if option.side not in (side, "both") and option.name in _WRONG_SIDE:
-        raise BadRequest(_WRONG_SIDE[option.name])
     if option.side not in (side, "both"):
-        raise BadRequest(
-            f"{option.name} is an option of the {option.side}, not of the {side}: leave it out here."
-        )
+        advice = f"{option.name} is an option of the {option.side}, not of the {side}: leave it out here."
+        raise BadRequest(_WRONG_SIDE.get(option.name, advice))
     if query != "both" and option.query not in (query, "both"):
         raise BadRequest(
             f"{option.name} is an option of {_SPARK_METHODS[side, option.query]} only: leave it out here."
