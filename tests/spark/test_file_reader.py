@@ -453,7 +453,7 @@ def test_topics_and_their_partitions(disk: SimulatedDisk) -> None:
     assert [(log.partition, log.incarnation, log.log_id) for log in logs] == [
         (n, 20, 20 << 24 | n) for n in range(3)
     ]
-    assert found.partition_path(logs[2]) == "/data/orders-2"
+    assert found.partition_path("orders", 2) == "/data/orders-2"
     with pytest.raises(UnknownTopic, match="no topic bills in the folder /data; it has a-b, orders"):
         found.partitions("bills")
     add(disk, "orders", 20, 3)

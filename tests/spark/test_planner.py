@@ -354,10 +354,10 @@ def test_a_checkpoint_counts_more_than_changed_starting_offsets(logs: FakeLogs) 
 
 def test_how_far_the_topics_reach_is_reported_without_asking(logs: FakeLogs) -> None:
     query = Query(logs)
-    assert query.planner.latest_seen() is None
+    assert query.planner.latest_seen is None
     query.batch(BatchLimit(rows=8))
     logs.asked.clear()
-    assert query.planner.latest_seen() == {
+    assert query.planner.latest_seen == {
         ("orders", 0): PartitionOffset(1, 100),
         ("orders", 1): PartitionOffset(1, 300),
     }

@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Final, NoReturn, TypeVar
+from contextlib import closing
+from typing import Final, TypeVar
 
 from journal import filenames
 from journal.disk import Disk, RealDisk
 from journal.errors import BelowStart, BeyondEnd, Corrupt, CutAway, JournalError, NewerFormat, NotARecord
 from journal.log.checkpoint import WrongLog, read_log_id
 from journal.log.readonly import ReadOnlyLog
-from journal.record import batch
 from journal.record.block import blocks_of
 from journal.record.format import FLAG_FILLER, BadRecord, records_of, split_id
 from tfmq import errors
@@ -30,7 +29,7 @@ from tfmq.spark.ranges import (
     Bounds,
     OffsetRange,
     PartitionLog,
-    message_offsets,
+    next_message,
     split_range,
     split_targets,
 )
@@ -83,8 +82,7 @@ class FolderLogReader:
             place = seen.seek_offset(offset)
             while place < seen.checkpoint.durable:
                 chunk = seen.read(place, ONE_BLOCK)
-                starts = message_offsets(BlockRun(chunk.start, chunk.data))
-                following = min((each for each in starts if each >= max(offset, place)), default=None)
+                following = next_message(BlockRun(chunk.start, chunk.data), max(offset, place))
                 if following is not None:
                     return following
                 place = chunk.next
@@ -113,7 +111,12 @@ class FolderLogReader:
         log, offset, epoch = range.log, range.start, None
         while offset < range.end:
             size = min(max_bytes, range.end - offset)
-            chunk, epoch = self._query(log, lambda seen: _read_blocks(seen, offset, size, epoch), offset)  # noqa: B023
+            # The epoch is the one in which the previous blocks were read, None at first.
+            chunk, epoch = self._query(
+                log,
+                lambda seen: (seen.read(offset, size, epoch), seen.checkpoint.epoch),  # noqa: B023
+                offset,
+            )
             if not chunk.data:
                 marks = self.bounds(log)
                 raise describe_read_error(OffsetOutOfRange(first=marks.first, end=marks.end), log, range.end)
@@ -127,9 +130,7 @@ class FolderLogReader:
     def __enter__(self) -> FolderLogReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _query(
@@ -151,7 +152,7 @@ class FolderLogReader:
         """Return the opened `log`, from a cache of OPEN_LOGS_MAX logs."""
         found = self._open_logs.get(log)
         if found is None:
-            found = ReadOnlyLog(self._disk, self._topics.partition_path(log), log.log_id)
+            found = ReadOnlyLog(self._disk, self._topics.partition_path(log.topic, log.partition), log.log_id)
             while len(self._open_logs) >= OPEN_LOGS_MAX:
                 self._open_logs.popitem(last=False)[1].close()
             self._open_logs[log] = found
@@ -165,24 +166,23 @@ class FolderLogReader:
         try:
             return ask()
         except (OSError, JournalError) as error:
-            self._raise_translated(error, log, offset)
+            if isinstance(error, errors.TfmqError):
+                raise
+            raise self._tfmq_error(error, log, offset) from error
 
-    def _raise_translated(self, error: Exception, log: PartitionLog | None, offset: int | None) -> NoReturn:
-        if isinstance(error, errors.TfmqError):
-            raise error
+    def _tfmq_error(
+        self, error: OSError | JournalError, log: PartitionLog | None, offset: int | None
+    ) -> errors.TfmqError:
+        """Return the TfmqError to raise for `error`, which the read of `log` at `offset` raised."""
         if isinstance(error, NewerFormat):
-            raise NotSupported(f"{error}.") from error
+            return NotSupported(f"{error}.")
         if isinstance(error, PermissionError):
-            raise BadRequest(
+            return BadRequest(
                 f"{error.filename or self._path} cannot be read by this process: {error.strerror}. The user of Spark"
                 " needs the right to read the data folder."
-            ) from error
-        if log is not None:
-            raise self._log_error(error, log, offset) from error
-        raise Damaged(f"The data folder {self._path} cannot be read: {error}.", first=0, next=0) from error
-
-    def _log_error(self, error: Exception, log: PartitionLog, offset: int | None) -> errors.TfmqError:
-        """Return the TfmqError to raise for `error`, which the read of `log` at `offset` raised."""
+            )
+        if log is None:
+            return Damaged(f"The data folder {self._path} cannot be read: {error}.", first=0, next=0)
         if isinstance(error, WrongLog):
             return replaced_topic_error(log)
         if isinstance(error, FileNotFoundError):
@@ -200,14 +200,6 @@ class FolderLogReader:
             return damaged_error(log, error.first, error.next, error.reason)
         first = offset or 0
         return damaged_error(log, first, first + (isinstance(error, BadRecord)), str(error))
-
-
-def _read_blocks(seen: ReadOnlyLog, offset: int, size: int, epoch: int | None) -> tuple[batch.Chunk, int]:
-    """Return at most `size` bytes of blocks from `offset` on, and the log's epoch at that time.
-
-    `epoch`: the one in which the previous blocks were read, None at first.
-    """
-    return seen.read(offset, size, epoch), seen.checkpoint.epoch
 
 
 def _find_cuts(seen: ReadOnlyLog, range: OffsetRange, size: int) -> list[int]:
@@ -259,16 +251,15 @@ class FolderTopics:
             raise UnknownPartition(f"The folder {self.path} does not have all of {topic}: {trouble}.")
         return found
 
-    def partition_path(self, log: PartitionLog) -> str:
+    def partition_path(self, topic: str, partition: int) -> str:
         """Return the path of the folder with the partition's files."""
-        return filenames.join(self.path, filenames.partition_folder(log.topic, log.partition))
+        return filenames.join(self.path, filenames.partition_folder(topic, partition))
 
     def _partition_logs(self, topic: str) -> list[PartitionLog]:
         """Return the partitions of `topic` whose folder has a checkpoint, which has the log id."""
         found = []
         for number in sorted(self._partition_numbers().get(topic, ())):
-            folder = filenames.join(self.path, filenames.partition_folder(topic, number))
-            log_id = read_log_id(self._disk, folder)
+            log_id = read_log_id(self._disk, self.partition_path(topic, number))
             if log_id is not None:
                 found.append(PartitionLog(topic, number, split_id(log_id)[0], log_id))
         return found
@@ -300,20 +291,17 @@ class FolderTopics:
             )
         meta = filenames.join(path, META_NAME)
         if disk.exists(meta):
-            self._check_format(filenames.join(meta, VERSION_NAME))
+            self._read_version(filenames.join(meta, VERSION_NAME))
         elif not self._partition_numbers():
             raise BadRequest(
                 f"{path} is no data folder of a broker: it has neither {META_NAME} nor a partition in it."
             )
 
-    def _check_format(self, path: str) -> None:
+    def _read_version(self, path: str) -> None:
         if not self._disk.exists(path):
             return  # a broker's first start: it has no topics yet
-        file = self._disk.open_read(path)
-        try:
+        with closing(self._disk.open_read(path)) as file:
             text = file.pread(file.size(), 0)
-        finally:
-            file.close()
         try:
             self.broker_id = decode_version(text, path).node
         except Corrupt:

@@ -12,22 +12,11 @@ Both implementations return the same bytes for the same range, and never bytes a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.errors import NOT_DONE, BadRequest
 from tfmq.spark.ranges import READ_BYTES, BlockRun, Bounds, OffsetRange, PartitionLog
-
-__all__ = [
-    "BlockRun",
-    "Bounds",
-    "LogReader",
-    "OffsetRange",
-    "PartitionLog",
-    "SourceAddress",
-    "open_log_reader",
-]
 
 
 class SourceAddress(NamedTuple):
@@ -114,9 +103,7 @@ class LogReader(Protocol):
 
     def __enter__(self) -> LogReader: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 def open_log_reader(address: SourceAddress, *, wait_for_broker: bool = False) -> LogReader:
@@ -130,9 +117,9 @@ def open_log_reader(address: SourceAddress, *, wait_for_broker: bool = False) ->
     if (address.servers is None) == (address.path is None):
         raise BadRequest("Name either servers or path, one of them.", outcome=NOT_DONE)
     if address.path is not None:
-        from tfmq.spark.file_reader import FolderLogReader as FolderLogs  # without the imports of the other
+        from tfmq.spark.file_reader import FolderLogReader  # without the imports of the other
 
-        return FolderLogs(address.path)
-    from tfmq.spark.wire_reader import BrokerLogReader as WireLogs
+        return FolderLogReader(address.path)
+    from tfmq.spark.wire_reader import BrokerLogReader
 
-    return WireLogs(address.servers, address.timeout, wait_for_broker=wait_for_broker)
+    return BrokerLogReader(address.servers, address.timeout, wait_for_broker=wait_for_broker)

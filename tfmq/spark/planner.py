@@ -19,12 +19,11 @@ from tfmq.spark.offsets import (
     BoundsByPartition,
     Key,
     Offsets,
-    OffsetSpec,
     PartitionBounds,
     PartitionOffset,
     partition_names,
 )
-from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog
+from tfmq.spark.ranges import OffsetRange, PartitionLog
 from tfmq.spark.settings import SourceSettings
 
 log = logging.getLogger("tfmq.spark")
@@ -55,7 +54,8 @@ class Planner:
         self._ordinals: dict[tuple[int, int], int] = {}
         """(log id, offset) -> ordinal, for the start and the end of the last micro-batch."""
         self._frozen_bounds: dict[Key, PartitionBounds] | None = None
-        self._latest_seen: Offsets | None = None
+        self.latest_seen: Offsets | None = None
+        """The ends of the partitions at the last `plan_end`; None before it."""
         self._last_batch_at = now()
         self._next_turn = 0
 
@@ -70,8 +70,9 @@ class Planner:
         end = self._settings.end.resolve(self._logs, survey, self._losses)
         if self._settings.start.is_later_than(self._settings.end):
             log.warning("startingTimestamp is after endingTimestamp, so nothing is read.")
-        for key in sorted(start):
-            if start[key].offset > end[key].offset and self._has_explicit_offset(self._settings.start, key):
+        given = self._settings.start.by_partition or {}
+        for key in sorted(given):
+            if start[key].offset > end[key].offset and given[key].offset != EARLIEST:
                 raise BadRequest(
                     f"{partition_names([key])} is to be read from offset {start[key].offset} to {end[key].offset}:"
                     " the start is after the end."
@@ -83,10 +84,6 @@ class Planner:
                 if start[key].offset < end[key].offset
             ]
         )
-
-    @staticmethod
-    def _has_explicit_offset(places: OffsetSpec, key: Key) -> bool:
-        return places.by_partition is not None and places.by_partition[key].offset != EARLIEST
 
     def initial_offsets(self) -> Offsets:
         """Return the offsets at which a new query begins. Raises BadRequest, UnknownTopic."""
@@ -103,7 +100,7 @@ class Planner:
         Raises UnknownTopic, OffsetOutOfRange or LogTruncated for lost messages, if the query stops at losses.
         """
         survey = self._current_bounds(lenient=True)
-        self._latest_seen = self._to_offsets(survey, {key: each.bounds.end for key, each in survey.items()})
+        self.latest_seen = self._to_offsets(survey, {key: each.bounds.end for key, each in survey.items()})
         self._check_removed(start, survey)
         if self._frozen_bounds is not None:
             there, survey = survey, _limit_to_target(survey, self._frozen_bounds)
@@ -112,7 +109,8 @@ class Planner:
                     key, start[key], there[key]
                 )  # created again since: report what was not read
         begins = {key: self._begin_offset(key, start.get(key), each) for key, each in survey.items()}
-        ends = {key: self._end_offset(begins[key], each) for key, each in survey.items()}
+        # The durable offset in a data folder may lag behind what was already read from its broker.
+        ends = {key: max(begins[key], each.bounds.end) for key, each in survey.items()}
         if self._should_wait(survey, begins):
             return start
         if limit.rows is not None:
@@ -123,10 +121,6 @@ class Planner:
             self._last_batch_at = self._now()
             self._next_turn += 1
         return self._to_offsets(survey, ends)
-
-    def latest_seen(self) -> Offsets | None:
-        """Return the ends of the partitions at the last `plan_end`; None before it. Does no I/O."""
-        return self._latest_seen
 
     def plan_micro_batch(self, start: Offsets, end: Offsets) -> list[TaskPlan]:
         """Return the tasks of the micro-batch from `start` to `end`.
@@ -175,11 +169,8 @@ class Planner:
         """Report partitions in `start` that are not in `survey`: deleted, or no longer subscribed."""
         for topic in sorted({topic for topic, _ in start.keys() - survey.keys()}):
             if not self._settings.subscription.includes(topic):
-                self._losses.handle_loss(
-                    UnknownTopic(
-                        f"The checkpoint has offsets of the topic {topic}, which this query does not read any more."
-                    )
-                )
+                text = f"The checkpoint has offsets of the topic {topic}, which this query does not read any more."
+                self._losses.handle_loss(UnknownTopic(text))
             else:
                 self._losses.handle_loss(_deleted_topic_error(topic))
         if self._losses.stops_query:  # else the topic may be one whose loss was only logged
@@ -192,10 +183,13 @@ class Planner:
         """
         log, bounds = standing
         if start is not None and start.is_of_another(log.incarnation, self._logs.broker_id()):
-            another = start.broker not in ("", self._logs.broker_id())
-            self._losses.handle_loss(
-                _other_broker_error(log.topic) if another else _deleted_topic_error(log.topic)
-            )
+            error = _deleted_topic_error(log.topic)
+            if start.broker not in ("", self._logs.broker_id()):
+                error = UnknownTopic(
+                    f"The checkpoint has offsets of the topic {log.topic} of another broker, which are not valid in"
+                    " this one. Start with a new checkpoint, or use the broker that it was created with."
+                )
+            self._losses.handle_loss(error)
             start = None
         # A partition that the query has not read was created after it began, so it is read from offset 0 on.
         begin = 0 if start is None else start.offset
@@ -220,18 +214,12 @@ class Planner:
             return bounds.end
         return begin
 
-    @staticmethod
-    def _end_offset(begin: int, standing: PartitionBounds) -> int:
-        # The durable offset in a data folder may lag behind what was already read from its broker.
-        return max(begin, standing.bounds.end)
-
     def _should_wait(self, survey: BoundsByPartition, begins: dict[Key, int]) -> bool:
         """Return whether to wait for more messages: too few yet, and the trigger delay not over."""
         wanted, delay = self._settings.rows_min, self._settings.trigger_delay
         if wanted is None or self._frozen_bounds is not None or self._now() - self._last_batch_at >= delay:
             return False
-        rows = self._waiting_rows(survey, begins)
-        return sum(rows.values()) < wanted
+        return sum(self._waiting_rows(survey, begins).values()) < wanted
 
     def _waiting_rows(self, survey: BoundsByPartition, begins: dict[Key, int]) -> dict[Key, int]:
         """Return for each partition how many messages are after the offset in `begins`."""
@@ -333,12 +321,13 @@ class Planner:
             ranges = [piece for each in ranges for piece in self._split_by_rows(each, rows_max)]
         if wanted is not None and wanted > len(ranges):
             size = -(-sum(each.end - each.start for each in ranges) // wanted)
-            ranges = [piece for each in ranges for piece in self._split_by_size(each, size)]
+            ranges = [
+                piece
+                for each in ranges
+                for piece in (self._logs.split(each, size) if each.end - each.start > size else [each])
+            ]
         alone = wanted is not None or rows_max is not None
         return [(each,) for each in ranges] if alone else group_ranges(ranges)
-
-    def _split_by_size(self, each: OffsetRange, size: int) -> list[OffsetRange]:
-        return self._logs.split(each, size) if each.end - each.start > size else [each]
 
     def _split_by_rows(self, each: OffsetRange, rows_max: int) -> Iterator[OffsetRange]:
         begin, ordinal = each.start, self._fetch_ordinal(each.log, each.start)
@@ -360,28 +349,15 @@ def _limit_to_target(survey: BoundsByPartition, target: dict[Key, PartitionBound
     for key, (log, bounds) in survey.items():
         aim = target.get(key)
         if aim is not None and aim.log.incarnation == log.incarnation:
-            found[key] = PartitionBounds(log, _limit_bounds(bounds, aim.bounds))
+            limited = bounds._replace(end=aim.bounds.end, end_ordinal=aim.bounds.end_ordinal)
+            found[key] = PartitionBounds(log, limited)
     return found
-
-
-def _limit_bounds(bounds: Bounds, aim: Bounds) -> Bounds:
-    return bounds._replace(end=aim.end, end_ordinal=aim.end_ordinal)
-
-
-def _other_broker_error(topic: str) -> UnknownTopic:
-    return UnknownTopic(
-        f"The checkpoint has offsets of the topic {topic} of another broker, which are not valid in this one. Start"
-        " with a new checkpoint, or use the broker that it was created with."
-    )
 
 
 def _deleted_topic_error(topic: str) -> UnknownTopic:
     return UnknownTopic(
         f"The topic {topic} was deleted, and perhaps created again, since this query read it: unread messages are lost."
     )
-
-
-__all__ = ["BatchLimit", "PartitionLog", "Planner", "TaskPlan"]
 
 
 Name = TypeVar("Name")

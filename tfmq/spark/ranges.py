@@ -64,6 +64,11 @@ def message_offsets(blocks: BlockRun) -> list[int]:
     return [blocks.offset + each.position for each in records_of(blocks.data) if not each.flag & no_message]
 
 
+def next_message(blocks: BlockRun, offset: int) -> int | None:
+    """Return the offset of the first message in `blocks` at or after `offset`; None if there is none."""
+    return min((each for each in message_offsets(blocks) if each >= offset), default=None)
+
+
 def split_targets(whole: OffsetRange, size: int) -> list[int]:
     """Return the offsets near which to split `whole` into equal parts of at most `size` bytes.
 

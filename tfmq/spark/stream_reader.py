@@ -86,7 +86,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @hide_traceback
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the ends of the partitions as of the last planned micro-batch, for Spark's metrics."""
-        seen = self._open_session().planner.latest_seen()
+        seen = self._open_session().planner.latest_seen
         return None if seen is None else to_json(seen)
 
     @hide_traceback

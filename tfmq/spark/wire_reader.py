@@ -8,7 +8,6 @@ its requests; a broker that shuts down replies Busy before it closes, and is wai
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 from journal.record.format import make_log_id
@@ -32,7 +31,7 @@ from tfmq.spark.ranges import (
     Bounds,
     OffsetRange,
     PartitionLog,
-    message_offsets,
+    next_message,
     split_range,
     split_targets,
 )
@@ -113,9 +112,9 @@ class BrokerLogReader:
         found = self._locate(log, wire.BY_OFFSET, max(0, offset))
         place: int = found.offset
         while place < found.forced_offset:
-            block = self._send_one(log, _fetch_request(log, place, wire.EPOCH_UNKNOWN, ONE_BLOCK))
-            starts = message_offsets(BlockRun(block.reply.start, block.reply_body))
-            following = min((each for each in starts if each >= max(offset, place)), default=None)
+            fetch = _fetch_request(log, place, wire.EPOCH_UNKNOWN, ONE_BLOCK)
+            (block,) = self._driver.run(send_requests(self._link, [(log, fetch)], self._timeout))
+            following = next_message(BlockRun(block.reply.start, block.reply_body), max(offset, place))
             if following is not None:
                 return following
             place = block.reply.next
@@ -154,9 +153,7 @@ class BrokerLogReader:
     def __enter__(self) -> BrokerLogReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _wait_for_fsync(self, places: Sequence[tuple[PartitionLog, int]]) -> None:
@@ -166,10 +163,9 @@ class BrokerLogReader:
         at the durable offset makes it fsync earlier, and is replied to afterwards. Errors are ignored: then
         only a smaller bound is returned.
         """
-        part = places[:REQUESTS_MAX]
         questions = [
             (log, _fetch_request(log, forced, wire.EPOCH_UNKNOWN, ONE_BLOCK)._replace(wait_ms=FSYNC_WAIT_MS))
-            for log, forced in part
+            for log, forced in places[:REQUESTS_MAX]
         ]
         self._driver.run(send_requests(self._link, questions, FSYNC_WAIT_SECONDS, TfmqError))
 
@@ -189,9 +185,6 @@ class BrokerLogReader:
 
     def _locate(self, log: PartitionLog, by: int, value: int = 0) -> wire.LocateReply:
         return self._send_all([(log, _locate_request(log, by, value))])[0]  # type: ignore[no-any-return]
-
-    def _send_one(self, log: PartitionLog, message: Any) -> PendingRequest:
-        return self._driver.run(send_requests(self._link, [(log, message)], self._timeout))[0]
 
     def _send_all(
         self, requests: Sequence[PartitionRequest], accepted_errors: type[TfmqError] | tuple[()] = ()
@@ -231,7 +224,15 @@ class RangeFetch:
         backoff = Backoff(BUSY_SECONDS, BUSY_SECONDS_MAX)
         while self._offset < self._end:
             call = self._call or self._send_fetch()
-            yield from self._wait_for(call, deadline)
+            while not call.done:
+                remaining = deadline - self._link.now()
+                if remaining > 0:
+                    yield Wait((call,), remaining)
+                    continue
+                down = self._link.state != READY and self._link.last_error is not None
+                self._link.abandon(
+                    call, self._link.last_error if down else call.timeout_error(self._link.server)
+                )
             self._call = None
             if not isinstance(call.error, Busy) or self._link.now() + backoff.seconds >= deadline:
                 return self._complete(call)
@@ -249,22 +250,10 @@ class RangeFetch:
         """Send a fetch for the blocks from the current offset on."""
         size = min(self._max_bytes, self._end - self._offset)
         fetch = _fetch_request(self._log, self._offset, self._epoch, size)
-        # The request has no time limit of its own: `_wait_for` limits how long a caller waits for it.
+        # The request has no time limit of its own: `next_blocks` limits how long a caller waits for it.
         self._call = self._link.send_request(fetch, seconds=None)
         self._driver.flush()
         return self._call
-
-    def _wait_for(self, call: PendingRequest, deadline: float) -> Operation[None]:
-        """Wait for `call` until `deadline`; abandon it then."""
-        while not call.done:
-            remaining = deadline - self._link.now()
-            if remaining <= 0:
-                down = self._link.state != READY and self._link.last_error is not None
-                self._link.abandon(
-                    call, self._link.last_error if down else call.timeout_error(self._link.server)
-                )
-                return
-            yield Wait((call,), remaining)
 
     def _complete(self, call: PendingRequest) -> BlockRun:
         """Return the blocks of a completed fetch, after sending the next one."""

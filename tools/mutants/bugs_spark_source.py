@@ -98,17 +98,17 @@ SPARK_SOURCE: Final = (
         "available-now-goes-on",
         "with AvailableNow a query ends with the messages that existed when it began",
         "tfmq/spark/planner.py",
-        "    return bounds._replace(end=aim.end, end_ordinal=aim.end_ordinal)\n",
-        "    return bounds\n",
+        "            limited = bounds._replace(end=aim.bounds.end, end_ordinal=aim.bounds.end_ordinal)\n",
+        "            limited = bounds\n",
         [PLANNING],
     ),
     Mutant(
         "available-now-reads-new-partitions",
         "with AvailableNow a query ends with the messages that existed when it began",
         "tfmq/spark/planner.py",
-        "            found[key] = PartitionBounds(log, _limit_bounds(bounds, aim.bounds))\n",
+        "            found[key] = PartitionBounds(log, limited)\n",
         (
-            "            found[key] = PartitionBounds(log, _limit_bounds(bounds, aim.bounds))\n"
+            "            found[key] = PartitionBounds(log, limited)\n"
             "        elif aim is None:\n"
             "            found[key] = PartitionBounds(log, bounds)\n"
         ),
