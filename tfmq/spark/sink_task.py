@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from tfmq.arrow.checksums import partition_of
-from tfmq.arrow.encoder import COLUMNS, Encoded, encode
+from tfmq.arrow.encoder import COLUMNS, encode
 from tfmq.client.connection.connection import FIRST_CONNECT_TIMEOUT
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.connection.requests import MetadataCache, Topic, get_topic, request_with_retries
@@ -135,9 +134,7 @@ class CommitGroupClient:
     def __enter__(self) -> CommitGroupClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
@@ -171,6 +168,12 @@ class TaskPart:
             self._driver.poll_nonblocking()
         return taken
 
+    def send_all(self, batches: Iterable[MemberBatch]) -> None:
+        """Send `batches`, up to the one with which the sequence turns out to be already committed."""
+        for batch in batches:
+            if not self.send(batch):
+                return
+
     def prepare(self) -> list[TransactionName]:
         """Prepare everything sent, and return the names of the transactions."""
         return self._driver.run(self._core.prepare())
@@ -178,9 +181,7 @@ class TaskPart:
     def __enter__(self) -> TaskPart:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._driver.run(self._core.drop())
 
@@ -192,8 +193,6 @@ SPLIT_BUFFER_BYTES: Final = 8 << 20
 """Size of the buffer before rows are split, so that batches per partition are not tiny."""
 RECORD_OVERHEAD_BYTES: Final = 64
 """Minimum size of a record without value, key, tag and attributes: header and framing."""
-
-FindTopic = Callable[[str], Topic]
 
 
 class RowBatcher:
@@ -208,13 +207,18 @@ class RowBatcher:
     """
 
     def __init__(
-        self, find: FindTopic, topic: str, first: int, message_bytes: int, lenient: bool = False
+        self,
+        find: Callable[[str], Topic],
+        topic: str,
+        first: int,
+        message_bytes: int,
+        lenient: bool = False,
     ) -> None:
         self._find = find
         self._topic = topic
         self._next_turns: dict[str, int] = {}
         self._first_turn = first
-        self._encode = partial(_encode, message_bytes, lenient)
+        self._encode = partial(encode, message_bytes=message_bytes, lenient=lenient)
         self._rows: list[pa.RecordBatch] = []
         self._bytes = 0
 
@@ -227,7 +231,8 @@ class RowBatcher:
             return
         self._rows.append(rows)
         self._bytes += rows.nbytes
-        if self._bytes >= (SPLIT_BUFFER_BYTES if _needs_split(rows) else BATCH_BYTES):
+        needs_split = any(_column_or_none(rows, name) is not None for name in ("key", "partition", "topic"))
+        if self._bytes >= (SPLIT_BUFFER_BYTES if needs_split else BATCH_BYTES):
             yield from self.flush()
 
     def flush(self) -> Iterator[MemberBatch]:
@@ -237,8 +242,11 @@ class RowBatcher:
             rows = gathered[0] if len(gathered) == 1 else pa.concat_batches(gathered)
             for name, found in self._split_by_topic(rows):
                 topic = self._find(name)
-                for number, part in self._split_by_partition(topic, found):
-                    yield from self._make_batches(topic, number, part)
+                for number, rows in self._split_by_partition(topic, found):
+                    for part, size in _cut_batches(rows):
+                        where = self._next_partition(topic) if number < 0 else number
+                        made = partial(self._encode, part)
+                        yield MemberBatch(topic.name, topic.incarnation, where, len(part), size, made)
 
     def _split_by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         if self._topic:
@@ -298,12 +306,6 @@ class RowBatcher:
         self._next_turns[topic.name] = turn + 1
         return numbers[turn % len(numbers)]
 
-    def _make_batches(self, topic: Topic, number: int, rows: pa.RecordBatch) -> Iterator[MemberBatch]:
-        for part, size in _cut_batches(rows):
-            made = partial(self._encode, part)
-            where = self._next_partition(topic) if number < 0 else number
-            yield MemberBatch(topic.name, topic.incarnation, where, len(part), size, made)
-
 
 def _with_standard_types(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Cast large_string and large_binary columns to string and binary.
@@ -315,16 +317,6 @@ def _with_standard_types(rows: pa.RecordBatch) -> pa.RecordBatch:
         return rows
     arrays = [column.cast(wide.get(column.type, column.type)) for column in rows.columns]
     return pa.RecordBatch.from_arrays(arrays, rows.schema.names)
-
-
-def _encode(
-    message_bytes: int, lenient: bool, rows: pa.RecordBatch, producer_id: int, sequence: int
-) -> Encoded:
-    return encode(rows, producer_id, sequence, message_bytes=message_bytes, lenient=lenient)
-
-
-def _needs_split(rows: pa.RecordBatch) -> bool:
-    return any(_column_or_none(rows, name) is not None for name in ("key", "partition", "topic"))
 
 
 def _column_or_none(rows: pa.RecordBatch, name: str) -> pa.Array | None:
@@ -390,45 +382,24 @@ def write_rows(
         CommitGroupClient(settings.servers, settings.timeout, _client_name(member)) as client,
         client.open_part(member, settings.ttl_ms) as part,
     ):
-        sender = _RowSender(settings, client, part)
+        batcher: RowBatcher | None = None
         for batch in rows:
             count += len(batch)
             if not part.already_committed:
-                sender.send_rows(batch)
+                if batcher is None and len(batch):
+                    context = TaskContext.get()
+                    first = context.partitionId() if context is not None else 0
+                    client.connect()
+                    most = client.link.limits["message_bytes"]
+                    batcher = RowBatcher(client.topic, settings.topic, first, most, settings.lenient)
+                if batcher is not None:
+                    part.send_all(batcher.add_rows(batch))
             elif settings.allow_other_total:
                 break
-        sender.flush()
+        if batcher is not None and not part.already_committed:
+            part.send_all(batcher.flush())
         names = part.prepare()
     return TaskCommitMessage(member, tuple((xid, epoch) for xid, epoch in names), count)
-
-
-class _RowSender:
-    """Sends a task's rows as its `TaskPart`; connects to the broker at the first row."""
-
-    def __init__(self, settings: SinkSettings, client: CommitGroupClient, part: TaskPart) -> None:
-        self._settings, self._client, self._part = settings, client, part
-        self._outgoing: RowBatcher | None = None
-
-    def send_rows(self, rows: pa.RecordBatch) -> None:
-        if self._outgoing is None and len(rows):
-            context = TaskContext.get()
-            first = context.partitionId() if context is not None else 0
-            self._client.connect()
-            most = self._client.link.limits["message_bytes"]
-            self._outgoing = RowBatcher(
-                self._client.topic, self._settings.topic, first, most, self._settings.lenient
-            )
-        if self._outgoing is not None:
-            self._send(self._outgoing.add_rows(rows))
-
-    def flush(self) -> None:
-        if self._outgoing is not None and not self._part.already_committed:
-            self._send(self._outgoing.flush())
-
-    def _send(self, batches: Iterator[MemberBatch]) -> None:
-        for batch in batches:
-            if not self._part.send(batch):
-                return
 
 
 def _client_name(member: CommitMember) -> str:

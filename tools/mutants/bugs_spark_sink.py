@@ -135,8 +135,8 @@ SPARK_SINK: Final = (
         "last-rows-stay",
         ONCE,
         "tfmq/spark/sink_task.py",
-        "        sender.flush()\n",
-        "",
+        "            part.send_all(batcher.flush())\n",
+        "            pass\n",
         [TASK],
     ),
     Mutant(
