@@ -12,14 +12,14 @@ REPLAY_PLAN: Final = "tests/spark/pipelines/test_replay.py"
 HOUR_FILES: Final = "tests/spark/pipelines/test_parquet_files.py"
 MANIFEST: Final = "tests/spark/pipelines/test_manifest.py"
 PLANNING: Final = "tests/spark/pipelines/test_archive.py"
-DURABLE: Final = "tests/spark/pipelines/test_archive_layout.py"
+DURABLE: Final = "tests/spark/pipelines/test_archive_folder.py"
 ANEW: Final = f"{ARCHIVING}::test_a_step_that_was_begun_is_made_again_as_it_was_planned"
 
 ARCHIVED: Final = (
     Mutant(
         "archive-lost-manifest-passed-over",
         "no row is archived twice, also where a manifest was lost",
-        "tfmq/spark/pipelines/manifest.py",
+        "tfmq/spark/pipelines/archive_folder.py",
         "            if start >= ends.get((incarnation, partition), 0):\n",
         "            if False:\n",
         [f"{ARCHIVING}::test_a_lost_manifest_is_reported_and_nothing_comes_twice"],
@@ -52,14 +52,14 @@ ARCHIVED: Final = (
         "archive-half-written-files-stay",
         "the next run removes partial files of a killed one",
         "tfmq/spark/pipelines/archive.py",
-        "            delete_temporary_files(self._options.folder / archive_layout.topic_folder(self._topic))\n",
+        "            delete_temporary_files(self._options.folder / archive_folder.topic_folder(self._topic))\n",
         "",
         [ANEW],
     ),
     Mutant(
         "archive-without-a-lock",
         "one run at a time archives a topic into a folder",
-        "tfmq/spark/pipelines/archive_layout.py",
+        "tfmq/spark/pipelines/archive_folder.py",
         "            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "            file.fileno()\n",
         [f"{ARCHIVING}::test_one_run_at_a_time", DURABLE],
@@ -155,7 +155,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-file-not-fsynced",
         "a file is durable before it gets its name",
-        "tfmq/spark/pipelines/archive_layout.py",
+        "tfmq/spark/pipelines/archive_folder.py",
         "        file.flush()\n        os.fsync(file.fileno())\n",
         "        file.flush()\n",
         [DURABLE],
@@ -163,7 +163,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-name-not-fsynced",
         "a file's name is durable when the file is reported as present",
-        "tfmq/spark/pipelines/archive_layout.py",
+        "tfmq/spark/pipelines/archive_folder.py",
         ("    temporary.replace(path)\n    fsync_folder(path.parent)\n"),
         "    temporary.replace(path)\n",
         [DURABLE],
@@ -171,7 +171,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-manifest-believed",
         "a damaged manifest is reported by name",
-        "tfmq/spark/pipelines/manifest.py",
+        "tfmq/spark/pipelines/archive_folder.py",
         "    if crc != _crc(body):\n",
         "    if crc is None:\n",
         [MANIFEST],
@@ -179,7 +179,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-missing-step-passed-over",
         "a missing step is reported by name",
-        "tfmq/spark/pipelines/manifest.py",
+        "tfmq/spark/pipelines/archive_folder.py",
         "            if step != expected:\n",
         "            if step < expected:\n",
         [MANIFEST],
@@ -187,7 +187,7 @@ ARCHIVED: Final = (
     Mutant(
         "archive-takes-any-folder",
         "a folder with other content is not taken for an archive",
-        "tfmq/spark/pipelines/manifest.py",
+        "tfmq/spark/pipelines/archive_folder.py",
         "        if strangers:\n",
         "        if len(strangers) > 1:\n",
         [MANIFEST],

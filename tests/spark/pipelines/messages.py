@@ -15,7 +15,7 @@ from tfmq.bounded_msgpack import unpack
 from tfmq.client.consumer.message import utc_datetime
 from tfmq.spark.log_reader import SourceAddress, open_log_reader
 from tfmq.spark.pipelines.archive import ArchiveOptions, ArchiveResult, TopicArchiver
-from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder
+from tfmq.spark.pipelines.archive_folder import ArchiveFile, ArchiveFolder
 from tfmq.spark.pipelines.parquet_files import read_batches
 from tfmq.spark.pipelines.spark_jobs import Progress, run_inline
 

@@ -24,7 +24,7 @@ from tfmq.admin import Admin
 from tfmq.cli.main import run as tfmq_command
 from tfmq.errors import BadRequest, Busy, Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
 from tfmq.spark.log_reader import SourceAddress, open_log_reader
-from tfmq.spark.pipelines import archive_layout
+from tfmq.spark.pipelines import archive_folder
 from tfmq.spark.pipelines.archive import (
     TopicArchiver,
     archive,
@@ -33,9 +33,8 @@ from tfmq.spark.pipelines.archive import (
     plan_step,
     readable_start,
 )
-from tfmq.spark.pipelines.archive_layout import ArchivePiece, hold_lock
+from tfmq.spark.pipelines.archive_folder import ArchiveFolder, ArchivePiece, Gap, hold_lock
 from tfmq.spark.pipelines.command import run_command
-from tfmq.spark.pipelines.manifest import ArchiveFolder, Gap
 from tfmq.spark.pipelines.spark_jobs import run_inline
 from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog, split_range, split_targets
 from tools.rigs import spark_session
@@ -246,7 +245,7 @@ def test_a_step_that_was_begun_is_made_again_as_it_was_planned(
     outcome = archived(folder, topic, wire(spark_server), piece_bytes=1 << 20, step_bytes=1 << 20)
     assert outcome.resumed and outcome.messages == 90
     assert plan is not None and ArchiveFolder.open(folder).manifest(topic, 1).plan == plan
-    assert begun - set(files_in(folder)) == {archive_layout.plan_path(topic, 1)} and not half.exists()
+    assert begun - set(files_in(folder)) == {archive_folder.plan_path(topic, 1)} and not half.exists()
     rows = by_manifest(folder, topic)
     assert messages.as_sent(rows) == in_topic(spark_server.address, topic)
     assert by_listing(folder) == rows
@@ -305,7 +304,7 @@ def test_a_folder_of_data_is_archived_without_its_broker(
 def test_one_run_at_a_time(spark_server: LiveServer, topic: str, folder: Path) -> None:
     send(spark_server.address, topic, some(seeded(topic), 5))
     with (
-        hold_lock(folder / archive_layout.lock_path(topic), ""),
+        hold_lock(folder / archive_folder.lock_path(topic), ""),
         pytest.raises(Busy, match=f"Another run archives {topic} into"),
     ):
         archived(folder, topic, wire(spark_server))
@@ -439,7 +438,7 @@ def test_what_retention_took_of_a_step_that_was_begun_is_reported_or_noted(
         archived(folder, topic, wire(spark_server))
     outcome = archived(folder, topic, wire(spark_server), on_loss="skip")
     assert {gap.partition for gap in outcome.gaps} == {0, 1} and 0 < outcome.messages < 100
-    assert len(list((folder / archive_layout.aside_folder(topic)).iterdir())) == 1
+    assert len(list((folder / archive_folder.aside_folder(topic)).iterdir())) == 1
     assert by_listing(folder) == by_manifest(folder, topic)
 
 
@@ -486,7 +485,7 @@ def test_a_lost_manifest_is_reported_and_nothing_comes_twice(
         send(spark_server.address, topic, some(seeded(topic), 10))
         archived(folder, topic, wire(spark_server))
     before = by_listing(folder)
-    (folder / archive_layout.manifest_path(topic, lost)).unlink()
+    (folder / archive_folder.manifest_path(topic, lost)).unlink()
     send(spark_server.address, topic, some(seeded(topic), 10))
     with pytest.raises(Damaged, match=f"in no complete step: _tfmq/{topic}/0000000{lost}.json was deleted"):
         archived(folder, topic, wire(spark_server))

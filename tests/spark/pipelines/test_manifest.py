@@ -8,11 +8,11 @@ import pytest
 
 from tests import paths
 from tfmq.errors import BadRequest, Damaged, NotSupported
-from tfmq.spark.pipelines import archive_layout, manifest
-from tfmq.spark.pipelines.archive_layout import ArchivePiece
-from tfmq.spark.pipelines.manifest import (
+from tfmq.spark.pipelines import archive_folder
+from tfmq.spark.pipelines.archive_folder import (
     ArchiveFile,
     ArchiveFolder,
+    ArchivePiece,
     Gap,
     Manifest,
     Plan,
@@ -60,7 +60,7 @@ def test_a_folder_with_other_content_is_not_taken(tmp_path: Path) -> None:
 
 def test_every_flipped_bit_of_a_manifest_is_reported_with_its_name(archive: ArchiveFolder) -> None:
     archive.write_manifest(DONE)
-    path = archive.folder / archive_layout.manifest_path("orders", 1)
+    path = archive.folder / archive_folder.manifest_path("orders", 1)
     whole = path.read_bytes()
     seen = 0
     for position in range(0, len(whole), 7):
@@ -79,24 +79,29 @@ def test_every_flipped_bit_of_a_manifest_is_reported_with_its_name(archive: Arch
 def test_a_missing_step_is_reported_with_its_name(archive: ArchiveFolder) -> None:
     for step in (1, 2, 3):
         archive.write_manifest(DONE._replace(plan=PLAN._replace(step=step)))
-    (archive.folder / archive_layout.manifest_path("orders", 2)).unlink()
+    (archive.folder / archive_folder.manifest_path("orders", 2)).unlink()
     with pytest.raises(Damaged, match=r"misses _tfmq/orders/00000002\.json, though step 3 exists"):
         archive.steps("orders")
 
 
 def test_a_newer_format_is_refused_and_no_field_of_it_is_guessed() -> None:
-    data = encode_object({"version": manifest.VERSION + 1, "other": 1})
+    data = encode_object({"version": archive_folder.VERSION + 1, "other": 1})
     with pytest.raises(NotSupported, match="x has format version 2, and this release of tfmq reads 1"):
         decode_object("x", data)
 
 
 def test_the_golden_file_is_what_is_written_and_read() -> None:
     data = (ROOT / "tests" / "golden" / "archive.json").read_bytes()
-    assert encode_object(manifest.manifest_to_json(DONE)) == data
-    assert manifest.parse_manifest(decode_object("archive.json", data)) == DONE
+    assert encode_object(archive_folder.manifest_to_json(DONE)) == data
+    assert archive_folder.parse_manifest(decode_object("archive.json", data)) == DONE
 
 
 def test_the_page_has_every_key_of_a_manifest() -> None:
     page = (ROOT / "docs" / "formats" / "archive.md").read_text()
-    keys = {*manifest.manifest_to_json(DONE), *FILE._fields, *PLAN.pieces[0]._fields, *PLAN.gaps[0]._fields}
+    keys = {
+        *archive_folder.manifest_to_json(DONE),
+        *FILE._fields,
+        *PLAN.pieces[0]._fields,
+        *PLAN.gaps[0]._fields,
+    }
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []

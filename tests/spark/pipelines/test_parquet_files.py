@@ -14,8 +14,7 @@ import pytest
 from tests.scale import seeded
 from tfmq.errors import Damaged
 from tfmq.spark.pipelines import parquet_files
-from tfmq.spark.pipelines.archive_layout import HOUR_MS, ArchivePiece
-from tfmq.spark.pipelines.manifest import ArchiveFile
+from tfmq.spark.pipelines.archive_folder import HOUR_MS, ArchiveFile, ArchivePiece
 from tfmq.spark.pipelines.parquet_files import COLUMNS, read_batches, write_piece
 
 # Parquet by hour: one file an hour, in order, the same bytes for the same rows, nothing half written in sight.

@@ -15,8 +15,8 @@ import pytest
 from tests.scale import FRACTION, SCALE, scaled, seeded
 from tests.spark.pipelines.messages import archived, content, count_of, in_topic, require_same, send, some
 from tfmq.spark.log_reader import SourceAddress
+from tfmq.spark.pipelines.archive_folder import ArchiveFile, Manifest, Plan
 from tfmq.spark.pipelines.command import run_command
-from tfmq.spark.pipelines.manifest import ArchiveFile, Manifest, Plan
 from tfmq.spark.pipelines.replay import ReplayFilter, ReplayStep, plan_steps, replay, replay_name
 from tools.rigs import spark_session
 from tools.rigs.live_server import LiveServer

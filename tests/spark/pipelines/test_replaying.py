@@ -29,7 +29,7 @@ from tfmq.message import Message
 from tfmq.protocol.commands import CommitMember
 from tfmq.spark.log_reader import SourceAddress
 from tfmq.spark.pipelines import replay
-from tfmq.spark.pipelines.manifest import ArchiveFolder
+from tfmq.spark.pipelines.archive_folder import ArchiveFolder
 from tfmq.spark.pipelines.parquet_files import read_batches
 from tfmq.spark.pipelines.replay import ReplayFilter, ReplayOptions, ReplayResult, ReplayRun
 from tfmq.spark.pipelines.spark_jobs import Progress, run_inline

@@ -24,9 +24,14 @@ from tfmq.cli.output import did_you_mean, size_text, with_noun
 from tfmq.cli.values import Moment
 from tfmq.errors import BadRequest, LogTruncated, OffsetOutOfRange, UnknownTopic
 from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
-from tfmq.spark.pipelines import archive_layout
-from tfmq.spark.pipelines.archive_layout import (
+from tfmq.spark.pipelines import archive_folder
+from tfmq.spark.pipelines.archive_folder import (
+    ArchiveFile,
+    ArchiveFolder,
     ArchivePiece,
+    Gap,
+    Manifest,
+    Plan,
     create_folder,
     delete_temporary_files,
     hold_lock,
@@ -41,7 +46,6 @@ from tfmq.spark.pipelines.command import (
     pipeline_options,
     run_and_exit,
 )
-from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder, Gap, Manifest, Plan
 from tfmq.spark.pipelines.parquet_files import COLUMNS, COMPRESSIONS, write_piece
 from tfmq.spark.pipelines.spark_jobs import Progress, SparkTaskRunner, TaskResult
 from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog
@@ -163,13 +167,13 @@ class TopicArchiver:
         errors of reading.
         """
         busy = RUN_IN_PROGRESS.format(topic=self._topic, folder=self._options.folder)
-        with hold_lock(self._options.folder / archive_layout.lock_path(self._topic), busy):
+        with hold_lock(self._options.folder / archive_folder.lock_path(self._topic), busy):
             self._archive_all(begin_progress)
         return self.outcome
 
     def _archive_all(self, begin_progress: Callable[[int], Progress]) -> None:
         last = self._last_manifest()
-        delete_temporary_files(self._options.folder / archive_layout.metadata_folder(self._topic))
+        delete_temporary_files(self._options.folder / archive_folder.metadata_folder(self._topic))
         step, ends = (last.plan.step + 1, last.ends) if last is not None else (1, {})
         begun = self._drop_lost_pieces(self._archive.started_plan(self._topic, step))
         archived_ends = ends if begun is None else ends_after(ends, begun.pieces, begun.gaps)
@@ -182,7 +186,7 @@ class TopicArchiver:
         progress = begin_progress(survey.size_bytes + again)
         if begun is not None:
             self.outcome.resumed = True
-            delete_temporary_files(self._options.folder / archive_layout.topic_folder(self._topic))
+            delete_temporary_files(self._options.folder / archive_folder.topic_folder(self._topic))
             ends = self._execute(begun, ends, progress)
             step += 1
         node = self._options.node or (last.plan.node if last is not None else "")
@@ -224,7 +228,7 @@ class TopicArchiver:
         kept, changed, gaps = drop_lost(plan.pieces, self._partition_bounds())
         if not changed:
             return plan
-        aside = self._options.folder / archive_layout.aside_folder(self._topic)
+        aside = self._options.folder / archive_folder.aside_folder(self._topic)
         if self._options.on_loss == "stop":
             first = changed[0]
             raise OffsetOutOfRange(
@@ -237,8 +241,8 @@ class TopicArchiver:
                 )
             )
         for each in changed:
-            for path in (self._options.folder / archive_layout.topic_folder(self._topic)).rglob(
-                archive_layout.file_name(each)
+            for path in (self._options.folder / archive_folder.topic_folder(self._topic)).rglob(
+                archive_folder.file_name(each)
             ):
                 create_folder(aside)
                 rename_durably(path, aside / f"{path.parent.parent.name}-{path.parent.name}-{path.name}")

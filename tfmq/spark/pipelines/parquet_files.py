@@ -21,15 +21,15 @@ import pyarrow.parquet as pq
 
 from tfmq.arrow.schema import project
 from tfmq.errors import Damaged
-from tfmq.spark.pipelines.archive_layout import (
+from tfmq.spark.pipelines.archive_folder import (
     HOUR_MS,
+    ArchiveFile,
     ArchivePiece,
     create_folder,
     file_path,
     rename_durably,
     temporary_path,
 )
-from tfmq.spark.pipelines.manifest import ArchiveFile
 
 READ_BYTES: Final = 1 << 20
 BATCH_ROWS: Final = 1 << 16

@@ -31,8 +31,8 @@ from tfmq.errors import BadRequest, Damaged, TopicExists, UnknownTopic
 from tfmq.limits import is_valid_name
 from tfmq.protocol.commands import CommitMember
 from tfmq.spark.pipelines import parquet_files
+from tfmq.spark.pipelines.archive_folder import ArchiveFile, ArchiveFolder, Manifest
 from tfmq.spark.pipelines.command import Job, pipeline_options, resolve_broker, run_and_exit, timeout_option
-from tfmq.spark.pipelines.manifest import ArchiveFile, ArchiveFolder, Manifest
 from tfmq.spark.pipelines.parquet_files import read_batches
 from tfmq.spark.pipelines.spark_jobs import Progress, SparkTaskRunner, TaskResult
 from tfmq.spark.settings import SinkSettings, commit_group_name

@@ -30,7 +30,7 @@ from tfmq.errors import BadRequest
 from tfmq.message import BORN_AT
 from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
 from tfmq.spark.pipelines.archive import select_topics
-from tfmq.spark.pipelines.archive_layout import create_output_folder
+from tfmq.spark.pipelines.archive_folder import create_output_folder
 from tfmq.spark.pipelines.command import (
     Job,
     address_options,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tfmq.errors import BadRequest, Busy
-from tfmq.spark.pipelines import archive_layout
-from tfmq.spark.pipelines.archive_layout import (
+from tfmq.spark.pipelines import archive_folder
+from tfmq.spark.pipelines.archive_folder import (
     HOUR_MS,
     ArchivePiece,
     create_folder,
@@ -113,10 +113,10 @@ def test_a_file_is_named_by_topic_hour_and_range() -> None:
 
 def test_readers_of_parquet_pass_over_the_archives_own_files() -> None:
     own = (
-        archive_layout.plan_path("t", 1),
-        archive_layout.manifest_path("t", 1),
-        archive_layout.lock_path("t"),
-        archive_layout.ARCHIVE_FILE,
+        archive_folder.plan_path("t", 1),
+        archive_folder.manifest_path("t", 1),
+        archive_folder.lock_path("t"),
+        archive_folder.ARCHIVE_FILE,
     )
     assert all(path.startswith("_") for path in own)
-    assert archive_layout.manifest_path("t", 7) == "_tfmq/t/00000007.json"
+    assert archive_folder.manifest_path("t", 7) == "_tfmq/t/00000007.json"
