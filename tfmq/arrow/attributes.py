@@ -66,7 +66,7 @@ class AttributeColumn:
             return {name: pa.nulls(len(self._having), types[name]) for name in names}
         layout = self.layout
         rest = np.flatnonzero(~layout.plain)
-        if not _all_text_valid(self._data, layout):
+        if not (_text_valid(self._data, layout.keys) and _text_valid(self._data, layout.tags)):
             rest = np.flatnonzero(self._having)
         slow = self._decode_rows(rest, lenient)
         found = {}
@@ -102,12 +102,8 @@ class AttributeColumn:
         return {"key": keys, "tag": tags}
 
 
-def _all_text_valid(data: Buffer, layout: AttributeLayout) -> bool:
-    """Return whether all string keys and tags are valid UTF-8."""
-    return _text_valid(data, layout.keys) and _text_valid(data, layout.tags)
-
-
 def _text_valid(data: Buffer, span: FieldSpans) -> bool:
+    """Return whether all strings of a field are valid UTF-8."""
     rows = np.flatnonzero(span.text)
     if not len(rows):
         return True

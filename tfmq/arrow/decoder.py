@@ -113,7 +113,7 @@ class Decoder:
         if len(data) > POSITION_MAX:
             raise BadRequest(f"At most {POSITION_MAX} bytes are decoded at once, not {len(data)}.")
         if not len(data):
-            return _empty_batch(self.schema)
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
         found = self._checked_rows(data, offset)
         if found is None:
             error = DamageLocator(self.topic, self.partition, self.log_id, self.verify).find_error(
@@ -243,10 +243,6 @@ def _select_range(rows: MessageRows, start: int, end: int | None) -> MessageRows
     if first == 0 and last == len(rows.positions):
         return rows
     return MessageRows(*(column[first : max(first, last)] for column in rows))
-
-
-def _empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 Positions = npt.NDArray[np.int64]

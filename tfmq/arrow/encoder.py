@@ -366,16 +366,12 @@ def _rewrite_rows(
             if not same:
                 fields.pop(number, None)
                 fields.update({number: value.as_py()} if value.is_valid else {})
-        made.append(pack(dict(sorted(fields.items(), key=_field_order))) if fields else None)
+        # Numbers first, ascending; unknown names keep their order after them.
+        order = sorted(fields, key=lambda name: (0, name) if isinstance(name, int) else (1, 0))
+        made.append(pack({name: fields[name] for name in order}) if fields else None)
     mask = np.zeros(len(column), dtype=bool)
     mask[rows] = True
     return pc.replace_with_mask(column, pa.array(mask), pa.array(made, pa.binary()))
-
-
-def _field_order(field: tuple[Any, Any]) -> tuple[int, int]:
-    """Sort key of a field: numbers first, ascending; unknown names keep their order after them."""
-    name = field[0]
-    return (0, name) if isinstance(name, int) else (1, 0)
 
 
 def _with_size(attributes: pa.BinaryArray) -> pa.BinaryArray:

@@ -95,22 +95,20 @@ class RangeReader(NamedTuple):
     ) -> Iterator[pa.RecordBatch]:
         """Yield the messages of one range, continuing after losses where the policy permits it."""
         log, begin, end = wanted
+        schema = project(self.schema.names)
         decoders = [
-            Decoder(
-                log.topic, log.partition, log.log_id, project(self.schema.names), self.verify, lenient=lenient
-            )
+            Decoder(log.topic, log.partition, log.log_id, schema, self.verify, lenient=lenient)
             for lenient in (False, True)
         ]
+        decode = partial(_decode_leniently, decoders, losses)
         while begin < end:
             try:
                 for chunk in logs.read_blocks(OffsetRange(log, begin, end)):
-                    for batch in _decode_until_damage(
-                        partial(_decode_leniently, decoders, losses), chunk, begin, end
-                    ):
+                    for batch in _decode_until_damage(decode, chunk, begin, end):
                         if batch.num_rows:
                             self._check_not_null(log, batch)
                             yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
-                    begin = max(begin, _end_offset(chunk))
+                    begin = max(begin, chunk.offset + memoryview(chunk.data).nbytes)
                 return
             except (OffsetOutOfRange, Damaged) as error:
                 resume_at = error.first if isinstance(error, OffsetOutOfRange) else error.next
@@ -142,12 +140,8 @@ class RangeReader(NamedTuple):
                 )
 
 
-DecodeFunction = Callable[[Buffer, int, int, int], pa.RecordBatch]
-"""(whole blocks, offset of the first one, offset where rows begin, offset where they end)."""
-
-
 def _decode_until_damage(
-    decode: DecodeFunction, chunk: BlockRun, begin: int, end: int
+    decode: Callable[[Buffer, int, int, int], pa.RecordBatch], chunk: BlockRun, begin: int, end: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `chunk` in [begin, end).
 
@@ -177,8 +171,3 @@ def _decode_leniently(
         rows = lenient.decode(data, offset, begin, end)  # raises where the rest cannot be read either
         losses.handle_loss(DecodeFailed(str(error), **error.details), "with neither key nor tag")
         return rows
-
-
-def _end_offset(chunk: BlockRun) -> int:
-    """Return the offset after the blocks of `chunk`."""
-    return chunk.offset + memoryview(chunk.data).nbytes

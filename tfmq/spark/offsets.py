@@ -199,24 +199,16 @@ class OffsetSpec(NamedTuple):
                 f"{self.option} has offsets of another topic {log.topic}: one that was deleted, or another broker's."
             )
         if self.by_time:
-            return self._resolve_time(logs, standing, given.offset)
+            found = min(logs.offset_at_time(log, given.offset), bounds.end)
+            if self.strict and found == bounds.end:
+                raise BadRequest(
+                    f"{self.option}: nothing was appended to {log.name} at {given.offset} or later. Give"
+                    " an earlier time, or set startingOffsetsByTimestampStrategy to latest."
+                )
+            return found
         if given.offset in (EARLIEST, LATEST):
             return bounds.first if given.offset == EARLIEST else bounds.end
         return self._resolve_offset(logs, standing, given.offset, losses)
-
-    def _resolve_time(self, logs: LogReader, standing: PartitionBounds, ms: int) -> int:
-        """Return the offset of the first message at or after `ms` since 1970; the end if none is.
-
-        Raises BadRequest if there is none and the spec is strict.
-        """
-        found = min(logs.offset_at_time(standing.log, ms), standing.bounds.end)
-        name = f"{standing.log.topic}-{standing.log.partition}"
-        if self.strict and found == standing.bounds.end:
-            raise BadRequest(
-                f"{self.option}: nothing was appended to {name} at {ms} or later. Give"
-                " an earlier time, or set startingOffsetsByTimestampStrategy to latest."
-            )
-        return found
 
     def _resolve_offset(
         self, logs: LogReader, standing: PartitionBounds, offset: int, losses: LossPolicy
@@ -226,7 +218,7 @@ class OffsetSpec(NamedTuple):
         Messages before the log's first one are a loss; then the first offset is returned. Raises BadRequest
         for any other offset.
         """
-        (log, bounds), name = standing, f"{standing.log.topic}-{standing.log.partition}"
+        (log, bounds), name = standing, standing.log.name
         if offset > bounds.end:
             raise BadRequest(f"{self.option}: {name} ends at {bounds.end}, before {offset}.")
         if offset < bounds.first:

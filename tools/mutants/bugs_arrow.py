@@ -192,7 +192,7 @@ ARROW: Final = (
         "text-that-is-none-in-a-key",
         SAME,
         "tfmq/arrow/attributes.py",
-        "        if not _all_text_valid(self._data, layout):\n",
+        "        if not (_text_valid(self._data, layout.keys) and _text_valid(self._data, layout.tags)):\n",
         "        if not _text_valid(self._data, layout.tags):\n",
         [ATTRIBUTES],
     ),

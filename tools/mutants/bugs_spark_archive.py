@@ -204,9 +204,13 @@ ARCHIVED: Final = (
         "failed-task-passed-over",
         "the error of a task is raised with its own type",
         "tfmq/spark/pipelines/spark_jobs.py",
-        ("        if isinstance(done, TaskFailure):\n            raise done.to_error()\n"),
-        ("        if isinstance(done, TaskFailure):\n            continue\n"),
-        ["tests/spark/pipelines/test_spark_jobs.py::test_an_error_travels_as_a_value_with_its_details"],
+        (
+            "        if isinstance(each, TaskFailure):\n"
+            "            raise each.to_error()\n"
+            '    return [each.result for each in cast("list[TaskResult[Result]]", found)]\n'
+        ),
+        "        pass\n    return [each.result for each in found if isinstance(each, TaskResult)]\n",
+        ["tests/spark/pipelines/test_spark_jobs.py::test_the_error_of_a_task_is_raised_as_what_it_is"],
     ),
 )
 

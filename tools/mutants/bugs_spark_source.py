@@ -285,7 +285,7 @@ SPARK_SOURCE: Final = (
         "rows-again-after-a-loss",
         "no message is read twice where a query continues after a loss",
         "tfmq/spark/batch_reader.py",
-        "                    begin = max(begin, _end_offset(chunk))\n",
+        "                    begin = max(begin, chunk.offset + memoryview(chunk.data).nbytes)\n",
         "",
         [TASKS],
     ),

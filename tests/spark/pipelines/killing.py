@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.spark.pipelines.messages import archived
+from tests.spark.pipelines.messages import archived, run_inline
 from tfmq.admin import Admin
 from tfmq.spark.log_reader import SourceAddress
 from tfmq.spark.pipelines.replay import ReplayFilter, ReplayOptions, ReplayRun
-from tfmq.spark.pipelines.spark_jobs import Progress, run_inline
+from tfmq.spark.pipelines.spark_jobs import Progress
 
 LOADED_LATE = ("tfmq.spark.wire_reader", "tfmq.spark.file_reader")
 NEVER = 0

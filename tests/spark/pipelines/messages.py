@@ -17,7 +17,7 @@ from tfmq.spark.log_reader import SourceAddress, open_log_reader
 from tfmq.spark.pipelines.archive import ArchiveOptions, ArchiveResult, TopicArchiver
 from tfmq.spark.pipelines.archive_folder import ArchiveFile, ArchiveFolder
 from tfmq.spark.pipelines.parquet_files import read_batches
-from tfmq.spark.pipelines.spark_jobs import Progress, run_inline
+from tfmq.spark.pipelines.spark_jobs import Item, Progress, Result, TaskFailure, TaskResult, attempt
 
 Row = tuple[Any, ...]
 """(offset, append time, id, key, tag, attributes, value), of one partition."""
@@ -135,6 +135,20 @@ def as_sent(rows: dict[int, list[Row]]) -> dict[int, list[tuple[Any, ...]]]:
 
 def born(ms: int | None) -> Any:
     return None if ms is None else utc_datetime(ms)
+
+
+def run_inline(
+    work: Callable[[Item], TaskResult[Result]], items: Sequence[Item], progress: Progress, title: str
+) -> list[Result]:
+    """Run the tasks in this thread, without Spark; otherwise as `run_tasks`."""
+    results = []
+    for item in items:
+        done = attempt(work, item)
+        if isinstance(done, TaskFailure):
+            raise done.to_error()
+        progress.add(done.rows, done.size_bytes)
+        results.append(done.result)
+    return results
 
 
 def archived(

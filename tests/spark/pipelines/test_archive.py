@@ -19,7 +19,7 @@ import tfmq
 from tests.scale import scaled, seeded
 from tests.spark.pipelines import messages
 from tests.spark.pipelines.killing import runs_of
-from tests.spark.pipelines.messages import archived, by_listing, by_manifest, in_topic, send, some
+from tests.spark.pipelines.messages import archived, by_listing, by_manifest, in_topic, run_inline, send, some
 from tfmq.admin import Admin
 from tfmq.cli.main import run as tfmq_command
 from tfmq.errors import BadRequest, Busy, Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
@@ -35,7 +35,6 @@ from tfmq.spark.pipelines.archive import (
 )
 from tfmq.spark.pipelines.archive_folder import ArchiveFolder, ArchivePiece, Gap, hold_lock
 from tfmq.spark.pipelines.command import run_command
-from tfmq.spark.pipelines.spark_jobs import run_inline
 from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog, split_range, split_targets
 from tools.rigs import spark_session
 from tools.rigs.live_server import LiveServer

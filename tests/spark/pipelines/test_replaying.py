@@ -20,6 +20,7 @@ from tests.spark.pipelines.messages import (
     count_of,
     in_topic,
     require_same,
+    run_inline,
     send,
     some,
 )
@@ -32,7 +33,7 @@ from tfmq.spark.pipelines import replay
 from tfmq.spark.pipelines.archive_folder import ArchiveFolder
 from tfmq.spark.pipelines.parquet_files import read_batches
 from tfmq.spark.pipelines.replay import ReplayFilter, ReplayOptions, ReplayResult, ReplayRun
-from tfmq.spark.pipelines.spark_jobs import Progress, run_inline
+from tfmq.spark.pipelines.spark_jobs import Progress
 from tfmq.spark.settings import SinkSettings
 from tfmq.spark.sink_task import CommitGroupClient, collect_commit, write_rows
 from tools.rigs.live_server import LiveServer

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.spark.pipelines.messages import run_inline
 from tfmq.cli.output import Output
 from tfmq.errors import Damaged, OffsetOutOfRange, StoreFailed, TfmqError
 from tfmq.spark.pipelines.spark_jobs import (
@@ -16,7 +17,6 @@ from tfmq.spark.pipelines.spark_jobs import (
     attempt,
     find_tfmq_error,
     java_reason,
-    run_inline,
     run_tasks,
     show_progress,
     watch_progress,

@@ -9,7 +9,7 @@ import click
 
 from tfmq.cli.main import LazyGroup
 from tfmq.spark.pipelines import NAMES
-from tfmq.spark.pipelines.command import run_and_exit
+from tfmq.spark.pipelines.command import HELP, run_and_exit
 
 
 class Pipelines(LazyGroup):
@@ -26,7 +26,7 @@ class Pipelines(LazyGroup):
 
 @click.group(
     cls=Pipelines,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
     epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.report orders --to /tmp/report",
 )
 def pipelines() -> None:

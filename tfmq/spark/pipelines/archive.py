@@ -8,14 +8,15 @@ completes the step.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -38,6 +39,7 @@ from tfmq.spark.pipelines.archive_folder import (
     rename_durably,
 )
 from tfmq.spark.pipelines.command import (
+    HELP,
     Job,
     SizeType,
     address_options,
@@ -45,9 +47,10 @@ from tfmq.spark.pipelines.command import (
     parse_address,
     pipeline_options,
     run_and_exit,
+    to_ms,
 )
 from tfmq.spark.pipelines.parquet_files import COLUMNS, COMPRESSIONS, write_piece
-from tfmq.spark.pipelines.spark_jobs import Progress, SparkTaskRunner, TaskResult
+from tfmq.spark.pipelines.spark_jobs import Progress, TaskResult, TaskRunner, show_progress
 from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog
 
 PIECE_BYTES: Final = 64 << 20
@@ -89,10 +92,10 @@ class ArchiveResult:
     """What a run archived of one topic; `resumed`: it began by repeating an interrupted step."""
 
     topic: str
-    steps: int = 0
     messages: int = 0
     files: int = 0
     size_bytes: int = 0
+    steps: int = 0
     resumed: bool = False
     gaps: list[Gap] = field(default_factory=list)
 
@@ -105,28 +108,7 @@ class ArchiveResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
-        gaps = [each._asdict() for each in self.gaps]
-        return {
-            "topic": self.topic,
-            "messages": self.messages,
-            "files": self.files,
-            "size_bytes": self.size_bytes,
-            "steps": self.steps,
-            "resumed": self.resumed,
-            "gaps": gaps,
-        }
-
-
-class TaskRunner(Protocol):
-    """Type of `SparkTaskRunner` and `run_inline`, which run the tasks of a step."""
-
-    def __call__(
-        self,
-        work: Callable[[ArchivePiece], TaskResult[list[ArchiveFile]]],
-        items: Sequence[ArchivePiece],
-        progress: Progress,
-        title: str,
-    ) -> list[list[ArchiveFile]]: ...
+        return {**vars(self), "gaps": [each._asdict() for each in self.gaps]}
 
 
 def archive_piece(wish: ArchiveOptions, topic: str, piece: ArchivePiece) -> TaskResult[list[ArchiveFile]]:
@@ -285,16 +267,12 @@ class TopicArchiver:
         `ends`: those before it.
         """
         work = partial(archive_piece, self._options, self._topic)
-        files = flatten(self._run(work, plan.pieces, progress, f"archive {self._topic}, step {plan.step}"))
+        written = self._run(work, plan.pieces, progress, f"archive {self._topic}, step {plan.step}")
         after = ends_after(ends, plan.pieces, plan.gaps)
-        manifest = Manifest(plan, tuple(files), after)
+        manifest = Manifest(plan, tuple(itertools.chain.from_iterable(written)), after)
         self._archive.write_manifest(manifest)
         self.outcome.add_step(manifest)
         return after
-
-
-def flatten(lists: Iterable[list[ArchiveFile]]) -> list[ArchiveFile]:
-    return [each for files in lists for each in files]
 
 
 ON_LOSS: Final = ("stop", "skip")
@@ -315,21 +293,13 @@ LOG_SHORTER: Final = (
 )
 
 
-class NewRange(NamedTuple):
-    """What a run archives of one partition: the records with start <= offset < end."""
-
-    log: PartitionLog
-    start: int
-    end: int
-
-
 class NewRanges(NamedTuple):
-    """What a run archives of one topic, and the `gaps` of messages that were deleted before.
+    """What a run archives of each partition, and the `gaps` of messages that were deleted before.
 
     It is fixed at the start, so a run ends although the topic grows.
     """
 
-    ranges: tuple[NewRange, ...]
+    ranges: tuple[OffsetRange, ...]
     gaps: tuple[Gap, ...]
 
     @property
@@ -371,7 +341,7 @@ def find_new_ranges(
                 cut=bounds.end,
             )
         if start < bounds.end:
-            stretches.append(NewRange(log, start, bounds.end))
+            stretches.append(OffsetRange(log, start, bounds.end))
     return NewRanges(tuple(stretches), tuple(gaps))
 
 
@@ -383,13 +353,13 @@ def plan_step(
     A step has about `step_bytes` of log, shared by the partitions, and a piece at most about `piece_bytes`.
     """
     pieces: list[ArchivePiece] = []
-    left: list[NewRange] = []
+    left: list[OffsetRange] = []
     share = max(1, step_bytes // max(1, len(survey.ranges)))
     for stretch in survey.ranges:
         end = stretch.end
         if stretch.start + share < end:
             end = min(end, logs.next_message_offset(stretch.log, stretch.start + share))
-        for each in logs.split(OffsetRange(stretch.log, stretch.start, end), piece_bytes):
+        for each in logs.split(stretch._replace(end=end), piece_bytes):
             log = each.log
             pieces.append(ArchivePiece(log.partition, log.incarnation, log.log_id, each.start, each.end))
         if end < stretch.end:
@@ -439,7 +409,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(epilog=EXAMPLES, context_settings=HELP)
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option(
     "--to",
@@ -500,14 +470,18 @@ def archive(
     """
     check_topics(topics, everything)
     address = parse_address(servers, path, timeout)
-    since_ms = None if since is None else round(since.timestamp() * 1000)
-    with ExitStack() as stack:
-        logs = stack.enter_context(open_log_reader(address))
-        node = logs.broker_id()
+    with open_log_reader(address) as logs, job.tasks() as tasks:
         wish = ArchiveOptions(
-            address, folder.resolve(), node, on_loss, since_ms, compression, verify, file_bytes, step_bytes
+            address,
+            folder.resolve(),
+            logs.broker_id(),
+            on_loss,
+            to_ms(since),
+            compression,
+            verify,
+            file_bytes,
+            step_bytes,
         )
-        tasks = SparkTaskRunner(lambda: stack.enter_context(job.spark()))
         outcomes = [archive_topic(job, wish, name, logs, tasks) for name in select_topics(topics, logs)]
     print_results(job, folder, outcomes)
     return 0
@@ -523,12 +497,12 @@ def select_topics(topics: Sequence[str], logs: LogReader) -> list[str]:
 
 
 def archive_topic(
-    job: Job, wish: ArchiveOptions, topic: str, logs: LogReader, tasks: SparkTaskRunner
+    job: Job, wish: ArchiveOptions, topic: str, logs: LogReader, tasks: TaskRunner
 ) -> ArchiveResult:
-    """Archive one topic, showing its progress."""
+    """Archive one topic; its progress is shown as soon as there is something to archive."""
     with ExitStack() as stack:
         return TopicArchiver(wish, topic, logs, tasks).archive_new(
-            lambda total: stack.enter_context(job.progress(f"archiving {topic}", total))
+            lambda total: stack.enter_context(show_progress(job.output, f"archiving {topic}", total))
         )
 
 

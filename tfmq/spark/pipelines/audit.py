@@ -7,10 +7,8 @@ docs/pipelines.md describes the findings. Files are only read; the broker may be
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -43,7 +41,6 @@ from tfmq.spark.pipelines.audit_compare import (
 )
 from tfmq.spark.pipelines.audit_journal import (
     JournalFileContents,
-    JournalFilePlan,
     JournalPlan,
     expected_facts,
     join_spans,
@@ -65,8 +62,8 @@ from tfmq.spark.pipelines.audit_plan import (
     make_plan,
     read_catalog_topics,
 )
-from tfmq.spark.pipelines.command import Job, pipeline_options, run_and_exit
-from tfmq.spark.pipelines.spark_jobs import Progress
+from tfmq.spark.pipelines.command import HELP, Job, pipeline_options, run_and_exit
+from tfmq.spark.pipelines.spark_jobs import Progress, report_progress, show_progress
 
 if TYPE_CHECKING:
     from pyspark import RDD, Broadcast, SparkContext
@@ -187,7 +184,6 @@ def _undecided_finding(logs: Sequence[AuditedLog], found: UndecidedAppend) -> Fi
     return log.make_finding(NO_DECISION, _segment_base(log, found.offset), found.offset, found.next, text)
 
 
-POLL_SECONDS: Final = 0.2
 LOCATED_REPEATS_MAX: Final = 100
 """Maximum number of repeats, per part of the facts, whose exact offsets are read from the files."""
 NO_FACTS: Final = make_facts(0, 0, [])
@@ -228,7 +224,7 @@ class AuditJobs:
         groups = group_pieces(pieces)
         rdd: Any = self._context.parallelize(groups, len(groups)).flatMap(checked).persist()
         self._rdd = rdd
-        with _report_progress(progress, lambda: (rows.value, done.value)):
+        with report_progress(progress, lambda: (rows.value, done.value)):
             self.found = rdd.map(lambda each: each._replace(facts=NO_FACTS)).collect()
 
     def compare_facts(
@@ -274,19 +270,6 @@ class AuditJobs:
         return self._broadcasts[-1]
 
 
-def read_journals(
-    context: SparkContext, files: Sequence[JournalFilePlan]
-) -> list[tuple[JournalFilePlan, JournalFileContents]]:
-    """Read each file of the transaction journals in a task of its own."""
-    if not files:
-        return []
-    rdd = context.parallelize(list(files), len(files))
-    found: list[tuple[JournalFilePlan, JournalFileContents]] = rdd.map(
-        lambda file: (file, read_journal_file(RealDisk(), file))
-    ).collect()
-    return found
-
-
 def group_pieces(pieces: Sequence[AuditPiece], size: int = PIECE_BYTES) -> list[list[AuditPiece]]:
     """Group small adjacent pieces into tasks of about `size` bytes; the largest task is first."""
     groups: list[list[AuditPiece]] = []
@@ -298,31 +281,6 @@ def group_pieces(pieces: Sequence[AuditPiece], size: int = PIECE_BYTES) -> list[
         groups[-1].append(piece)
         room -= piece.size
     return sorted(groups, key=lambda group: -sum(piece.size for piece in group))
-
-
-@contextmanager
-def _report_progress(progress: Progress, done: Callable[[], tuple[int, int]]) -> Iterator[None]:
-    """While the block runs, add to `progress` by how much the sums that `done` returns grow."""
-    ended = threading.Event()
-    before = [0, 0]
-
-    def tell() -> None:
-        rows, size = done()
-        progress.add(rows - before[0], size - before[1])
-        before[:] = rows, size
-
-    def poll() -> None:
-        while not ended.wait(POLL_SECONDS):
-            tell()
-
-    thread = threading.Thread(target=poll, name="audit progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        tell()
 
 
 EXIT_FINDINGS = 4
@@ -368,12 +326,16 @@ def read_journal_facts(
     journal covers; and findings.
     """
     journals = [plan_journal(RealDisk(), data) for data in folders]
-    read = read_journals(context, [file for journal in journals for file in journal.files])
+    files = [file for journal in journals for file in journal.files]
+    read: list[tuple[str, JournalFileContents]] = []
+    if files:
+        rdd = context.parallelize(files, len(files))  # a task for each file
+        read = rdd.map(lambda file: (file.data, read_journal_file(RealDisk(), file))).collect()
     facts: list[Facts] = []
     known: dict[int, JournalCoverage] = {}
     findings: list[Finding] = []
     for number, journal in enumerate(journals):
-        found = [each for file, each in read if file.data == journal.data]
+        found = [each for data, each in read if data == journal.data]
         facts.append(expected_facts(journal, found, number, topic_log_ids(logs, journal)))
         known[number] = JournalCoverage(journal.journal_id, join_spans(found))
         findings += journal.findings
@@ -411,8 +373,7 @@ def topic_log_ids(logs: Sequence[AuditedLog], journal: JournalPlan) -> dict[int,
 
 
 @click.command(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.audit /var/lib/tfmq",
+    context_settings=HELP, epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.audit /var/lib/tfmq"
 )
 @click.argument("folders", metavar="DATA...", nargs=-1, required=True)
 @pipeline_options("audit")
@@ -422,7 +383,7 @@ def command(folders: tuple[str, ...], job: Job) -> int:
     Exit code 0: no findings; 4: some findings.
     """
     check_folders(RealDisk(), folders)
-    with job.spark() as session, job.progress("auditing", None) as progress:
+    with job.spark() as session, show_progress(job.output, "auditing", None) as progress:
         result = audit(session.sparkContext, folders, progress)
     if job.output.json:
         job.output.print_object(result.to_json())

@@ -8,6 +8,7 @@ messages of a piece in numbers, to be compared with other pieces and with the tr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -67,9 +68,9 @@ class LogSummary(NamedTuple):
 
 def summarize_log(log: AuditedLog, found: Sequence[PieceResult]) -> LogSummary:
     """Summarize a log. `found`: all pieces of this log, in any order."""
-    return _LogSummarizer(
-        log, sorted((each for each in found if not each.file_missing), key=_position_of)
-    ).summarize()
+    there = [each for each in found if not each.file_missing]
+    there.sort(key=lambda each: (each.piece.base, each.piece.start))
+    return _LogSummarizer(log, there).summarize()
 
 
 def find_missing_files(disk: Disk, log: AuditedLog, found: Sequence[PieceResult]) -> list[Finding]:
@@ -89,8 +90,14 @@ def find_missing_files(disk: Disk, log: AuditedLog, found: Sequence[PieceResult]
     ]
 
 
-def _position_of(found: PieceResult) -> tuple[int, int]:
-    return found.piece.base, found.piece.start
+def _first_source(found: Iterable[PieceResult]) -> SourcePosition:
+    """Return the first source position in `found`, pieces in the order of offsets."""
+    return next((each.sources[0] for each in found if each.sources is not None), LAST_SOURCE)
+
+
+def _last_source(found: Sequence[PieceResult]) -> SourcePosition:
+    """Return the last source position in `found`, pieces in the order of offsets."""
+    return next((each.sources[1] for each in reversed(found) if each.sources is not None), FIRST_SOURCE)
 
 
 class _LogSummarizer:
@@ -158,15 +165,12 @@ class _LogSummarizer:
         `before`: the file before them, None at the start of the log. If its end is missing, add it to `cut`.
         """
         log = self.log
-        self._add_lost_sources(first, next, known=True)
+        low = _last_source([each for each in self.found if each.piece.base + each.piece.end <= first])
+        high = _first_source(each for each in self.found if each.piece.base + each.piece.start >= next)
+        self.windows.append(LostSources(low, high, True))
         if before is None:
-            self.add_finding(
-                MISSING,
-                None,
-                first,
-                next,
-                f"the segment {log.segment_file_name(first)} is missing, or some that followed",
-            )
+            text = f"the segment {log.segment_file_name(first)} is missing, or some that followed"
+            self.add_finding(MISSING, None, first, next, text)
             return
         whole = before.base + before.indexed_size if before.indexed_size is not None else None
         torn = self._torn_block_offset(before)
@@ -199,8 +203,8 @@ class _LogSummarizer:
 
         `number`: index of the piece in `found`.
         """
-        low = stretch.before or self._source_before(number)
-        high = stretch.after or self._source_after(number)
+        low = stretch.before or _last_source(self.found[:number])
+        high = stretch.after or _first_source(self.found[number + 1 :])
         self.windows.append(LostSources(low, high, True))
         if cut.get(piece.base) != stretch.first:
             self.add_finding(
@@ -217,31 +221,6 @@ class _LogSummarizer:
         text = f"begins with ordinal {after.first_ordinal}, {before.next_ordinal} was to come"
         self.add_finding(ORDER, after.piece.base, begins, after.piece.base + after.piece.end, text)
 
-    def _add_lost_sources(self, first: int, next: int, known: bool) -> None:
-        """Record which source positions may have been in the bytes from `first` to `next`."""
-        before = [each for each in self.found if each.piece.base + each.piece.end <= first]
-        low = self._first_source_in(reversed(before), last=True) or FIRST_SOURCE
-        after = [each for each in self.found if each.piece.base + each.piece.start >= next]
-        high = self._first_source_in(after, last=False) or LAST_SOURCE
-        self.windows.append(LostSources(low, high, known))
-
-    @staticmethod
-    def _first_source_in(found: Iterable[PieceResult], last: bool) -> SourcePosition | None:
-        """Return the first source position of the first piece in `found` that has one, or None.
-
-        With `last`: the last one of that piece.
-        """
-        for each in found:
-            if each.sources is not None:
-                return each.sources[1 if last else 0]
-        return None
-
-    def _source_before(self, number: int) -> SourcePosition:
-        return self._first_source_in(reversed(self.found[:number]), last=True) or FIRST_SOURCE
-
-    def _source_after(self, number: int) -> SourcePosition:
-        return self._first_source_in(self.found[number + 1 :], last=False) or LAST_SOURCE
-
     def _check_start(self) -> None:
         """Record which source positions retention has deleted; report a missing checkpoint."""
         marks = self.log.checkpoint
@@ -254,8 +233,7 @@ class _LogSummarizer:
                 text += f", and whether it ever began before {begins}"
             self.add_finding(MARK, None, 0, begins, text)
         if begins or (marks is not None and marks.first):
-            high = self._first_source_in(self.found, last=False) or LAST_SOURCE
-            self.windows.append(LostSources(FIRST_SOURCE, high, False))
+            self.windows.append(LostSources(FIRST_SOURCE, _first_source(self.found), False))
 
 
 RUN, EXPECTED, FORBIDDEN, APPEND, DECISION = range(5)
@@ -424,12 +402,8 @@ def check_piece(disk: Disk, log: AuditedLog, piece: AuditPiece, folder: int) -> 
     except FileNotFoundError:
         return walk.result()._replace(file_missing=True)
     except OSError as error:
-        walk.add_finding(
-            UNREADABLE,
-            walk.offset,
-            piece.base + piece.end,
-            f"{filenames.segment_name(piece.base)}: {error.strerror or error}",
-        )
+        text = f"{filenames.segment_name(piece.base)}: {error.strerror or error}"
+        walk.add_finding(UNREADABLE, walk.offset, piece.base + piece.end, text)
     return walk.result()
 
 
@@ -472,29 +446,22 @@ class _PieceChecker:
         if log.log_id is None:
             self._add_damaged_range(piece.end, "no block trailer says whose log it is", end=True)
             return
-        segment = Segment.open(self.disk, log.path, piece.base, log.log_id, writable=False, suffix=log.suffix)
-        try:
-            self._check_blocks(segment)
-        finally:
-            segment.close()
-
-    def _check_blocks(self, segment: Segment) -> None:
-        base, end = self.piece.base, self.piece.end
-        while self.offset - base < end:
-            try:
-                for block in segment.blocks(self.offset - base, end):
-                    self._check_block(block)
-            except BadRecord as error:
-                self._skip_damage(segment, error)
+        with closing(
+            Segment.open(self.disk, log.path, piece.base, log.log_id, writable=False, suffix=log.suffix)
+        ) as segment:
+            while self.offset - piece.base < piece.end:
+                try:
+                    for block in segment.blocks(self.offset - piece.base, piece.end):
+                        self._check_block(block)
+                except BadRecord as error:
+                    self._skip_damage(segment, error)
 
     def _skip_damage(self, segment: Segment, error: BadRecord) -> None:
         base, end = self.piece.base, self.piece.end
         position = self.offset - base
-        reason = (
-            f"{error.reason} (a newer tfmq wrote it)"
-            if isinstance(error, BadBlockTrailer) and error.version
-            else error.reason
-        )
+        reason = error.reason
+        if isinstance(error, BadBlockTrailer) and error.version:
+            reason += " (a newer tfmq wrote it)"
         good = segment.find_next_valid(position)
         if good is None or good.position > end:
             self._add_damaged_range(end, reason, end=True)
@@ -539,9 +506,8 @@ class _PieceChecker:
         if control.source_kind == SOURCE_TRANSACTION:
             self._check_source(control, block)
         elif control.source_kind > SOURCE_SUCCESSION:
-            self.add_finding(
-                ORDER, block.offset, block.next, f"a block of the unknown source kind {control.source_kind}"
-            )
+            text = f"a block of the unknown source kind {control.source_kind}"
+            self.add_finding(ORDER, block.offset, block.next, text)
         if self.first_ordinal is None and not self.damaged_ranges:
             self.first_ordinal = control.first_ordinal
         self.next_ordinal, self.previous = control.next_ordinal, control
@@ -549,7 +515,7 @@ class _PieceChecker:
         self.offset = block.next
         self.blocks += 1
         self.records += control.records
-        self.bytes += block.next - self.piece.base - (block.offset - self.piece.base)
+        self.bytes += block.next - block.offset
 
     def _collect_runs(self, block: Block) -> None:
         found = producer_runs(block)

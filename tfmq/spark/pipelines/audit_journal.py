@@ -6,7 +6,8 @@ all of their transactions are complete, so the facts are only about the files th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple
 
@@ -26,7 +27,7 @@ from tfmq.spark.pipelines.audit_check import (
     concatenate_facts,
     make_facts,
 )
-from tfmq.spark.pipelines.audit_plan import JOURNAL, Finding
+from tfmq.spark.pipelines.audit_plan import JOURNAL, LISTING_ATTEMPTS, Finding
 from tfmq.transaction.journal_records import (
     CommitRecord,
     GroupAbortRecord,
@@ -40,8 +41,6 @@ from tfmq.transaction.journal_records import (
     unpack,
 )
 
-LISTING_ATTEMPTS: Final = 3
-"""Attempts: a running broker removes files while they are listed."""
 UNKNOWN_NUMBER: Final = 1 << 62
 """Stands for a number that is unknown, for example because a file was deleted."""
 
@@ -236,13 +235,19 @@ def expected_facts(
         for order, epoch in enumerate(epochs):
             of_epoch[epoch] = place, order
     rolled = {epoch for each in found for epoch in each.rolled_back}
-    rows = [make_facts(folder, -1, [[place, DECISION, 0, 0, 0, plan.journal_id] for place, _ in decisions])]
-    for log_id, facts in _rows_by_log(
-        _number_messages(found, of_epoch), of_epoch, rolled, known_from
-    ).items():
-        if log_id in logs:
-            rows.append(make_facts(folder, logs[log_id], facts))
-    return concatenate_facts(rows)
+    facts = [make_facts(folder, -1, [[place, DECISION, 0, 0, 0, plan.journal_id] for place, _ in decisions])]
+    rows: dict[int, list[list[int]]] = {}
+    for message, number in _number_messages(found, of_epoch):
+        epoch = message.epoch
+        if epoch in of_epoch:
+            row = [message.first_id, EXPECTED, message.count, of_epoch[epoch][0], epoch, number]
+        elif epoch in rolled or message.place >= known_from:
+            row = [message.first_id, FORBIDDEN, message.count, 0, epoch, int(epoch in rolled)]
+        else:
+            continue  # uncommitted, and the file with its commit may be deleted
+        rows.setdefault(message.log_id, []).append(row)
+    facts += [make_facts(folder, logs[log_id], each) for log_id, each in rows.items() if log_id in logs]
+    return concatenate_facts(facts)
 
 
 def _number_messages(
@@ -271,7 +276,7 @@ def _number_messages(
 
 def _unnumbered_decisions(
     found: Sequence[JournalFileContents],
-    messages: Iterable[JournalMessages],
+    messages: Collection[JournalMessages],
     of_epoch: Mapping[int, tuple[int, int]],
 ) -> set[int]:
     """Return the LSNs of decisions whose messages cannot be numbered.
@@ -279,40 +284,11 @@ def _unnumbered_decisions(
     A broker deletes the files with the first messages while the rest is still being applied; and the order of
     copies that were copied again is unknown.
     """
-    has: dict[int, int] = {}
-    copied = set()
+    has: Counter[int] = Counter()
     for message in messages:
-        has[message.epoch] = has.get(message.epoch, 0) + message.count
-        if message.copied:
-            copied.add(message.epoch)
+        has[message.epoch] += message.count
+    copied = {message.epoch for message in messages if message.copied}
     total = dict(total for each in found for total in each.totals)
     return {
-        place
-        for epoch, (place, _) in of_epoch.items()
-        if epoch in copied or total.get(epoch) != has.get(epoch, 0)
+        place for epoch, (place, _) in of_epoch.items() if epoch in copied or total.get(epoch) != has[epoch]
     }
-
-
-def _rows_by_log(
-    messages: Iterator[tuple[JournalMessages, int]],
-    of_epoch: Mapping[int, tuple[int, int]],
-    rolled: set[int],
-    known_from: int,
-) -> dict[int, list[list[int]]]:
-    """Return log id -> rows for `make_facts` about messages that the log must or must not have.
-
-    `messages` with their numbers; `rolled`: epochs that were rolled back. Uncommitted messages before the LSN
-    `known_from` are left out: the entry with their commit may be deleted.
-    """
-    rows: dict[int, list[list[int]]] = {}
-    for message, number in messages:
-        epoch = message.epoch
-        if epoch in of_epoch:
-            place = of_epoch[epoch][0]
-            row = [message.first_id, EXPECTED, message.count, place, epoch, number]
-        elif epoch in rolled or message.place >= known_from:
-            row = [message.first_id, FORBIDDEN, message.count, 0, epoch, int(epoch in rolled)]
-        else:
-            continue
-        rows.setdefault(message.log_id, []).append(row)
-    return rows

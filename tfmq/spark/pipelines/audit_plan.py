@@ -277,20 +277,16 @@ def _find_cuts(disk: Disk, log: AuditedLog, segment: AuditedSegment, piece_bytes
         return []
     path = filenames.join(log.path, filenames.index_name(segment.base))
     index = SegmentIndex.load(disk, path, segment.base, log.log_id, segment.size)
-    file = disk.open_read(filenames.join(log.path, log.segment_file_name(segment.base)))
     cuts: list[int] = []
-    try:
+    with closing(disk.open_read(filenames.join(log.path, log.segment_file_name(segment.base)))) as file:
         wanted = piece_bytes
         for entry in index.entries():
             if entry.position < wanted or segment.size - entry.position < piece_bytes // 2:
                 continue
-            if _ends_block(
-                file.pread(TRAILER_SIZE, entry.position - TRAILER_SIZE), log.log_id, segment, entry.position
-            ):
+            trailer = file.pread(TRAILER_SIZE, entry.position - TRAILER_SIZE)
+            if _ends_block(trailer, log.log_id, segment, entry.position):
                 cuts.append(entry.position)
                 wanted = entry.position + piece_bytes
-    finally:
-        file.close()
     return cuts
 
 
@@ -327,8 +323,7 @@ def read_catalog_topics(disk: Disk, data: str) -> list[TopicRow]:
 
 
 def _catalog_blocks(disk: Disk, folder: str, offset: int) -> Iterator[Block]:
-    found = (filenames.parse_segment_name(child, CATALOG_SUFFIX) for child in disk.list(folder))
-    for base in sorted(base for base in found if base is not None):
+    for base in _segment_bases(disk, folder, CATALOG_SUFFIX):
         with closing(
             Segment.open(disk, folder, base, CATALOG_LOG_ID, writable=False, suffix=CATALOG_SUFFIX)
         ) as segment:

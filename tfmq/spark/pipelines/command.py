@@ -13,8 +13,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,7 +27,7 @@ from tfmq.cli.values import Duration
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.errors import BadRequest, NotSupported
 from tfmq.spark.log_reader import SourceAddress
-from tfmq.spark.pipelines.spark_jobs import Progress, java_reason, show_progress
+from tfmq.spark.pipelines.spark_jobs import SparkTaskRunner, java_reason
 from tfmq.units import parse_size
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+HELP: Final = {"help_option_names": ["-h", "--help"]}
 PROGRAM: Final = "python -m tfmq.spark.pipelines"
 MASTER: Final = "local[*]"
 UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
@@ -70,13 +72,10 @@ class Job:
                 session.stop()
 
     @contextmanager
-    def progress(self, text: str, total_bytes: int | None) -> Iterator[Progress]:
-        """Show rows, bytes, rate and remaining time on standard error while the block runs.
-
-        Silent with --quiet or --json.
-        """
-        with show_progress(self.output, text, total_bytes) as progress:
-            yield progress
+    def tasks(self) -> Iterator[SparkTaskRunner]:
+        """Yield a runner of tasks in a session that starts at its first call and ends with the block."""
+        with ExitStack() as stack:
+            yield SparkTaskRunner(lambda: stack.enter_context(self.spark()))
 
 
 @contextmanager
@@ -168,6 +167,18 @@ def check_topics(topics: Sequence[str], everything: bool) -> None:
         raise click.UsageError("name the topics, or give --all.")
 
 
+def to_ms(moment: datetime | None) -> int | None:
+    """Return a point in time in ms since 1970; None for None."""
+    return None if moment is None else round(moment.timestamp() * 1000)
+
+
+def parse_window(since: datetime | None, until: datetime | None) -> tuple[int | None, int | None]:
+    """Return both ends of a range of append times, in ms since 1970. Raises BadParameter if it is empty."""
+    if since is not None and until is not None and until <= since:
+        raise click.BadParameter("is not after --since", param_hint="--until")
+    return to_ms(since), to_ms(until)
+
+
 def run_command(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run the command line of a pipeline, or of all if `name` is empty; return its exit code.
 
@@ -197,6 +208,11 @@ timeout_option = click.option(
 )
 
 
+servers_option = click.option(
+    "--servers", metavar="HOST:PORT", help="The broker's address [$TFMQ_SERVERS, else 127.0.0.1:8367]."
+)
+
+
 def address_options(command: Any) -> Any:
     """Add the options --servers, --path and --timeout."""
     for option in (
@@ -207,11 +223,7 @@ def address_options(command: Any) -> Any:
             type=click.Path(path_type=Path),
             help="Read the files of this data folder instead of asking a broker.",
         ),
-        click.option(
-            "--servers",
-            metavar="HOST:PORT",
-            help="The broker's address [$TFMQ_SERVERS, else 127.0.0.1:8367].",
-        ),
+        servers_option,
     ):
         command = option(command)
     return command

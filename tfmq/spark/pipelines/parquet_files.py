@@ -7,11 +7,13 @@ depend on the rows only, so the same rows give the same bytes, however they are 
 
 from __future__ import annotations
 
+import io
 import os
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,44 +84,26 @@ ROW_BYTES: Final = 48
 HOUR_US: Final = HOUR_MS * 1000
 
 
-class ChecksumFile:
-    """Writable file that computes the CRC-32 and the size of what is written."""
-
-    closed = False
+class ChecksumFile(io.BufferedWriter):
+    """File that computes the CRC-32 and the size of what is written."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        super().__init__(io.FileIO(path, "wb"))
         self.size_bytes = self.crc = 0
 
     def write(self, data: Any) -> int:
         self.crc = zlib.crc32(data, self.crc)
-        written = self._file.write(data)
+        written = super().write(data)
         self.size_bytes += written
         return written
-
-    def tell(self) -> int:
-        return self.size_bytes
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
 
     def close(self, fsync: bool = True) -> None:
         """Close the file, after an fsync unless `fsync` is false. Calling it twice is harmless."""
         if not self.closed:
-            self.closed = True
             if fsync:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            self._file.close()
+                self.flush()
+                os.fsync(self.fileno())
+            super().close()
 
 
 class HourFileWriter:
@@ -148,7 +132,12 @@ class HourFileWriter:
     def add_rows(self, batch: pa.RecordBatch) -> None:
         """Append rows, all of this hour and after the rows added before."""
         sizes = estimate_row_sizes(batch)
-        self._record_bounds(batch, int(sizes.sum()))
+        offsets, times = batch.column("offset"), batch.column("timestamp").cast(pa.int64())
+        if self._first is None:
+            self._first = (offsets[0].as_py(), times[0].as_py() // 1000)
+        self._last = (offsets[-1].as_py(), times[-1].as_py() // 1000)
+        self.rows += batch.num_rows
+        self._log_bytes += int(sizes.sum())
         while batch.num_rows:
             reached = np.searchsorted(np.cumsum(sizes), GROUP_BYTES - self._buffered_bytes) + 1
             count = int(min(batch.num_rows, reached, GROUP_ROWS - self._buffered_rows))
@@ -158,14 +147,6 @@ class HourFileWriter:
             if self._buffered_bytes >= GROUP_BYTES or self._buffered_rows >= GROUP_ROWS:
                 self._write_group()
             batch, sizes = batch.slice(count), sizes[count:]
-
-    def _record_bounds(self, batch: pa.RecordBatch, size_bytes: int) -> None:
-        offsets, times = batch.column("offset"), batch.column("timestamp").cast(pa.int64())
-        if self._first is None:
-            self._first = (offsets[0].as_py(), times[0].as_py() // 1000)
-        self._last = (offsets[-1].as_py(), times[-1].as_py() // 1000)
-        self.rows += batch.num_rows
-        self._log_bytes += size_bytes
 
     def _write_group(self) -> None:
         if self._buffered:
@@ -231,21 +212,14 @@ def write_piece(
     An error leaves only complete files; the next attempt writes identical ones again.
     """
     done: list[ArchiveFile] = []
-    current: tuple[int, HourFileWriter] | None = None
-    try:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            for hour, rows in split_by_hour(batch):
-                if current is None or current[0] != hour:
-                    if current is not None:
-                        done.append(current[1].finish())
-                    current = hour, HourFileWriter(folder, topic, hour, piece, compression)
-                current[1].add_rows(rows)
-        if current is not None:
-            done.append(current[1].finish())
-    except BaseException:
-        if current is not None:
-            current[1].abandon()
-        raise
+    parts = (part for batch in batches if batch.num_rows for part in split_by_hour(batch))
+    for hour, parts_of_hour in groupby(parts, key=itemgetter(0)):
+        writer = HourFileWriter(folder, topic, hour, piece, compression)
+        try:
+            for _, rows in parts_of_hour:
+                writer.add_rows(rows)
+            done.append(writer.finish())
+        except BaseException:
+            writer.abandon()
+            raise
     return done

@@ -7,8 +7,8 @@ docs/pipelines.md describes what is compared.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
 import click
@@ -32,8 +32,15 @@ from tfmq.dead_letters.model import (
 )
 from tfmq.errors import OffsetOutOfRange, TfmqError
 from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
-from tfmq.spark.pipelines.command import Job, pipeline_options, resolve_broker, run_and_exit, timeout_option
-from tfmq.spark.pipelines.spark_jobs import SparkTaskRunner, TaskResult
+from tfmq.spark.pipelines.command import (
+    HELP,
+    Job,
+    pipeline_options,
+    resolve_broker,
+    run_and_exit,
+    timeout_option,
+)
+from tfmq.spark.pipelines.spark_jobs import TaskResult, TaskRunner, show_progress
 from tfmq.spark.ranges import OffsetRange, PartitionLog
 
 CLAIMS_PER_TASK: Final = 500
@@ -182,11 +189,6 @@ class LetterSummary(NamedTuple):
     state: str
     sent: tuple[str, int, int, int, int] | None = None
 
-    @property
-    def group_partition(self) -> tuple[str, int, int]:
-        """The group, incarnation and partition that the letter belongs to."""
-        return self.group, self.incarnation, self.partition
-
 
 class Fault(NamedTuple):
     """A discrepancy; `weight` is "wrong", or "note" if it is temporary or intended."""
@@ -247,7 +249,7 @@ def make_balance(
     faults: list[Fault] = []
     letters: dict[tuple[str, int, int], list[LetterSummary]] = {}
     for letter in _unique_letters(letter_summaries, faults):
-        letters.setdefault(letter.group_partition, []).append(letter)
+        letters.setdefault((letter.group, letter.incarnation, letter.partition), []).append(letter)
     rows = []
     for standing in positions:
         mine = letters.pop((standing.group, standing.incarnation, standing.partition), [])
@@ -272,9 +274,7 @@ def _unique_letters(kept: Iterable[LetterSummary], faults: list[Fault]) -> Itera
 def _make_row(standing: GroupPosition, letters: Sequence[LetterSummary]) -> Row:
     consumed = consumed_count(standing)
     passed = [letter for letter in letters if consumed == UNKNOWN or letter.ordinal < consumed]
-    count = {
-        state: sum(letter.state == state for letter in letters) for state in {each.state for each in letters}
-    }
+    count = Counter(letter.state for letter in letters)
     return Row(
         standing.broker,
         standing.group,
@@ -285,9 +285,9 @@ def _make_row(standing: GroupPosition, letters: Sequence[LetterSummary]) -> Row:
         consumed,
         standing.lag,
         UNKNOWN if consumed == UNKNOWN else consumed - len(passed),
-        sum(count.get(state, 0) for state in OPEN_STATES),
-        sum(count.get(state, 0) for state in (DEAD, REDRIVING)),
-        sum(count.get(state, 0) for state in (REDRIVEN, HANDLED, DROPPED)),
+        sum(count[state] for state in OPEN_STATES),
+        sum(count[state] for state in (DEAD, REDRIVING)),
+        sum(count[state] for state in (REDRIVEN, HANDLED, DROPPED)),
     )
 
 
@@ -360,8 +360,7 @@ FAULT_COLUMNS: Final = ("weight", "group", "topic", "partition", "text")
 
 
 @click.command(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.reconcile --group billing",
+    context_settings=HELP, epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.reconcile --group billing"
 )
 @click.option(
     "--servers", "brokers", metavar="HOST:PORT", multiple=True, help="A broker; repeat for several."
@@ -381,8 +380,7 @@ def reconcile(
     Exit code 0: no discrepancies; 4: something is wrong.
     """
     addresses = [SourceAddress(resolve_broker(broker)) for broker in dict.fromkeys(brokers or (None,))]
-    with ExitStack() as stack:
-        tasks = SparkTaskRunner(lambda: stack.enter_context(job.spark()))
+    with job.tasks() as tasks:
         found = reconcile_brokers(addresses, groups, stores or default_stores(), timeout, tasks, job)
     print_balance(job, found)
     return EXIT_WRONG if any(fault.weight == WRONG for fault in found.faults) else 0
@@ -393,7 +391,7 @@ def reconcile_brokers(
     groups: Sequence[str],
     stores: Sequence[str],
     timeout: float,
-    tasks: SparkTaskRunner,
+    tasks: TaskRunner,
     job: Job,
 ) -> Balance:
     """Return the balance of all groups, or the given ones, in these brokers and stores."""
@@ -412,7 +410,7 @@ def reconcile_brokers(
         with open_log_reader(address) as logs:
             there = [log for topic in logs.topics() for log in logs.partitions(topic)]
             asked += plan_claim_checks(address, there, kept)
-    with job.progress("reading letters' messages", None) as progress:
+    with show_progress(job.output, "reading letters' messages", None) as progress:
         for faults in tasks(check_claims, asked, progress, "reconcile"):
             found.faults.extend(faults)
     return found

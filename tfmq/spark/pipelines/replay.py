@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import click
 import numpy as np
@@ -32,9 +32,18 @@ from tfmq.limits import is_valid_name
 from tfmq.protocol.commands import CommitMember
 from tfmq.spark.pipelines import parquet_files
 from tfmq.spark.pipelines.archive_folder import ArchiveFile, ArchiveFolder, Manifest
-from tfmq.spark.pipelines.command import Job, pipeline_options, resolve_broker, run_and_exit, timeout_option
+from tfmq.spark.pipelines.command import (
+    HELP,
+    Job,
+    parse_window,
+    pipeline_options,
+    resolve_broker,
+    run_and_exit,
+    servers_option,
+    timeout_option,
+)
 from tfmq.spark.pipelines.parquet_files import read_batches
-from tfmq.spark.pipelines.spark_jobs import Progress, SparkTaskRunner, TaskResult
+from tfmq.spark.pipelines.spark_jobs import Progress, TaskResult, TaskRunner, show_progress
 from tfmq.spark.settings import SinkSettings, commit_group_name
 from tfmq.spark.sink_task import CommitGroupClient, TaskCommitMessage, abort_run, collect_commit, write_rows
 
@@ -194,18 +203,6 @@ class ReplayResult:
         }
 
 
-class TaskRunner(Protocol):
-    """Type of `SparkTaskRunner` and `run_inline`, which run the tasks of a step."""
-
-    def __call__(
-        self,
-        work: Callable[[ReplayPart], TaskResult[TaskCommitMessage]],
-        items: Sequence[ReplayPart],
-        progress: Progress,
-        title: str,
-    ) -> list[TaskCommitMessage]: ...
-
-
 class TaskSettings(NamedTuple):
     """What each task of a step needs besides its part.
 
@@ -335,13 +332,9 @@ class ReplayRun:
 
     def _check_files(self, todo: Sequence[ReplayStep]) -> None:
         """Check, before anything is sent, that no file of these steps is missing. Raises Damaged."""
-        for step in todo:
-            for part in step.parts:
-                for file in part.files:
-                    if not (self._options.folder / file.path).is_file():
-                        raise Damaged(
-                            parquet_files.MISSING.format(folder=self._options.folder, path=file.path)
-                        )
+        for file in (file for step in todo for part in step.parts for file in part.files):
+            if not (self._options.folder / file.path).is_file():
+                raise Damaged(parquet_files.MISSING.format(folder=self._options.folder, path=file.path))
 
     def _send_step(self, target: ReplayTarget, step: ReplayStep, progress: Progress) -> None:
         wish = self._options
@@ -388,7 +381,7 @@ class FixedMoment(Moment):
         return super().convert(value, param, context)
 
 
-@click.command(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(epilog=EXAMPLES, context_settings=HELP)
 @click.argument("topic")
 @click.option(
     "--from",
@@ -415,9 +408,7 @@ class FixedMoment(Moment):
     help="Choose partitions by key again: for a target with another number of them.",
 )
 @click.option("--into-itself", is_flag=True, help="Allow the archived topic itself as target.")
-@click.option(
-    "--servers", metavar="HOST:PORT", help="The broker's address [$TFMQ_SERVERS, else 127.0.0.1:8367]."
-)
+@servers_option
 @timeout_option
 @pipeline_options("replay")
 def replay(
@@ -439,24 +430,15 @@ def replay(
     """
     if target is not None and not is_valid_name(target):
         raise click.BadParameter("a topic's name is 1 to 249 of A-Z a-z 0-9 . _ -", param_hint="--to")
-    if since is not None and until is not None and until <= since:
-        raise click.BadParameter("is not after --since", param_hint="--until")
-    choice = ReplayFilter(topic, tuple(sorted(set(partitions))), to_ms(since), to_ms(until))
+    choice = ReplayFilter(topic, tuple(sorted(set(partitions))), *parse_window(since, until))
     broker = resolve_broker(servers)
     wish = ReplayOptions(folder.resolve(), choice, broker, target or topic, timeout, repartition, into_itself)
-    with ExitStack() as stack:
-        admin = stack.enter_context(Admin(broker, timeout=timeout))
-        tasks = SparkTaskRunner(lambda: stack.enter_context(job.spark()))
-        replaying = ReplayRun(wish, admin, tasks)
-        outcome = replaying.replay_new(
-            lambda total: stack.enter_context(job.progress(f"replaying {topic}", total))
+    with Admin(broker, timeout=timeout) as admin, job.tasks() as tasks, ExitStack() as stack:
+        outcome = ReplayRun(wish, admin, tasks).replay_new(
+            lambda total: stack.enter_context(show_progress(job.output, f"replaying {topic}", total))
         )
     print_result(job, outcome)
     return 0
-
-
-def to_ms(moment: datetime | None) -> int | None:
-    return None if moment is None else round(moment.timestamp() * 1000)
 
 
 def print_result(job: Job, outcome: ReplayResult) -> None:

@@ -32,10 +32,12 @@ from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
 from tfmq.spark.pipelines.archive import select_topics
 from tfmq.spark.pipelines.archive_folder import create_output_folder
 from tfmq.spark.pipelines.command import (
+    HELP,
     Job,
     address_options,
     check_topics,
     parse_address,
+    parse_window,
     pipeline_options,
     run_and_exit,
 )
@@ -45,12 +47,12 @@ from tfmq.spark.pipelines.report_render import (
     GroupLag,
     RateSample,
     TopicFigures,
-    draw_topics,
+    draw_topic,
     make_distribution,
     render_page,
     step_seconds,
 )
-from tfmq.spark.pipelines.spark_jobs import find_tfmq_error, watch_progress
+from tfmq.spark.pipelines.spark_jobs import find_tfmq_error, show_progress, watch_progress
 from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog
 
 if TYPE_CHECKING:
@@ -200,6 +202,8 @@ def count_bins(frame: DataFrame, widths: Mapping[str, int]) -> DataFrame:
 
     The kind says what is counted, such as SIZE. `widths`: topic -> seconds of a time bin.
     """
+    from pyspark.sql import functions
+
     plain = frame.selectExpr(
         "topic",
         "partition",
@@ -221,20 +225,13 @@ def count_bins(frame: DataFrame, widths: Mapping[str, int]) -> DataFrame:
     )
     values = plain.selectExpr("topic", f"explode(array({', '.join(facts)})) AS fact")
     values = values.selectExpr("topic", "fact.what AS what", "fact.bin AS bin", "fact.value AS value")
-    return values.groupBy("topic", "what", "bin").agg(*_aggregates())
-
-
-def _aggregates() -> list[Any]:
-    from pyspark.sql import functions
-
-    return [
+    return values.groupBy("topic", "what", "bin").agg(
         functions.count("*").alias("count"),
         functions.min("value").alias("least"),
         functions.max("value").alias("most"),
-        functions.sum(functions.col("value").cast("double")).alias(
-            "total"
-        ),  # as double: exact up to 2^53, without overflow
-    ]
+        # As double: exact up to 2^53, without overflow.
+        functions.sum(functions.col("value").cast("double")).alias("total"),
+    )
 
 
 def _fact_sql(what: str, bin: str, value: str) -> str:
@@ -284,7 +281,7 @@ COLUMNS: Final = ("topic", "messages", "payload", "a_second", "peak", "size_p50"
 
 
 @click.command(
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
     epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.report orders payments --to /tmp/report",
 )
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
@@ -319,10 +316,8 @@ def report(
 ) -> int:
     """Report rates, sizes, latencies, lags and retries of TOPICs."""
     check_topics(topics, everything)
-    if since is not None and until is not None and until <= since:
-        raise click.BadParameter("is not after --since", param_hint="--until")
+    window = TimeRange(*parse_window(since, until))
     address = parse_address(servers, path, timeout)
-    window = TimeRange(*(None if each is None else round(each.timestamp() * 1000) for each in (since, until)))
     now_ms = round(time.time() * 1000)
     with open_log_reader(address) as logs:
         meant = select_topics(topics, logs)
@@ -352,7 +347,7 @@ def measure_topics(
     """
     with ExitStack() as stack:
         session = stack.enter_context(job.spark())
-        progress = stack.enter_context(job.progress("reading", size_bytes))
+        progress = stack.enter_context(show_progress(job.output, "reading", size_bytes))
         stack.enter_context(watch_progress(session.sparkContext, progress))
         try:
             frame = read_messages(session, address, list(widths), window)
@@ -367,7 +362,7 @@ def write_report(
     folder: Path, figures: Sequence[TopicFigures], kind: str, address: SourceAddress, now_ms: int
 ) -> None:
     """Write a picture per topic, the page, and the figures as JSON. Raises OSError."""
-    drawn = draw_topics(figures, kind)
+    drawn = {each.topic: draw_topic(each, kind) for each in figures}
     for topic, picture in drawn.items():
         (folder / f"{topic}.{kind}").write_bytes(picture)
     source = address.servers or address.path or ""

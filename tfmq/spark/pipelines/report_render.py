@@ -201,17 +201,8 @@ def render_page(
 
 
 def _overview_table(figures: Sequence[TopicFigures]) -> str:
-    head = (
-        "topic",
-        "messages",
-        "payload",
-        "messages/s",
-        "peak/s",
-        "median size",
-        "latency p50",
-        "latency p99",
-        "dead",
-    )
+    head = ("topic", "messages", "payload", "messages/s", "peak/s", "median size", "latency p50", "latency p99",
+            "dead")  # fmt: skip
     rows = []
     for each in figures:
         row = each.to_json()
@@ -328,7 +319,10 @@ def draw_topic(figures: TopicFigures, kind: str = "png") -> bytes:
     with pyplot.style.context([STYLE]):
         figure, axes = pyplot.subplot_mosaic(PANELS, figsize=SIZE_INCHES, layout="constrained")
         try:
-            figure.suptitle(_title(figures), x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")
+            span = age_text(figures.span_seconds) if figures.span_seconds else "no time"
+            text = f"{with_noun(figures.messages, 'message')}, {size_text(figures.size_bytes)} of payload, in {span}"
+            title = f"{figures.topic}: {text}"
+            figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")
             _draw_rate(axes["R"], figures)
             _draw_distribution(axes["S"], figures.sizes, "Payloads", _bytes_text)
             axes["S"].set_xlabel("size")
@@ -344,13 +338,9 @@ def draw_topic(figures: TopicFigures, kind: str = "png") -> bytes:
     return file.getvalue()
 
 
-def _title(figures: TopicFigures) -> str:
-    span = age_text(figures.span_seconds) if figures.span_seconds else "no time"
-    size = size_text(figures.size_bytes)
-    return f"{figures.topic}: {with_noun(figures.messages, 'message')}, {size} of payload, in {span}"
-
-
 def _draw_rate(axes: Axes, figures: TopicFigures) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
     axes.set_title("Messages a second")
     if not figures.moments:
         _draw_empty(axes, "no messages")
@@ -363,17 +353,11 @@ def _draw_rate(axes: Axes, figures: TopicFigures) -> None:
     axes.fill_between(times, [*rates, rates[-1]], step="post", color=FILL, alpha=0.7, linewidth=0)
     axes.step(times, [*rates, rates[-1]], where="post", color=LINE, linewidth=1.4)
     axes.set_ylim(bottom=0, top=max(rates) * 1.15 or 1)
-    _time_axis(axes)
-    axes.yaxis.set_major_formatter(lambda value, _: _count_text(value))
-    axes.set_xlabel(f"append time (UTC), {age_text(width)} a step")
-
-
-def _time_axis(axes: Axes) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-
     locator: Any = AutoDateLocator(minticks=3, maxticks=8)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    axes.yaxis.set_major_formatter(lambda value, _: _count_text(value))
+    axes.set_xlabel(f"append time (UTC), {age_text(width)} a step")
 
 
 def _draw_distribution(axes: Axes, spread: Distribution, title: str, text: Any) -> None:
@@ -421,10 +405,7 @@ def histogram(spread: Distribution) -> tuple[Any, Any]:
 
     Values below ZERO_POSITION, such as 0, count as that.
     """
-    low, high = (
-        max(float(spread.bins[0].least), ZERO_POSITION),
-        max(float(spread.bins[-1].most), ZERO_POSITION),
-    )
+    low, high = (max(float(end), ZERO_POSITION) for end in (spread.bins[0].least, spread.bins[-1].most))
     if high < low * 2:
         low, high = low / 2**0.5, low * 2**0.5
     edges = np.geomspace(low * 0.98, high * 1.02, COLUMNS + 1)
@@ -501,8 +482,3 @@ def _bytes_text(value: float) -> str:
 
 def _ms_text(value: float) -> str:
     return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.3g} ms"
-
-
-def draw_topics(all_figures: Sequence[TopicFigures], kind: str) -> dict[str, bytes]:
-    """Return topic -> bytes of its picture, drawn by `draw_topic`."""
-    return {each.topic: draw_topic(each, kind) for each in all_figures}

@@ -8,9 +8,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import click
 
@@ -208,8 +208,8 @@ def run_tasks(
     with ThreadPoolExecutor(1, "tfmq-job") as pool:
         running = pool.submit(job)
         try:
-            follow_progress(running, lambda: (rows.value, size_bytes.value), progress)
-            found = running.result()
+            with report_progress(progress, lambda: (rows.value, size_bytes.value)):
+                found = running.result()
         except BaseException as error:
             context.cancelJobGroup(group)
             if (ours := find_tfmq_error(error)) is not None:
@@ -221,30 +221,50 @@ def run_tasks(
     return [each.result for each in cast("list[TaskResult[Result]]", found)]
 
 
-def follow_progress(running: Future[Any], tally: Callable[[], tuple[int, int]], progress: Progress) -> None:
-    """Add to `progress` by how much `tally()` (rows, bytes) grows, until `running` ends."""
+@contextmanager
+def report_progress(progress: Progress, done: Callable[[], tuple[int, int]]) -> Iterator[None]:
+    """While the block runs, add to `progress` by how much `done()` (rows, bytes) grows."""
     before = (0, 0)
-    while True:
-        ended = bool(wait([running], POLL_SECONDS).done)
-        now = tally()
+
+    def add_growth() -> None:
+        nonlocal before
+        now = done()
         progress.add(now[0] - before[0], now[1] - before[1])
         before = now
-        if ended:
-            return
+
+    with _call_repeatedly(POLL_SECONDS, add_growth):
+        yield
+    add_growth()
 
 
-def run_inline(
-    work: Callable[[Item], TaskResult[Result]], items: Sequence[Item], progress: Progress, title: str
-) -> list[Result]:
-    """Run the tasks in this thread, without Spark; otherwise as `run_tasks`."""
-    results = []
-    for item in items:
-        done = attempt(work, item)
-        if isinstance(done, TaskFailure):
-            raise done.to_error()
-        progress.add(done.rows, done.size_bytes)
-        results.append(done.result)
-    return results
+@contextmanager
+def _call_repeatedly(pause_seconds: float, action: Callable[[], None]) -> Iterator[None]:
+    """Call `action` in a thread, after each pause, until the block ends."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(pause_seconds):
+            action()
+
+    thread = threading.Thread(target=run, name="tfmq progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+class TaskRunner(Protocol):
+    """Runs tasks as `run_tasks` does; a `SparkTaskRunner`, in tests also another."""
+
+    def __call__(
+        self,
+        work: Callable[[Item], TaskResult[Result]],
+        items: Sequence[Item],
+        progress: Progress,
+        title: str,
+    ) -> list[Result]: ...
 
 
 class SparkTaskRunner:
@@ -279,26 +299,20 @@ def watch_progress(context: SparkContext, progress: Progress) -> Iterator[None]:
     For a query whose tasks do not report their own progress: `total_bytes` is reached at the end of the
     block.
     """
-    ended = threading.Event()
-    thread = threading.Thread(
-        target=_poll_stage, args=(context, progress, ended), name="tfmq progress", daemon=True
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        progress.add(0, (progress.total_bytes or 0) - progress.bytes)
-
-
-def _poll_stage(context: SparkContext, progress: Progress, ended: threading.Event) -> None:
     tracker: Any = context.statusTracker()
-    stage = None
-    while not ended.wait(STAGE_POLL_SECONDS):
+    stage: int | None = None
+
+    def add_ended_tasks() -> None:
+        nonlocal stage
         active = tracker.getActiveStageIds()
         stage = min(active) if stage is None and active else stage
         info = tracker.getStageInfo(stage) if stage is not None else None
         if info is not None and info.numTasks:
             done = (progress.total_bytes or 0) * info.numCompletedTasks // info.numTasks
             progress.add(0, max(0, done - progress.bytes))
+
+    try:
+        with _call_repeatedly(STAGE_POLL_SECONDS, add_ended_tasks):
+            yield
+    finally:
+        progress.add(0, (progress.total_bytes or 0) - progress.bytes)
