@@ -50,7 +50,6 @@ class AttributeColumn:
         return find_layout(self._data, self._begins, self._ends, self._having)
 
     def column(self) -> pa.BinaryArray:
-        """Return the encoded attributes as a binary column."""
         if not self._having.any():
             return pa.nulls(len(self._having), pa.binary())
         return gather_bytes(self._data, self._begins, self._ends, self._having)

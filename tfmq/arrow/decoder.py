@@ -144,7 +144,9 @@ class Decoder:
             return None
         if self.verify != "none" and not controls.checksums_match():
             return None
-        if self.verify == "message" and not _record_checksums_match(data, rows):
+        if self.verify == "message" and not _checksums_match(
+            data, rows.positions + HEADER_SIZE, rows.ends, read_numbers(data, rows.positions + 4, "u4")
+        ):
             return None
         return rows, controls
 
@@ -229,11 +231,10 @@ def _ordinal_counts(data: Buffer, positions: Positions, flags: Array, indexes: A
     return np.diff(np.cumsum(counts)[indexes], prepend=0)
 
 
-def _record_checksums_match(data: Buffer, rows: MessageRows) -> bool:
+def _checksums_match(data: Buffer, begins: Array, ends: Array, expected: Array) -> bool:
     view = memoryview(data)
-    pairs = zip((rows.positions + HEADER_SIZE).tolist(), rows.ends.tolist(), strict=True)
-    found = [crc32(view[begin:end]) for begin, end in pairs]
-    return bool(found == read_numbers(data, rows.positions + 4, "u4").tolist())
+    pairs = zip(begins.tolist(), ends.tolist(), strict=True)
+    return bool([crc32(view[begin:end]) for begin, end in pairs] == expected.tolist())
 
 
 def _select_range(rows: MessageRows, start: int, end: int | None) -> MessageRows:
@@ -387,20 +388,17 @@ class BlockTrailers:
             and (self.column("offset") == (self.starts + offset).astype(np.uint64)).all()
             and (records == ordinals).all()
             and (first[1:] == first[:-1] + records[:-1]).all()
-            and self._own_checksums_match()
+            and _checksums_match(
+                self.data,
+                self.positions + HEADER_SIZE,
+                self.positions + TRAILER_SIZE,
+                self.column("checksum"),
+            )
         )
 
     def checksums_match(self) -> bool:
         """Return whether the CRC-32 of every block matches its trailer."""
-        view = self.data
-        pairs = zip(self.starts.tolist(), self.positions.tolist(), strict=True)
-        return bool([crc32(view[start:end]) for start, end in pairs] == self.column("crc").tolist())
-
-    def _own_checksums_match(self) -> bool:
-        view = self.data
-        bodies = [position + HEADER_SIZE for position in self.positions.tolist()]
-        size = TRAILER_SIZE - HEADER_SIZE
-        return bool([crc32(view[at : at + size]) for at in bodies] == self.column("checksum").tolist())
+        return _checksums_match(self.data, self.starts, self.positions, self.column("crc"))
 
 
 KNOWN_FLAGS: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER

@@ -388,7 +388,6 @@ def _tag_hashes(tags: pa.StringArray) -> Array:
 
 
 def _without_empty(tags: pa.StringArray) -> pa.StringArray:
-    """Replace empty tags by null."""
     return pc.if_else(pc.equal(tags, ""), pa.scalar(None, pa.string()), tags)
 
 

@@ -191,7 +191,6 @@ class OffsetSpec(NamedTuple):
     def _resolve_partition(
         self, logs: LogReader, key: Key, standing: PartitionBounds, losses: LossPolicy
     ) -> int:
-        """Return the offset in the partition `key`, whose log and bounds are `standing`."""
         log, bounds = standing
         given = PartitionOffset(0, self.for_all) if self.by_partition is None else self.by_partition[key]
         if given.is_of_another(log.incarnation, logs.broker_id()):

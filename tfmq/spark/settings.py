@@ -74,7 +74,6 @@ def parse_source_settings(given: Mapping[str, str], *, streaming: bool) -> Sourc
 
 
 def _parse_address(found: Mapping[str, Any]) -> SourceAddress:
-    """Return where to read from. Raises BadRequest."""
     if "servers" in found and "path" in found:
         raise BadRequest(
             "servers and path exclude each other: give one of them. A name in load(NAME) is a path, too: topics are"

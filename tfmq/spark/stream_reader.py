@@ -237,7 +237,6 @@ class GroupProgress:
             self._saved = processed
 
     def close(self) -> None:
-        """Close the connection."""
         self._driver.close()
 
     def _check_no_live_member(self) -> Operation[None]:
@@ -251,7 +250,6 @@ class GroupProgress:
             )
 
     def _write_offsets(self, processed: Mapping[Key, PartitionOffset]) -> Operation[None]:
-        """Set the group's offsets."""
         rows = []
         for (topic, partition), (incarnation, offset, _) in processed.items():
             message = Locate(topic, incarnation, partition, BY_OFFSET, offset)

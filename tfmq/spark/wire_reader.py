@@ -247,7 +247,6 @@ class RangeFetch:
                 self._link.abandon(call)
 
     def _send_fetch(self) -> PendingRequest:
-        """Send a fetch for the blocks from the current offset on."""
         size = min(self._max_bytes, self._end - self._offset)
         fetch = _fetch_request(self._log, self._offset, self._epoch, size)
         # The request has no time limit of its own: `next_blocks` limits how long a caller waits for it.

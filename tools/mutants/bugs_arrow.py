@@ -61,7 +61,9 @@ ARROW: Final = (
         "with verify=message every record is verified by its own checksum",
         "tfmq/arrow/decoder.py",
         (
-            '        if self.verify == "message" and not _record_checksums_match(data, rows):\n'
+            '        if self.verify == "message" and not _checksums_match(\n'
+            '            data, rows.positions + HEADER_SIZE, rows.ends, read_numbers(data, rows.positions + 4, "u4")\n'
+            "        ):\n"
             "            return None\n"
         ),
         "",

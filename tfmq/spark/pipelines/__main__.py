@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from types import MappingProxyType
 
 import click
@@ -15,13 +14,10 @@ from tfmq.spark.pipelines.command import HELP, run_and_exit
 class Pipelines(LazyGroup):
     """Click group with a command for each pipeline, imported from its module when it is used."""
 
-    targets = MappingProxyType({name: f"tfmq.spark.pipelines.{name}" for name in NAMES})
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in self.targets:
-            return None
-        found = vars(import_module(self.targets[name])).values()
-        return next(each for each in found if isinstance(each, click.Command))
+    targets = MappingProxyType(
+        {name: f"tfmq.spark.pipelines.{name}:{name}" for name in NAMES}
+        | {"audit": "tfmq.spark.pipelines.audit:command"}
+    )
 
 
 @click.group(

@@ -107,7 +107,6 @@ class ArchiveResult:
         self.gaps.extend(manifest.plan.gaps)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object."""
         return {**vars(self), "gaps": [each._asdict() for each in self.gaps]}
 
 
@@ -507,7 +506,6 @@ def archive_topic(
 
 
 def print_results(job: Job, folder: Path, outcomes: Sequence[ArchiveResult]) -> None:
-    """Print the results: JSON, or a sentence per topic."""
     if job.output.json:
         row: dict[str, Any] = {"archive": str(folder), "topics": [each.to_json() for each in outcomes]}
         job.output.print_object(row)

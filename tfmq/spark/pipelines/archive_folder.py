@@ -263,7 +263,6 @@ class Manifest(NamedTuple):
 
 
 def encode_object(body: dict[str, Any]) -> bytes:
-    """Encode an object as JSON with its CRC."""
     return (json.dumps({**body, "crc": _crc(body)}, indent=1) + "\n").encode()
 
 
@@ -405,5 +404,4 @@ class ArchiveFolder:
         self.delete_plan(topic, step)
 
     def delete_plan(self, topic: str, step: int) -> None:
-        """Delete the plan of a completed step."""
         (self.folder / plan_path(topic, step)).unlink(missing_ok=True)

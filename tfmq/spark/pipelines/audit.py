@@ -91,7 +91,6 @@ class AuditResult(NamedTuple):
     findings: list[Finding]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object."""
         return {**self._asdict(), "findings": [finding.to_json() for finding in self.findings]}
 
     def summary(self) -> str:
@@ -265,7 +264,6 @@ class AuditJobs:
         self._broadcasts.clear()
 
     def _broadcast(self, value: Any) -> Broadcast[Any]:
-        """Broadcast a value to all tasks."""
         self._broadcasts.append(self._context.broadcast(value))
         return self._broadcasts[-1]
 

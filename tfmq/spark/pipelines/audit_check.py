@@ -272,12 +272,10 @@ class Facts(NamedTuple):
         return Facts(*(column[chosen] for column in self))
 
     def of_kind(self, kind: int) -> Facts:
-        """Return the facts of one kind."""
         return self.select(self.kind == kind)
 
     @property
     def row_count(self) -> int:
-        """Number of facts."""
         return len(self.key)
 
 
@@ -341,7 +339,6 @@ class FactCollector:
         self._rows.append(row)
 
     def to_facts(self) -> Facts:
-        """Return all facts that were added."""
         return make_facts(self._folder, self._log, self._rows)
 
 

@@ -50,7 +50,6 @@ class AuditedSegment(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset after the segment's last byte."""
         return self.base + self.size
 
 
@@ -73,7 +72,6 @@ class AuditedLog(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Path of the log's folder."""
         return filenames.join(self.data, self.folder)
 
     @property
@@ -82,7 +80,6 @@ class AuditedLog(NamedTuple):
         return self.checkpoint.durable if self.checkpoint is not None else 0
 
     def segment_file_name(self, base: int) -> str:
-        """Return the file name of a segment."""
         return filenames.segment_name(base, self.suffix)
 
     def make_finding(self, kind: str, base: int | None, first: int, next: int, text: str) -> Finding:
@@ -106,7 +103,6 @@ class AuditPiece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
         return self.end - self.start
 
 
@@ -411,9 +407,7 @@ class Finding(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What to do about it."""
         return ADVICE[self.kind]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the finding as a JSON object or table row."""
         return {**self._asdict(), "do": self.advice}

@@ -168,7 +168,6 @@ def check_topics(topics: Sequence[str], everything: bool) -> None:
 
 
 def to_ms(moment: datetime | None) -> int | None:
-    """Return a point in time in ms since 1970; None for None."""
     return None if moment is None else round(moment.timestamp() * 1000)
 
 
@@ -193,7 +192,6 @@ def run_command(command: click.Command, name: str, arguments: Sequence[str] | No
 
 
 def run_and_exit(command: click.Command, name: str) -> None:
-    """Run the command line and exit with its code."""
     tfmq_command.open_closed_streams()
     tfmq_command.print_log_warnings()
     sys.exit(run_command(command, name))
@@ -214,7 +212,6 @@ servers_option = click.option(
 
 
 def address_options(command: Any) -> Any:
-    """Add the options --servers, --path and --timeout."""
     for option in (
         timeout_option,
         click.option(

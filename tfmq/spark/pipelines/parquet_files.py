@@ -179,7 +179,6 @@ class HourFileWriter:
         )
 
     def abandon(self) -> None:
-        """Close and delete the file."""
         with suppress(OSError):  # a full disk; the file is deleted anyway
             self._writer.close()
         self._file.close(fsync=False)

@@ -230,7 +230,6 @@ class Balance(NamedTuple):
     faults: list[Fault]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the balance as a JSON object."""
         return {
             "rows": [row._asdict() for row in self.rows],
             "faults": [each._asdict() for each in self.faults],
@@ -471,7 +470,6 @@ def read_letters(store: str, servers: str, groups: Sequence[str]) -> Iterator[Le
 
 
 def summarize_letter(store: str, letter: Letter) -> LetterSummary:
-    """Return the summary of a letter in `store`."""
     sent = None
     journey = letter.journey
     if journey is not None and letter.state == REDRIVEN and letter.sent_offset >= 0:
@@ -484,7 +482,6 @@ def summarize_letter(store: str, letter: Letter) -> LetterSummary:
 
 
 def print_balance(job: Job, found: Balance) -> None:
-    """Print the result: as JSON, or as a table of counts and one of discrepancies."""
     if job.output.json:
         job.output.print_object(found.to_json())
         return

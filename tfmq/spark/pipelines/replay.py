@@ -192,7 +192,6 @@ class ReplayResult:
     topic_created: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object."""
         return {
             "archived": self.archived,
             "topic": self.topic,
@@ -265,8 +264,7 @@ class ReplayRun:
         Raises BadRequest, UnknownTopic (not archived), Damaged, and the errors of the broker.
         """
         manifests = self._read_manifests()
-        last = manifests[-1]
-        target = self._open_target(manifests, last)
+        target = self._open_target(manifests[-1])
         todo = [
             each for each in plan_steps(manifests, self._options.choice) if each.number > target.last_step
         ]
@@ -291,7 +289,7 @@ class ReplayRun:
             )
         return found
 
-    def _open_target(self, manifests: Sequence[Manifest], last: Manifest) -> ReplayTarget:
+    def _open_target(self, last: Manifest) -> ReplayTarget:
         """Return the target topic, created if it does not exist, and this replay's last step in it.
 
         `last`: the archive's last manifest. Raises BadRequest for a topic with another number of partitions,
@@ -442,7 +440,6 @@ def replay(
 
 
 def print_result(job: Job, outcome: ReplayResult) -> None:
-    """Print the result: JSON, or a sentence."""
     if job.output.json:
         job.output.print_object(outcome.to_json())
         return

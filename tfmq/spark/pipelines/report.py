@@ -371,7 +371,6 @@ def write_report(
 
 
 def print_report(job: Job, figures: Sequence[TopicFigures], folder: Path | None) -> None:
-    """Print the report: JSON, or a table and what was written."""
     if job.output.json:
         written = None if folder is None else str(folder)
         job.output.print_object({"topics": [each.to_json() for each in figures], "written": written})

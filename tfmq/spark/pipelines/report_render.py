@@ -40,7 +40,6 @@ class Distribution(NamedTuple):
 
     @property
     def count_values(self) -> int:
-        """Number of values."""
         return sum(each.count for each in self.bins)
 
     @property
@@ -119,12 +118,10 @@ class TopicFigures(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """Number of messages."""
         return sum(self.partitions.values())
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all payloads."""
         return sum(each.size_bytes for each in self.moments)
 
     @property
@@ -133,7 +130,6 @@ class TopicFigures(NamedTuple):
         return self.moments[-1].at + self.moments[-1].seconds - self.moments[0].at if self.moments else 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as a JSON object."""
         peak = max((each.messages / each.seconds for each in self.moments), default=0.0)
         return {
             "topic": self.topic,

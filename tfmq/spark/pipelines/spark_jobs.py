@@ -53,7 +53,6 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start of the work."""
         return self._clock() - self._started_at
 
     def restart(self) -> None:
@@ -61,7 +60,6 @@ class Progress:
         self._started_at = self._clock()
 
     def add(self, rows: int, size_bytes: int) -> None:
-        """Add to the amount of work done."""
         with self._lock:
             self.rows += rows
             self.bytes += size_bytes
