@@ -10,7 +10,7 @@ import pytest
 from journal.record.format import HEADER_SIZE, records_of, split_body
 from tests.client.transaction.test_commit_group import batch
 from tests.scale import scaled
-from tfmq.arrow.checksums import partition_of
+from tfmq.arrow.partitioner import partition_of
 from tfmq.client.connection.requests import Topic
 from tfmq.client.transaction.commit_group import MemberBatch
 from tfmq.errors import BadRequest, ConnectionFailed, MessageTooLarge, TfmqError, UnknownPartition

@@ -16,9 +16,9 @@ try:
 except ImportError as error:
     raise ImportError(f"tfmq.arrow needs {error.name}: pip install pyarrow numpy", name=error.name) from error
 
-from tfmq.arrow.checksums import partition_of
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.encoder import Encoded, encode
+from tfmq.arrow.partitioner import partition_of
 from tfmq.arrow.schema import SCHEMA, project
 
 __all__ = ["SCHEMA", "Decoder", "Encoded", "encode", "partition_of", "project"]

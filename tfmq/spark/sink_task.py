@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from tfmq.arrow.checksums import partition_of
 from tfmq.arrow.encoder import COLUMNS, encode
+from tfmq.arrow.partitioner import partition_of
 from tfmq.client.connection.connection import FIRST_CONNECT_TIMEOUT
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.connection.requests import MetadataCache, Topic, get_topic, request_with_retries

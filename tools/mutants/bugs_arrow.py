@@ -8,7 +8,7 @@ from tools.mutants.mutant import Mutant
 
 ATTRIBUTES: Final = "tests/arrow/test_attributes.py"
 CHAIN: Final = "tests/arrow/test_decoder.py"
-CHECKSUMS: Final = "tests/arrow/test_checksums.py"
+CHECKSUMS: Final = "tests/arrow/test_partitioner.py"
 CONTROLS: Final = "tests/arrow/test_decoder.py"
 DAMAGE: Final = "tests/arrow/test_decoder.py"
 DECODER: Final = "tests/arrow/test_decoder.py"
@@ -16,7 +16,7 @@ ENCODER: Final = "tests/arrow/test_encoder.py"
 FIELDS: Final = "tests/arrow/test_attributes.py"
 LAYOUT: Final = "tests/arrow/test_attributes.py"
 LOGS: Final = "tests/arrow/test_random_logs.py"
-PARTITIONS: Final = "tests/arrow/test_checksums.py"
+PARTITIONS: Final = "tests/arrow/test_partitioner.py"
 PARTS: Final = "tests/arrow/test_encoder.py"
 
 SAME: Final = "columns contain what the messages contain"
@@ -316,7 +316,7 @@ ARROW: Final = (
     Mutant(
         "keys-go-elsewhere-than-the-clients",
         "rows with the same key are sent to the partition that the client chooses for that key",
-        "tfmq/arrow/checksums.py",
+        "tfmq/arrow/partitioner.py",
         "np.where(lengths > step, following, found)",
         "np.where(lengths >= step, following, found)",
         [CHECKSUMS, PARTITIONS],
@@ -324,7 +324,7 @@ ARROW: Final = (
     Mutant(
         "rows-without-key-all-to-one",
         "rows without a key are sent to the partitions in turn",
-        "tfmq/arrow/checksums.py",
+        "tfmq/arrow/partitioner.py",
         "(first + np.arange(int(null.sum()))) % partitions",
         "first % partitions",
         [PARTITIONS],

@@ -1,4 +1,4 @@
-"""CRC-32 of each value of a column, and the partition of each row."""
+"""The partition of each row of a table, by the CRC-32 of its key, as the producer chooses it for a message."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scale import seeded
-from tfmq.arrow.checksums import COUNT_MIN, SHORT_SIZE_MAX, crc32_column, partition_of
+from tfmq.arrow.partitioner import COUNT_MIN, SHORT_SIZE_MAX, crc32_column, partition_of
 from tfmq.client.send.partitioner import KeyHash
 from tfmq.errors import BadRequest
 from tfmq.message import Message, Partition
