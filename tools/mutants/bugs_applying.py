@@ -205,7 +205,7 @@ APPLIED: Final = (
             " outcome=NOT_DONE)\n"
         ),
         '        StorageStopped(reason="the target stopped and resumed meanwhile", outcome=NOT_DONE)\n',
-        [CONVOY, "tests/issues/test_apply_task_over_a_resumption.py"],
+        [CONVOY, "tests/transaction/test_apply_during_resumption.py"],
     ),
     Mutant(
         "settled-before-its-due-times-are-noted",

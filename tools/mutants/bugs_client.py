@@ -276,7 +276,7 @@ READING: Final = (
         "tfmq/client/consumer/fetcher.py",
         '        feed.responses.append(FetchResponse(b"", offset, offset, offset, epoch, filtered=False))\n',
         "",
-        ["tests/issues/test_sound_blocks_before_damage.py"],
+        ["tests/client/consumer/test_damage.py"],
     ),
     Mutant(
         "skipped-damage-not-reported",

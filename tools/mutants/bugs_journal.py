@@ -324,7 +324,7 @@ CHECKS: Final = (
         "journal/log/log.py",
         "        if contains_trailer_header(data, self.log_id) or (\n",
         '        if contains_trailer_header(b"", self.log_id) or (\n',
-        ["tests/issues/test_forged_control.py"],
+        ["tests/broker/test_forged_block_trailer.py"],
     ),
     Mutant(
         "claim-about-later-data-believed",
@@ -332,7 +332,7 @@ CHECKS: Final = (
         "journal/log/recovery.py",
         "        if not self.durable < durable <= control.offset:\n",
         "        if durable <= self.durable:\n",
-        ["tests/issues/test_forged_control.py", "tests/journal/log/test_recovery.py"],
+        ["tests/broker/test_forged_block_trailer.py", "tests/journal/log/test_recovery.py"],
     ),
     Mutant(
         "torn-bytes-not-kept",
@@ -539,7 +539,7 @@ ROLLS: Final = (
         "journal/log/recovery.py",
         ("                self._disk.force_folder(self._folder)\n            self._rewrite_tail(durable)\n"),
         ("                pass\n            self._rewrite_tail(durable)\n"),
-        ["tests/issues/test_roll_cut_short.py"],
+        ["tests/journal/log/test_interrupted_roll.py"],
     ),
 )
 
