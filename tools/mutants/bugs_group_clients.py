@@ -39,9 +39,9 @@ HANDING_OVER: Final = (
         _HANDOVER,
         (
             '            if self._options.commits != "manual":\n'
-            "                yield from self._saving.commit_positions(\n"
+            "                yield from self.offsets.commit_positions(\n"
         ),
-        ("            if not names:\n                yield from self._saving.commit_positions(\n"),
+        ("            if not names:\n                yield from self.offsets.commit_positions(\n"),
         [PROCESSED, HANDOVER, SCENARIOS],
     ),
     Mutant(
@@ -111,15 +111,15 @@ HANDING_OVER: Final = (
         "coroutine-of-a-callback-dropped",
         "what on_assigned and on_revoked return is awaited",
         _HANDOVER,
-        "                self._task = self._start_await(found, self._awaited_done)\n",
-        ("                found.close()\n                self._done.complete()\n"),
+        "                task = start_await(found, partial(done.set_outcome, None))\n",
+        ("                found.close()\n                done.complete()\n"),
         [HANDOVER],
     ),
     Mutant(
         "callback-s-error-swallowed",
         "exceptions of on_assigned and on_revoked are raised to the caller",
         _HANDOVER,
-        "        if self._error is not None:\n            raise self._error\n",
+        "    if done.error is not None:\n        raise done.error\n",
         "",
         [HANDOVER],
     ),
@@ -351,7 +351,7 @@ MEMBERS: Final = (
         "new-partition-is-not-reported",
         "a new partition is read at once",
         "tfmq/client/consumer/assignment.py",
-        "        self.count_changed = not self._notified_by_group and self._counts.get(topic, count) != count\n",
+        "        self._count_changed = not self._notified_by_group and self._counts.get(topic, count) != count\n",
         "",
         ["tests/client/consumer/test_assignment.py"],
     ),

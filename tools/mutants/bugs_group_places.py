@@ -125,8 +125,8 @@ PLACES: Final = (
         "passing-failure-of-a-save-ends-it",
         "a commit with a temporary failure is repeated",
         _SAVING,
-        "                if not error.retriable:\n                    raise\n                log.warning(\n",
-        "                if error:\n                    raise\n                log.warning(\n",
+        "                if not error.retriable:\n                    raise\n                log.warning(",
+        "                if error:\n                    raise\n                log.warning(",
         ["tests/client/consumer/test_offset_commit.py"],
     ),
     Mutant(

@@ -46,7 +46,7 @@ class Reader:
     """A fetcher with its partitions' bytes at hand: plays the broker."""
 
     def __init__(self, partitions: int = 1, **options: Any) -> None:
-        self.fetcher = Fetcher(**options)
+        self.fetcher = Fetcher(consumer_options(topics="t")._replace(**options))
         self.logs: dict[PartitionName, Bytes] = {}
         for number in range(partitions):
             self.add(number)
@@ -410,7 +410,7 @@ class Rig:
         self.log = self.broker.create("orders")
         self.link = ScriptedLink(self.broker)
         made = consumer_options(topics="orders", **options)
-        self.fetcher = Fetcher(tags=made.tags)
+        self.fetcher = Fetcher(made)
         self.arrivals = self.flushes = 0
         self.fetching = FetchSession(made, self.link, self.fetcher, arrived=self._arrived, flush=self._flush)
         incarnation = self.broker.topics["orders"][0]

@@ -12,7 +12,6 @@ from tfmq.client.consumer.membership import (
     ZOOKEEPER_CHECK_SECONDS,
     Membership,
     ZooKeeperMembership,
-    create_membership,
 )
 from tfmq.client.operation import BackgroundTasks, Event
 from tfmq.errors import Busy, NotAllowed
@@ -33,7 +32,9 @@ class Member:
         self.link: ScriptedLink = self.script.link
         self.failures: list[Exception] = []
         self.changes = 0
-        self.membership = Membership(self.link, "g", session_ms=9_000, changed=self._changed)
+        self.membership = Membership(
+            consumer_options(topics="orders", group="g", session=9), self.link, self._changed
+        )
         self.tasks: BackgroundTasks = self.script.core.tasks
         self.tasks.start(self.membership.run(), self.failures.append)
 
@@ -269,9 +270,7 @@ class Rig:
         options = consumer_options(
             topics="orders", group="g", coordinator="zookeeper://127.0.0.1:1/meta", offsets="file:/x"
         )
-        made = create_membership(options, self.link, self._changed, Event.complete)
-        assert isinstance(made, ZooKeeperMembership)
-        self.membership = made
+        made = self.membership = ZooKeeperMembership(options, self.link, self._changed, Event.complete)
         self.changes = 0
         self.failures: list[Exception] = []
         self.tasks = BackgroundTasks(self.link.now)
@@ -298,8 +297,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 def test_the_broker_coordinates_unless_a_zookeeper_is_named() -> None:
-    link = ScriptedLink(Broker())
-    made = create_membership(consumer_options(topics="orders", group="g"), link, lambda: None, Event.complete)
+    made = Script(Broker(), group="g").core.membership
     assert type(made) is Membership
 
 

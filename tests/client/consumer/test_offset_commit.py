@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.client.scripted import Broker, Script
+from tests.client.scripted import Broker, Script, consumer_options
 from tfmq.client.consumer.offset_commit import GroupOffsets
-from tfmq.client.operation import run_inline
+from tfmq.client.consumer.positions import Positions
+from tfmq.client.operation import Executor, run_inline
 from tfmq.errors import Fenced, StoreFailed, TimedOut
 from tfmq.offsets.file import FileOffsets
 from tfmq.offsets.storage import OffsetStorage, PartitionName, StoredOffset
@@ -36,8 +37,12 @@ class Rig:
         self.broker.create("orders", 2)
         self.script = Script(self.broker)
         self.script.run(self._join())
-        self.offsets = GroupOffsets(self.script.link, holder, run_inline, storage)
         self.holder = holder
+        self.offsets = self.offsets_of(storage)
+
+    def offsets_of(self, storage: Any, run: Executor = run_inline) -> GroupOffsets:
+        options = consumer_options(topics="orders", group="g", offsets=storage or "broker")
+        return GroupOffsets(options, self.script.link, Positions(), self.holder, run)  # type: ignore[arg-type]
 
     def _join(self) -> Any:
         from tfmq.client.connection.requests import request_with_retries as ask
@@ -146,9 +151,7 @@ def test_a_save_without_a_waiting_caller_is_not_overtaken(tmp_path: Path) -> Non
     def later(call: Any, done: Any) -> None:
         work.append((call, done))
 
-    rig.offsets = GroupOffsets(
-        rig.script.link, rig.holder, later, FileOffsets(str(tmp_path / "offsets.json"))
-    )
+    rig.offsets = rig.offsets_of(FileOffsets(str(tmp_path / "offsets.json")), later)
     inc = rig.broker.topics["orders"][0]
 
     def save(offset: int, seconds: float = 5) -> Any:
@@ -167,16 +170,14 @@ def test_a_save_without_a_waiting_caller_is_not_overtaken(tmp_path: Path) -> Non
     next(newer)
     run_inline(*work[1])
     assert list(newer) == []
-    rig.offsets = GroupOffsets(
-        rig.script.link, rig.holder, run_inline, FileOffsets(str(tmp_path / "offsets.json"))
-    )
+    rig.offsets = rig.offsets_of(FileOffsets(str(tmp_path / "offsets.json")))
     assert rig.read() == {FIRST: 200}
 
 
 def test_a_forked_child_waits_for_no_save_of_its_parent() -> None:
     rig = Rig(Holder(), Plain())
     rows = {FIRST: StoredOffset(1, 0, 1, 1, 1)}
-    offsets = GroupOffsets(rig.script.link, rig.holder, lambda call, done: None, Plain())
+    offsets = rig.offsets_of(Plain(), lambda call, done: None)
     next(offsets.save(rows, 0))
     offsets.reset_after_fork()
     waits = next(offsets.save(rows, 0))

@@ -8,7 +8,7 @@ import pytest
 
 import tfmq
 import tfmq.aio
-from tfmq.client.consumer.rebalance import UserCall
+from tfmq.client.consumer.rebalance import call_user_function
 from tfmq.errors import NotAllowed
 from tfmq.offsets.storage import PartitionName
 from tfmq.testing.broker import SimulatedBroker
@@ -370,7 +370,7 @@ def test_a_task_that_is_cancelled_while_on_revoked_is_at_work_does_not_end_that(
         ends.append(done)
         return awaited
 
-    reported = UserCall(going, [PartitionName("orders", 0)], begin).run(lambda: over.append("over"))
+    reported = call_user_function(going, [PartitionName("orders", 0)], begin, lambda: over.append("over"))
     next(reported).function()
     (waited,) = next(reported).futures
     assert not waited.done

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from tfmq.backoff import Backoff
-from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.connection.connection import NEVER, ClientConnection
 from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.fetcher import Fetcher, PartitionFetchState
-from tfmq.client.consumer.membership import Membership
-from tfmq.client.consumer.offset_commit import GroupOffsets
 from tfmq.client.consumer.options import EARLIEST, LATEST, ConsumerOptions, StartPosition
 from tfmq.client.consumer.positions import UNKNOWN, Positions, ReadPosition
 from tfmq.client.consumer.rebalance import Rebalance
@@ -38,18 +36,16 @@ log = logging.getLogger("tfmq.consumer")
 MISSING_SECONDS: Final = 0.1
 MISSING_SECONDS_MAX: Final = 1.0
 """Delay before a missing topic is requested again, doubled up to the maximum."""
-
-
-class GroupParts(NamedTuple):
-    """What a consumer in a group has in addition to a consumer without one."""
-
-    membership: Membership
-    offsets: GroupOffsets
-    rebalance: Rebalance
+NOTIFIED_REFRESH_SECONDS: Final = 600.0
+"""Refresh interval where changes are reported anyway: cheap even with many idle consumers."""
 
 
 class Assignment:
     """Updates fetcher and positions according to the subscription and the group's assignment.
+
+    The metadata is requested at the start, and every `refresh` seconds where changes are not reported: for a
+    pattern, for missing topics, and while some topic has no fetch in flight. Changes are reported to a group
+    by its assignment, to other consumers by the partition count in fetch responses.
 
     `changed` is called after each check, `void` for a partition whose reading stops.
     """
@@ -60,14 +56,26 @@ class Assignment:
         link: ClientConnection,
         fetcher: Fetcher,
         positions: Positions,
-        group: GroupParts | None,
+        group: Rebalance | None,
         changed: Callable[[], None],
         void: Callable[[PartitionName], None],
     ) -> None:
         self.discovered = False
+        self.wanted: dict[PartitionName, int] = {}
+        """Subscribed partitions that exist now, with the incarnations of their topics."""
         self._options = options
         self._link = link
-        self._metadata = MetadataRefresh(options, link)
+        self._initial: dict[PartitionName, int] | None = None
+        """Subscribed partitions at the first metadata response."""
+        self._missing = False
+        """Whether something named in the subscription does not exist."""
+        self._count_changed = False
+        """Whether a topic has another partition count than in the last metadata."""
+        self._notified_by_group = options.group is not None and options.coordinator is None
+        self._refreshed_at = 0.0
+        self._counts: dict[str, int] = {}
+        self._seen_counts: dict[str, int] = {}
+        self._logged_missing: set[str] = set()
         self._fetcher = fetcher
         self._positions = positions
         self._group = group
@@ -92,15 +100,15 @@ class Assignment:
             late, anyhow, again = self._link.now() >= due, again, True
             try:
                 if (
-                    self._metadata.count_changed
+                    self._count_changed
                     or self._has_unknown_incarnation()
-                    or (late and (anyhow or not self._metadata.is_notified_of_changes(self._fetcher)))
+                    or (late and (anyhow or not self._is_notified_of_changes()))
                 ):
                     yield from self._refresh_metadata()
                     late = True
                 if late:
                     due = self._link.now() + self._options.refresh_interval
-                again = (yield from self._apply_assignment()) or self._metadata.missing
+                again = (yield from self._apply_assignment()) or self._missing
                 self._logged_trouble = "" if not again else self._logged_trouble
             except TfmqError as trouble:
                 if not trouble.retriable or not self._link.connection_count:
@@ -114,31 +122,49 @@ class Assignment:
                 backoff.reset()
             yield Wait((self._wake_event,), max(0.0, wait))
 
-    @property
-    def wanted(self) -> Mapping[PartitionName, int]:
-        """Subscribed partitions that exist now, with the incarnations of their topics."""
-        return self._metadata.wanted
-
     def partition_count_seen(self, topic: str, count: int) -> None:
         """Process a topic's partition count from a fetch response; a change causes a refresh."""
-        if self._metadata.partition_count_seen(topic, count):
+        if self._seen_counts.get(topic) == count:
+            return
+        self._seen_counts[topic] = count
+        self._count_changed = not self._notified_by_group and self._counts.get(topic, count) != count
+        if self._count_changed:
             self._wake_event.complete()
 
     def _refresh_metadata(self) -> Operation[None]:
         """Request the metadata and subscribe the member to the topics found."""
-        yield from self._metadata.refresh()
+        self._count_changed, self._refreshed_at = False, self._link.now()
+        subscription = self._options.subscription
+        reply = yield from request_with_retries(self._link, Metadata(subscription.topics_to_request()), NEVER)
+        self._counts = {row.name: len(row.partitions) for row in reply.topics}
+        wanted = self.wanted = subscription.subscribed_partitions(reply.topics)
+        if self._initial is None:
+            self._initial = dict(wanted)
+        missing = subscription.missing_names(wanted)
+        self._missing = bool(missing)
+        for name in missing:
+            if name not in self._logged_missing:
+                self._logged_missing.add(name)
+                log.warning("%s does not exist yet; waiting for it. Reading never creates a topic.", name)
         self._drop_recreated()
         if self._group is not None:
-            wanted, subscription = self._metadata.wanted, self._options.subscription
             topics = subscription.topics_to_request() or sorted({name.topic for name in wanted})
             self._group.membership.subscribe(topics, subscription.requested_partitions(wanted), wanted)
+
+    def _is_notified_of_changes(self) -> bool:
+        """Return whether a change would have been reported, given the fetches in flight."""
+        old = self._link.now() >= self._refreshed_at + NOTIFIED_REFRESH_SECONDS
+        if self._missing or self._options.subscription.pattern is not None or old:
+            return False
+        fetching = {name.topic for name, feed in self._fetcher.partitions.items() if feed.fetching}
+        return self._notified_by_group or {name.topic for name in self.wanted} <= fetching
 
     def _has_unknown_incarnation(self) -> bool:
         """Return whether a partition is assigned whose topic incarnation is not in the metadata."""
         if self._group is None:
             return False
         share = self._group.membership.assigned
-        return any(self._metadata.wanted.get(name) != each.incarnation for name, each in share.items())
+        return any(self.wanted.get(name) != each.incarnation for name, each in share.items())
 
     def _apply_assignment(self) -> Operation[bool]:
         """Start new partitions. Return whether some of them must be tried again."""
@@ -154,11 +180,11 @@ class Assignment:
 
     def _partitions_to_read(self) -> dict[PartitionName, int]:
         if self._group is None:
-            return self._metadata.wanted
+            return self.wanted
         share = self._group.membership.assigned
         return {
             name: incarnation
-            for name, incarnation in self._metadata.wanted.items()
+            for name, incarnation in self.wanted.items()
             if name in share and share[name].incarnation == incarnation
         }
 
@@ -168,7 +194,7 @@ class Assignment:
         """Stop partitions that are no longer assigned at once; `run` starts the new ones later."""
         if self._group is None:
             return
-        membership, handover = self._group.membership, self._group.rebalance
+        membership, handover = self._group.membership, self._group
         for name in list(self._positions.names()):
             grant = self._generations.get(name)
             held = membership.owned.get(name)
@@ -223,7 +249,7 @@ class Assignment:
             if (
                 feed.failure_raised
                 and isinstance(feed.failure, UnknownTopic)
-                and self._metadata.wanted.get(name, 0) not in (0, feed.incarnation)
+                and self.wanted.get(name, 0) not in (0, feed.incarnation)
             ):
                 self._fetcher.remove(name)
                 self._positions.remove(name)
@@ -231,8 +257,8 @@ class Assignment:
     def _resolve_latest(self) -> Operation[None]:
         """Resolve "latest" for the partitions where this is still to be done."""
         if self._latest_unresolved is None:
-            assert self._group is not None and self._metadata.initial is not None
-            initial = self._metadata.initial
+            assert self._group is not None and self._initial is not None
+            initial = self._initial
             stored = yield from self._read_all(initial)
             begun = {(name.topic, each.incarnation) for name, each in stored.items()}
             self._latest_unresolved = {n: each for n, each in initial.items() if (n.topic, each) not in begun}
@@ -242,7 +268,7 @@ class Assignment:
             self._latest_unresolved = {
                 name: incarnation
                 for name, incarnation in self._latest_unresolved.items()
-                if name not in self._latest_positions and self._metadata.wanted.get(name) == incarnation
+                if name not in self._latest_positions and self.wanted.get(name) == incarnation
             }
 
     def _read_unlocked(
@@ -302,7 +328,7 @@ class Assignment:
                 # No offset for some partition: find out whether the group has any for their topics. Only then
                 # ask for all partitions, since each of a thousand members may do so. With EARLIEST the answer
                 # makes no difference.
-                wanted = self._metadata.wanted
+                wanted = self.wanted
                 stored = (yield from self._read_all(wanted)) | stored
             self._log_refused(refused)
         known = {name.topic: each.incarnation for name, each in stored.items()}
@@ -377,7 +403,7 @@ class Assignment:
             self._topics[name.topic] = fresh[name]
             taken.append(name)
         if self._group is not None:
-            self._group.rebalance.assigned(taken)
+            self._group.assigned(taken)
 
     def _add_partition(self, name: PartitionName, incarnation: int, place: ReadPosition) -> None:
         codec = select_codec(self._options.codec, name.topic)
@@ -387,7 +413,7 @@ class Assignment:
 
     def _is_new_partition(self, name: PartitionName, incarnation: int) -> bool:
         """Return whether it was created after the first metadata, so that it is read from its start."""
-        if self._metadata.initial is None or self._metadata.initial.get(name) == incarnation:
+        if self._initial is None or self._initial.get(name) == incarnation:
             return False
         return self._options.start_latest or self._topics.get(name.topic) == incarnation
 
@@ -455,70 +481,3 @@ def read_position_of(name: PartitionName, kept: StoredOffset) -> ReadPosition:
             " use a newer client."
         )
     return ReadPosition(kept.offset, UNKNOWN, kept.epoch)
-
-
-NEVER: Final = float("inf")
-NOTIFIED_REFRESH_SECONDS: Final = 600.0
-"""Refresh interval where changes are reported anyway: cheap even with many idle consumers."""
-
-
-class MetadataRefresh:
-    """Topic metadata of a subscription, and when to refresh it.
-
-    It is refreshed at the start, and every `refresh` seconds where changes are not reported: for a pattern,
-    for missing topics, and while some topic has no fetch in flight. Changes are reported to a group by its
-    assignment, to other consumers by the partition count in fetch responses. `wanted` and `initial` have the
-    incarnation of each partition's topic.
-    """
-
-    def __init__(self, options: ConsumerOptions, link: ClientConnection) -> None:
-        self.wanted: dict[PartitionName, int] = {}
-        """Subscribed partitions that exist now."""
-        self.initial: dict[PartitionName, int] | None = None
-        """Subscribed partitions at the first metadata response."""
-        self.missing = False
-        """Whether something named in the subscription does not exist."""
-        self.count_changed = False
-        """Whether a topic has another partition count than in the last metadata."""
-        self._options = options
-        self._link = link
-        self._notified_by_group = options.group is not None and options.coordinator is None
-        self._refreshed_at = 0.0
-        self._counts: dict[str, int] = {}
-        self._seen_counts: dict[str, int] = {}
-        self._logged_missing: set[str] = set()
-
-    def refresh(self) -> Operation[None]:
-        """Request the metadata."""
-        self.count_changed, self._refreshed_at = False, self._link.now()
-        subscription = self._options.subscription
-        reply = yield from request_with_retries(self._link, Metadata(subscription.topics_to_request()), NEVER)
-        self._counts = {row.name: len(row.partitions) for row in reply.topics}
-        self.wanted = subscription.subscribed_partitions(reply.topics)
-        if self.initial is None:
-            self.initial = dict(self.wanted)
-        missing = subscription.missing_names(self.wanted)
-        self.missing = bool(missing)
-        self._log_missing(missing)
-
-    def is_notified_of_changes(self, fetcher: Fetcher) -> bool:
-        """Return whether a change would have been reported, given the fetches in flight."""
-        old = self._link.now() >= self._refreshed_at + NOTIFIED_REFRESH_SECONDS
-        if self.missing or self._options.subscription.pattern is not None or old:
-            return False
-        fetching = {name.topic for name, feed in fetcher.partitions.items() if feed.fetching}
-        return self._notified_by_group or {name.topic for name in self.wanted} <= fetching
-
-    def partition_count_seen(self, topic: str, count: int) -> bool:
-        """Record a topic's partition count from a fetch response. Return whether to refresh."""
-        if self._seen_counts.get(topic) == count:
-            return False
-        self._seen_counts[topic] = count
-        self.count_changed = not self._notified_by_group and self._counts.get(topic, count) != count
-        return self.count_changed
-
-    def _log_missing(self, missing: list[str]) -> None:
-        for name in missing:
-            if name not in self._logged_missing:
-                self._logged_missing.add(name)
-                log.warning("%s does not exist yet; waiting for it. Reading never creates a topic.", name)

@@ -19,11 +19,11 @@ from typing import Any, Final, Literal
 
 from tfmq.client.connection.connection import NEVER, ClientConnection, ConnectionState, PendingRequest
 from tfmq.client.connection.requests import wait_for_reply
-from tfmq.client.consumer.assignment import Assignment, GroupParts, read_position_of
+from tfmq.client.consumer.assignment import Assignment, read_position_of
 from tfmq.client.consumer.fetcher import Fetcher, FetchSession, PartitionFetchState
-from tfmq.client.consumer.membership import Membership, create_membership
+from tfmq.client.consumer.membership import Membership, ZooKeeperMembership
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.offset_commit import GroupOffsets, OffsetCommitter
+from tfmq.client.consumer.offset_commit import GroupOffsets
 from tfmq.client.consumer.options import ConsumerOptions, seek_position
 from tfmq.client.consumer.positions import UNKNOWN, Positions, ReadPosition, partition_of
 from tfmq.client.consumer.rebalance import Rebalance
@@ -76,24 +76,21 @@ class ConsumerCore:
         """Partitions withheld from delivery: handlers have enough, or a rewind is pending."""
         self.tasks = BackgroundTasks(link.now)
         self.positions = Positions(manual=options.commits == "manual")
-        self.fetcher = Fetcher(
-            fetch_bytes=options.fetch_bytes,
-            prefetch_bytes=options.prefetch_bytes,
-            tags=options.tags,
-            skip_damage=options.skip_damage,
-            reset=options.reset,
-        )
+        self.fetcher = Fetcher(options)
         self.fetch_session = FetchSession(
             options, link, self.fetcher, arrived=self._notify_change, flush=flush
         )
         self.membership: Membership | None = None
         group = None
         if options.group is not None:
-            member = self.membership = create_membership(options, link, self._assignment_changed, raise_flag)
-            self.offsets = GroupOffsets(link, member, run, options.storage)
-            self._offset_committer = OffsetCommitter(options, link, self.positions, member, self.offsets)
-            self.rebalance = Rebalance(options, link, self.positions, self._offset_committer, member)
-            group = GroupParts(member, self.offsets, self.rebalance)
+            member = (
+                Membership(options, link, self._assignment_changed)
+                if options.coordinator is None
+                else ZooKeeperMembership(options, link, self._assignment_changed, raise_flag)
+            )
+            self.membership = member
+            self.offsets = GroupOffsets(options, link, self.positions, member, run)
+            group = self.rebalance = Rebalance(options, link, self.positions, member, self.offsets)
             self.positions.ack_trackers.on_handlers_idle = self.rebalance.wake
             self.rebalance.on_callback_returned = lambda: raise_flag(self._change_event)
         self.assignment = Assignment(
@@ -101,14 +98,14 @@ class ConsumerCore:
         )
         self.fetch_session.on_partition_count = self.assignment.partition_count_seen
         if group is not None:
-            self._offset_committer.on_fenced = self.assignment.partitions_fenced
+            self.offsets.on_fenced = self.assignment.partitions_fenced
         self._change_event = Event()
         self._background_tasks: dict[Callable[[], Operation[None]], Task | None] = {self.assignment.run: None}
         """None of the operations ever ends by itself."""
         if self.membership is not None:
             self._background_tasks |= {self.membership.run: None, self.rebalance.run: None}
             if options.commits == "auto":
-                self._background_tasks[self._offset_committer.commit_periodically] = None
+                self._background_tasks[self.offsets.commit_periodically] = None
         self._task_failures: list[Exception] = []
 
     # Delivery
@@ -417,13 +414,13 @@ class ConsumerCore:
         self.require_membership()
         self.positions.ack_trackers.check_commit_method("commit")
         redeliver_lost_partitions(self, message)
-        yield from self._offset_committer.commit(message, self.link.now() + self.options.timeout)
+        yield from self.offsets.commit(message, self.link.now() + self.options.timeout)
         self.rebalance.wake()
 
     def commit_acked(self) -> Operation[Collection[PartitionName]]:
         """Commit what is acked. Return the fenced partitions; raises what the store raises."""
         until = self.link.now() + self.options.timeout
-        return self._offset_committer.commit_positions(self.positions.uncommitted_positions, until)
+        return self.offsets.commit_positions(self.positions.uncommitted_positions, until)
 
     def require_membership(self) -> Membership:
         """Return the group membership. Raises Closed, and BadRequest for a consumer without a group."""
@@ -472,7 +469,7 @@ class ConsumerCore:
         self._rewind_to_delivered()
         if self.membership is not None:
             self.assignment.reset_after_fork()
-            self._offset_committer.reset_after_fork()
+            self.offsets.reset_after_fork()
             self.rebalance.reset_after_fork()
             self.membership.reset_after_fork()
 
@@ -494,7 +491,7 @@ class ConsumerCore:
                 yield from self.rebalance.run_final_callbacks()
                 if self.options.commits != "manual":
                     uncommitted = self.positions.uncommitted_positions
-                    yield from self._offset_committer.commit_positions(uncommitted, until)
+                    yield from self.offsets.commit_positions(uncommitted, until)
                 yield from membership.leave(until)
         finally:
             self.closed = True

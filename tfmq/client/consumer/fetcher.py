@@ -24,7 +24,7 @@ from tfmq.backoff import backoff_seconds
 from tfmq.client.connection.connection import READY, ClientConnection, PendingRequest
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.client.consumer.options import FETCH_BYTES, PREFETCH_BYTES, ConsumerOptions
+from tfmq.client.consumer.options import FETCH_BYTES, ConsumerOptions
 from tfmq.client.consumer.positions import UNKNOWN, Batch, ReadPosition
 from tfmq.errors import (
     Abandoned,
@@ -132,20 +132,10 @@ class SkippedRange(NamedTuple):
 class Fetcher:
     """Decides what to fetch for the partitions of one consumer, and buffers the responses.
 
-    No I/O. `skip_damage`: continue after a damaged range and record it in `skipped`. `reset`: where to
-    continue if the offset does not exist any more: "earliest" or "latest"; None stops the partition.
+    No I/O. A damaged range that is skipped, as the option says, is recorded in `skipped`.
     """
 
-    def __init__(
-        self,
-        *,
-        fetch_bytes: int = FETCH_BYTES,
-        prefetch_bytes: int = PREFETCH_BYTES,
-        wait_ms: int = WAIT_MS,
-        tags: frozenset[str] | None = None,
-        skip_damage: bool = False,
-        reset: str | None = None,
-    ) -> None:
+    def __init__(self, options: ConsumerOptions) -> None:
         self.partitions: dict[PartitionName, PartitionFetchState] = {}
         self.skipped: list[SkippedRange] = []
         self.skipped_count = 0
@@ -154,12 +144,12 @@ class Fetcher:
         self.bytes_read = 0
         self._ready: deque[PartitionFetchState] = deque()
         self.fetchable: dict[PartitionFetchState, None] = {}
-        self._fetch_sizes = (fetch_bytes, FETCH_BYTES_LARGE if fetch_bytes == FETCH_BYTES else fetch_bytes)
-        self._prefetch_bytes = prefetch_bytes
-        self._wait_ms = wait_ms
-        self._tags = tags
-        self._skip_damage = skip_damage
-        self._reset = reset
+        size = options.fetch_bytes
+        self._fetch_sizes = (size, FETCH_BYTES_LARGE if size == FETCH_BYTES else size)
+        self._prefetch_bytes = options.prefetch_bytes
+        self._tags = options.tags
+        self._skip_damage = options.skip_damage
+        self._reset = options.reset
         self._in_flight = 0
 
     # Partitions
@@ -201,7 +191,7 @@ class Fetcher:
         """Return the fetches to send now; call `add_response` or `fetch_failed` once for each."""
         share = self._prefetch_bytes // max(1, len(self.partitions))
         sizes = [min(size, max(FETCH_BYTES_MIN, share // 2)) for size in self._fetch_sizes]
-        wait_ms = self._wait_ms if len(self.partitions) <= FETCHES_MAX else min(TURN_WAIT_MS, self._wait_ms)
+        wait_ms = WAIT_MS if len(self.partitions) <= FETCHES_MAX else TURN_WAIT_MS
         found = []
         for feed in list(self.fetchable):
             if self._in_flight >= FETCHES_MAX:

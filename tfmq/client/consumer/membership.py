@@ -21,12 +21,11 @@ from tfmq.client.connection.connection import NEVER, READY, ClientConnection, Pe
 from tfmq.client.connection.requests import PAUSE_SECONDS, request_with_retries
 from tfmq.client.consumer.options import ConsumerOptions
 from tfmq.client.operation import Event, Operation, Wait
-from tfmq.errors import BadRequest, Fenced, TfmqError
+from tfmq.errors import Fenced, TfmqError
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol.commands import GrantedPartition, Heartbeat, HeldPartition, JoinGroup, LeaveGroup
 from tfmq.protocol.commands import PartitionName as PartitionRow
 from tfmq.protocol.commands import Subscription as SubscriptionRow
-from tfmq.protocol.messages import STICKY
 
 log = logging.getLogger("tfmq.consumer")
 
@@ -47,15 +46,10 @@ class Membership:
     """
 
     def __init__(
-        self,
-        link: ClientConnection,
-        group: str,
-        *,
-        session_ms: int,
-        strategy: str = STICKY,
-        changed: Callable[[], None] = lambda: None,
+        self, options: ConsumerOptions, link: ClientConnection, changed: Callable[[], None] = lambda: None
     ) -> None:
-        self.group = group
+        assert options.group is not None
+        self.group = options.group
         self.member_id = token_hex(8)
         self.generation = 0
         self.joined = False
@@ -68,8 +62,8 @@ class Membership:
         self.owned: dict[PartitionName, GrantedPartition] = {}
         """Assigned partitions and revoked ones that are not released yet."""
         self._link = link
-        self._session_ms = session_ms
-        self._strategy = strategy
+        self._session_ms = int(options.session_timeout * 1000)
+        self._strategy = options.strategy
         self._changed = changed
         self._subscription: SubscriptionRow | None = None
         self._wake_event = Event()
@@ -291,58 +285,29 @@ ZOOKEEPER_CHECK_SECONDS: Final = 0.5
 CLOSE_SECONDS: Final = 10.0
 
 
-def create_membership(
-    options: ConsumerOptions,
-    link: ClientConnection,
-    changed: Callable[[], None],
-    raise_flag: Callable[[Event], None],
-) -> Membership:
-    """Create the membership for `options`, at the broker or in ZooKeeper.
-
-    Raises BadRequest without a group, NotSupported where a library is missing.
-    """
-    if options.group is None:
-        raise BadRequest("Without a group there is no membership.")
-    session_ms = int(options.session_timeout * 1000)
-    if options.coordinator is None:
-        return Membership(
-            link, options.group, session_ms=session_ms, strategy=options.strategy, changed=changed
-        )
-    return ZooKeeperMembership(
-        link,
-        options.group,
-        session_ms=session_ms,
-        changed=changed,
-        address=options.coordinator,
-        raise_flag=raise_flag,
-    )
-
-
 class ZooKeeperMembership(Membership):
     """Membership in a group that ZooKeeper coordinates. The strategy is always "range"."""
 
     def __init__(
         self,
+        options: ConsumerOptions,
         link: ClientConnection,
-        group: str,
-        *,
-        session_ms: int,
         changed: Callable[[], None],
-        address: str,
         raise_flag: Callable[[Event], None],
     ) -> None:
         # kazoo is an optional dependency
         from tfmq.zookeeper.group_coordinator import GroupMembership as Coordination
 
-        super().__init__(link, group, session_ms=session_ms, changed=changed)
+        super().__init__(options, link, changed)
+        assert options.coordinator is not None
         self._zookeeper_event = Event()
         self._raise_flag = raise_flag
         self._incarnations: Mapping[PartitionName, int] = {}
         self._coordination: Coordination = Coordination(
-            address,
-            group,
+            options.coordinator,
+            self.group,
             self.member_id,
-            session_seconds=session_ms / 1000,
+            session_seconds=self._session_ms / 1000,
             on_change=lambda: self._raise_flag(self._zookeeper_event),
         )
 

@@ -141,8 +141,14 @@ def utc_datetime(time_ms: int) -> datetime:
         raise DecodeFailed(f"A message names a time that no calendar has: {time_ms} ms since 1970.") from None
 
 
-class _MessageFields(NamedTuple):
-    """Fields of `ReceivedMessage`, which adds the properties and the type parameter."""
+class ReceivedMessage(NamedTuple, Generic[Value]):
+    """One received message.
+
+    `payload`: bytes, None for a tombstone · `topic`, `partition` · `offset`: byte position in the partition ·
+    `next_offset`: offset at which reading continues after it · `ordinal`: number of messages before it in the
+    partition · `id`: unique in the broker for ever. Other properties are decoded on access; what cannot be
+    decoded raises DecodeFailed.
+    """
 
     payload: bytes | None
     topic: str
@@ -153,18 +159,6 @@ class _MessageFields(NamedTuple):
     id: int
     attribute: LazyAttribute | bytes | None
     origin: Origin
-
-
-class ReceivedMessage(_MessageFields, Generic[Value]):
-    """One received message.
-
-    `payload`: bytes, None for a tombstone · `topic`, `partition` · `offset`: byte position in the partition ·
-    `next_offset`: offset at which reading continues after it · `ordinal`: number of messages before it in the
-    partition · `id`: unique in the broker for ever. Other properties are decoded on access; what cannot be
-    decoded raises DecodeFailed.
-    """
-
-    __slots__ = ()
 
     @property
     def key(self) -> bytes | str | None:

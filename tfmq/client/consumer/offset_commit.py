@@ -22,25 +22,37 @@ from tfmq.client.consumer.options import ConsumerOptions
 from tfmq.client.consumer.positions import Positions, ReadPosition
 from tfmq.client.operation import Event, Executor, Operation, Wait, run_work
 from tfmq.errors import Fenced, TfmqError, TimedOut
-from tfmq.offsets.storage import OffsetStorage, PartitionName, StoredOffset, claim, fenced_partitions
+from tfmq.offsets.storage import PartitionName, StoredOffset, claim, fenced_partitions
 from tfmq.protocol.commands import CommitOffsets, GroupOffset, ReadOffsets
 from tfmq.protocol.commands import PartitionName as PartitionRow
 
-READ_SECONDS = 30.0
+log = logging.getLogger("tfmq.consumer")
+
+READ_SECONDS: Final = 30.0
 """How long a read waits for the end of a transaction that contains the offsets, if it waits."""
 
 
 class GroupOffsets:
-    """Reads and commits the offsets of one group; without `storage` in the broker."""
+    """Reads and commits the offsets of one group member; without a storage in the broker."""
 
     def __init__(
-        self, link: ClientConnection, holder: Membership, run: Executor, storage: OffsetStorage | None = None
+        self,
+        options: ConsumerOptions,
+        link: ClientConnection,
+        positions: Positions,
+        membership: Membership,
+        run: Executor,
     ) -> None:
         self.commit_count = 0
+        self.on_fenced: Callable[[Collection[PartitionName]], None] = lambda names: None
+        """Called with partitions that were fenced in a commit."""
+        self._options = options
         self._link = link
-        self._owner = holder
+        self._positions = positions
+        self._owner = membership
         self._run = run
-        self._storage = storage
+        self._storage = options.storage
+        self._commit_ended: Event | None = None
         self._last_save_ended: Event | None = None
         """Set at the end of the last storage commit, which continues when its caller is cancelled."""
 
@@ -123,9 +135,7 @@ class GroupOffsets:
         """Run `save` after the end of the former one. Raises TimedOut."""
         # The caller of the former save may be cancelled; its thread still runs.
         while self._last_save_ended is not None and not self._last_save_ended.done:
-            if self._link.now() >= until:
-                raise TimedOut("An earlier save of offsets has not ended yet.")
-            yield Wait((self._last_save_ended,), until - self._link.now())
+            yield self._wait_for_former(self._last_save_ended, until)
         ended = self._last_save_ended = Event()
 
         def run(call: Callable[[], None], done: Callable[[Any, BaseException | None], None]) -> None:
@@ -137,34 +147,11 @@ class GroupOffsets:
 
         yield from run_work(run, save)
 
-    def reset_after_fork(self) -> None:
-        self._last_save_ended = None
-
-
-log = logging.getLogger("tfmq.consumer")
-
-NEVER: Final = float("inf")
-
-
-class OffsetCommitter:
-    """Commits the positions of one group member, one commit at a time."""
-
-    def __init__(
-        self,
-        options: ConsumerOptions,
-        link: ClientConnection,
-        positions: Positions,
-        membership: Membership,
-        offsets: GroupOffsets,
-    ) -> None:
-        self.on_fenced: Callable[[Collection[PartitionName]], None] = lambda names: None
-        """Called with partitions that were fenced in a commit."""
-        self._options = options
-        self._link = link
-        self._positions = positions
-        self._membership = membership
-        self._offsets = offsets
-        self._commit_ended: Event | None = None
+    def _wait_for_former(self, ended: Event, until: float) -> Wait:
+        """Return an effect that waits for the end of a former commit. Raises TimedOut."""
+        if self._link.now() >= until:
+            raise TimedOut("An earlier save of offsets has not ended yet.")
+        return Wait((ended,), until - self._link.now())
 
     def commit(self, message: ReceivedMessage | None, until: float) -> Operation[None]:
         """Commit all delivered messages, or one partition up to and including `message`.
@@ -189,13 +176,11 @@ class OffsetCommitter:
         Raises TimedOut at `until`, and what the store raises.
         """
         while self._commit_ended is not None:
-            if self._link.now() >= until:
-                raise TimedOut("An earlier save of offsets has not ended yet.")
-            yield Wait((self._commit_ended,), until - self._link.now())
+            yield self._wait_for_former(self._commit_ended, until)
         places = choose()
         if not places:
             return ()
-        under_way, generation_of = Event(), self._membership.generation_of
+        under_way, generation_of = Event(), self._owner.generation_of
         self._commit_ended = under_way
         try:
             stored = {
@@ -204,7 +189,7 @@ class OffsetCommitter:
                 )
                 for name, place in places.items()
             }
-            refused = yield from self._offsets.save(stored, until)
+            refused = yield from self.save(stored, until)
             self._positions.mark_committed({n: place for n, place in places.items() if n not in refused})
         finally:
             self._commit_ended = None
@@ -224,10 +209,7 @@ class OffsetCommitter:
             except TfmqError as error:
                 if not error.retriable:
                     raise
-                log.warning(
-                    "Offsets of group %s were not saved, trying again: %s", self._membership.group, error
-                )
+                log.warning("Offsets of group %s were not saved, trying again: %s", self._owner.group, error)
 
     def reset_after_fork(self) -> None:
-        self._commit_ended = None
-        self._offsets.reset_after_fork()
+        self._commit_ended = self._last_save_ended = None

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.consumer.membership import Membership
-from tfmq.client.consumer.offset_commit import OffsetCommitter
+from tfmq.client.consumer.offset_commit import GroupOffsets
 from tfmq.client.consumer.options import ConsumerOptions, PartitionCallback
 from tfmq.client.consumer.positions import Positions
-from tfmq.client.operation import CallUserCode, Event, Operation, Wait
+from tfmq.client.operation import CallUserCode, Event, Operation, ResultFuture, Wait
 from tfmq.errors import NotAllowed, TfmqError
 from tfmq.offsets.storage import PartitionName
 
@@ -54,55 +54,42 @@ def refuse_await(awaited: Awaitable[Any], done: Callable[[BaseException | None],
     )
 
 
-class UserCall:
-    """Calls a user callback, which may commit and seek, and awaits its result if that is awaitable."""
+def call_user_function(
+    function: Callable[[list[PartitionName]], Any],
+    names: Iterable[PartitionName],
+    start_await: StartAwait,
+    over: Callable[[], None],
+) -> Operation[None]:
+    """Call a user callback, which may commit and seek, and await its result if that is awaitable.
 
-    def __init__(
-        self,
-        told: Callable[[list[PartitionName]], Any],
-        names: Iterable[PartitionName],
-        begin: StartAwait = start_task,
-    ) -> None:
-        self._function = told
-        self._start_await = begin
-        self._names = sorted(names)
-        self._done = Event()
-        self._called = False
-        self._task: object = None
-        self._error: BaseException | None = None
+    Raises what the callback raises. `over` is called when the callback has returned; that is after this
+    operation if the operation is cancelled.
+    """
+    done, called, task = ResultFuture(), False, None
 
-    def _call(self) -> None:
-        self._called = True
+    def call() -> None:
+        nonlocal called, task
+        called = True
         try:
-            found = self._function(self._names)
+            found = function(sorted(names))
             if inspect.isawaitable(found):
-                self._task = self._start_await(found, self._awaited_done)
+                task = start_await(found, partial(done.set_outcome, None))
             else:
-                self._done.complete()
+                done.complete()
         except BaseException:
-            self._done.complete()
+            done.complete()
             raise
 
-    def _awaited_done(self, error: BaseException | None) -> None:
-        self._error = error
-        self._done.complete()
-
-    def run(self, over: Callable[[], None]) -> Operation[None]:
-        """Run the callback and wait for its result. Raises what it raises.
-
-        `over` is called when the callback has returned; that is after this operation if the operation is
-        cancelled.
-        """
-        try:
-            yield CallUserCode(self._call)
-            while not self._done.done:
-                yield Wait((self._done,))
-        finally:
-            if not self._called:
-                self._done.complete()
-            self._done.add_done_callback(lambda _: over())
-        if self._error is not None:
-            raise self._error
+    try:
+        yield CallUserCode(call)
+        while not done.done:
+            yield Wait((done,))
+    finally:
+        if not called:
+            done.complete()
+        done.add_done_callback(lambda _: over())
+    if done.error is not None:
+        raise done.error
 
 
 class Rebalance:
@@ -116,9 +103,11 @@ class Rebalance:
         options: ConsumerOptions,
         link: ClientConnection,
         positions: Positions,
-        saving: OffsetCommitter,
         membership: Membership,
+        offsets: GroupOffsets,
     ) -> None:
+        self.membership = membership
+        self.offsets = offsets
         self.busy: Callable[[PartitionName], bool] = lambda name: False
         self.start_await: StartAwait = start_task if options.awaits else refuse_await
         self.unannounced: set[PartitionName] = set()
@@ -128,8 +117,6 @@ class Rebalance:
         self._options = options
         self._link = link
         self._positions = positions
-        self._saving = saving
-        self._membership = membership
         self._revoked: dict[PartitionName, float] = {}
         self._assigned_pending: set[PartitionName] = set()
         self._revoked_pending: set[PartitionName] = set()
@@ -202,7 +189,7 @@ class Rebalance:
                 )
                 yield from self._run_callback(self._options.on_revoked, going, over)
             else:
-                came = self._assigned_pending & self._membership.assigned.keys()
+                came = self._assigned_pending & self.membership.assigned.keys()
                 self._assigned_pending = set()
                 over = partial(
                     self._callback_returned,
@@ -218,7 +205,7 @@ class Rebalance:
             over()
             return
         self._in_callback = True
-        yield from UserCall(told, names, self.start_await).run(over)
+        yield from call_user_function(told, names, self.start_await, over)
 
     def _callback_returned(self, note: Callable[[], object]) -> None:
         self._in_callback = False
@@ -257,7 +244,7 @@ class Rebalance:
         failure: TfmqError | None = None
         try:
             if self._options.commits != "manual":
-                yield from self._saving.commit_positions(
+                yield from self.offsets.commit_positions(
                     lambda: self._positions.uncommitted_positions(names), self._link.now() + RETRY_SECONDS
                 )
         except TfmqError as error:
@@ -271,7 +258,7 @@ class Rebalance:
         for name in going:
             del self._revoked[name]
             self._positions.remove_lost(name)
-        self._membership.release(going)
+        self.membership.release(going)
         if going:
             log.info("Group %s: released %s.", self._options.group, _listed(going))
         if failure is not None:
