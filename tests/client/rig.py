@@ -133,7 +133,7 @@ class SenderRig(Rig):
         self.cluster = MetadataCache(lambda: self.time)
         self.called_back: list[object] = []
         self.sender = RecordAccumulator(
-            self.link, self.cluster, self, self, options, selector or KeyHash(), lambda: self.time
+            self.link, self.cluster, self.call_later, self, options, selector or KeyHash(), lambda: self.time
         )
         self.tickers.append(self.sender)
 

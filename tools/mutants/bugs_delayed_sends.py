@@ -12,8 +12,8 @@ DELAYED_SENDS: Final = (
         "delay-begins-anew-when-it-is-sent-again",
         "the time that a delayed message waited in the client is subtracted from its delay, each time it is sent",
         "tfmq/client/send/partition_sender.py",
-        "            return request._replace(due=dues.pack(sender.now()))\n",
-        "            return request._replace(due=dues.pack_original())\n",
+        "    return request._replace(due=dues.pack(now()))\n",
+        "    return request._replace(due=dues.pack_original())\n",
         [DELAYS],
     ),
     Mutant(

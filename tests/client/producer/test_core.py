@@ -137,7 +137,7 @@ def test_batches_of_many_keep_to_their_size() -> None:
 def test_partitions_that_are_not_returned_in_time_are_an_error_that_says_what_to_do() -> None:
     """They are asked for anew by another caller, as after a topic was forgotten, and that takes longer."""
     rig = CoreRig(DEFAULTS)
-    rig.core.accumulator.topics.get_or_create("orders").metadata_requested = True
+    rig.core.accumulator.topic_entry("orders").metadata_requested = True
     with pytest.raises(TimedOut, match="Try again; if that goes on, see `tfmq status`") as caught:
         rig.run(rig.core.wait_for_topic("orders"))
     assert caught.value.outcome == "not done"

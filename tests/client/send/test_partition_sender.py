@@ -214,7 +214,7 @@ def test_a_broker_that_forgot_the_id_leaves_the_outcome_open_only_where_it_is(ri
 def test_a_batch_never_straddles_the_last_sequence(rig: SenderRig) -> None:
     rig.settle(later(rig, b"0"))
     (key,) = rig.broker.delayed_streams
-    rig.sender.partition_senders.delayed_sender.sequence = rig.broker.delayed_streams[key] = SEQUENCES - 2
+    rig.sender.delayed_sender.sequence = rig.broker.delayed_streams[key] = SEQUENCES - 2
     rig.settle(*[later(rig, b"%d" % n) for n in range(1, 6)])
     assert rig.broker.delayed_payloads() == [b"%d" % n for n in range(6)]
     assert [each.sequence for each in produced(rig)][-5:] == [SEQUENCES - 2, SEQUENCES - 1, 0, 1, 2]

@@ -284,7 +284,7 @@ def test_a_topic_that_is_deleted_again_and_again_is_given_up(rig: SenderRig) -> 
 
 def test_a_batch_never_straddles_the_last_sequence(rig: SenderRig) -> None:
     rig.settle(rig.send(b"0"))
-    stream = rig.sender.partition_senders.by_partition["orders", 0]
+    stream = rig.sender.partition_senders["orders", 0]
     key = next(iter(rig.broker.streams))
     stream.sequence = rig.broker.streams[key] = SEQUENCES - 2
     deliveries = [rig.send(b"%d" % n) for n in range(1, 6)]

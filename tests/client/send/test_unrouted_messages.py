@@ -13,4 +13,4 @@ def test_what_waits_for_the_topic_waits_once_and_is_not_searched() -> None:
     for number in range(30_000):
         rig.send(b"x", key=str(number))
     assert time.process_time() - started < 5
-    assert len(rig.sender.topics.get_or_create("orders").waiting_batches) == 30_000
+    assert len(rig.sender.topic_entry("orders").waiting_batches) == 30_000

@@ -113,7 +113,13 @@ class ProducerCore:
     def _create_accumulator(self) -> None:
         self.metadata = MetadataCache(self.link.now)
         self.accumulator = RecordAccumulator(
-            self.link, self.metadata, self.driver, self.owner, self.options, self.selector, self.wall_clock
+            self.link,
+            self.metadata,
+            self.driver.call_later,
+            self.owner,
+            self.options,
+            self.selector,
+            self.wall_clock,
         )
         self.driver.tickers.append(self.accumulator)
         self.store_and_forward: StoreAndForward | None = None
@@ -191,7 +197,7 @@ class ProducerCore:
         if self.store_and_forward is not None:
             return self.accumulator.has_room()
         free = message.partition is None and message.key is None and self.selector.per_batch
-        return self.accumulator.has_room() and (free or self.accumulator.topics.is_known(topic))
+        return self.accumulator.has_room() and (free or self.accumulator.is_known(topic))
 
     def append(
         self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None
@@ -310,9 +316,9 @@ class ProducerCore:
     def wait_for_topic(self, topic: str) -> Operation[None]:
         """Wait for the topic's metadata. Raises the error of the request, or `TimedOut`."""
         until = self.link.now() + self.options.timeout
-        while not self.accumulator.topics.is_known(topic):
-            entry = self.accumulator.topics.get_or_create(topic)
-            self.accumulator.topics.request_metadata(entry)
+        while not self.accumulator.is_known(topic):
+            entry = self.accumulator.topic_entry(topic)
+            self.accumulator.request_metadata(entry)
             remaining = until - self.link.now()
             if remaining <= 0:
                 raise TimedOut(

@@ -1,14 +1,15 @@
 """The record accumulator: gathers messages into batches for the partition senders.
 
-Messages for a topic without known metadata wait in a `ProducerTopic`. `PartitionSenders` holds one sender per partition
-and one for all delayed messages.
+Messages for a topic without known metadata wait in a `ProducerTopic`. There is one sender per partition and one for all
+delayed messages.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from tfmq.client.connection.connection import READY, ClientConnection, PendingRequest
@@ -16,7 +17,13 @@ from tfmq.client.connection.requests import MetadataCache, Topic
 from tfmq.client.operation import Event, Operation
 from tfmq.client.send.batch import Batch, DelayedBatch, Delivery, DeliveryOwner
 from tfmq.client.send.delivery_time import StampedDueTime, due_number
-from tfmq.client.send.partition_sender import DelayedSender, PartitionSender, ProducerIds, SenderState
+from tfmq.client.send.partition_sender import (
+    DelayedPartitionBuffer,
+    DelayedSender,
+    PartitionSender,
+    ProducerIds,
+    SenderState,
+)
 from tfmq.client.send.partitioner import PartitionSelector, choose_partition
 from tfmq.client.send.record_encoder import attribute_part
 from tfmq.errors import (
@@ -50,89 +57,6 @@ class ProducerTopic:
         self.waiting_batches: deque[tuple[Batch, Message]] = deque()
 
 
-class ProducerTopics:
-    """All topics that a producer sends to. Runs under the driver's lock."""
-
-    def __init__(self, sender: RecordAccumulator) -> None:
-        self._accumulator = sender
-        self._topics: dict[str, ProducerTopic] = {}
-
-    def get_or_create(self, topic: str) -> ProducerTopic:
-        """Return the entry of the topic; create it if missing."""
-        entry = self._topics.get(topic)
-        if entry is None:
-            entry = self._topics[topic] = ProducerTopic(topic)
-            entry.metadata = self._accumulator.metadata.topic(topic)
-        return entry
-
-    def is_known(self, topic: str) -> bool:
-        return self.get_or_create(topic).metadata is not None
-
-    def request_metadata(self, entry: ProducerTopic) -> None:
-        """Request the topic's metadata, which may create it. The reply sets `entry.known_event`."""
-        if entry.metadata_requested:
-            return
-        entry.metadata_requested = True
-        call = self._accumulator.link.send_request(
-            Metadata([entry.name], True), seconds=self._accumulator.timeout, in_background=True
-        )
-        call.add_done_callback(lambda done: self._metadata_received(entry, done))
-
-    def add_waiting(self, entry: ProducerTopic, batch: Batch, message: Message = KEYLESS) -> None:
-        """Hold a batch until the topic is known. `message` then decides its partition."""
-        # A batch can be added twice in a row.
-        if not entry.waiting_batches or entry.waiting_batches[-1][0] is not batch:
-            entry.waiting_batches.append((batch, message))
-        self.request_metadata(entry)
-
-    def invalidate(self, topic: Topic) -> None:
-        """Discard the metadata if it describes this incarnation of the topic."""
-        entry = self._topics.get(topic.name)
-        known = None if entry is None else entry.metadata
-        if entry is not None and known is not None and known.incarnation == topic.incarnation:
-            entry.metadata, entry.known_event = None, Event()
-
-    def next_time(self) -> float:
-        """Return the earliest deadline of a waiting batch."""
-        firsts = (
-            entry.waiting_batches[0][0].deadline for entry in self._topics.values() if entry.waiting_batches
-        )
-        return min(firsts, default=float("inf"))
-
-    def expire(self, now: float) -> None:
-        """Fail the waiting batches whose deadline has passed."""
-        for entry in self._topics.values():
-            while entry.waiting_batches and entry.waiting_batches[0][0].deadline <= now:
-                batch = entry.waiting_batches.popleft()[0]
-                self._accumulator.fail_unrouted_batch(batch, self._accumulator.timeout_error(batch))
-
-    def _metadata_received(self, entry: ProducerTopic, call: PendingRequest) -> None:
-        entry.metadata_requested = False
-        entry.error = call.error
-        if call.error is None:
-            found = self._accumulator.metadata.update(call.reply.topics)
-            entry.metadata = found[0] if found else None
-            if entry.metadata is None:
-                entry.error = UnknownTopic(
-                    f"There is no topic {entry.name}, and the broker does not create topics automatically."
-                )
-        sender = self._accumulator
-        if entry.metadata is not None:
-            while entry.waiting_batches:
-                sender.route(entry.metadata, *entry.waiting_batches.popleft())
-            for batch in sender.partition_senders.unassigned_batches(entry.name):
-                sender.close_batch(batch)
-        elif entry.error is not None:
-            waiting = [batch for batch, _ in entry.waiting_batches]
-            entry.waiting_batches.clear()
-            for batch in (*waiting, *sender.partition_senders.unassigned_batches(entry.name)):
-                sender.fail_unrouted_batch(batch, entry.error)
-        known = entry.known_event
-        if entry.metadata is None:
-            entry.known_event = Event()
-        known.complete()
-
-
 FAILURES_REMEMBERED = 1000
 """Failed batches kept for the next flush; older ones are only counted: memory is bounded."""
 IN_FLIGHT_RESERVE = 4
@@ -147,14 +71,6 @@ class SendOptions(NamedTuple):
     batch_bytes: int
     buffer_bytes: int
     timeout: float
-
-
-class DriverTimers(Protocol):
-    """The timer and wake-up functions of a driver."""
-
-    def call_later(self, seconds: float, function: Callable[[], None]) -> object: ...
-
-    def wake(self) -> None: ...
 
 
 class RecordAccumulator:
@@ -172,7 +88,7 @@ class RecordAccumulator:
         self,
         link: ClientConnection,
         cluster: MetadataCache,
-        times: DriverTimers,
+        call_later: Callable[[float, Callable[[], None]], object],
         owner: DeliveryOwner,
         options: SendOptions,
         selector: PartitionSelector,
@@ -189,14 +105,17 @@ class RecordAccumulator:
         self.used_bytes = 0
         self.lost_messages = self.failed_messages = 0
         self.sent_messages = self.sent_batches = self.sent_bytes = 0
-        self._timers = times
+        self.call_later = call_later
         self._owner = owner
         self.selector = selector
         self._wall_clock = wall_clock
-        self.topics = ProducerTopics(self)
-        self.partition_senders = PartitionSenders(self)
-        self.shared_batches = self.partition_senders.shared_batches[False]
+        self._topics: dict[str, ProducerTopic] = {}
+        self.partition_senders: dict[tuple[str, int], PartitionSender] = {}
+        self.delayed_sender = DelayedSender(self)
+        self.shared_batches: dict[str, Batch] = {}
         """Open batches, by topic, for any message without a key; the fast path appends to them."""
+        self.shared_delayed: dict[str, Batch] = {}
+        """The same for delayed messages."""
         self._lingering: deque[Batch] = deque()
         self._expedited: list[Batch] = []
         self._room_event: Event | None = None
@@ -213,9 +132,6 @@ class RecordAccumulator:
     def in_flight_limit(self) -> int:
         """How many batches of one partition may be in flight."""
         return max(1, self.link.limits["batches_remembered"] - IN_FLIGHT_RESERVE)
-
-    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
-        self._timers.call_later(seconds, function)
 
     def timeout_error(self, batch: Batch) -> TfmqError:
         """Return the error for a batch that was not acked before its deadline."""
@@ -250,7 +166,9 @@ class RecordAccumulator:
 
     def remove_partition(self, stream: PartitionSender, moving: Sequence[Batch] = ()) -> None:
         """Remove the sender of a partition of a deleted topic; reroute `moving`, not stored, first."""
-        self.partition_senders.remove(stream)
+        key = (stream.topic.name, stream.partition)
+        if self.partition_senders.get(key) is stream:
+            del self.partition_senders[key]
         self.invalidate_topic(stream.topic)
         stream.start_replacement(moving)
         if stream.open_batch is not None:
@@ -260,30 +178,29 @@ class RecordAccumulator:
         """Reroute a batch, of which nothing was stored, from a deleted topic to the re-created one."""
         batch.clear_sequence()
         batch.attempts, batch.last_error, batch.rerouted_from_partitions = 0, None, len(gone.partitions)
-        entry = self.topics.get_or_create(batch.topic)
-        if entry.metadata is None:
-            self.topics.add_waiting(entry, batch)
-        else:
-            self.route(entry.metadata, batch, KEYLESS)
+        self._route_or_wait(batch)
 
     def invalidate_topic(self, topic: Topic) -> None:
         """Discard the metadata of this incarnation of the topic."""
         self.metadata.invalidate(topic.name)
-        self.topics.invalidate(topic)
+        entry = self._topics.get(topic.name)
+        known = None if entry is None else entry.metadata
+        if entry is not None and known is not None and known.incarnation == topic.incarnation:
+            entry.metadata, entry.known_event = None, Event()
 
     def close_batch(self, batch: Batch) -> None:
         """Close an open batch and queue it for sending."""
         if not batch.is_open:
             return
         self._close(batch)
-        buffer = self.partition_senders.find_buffer(batch)
+        buffer = self.find_buffer(batch)
         if buffer is not None and buffer.open_batch is batch:
             buffer.open_batch = None
         self._enqueue(batch)
 
     def _close(self, batch: Batch) -> None:
         batch.close(self.options.batch_bytes)
-        shared = self.partition_senders.shared_batches[isinstance(batch, DelayedBatch)]
+        shared = self.shared_delayed if isinstance(batch, DelayedBatch) else self.shared_batches
         if shared.get(batch.topic) is batch:
             del shared[batch.topic]
 
@@ -309,7 +226,7 @@ class RecordAccumulator:
         self.check_size(0 if payload is None else len(payload))
         part = self.encode_attribute_part(message)
         due = due_number(message.delay, message.deliver_at)
-        entry = self.topics.get_or_create(topic)
+        entry = self.topic_entry(topic)
         batch = self._open_batch_for(entry, message, due is not None)
         size = (0 if payload is None else len(payload)) + batch.overhead_bytes + len(part or b"")
         if size > batch.room_bytes and batch.payloads:
@@ -332,14 +249,14 @@ class RecordAccumulator:
         Takes ownership of the list. The batch waits until the topic is known. Raises `MessageTooLarge`.
         """
         self.check_size(max(map(len, payloads)))
-        entry, delayed = self.topics.get_or_create(topic), given is not None
-        before = self.partition_senders.shared_batches[delayed].get(topic)
+        entry, delayed = self.topic_entry(topic), given is not None
+        before = (self.shared_delayed if delayed else self.shared_batches).get(topic)
         if before is not None:
             self.close_batch(before)
         partition = -1
         if entry.metadata is not None:
             partition = choose_partition(self.selector, entry.metadata, KEYLESS)
-            buffer = self.partition_senders.buffer_for(entry.metadata, partition, delayed)
+            buffer = self.buffer_for(entry.metadata, partition, delayed)
             if buffer.open_batch is not None:
                 self.close_batch(buffer.open_batch)
         batch = self._create_batch(topic, partition, delayed)
@@ -402,7 +319,13 @@ class RecordAccumulator:
             lingering.popleft()
         soonest = lingering[0].closes_at if lingering else float("inf")
         if len(self.outstanding) > len(lingering):
-            soonest = min(soonest, self.partition_senders.next_time(), self.topics.next_time())
+            queues = [stream.queue[0].deadline for stream in self.senders() if stream.queue]
+            waiting = [
+                entry.waiting_batches[0][0].deadline
+                for entry in self._topics.values()
+                if entry.waiting_batches
+            ]
+            soonest = min([soonest, *queues, *waiting])
         return soonest
 
     def tick(self) -> None:
@@ -412,14 +335,20 @@ class RecordAccumulator:
             self._close_if_idle(batch)
         while self._lingering and (not self._lingering[0].is_open or self._lingering[0].closes_at <= now):
             self.close_batch(self._lingering.popleft())
-        self.topics.expire(now)
-        self.partition_senders.tick(now)
+        for entry in self._topics.values():
+            while entry.waiting_batches and entry.waiting_batches[0][0].deadline <= now:
+                batch = entry.waiting_batches.popleft()[0]
+                self._fail_unrouted_batch(batch, self.timeout_error(batch))
+        for stream in self.senders():
+            if stream.queue:
+                stream.expire(now)
+                stream.pump()
 
     # Internal
 
     def _close_if_idle(self, batch: Batch) -> None:
         """Close an urgent batch if its partition sender is idle, else when that is answered."""
-        buffer = self.partition_senders.find_buffer(batch)
+        buffer = self.find_buffer(batch)
         if buffer is None or buffer.idle:
             self.close_batch(batch)
 
@@ -442,30 +371,28 @@ class RecordAccumulator:
 
     def _open_batch_for(self, entry: ProducerTopic, message: Message, delayed: bool) -> Batch:
         """Return the open batch for `message`; create one if there is none."""
-        topic, all_shared = entry.metadata, self.partition_senders.shared_batches[delayed]
+        topic, all_shared = entry.metadata, self.shared_delayed if delayed else self.shared_batches
         any_partition = message.partition is None and message.key is None and self.selector.per_batch
         if any_partition:
             shared = all_shared.get(entry.name)
             if shared is not None and shared.is_open:
                 return shared
         if topic is None:
-            self.topics.request_metadata(entry)
+            self.request_metadata(entry)
             batch = self._create_batch(entry.name, -1, delayed)
             if any_partition:
                 all_shared[entry.name] = batch
                 self._lingering.append(batch)
             else:  # Its partition is chosen when the topic is known, so the message gets a batch of its own.
                 batch.closes_at = 0.0
-                self.topics.add_waiting(entry, batch, message)
+                self._add_waiting(entry, batch, message)
             return batch
-        buffer = self.partition_senders.buffer_for(
-            topic, choose_partition(self.selector, topic, message), delayed
-        )
+        buffer = self.buffer_for(topic, choose_partition(self.selector, topic, message), delayed)
         if buffer.open_batch is None:
             buffer.open_batch = self._create_batch(entry.name, buffer.partition, delayed)
             self._lingering.append(buffer.open_batch)
             if self.metadata.is_stale(entry.name) and not entry.metadata_requested:
-                self.topics.request_metadata(entry)
+                self.request_metadata(entry)
         if any_partition:
             all_shared[entry.name] = buffer.open_batch
         return buffer.open_batch
@@ -485,13 +412,16 @@ class RecordAccumulator:
     def _enqueue(self, batch: Batch) -> None:
         """Queue a closed batch at its partition sender, or until its topic is known."""
         self.used_bytes += batch.size_bytes
-        entry = self.topics.get_or_create(batch.topic)
-        if entry.metadata is None:
-            self.topics.add_waiting(entry, batch)
-        else:
-            self.route(entry.metadata, batch, KEYLESS)
+        self._route_or_wait(batch)
 
-    def route(self, topic: Topic, batch: Batch, message: Message) -> None:
+    def _route_or_wait(self, batch: Batch) -> None:
+        entry = self.topic_entry(batch.topic)
+        if entry.metadata is None:
+            self._add_waiting(entry, batch)
+        else:
+            self._route(entry.metadata, batch, KEYLESS)
+
+    def _route(self, topic: Topic, batch: Batch, message: Message) -> None:
         """Queue a closed batch at its partition sender; `message` decides a partition not chosen."""
         try:
             partition = batch.partition
@@ -509,9 +439,9 @@ class RecordAccumulator:
             self.fail_batch(batch, error)
             return
         batch.set_partition(topic, partition)
-        self.partition_senders.buffer_for(topic, partition, isinstance(batch, DelayedBatch)).push(batch)
+        self.buffer_for(topic, partition, isinstance(batch, DelayedBatch)).push(batch)
 
-    def fail_unrouted_batch(self, batch: Batch, error: TfmqError) -> None:
+    def _fail_unrouted_batch(self, batch: Batch, error: TfmqError) -> None:
         """Fail a batch, open or closed, that has no partition sender yet."""
         if batch.is_open:
             self._close(batch)
@@ -525,6 +455,98 @@ class RecordAccumulator:
         if self._room_event is not None:
             room, self._room_event = self._room_event, None
             room.complete()
+
+    # Topics
+
+    def topic_entry(self, topic: str) -> ProducerTopic:
+        """Return the entry of the topic; create it if missing."""
+        entry = self._topics.get(topic)
+        if entry is None:
+            entry = self._topics[topic] = ProducerTopic(topic)
+            entry.metadata = self.metadata.topic(topic)
+        return entry
+
+    def is_known(self, topic: str) -> bool:
+        """Return whether the topic's metadata is known."""
+        return self.topic_entry(topic).metadata is not None
+
+    def request_metadata(self, entry: ProducerTopic) -> None:
+        """Request the topic's metadata, which may create it. The reply sets `entry.known_event`."""
+        if not entry.metadata_requested:
+            entry.metadata_requested = True
+            call = self.link.send_request(
+                Metadata([entry.name], True), seconds=self.timeout, in_background=True
+            )
+            call.add_done_callback(partial(self._metadata_received, entry))
+
+    def _metadata_received(self, entry: ProducerTopic, call: PendingRequest) -> None:
+        entry.metadata_requested = False
+        entry.error = call.error
+        if call.error is None:
+            found = self.metadata.update(call.reply.topics)
+            entry.metadata = found[0] if found else None
+            if entry.metadata is None:
+                entry.error = UnknownTopic(
+                    f"There is no topic {entry.name}, and the broker does not create topics automatically."
+                )
+        if entry.metadata is not None:
+            while entry.waiting_batches:
+                self._route(entry.metadata, *entry.waiting_batches.popleft())
+            for batch in self._unassigned_batches(entry.name):
+                self.close_batch(batch)
+        elif entry.error is not None:
+            waiting = [batch for batch, _ in entry.waiting_batches]
+            entry.waiting_batches.clear()
+            for batch in (*waiting, *self._unassigned_batches(entry.name)):
+                self._fail_unrouted_batch(batch, entry.error)
+        known = entry.known_event
+        if entry.metadata is None:
+            entry.known_event = Event()
+        known.complete()
+
+    def _unassigned_batches(self, topic: str) -> list[Batch]:
+        """Return the open batches of a topic whose partitions are not known yet."""
+        found = [self.shared_batches.get(topic), self.shared_delayed.get(topic)]
+        return [batch for batch in found if batch is not None and batch.partition < 0]
+
+    def _add_waiting(self, entry: ProducerTopic, batch: Batch, message: Message = KEYLESS) -> None:
+        """Hold a batch until the topic is known. `message` then decides its partition."""
+        # A batch can be added twice in a row.
+        if not entry.waiting_batches or entry.waiting_batches[-1][0] is not batch:
+            entry.waiting_batches.append((batch, message))
+        self.request_metadata(entry)
+
+    # Partition senders
+
+    def senders(self) -> Sequence[PartitionSender]:
+        return (*self.partition_senders.values(), self.delayed_sender)
+
+    def buffer_for(
+        self, topic: Topic, partition: int, delayed: bool
+    ) -> PartitionSender | DelayedPartitionBuffer:
+        """Return the buffer of a partition of this incarnation of the topic; create it if missing."""
+        if delayed:
+            return self.delayed_sender.buffer_for(topic, partition)
+        key = (topic.name, partition)
+        stream = self.partition_senders.get(key)
+        if stream is None or stream.topic.incarnation != topic.incarnation:
+            before = stream
+            if before is not None and before.open_batch is not None:
+                open_batch, before.open_batch = before.open_batch, None
+                # Closing the batch may create the sender that was asked for.
+                self.close_batch(open_batch)
+                return self.buffer_for(topic, partition, delayed)
+            stream = self.partition_senders[key] = PartitionSender(self, topic, partition)
+            if before is not None and (not before.idle or before.state == SenderState.BLOCKED):
+                before.block_replacement(stream)
+        return stream
+
+    def find_buffer(self, batch: Batch) -> PartitionSender | DelayedPartitionBuffer | None:
+        """Return the buffer in which `batch` gathers messages; None if its partition is not chosen."""
+        key = (batch.topic, batch.partition)
+        if isinstance(batch, DelayedBatch):
+            return self.delayed_sender.buffers.get(key)
+        return self.partition_senders.get(key)
 
 
 class ProducerContext(Protocol):
@@ -551,75 +573,3 @@ class ProducerContext(Protocol):
     def add_hook_callback(self, topic: str, message: Message, delivery: Delivery) -> None: ...
 
     def wait_for_topic(self, topic: str) -> Operation[None]: ...
-
-
-class PartitionBuffer(Protocol):
-    """Collects batches for one partition: its sender, or its buffer in the delayed sender."""
-
-    topic: Topic
-    partition: int
-    open_batch: Batch | None
-
-    @property
-    def idle(self) -> bool: ...
-
-    def push(self, batch: Batch) -> None: ...
-
-
-class PartitionSenders:
-    """All partition senders of one producer, also the delayed one. Under the driver's lock."""
-
-    def __init__(self, sender: RecordAccumulator) -> None:
-        self._accumulator = sender
-        self.by_partition: dict[tuple[str, int], PartitionSender] = {}
-        self.delayed_sender = DelayedSender(sender)
-        self.shared_batches: tuple[dict[str, Batch], dict[str, Batch]] = ({}, {})
-        """Open batches, by topic, that accept any message without a key: plain and delayed ones."""
-
-    def __iter__(self) -> Iterator[PartitionSender]:
-        return iter((*self.by_partition.values(), self.delayed_sender))
-
-    def unassigned_batches(self, topic: str) -> list[Batch]:
-        """Return the open batches of a topic whose partitions are not known yet."""
-        found = [shared.get(topic) for shared in self.shared_batches]
-        return [batch for batch in found if batch is not None and batch.partition < 0]
-
-    def buffer_for(self, topic: Topic, partition: int, delayed: bool) -> PartitionBuffer:
-        """Return the buffer of a partition of this incarnation of the topic; create it if missing."""
-        if delayed:
-            return self.delayed_sender.buffer_for(topic, partition)
-        key = (topic.name, partition)
-        stream = self.by_partition.get(key)
-        if stream is None or stream.topic.incarnation != topic.incarnation:
-            before = stream
-            if before is not None and before.open_batch is not None:
-                open_batch, before.open_batch = before.open_batch, None
-                # Closing the batch may create the sender that was asked for.
-                self._accumulator.close_batch(open_batch)
-                return self.buffer_for(topic, partition, delayed)
-            stream = self.by_partition[key] = PartitionSender(self._accumulator, topic, partition)
-            if before is not None and (not before.idle or before.state == SenderState.BLOCKED):
-                before.block_replacement(stream)
-        return stream
-
-    def find_buffer(self, batch: Batch) -> PartitionBuffer | None:
-        """Return the buffer in which `batch` gathers messages; None if its partition is not chosen."""
-        key = (batch.topic, batch.partition)
-        if isinstance(batch, DelayedBatch):
-            return self.delayed_sender.buffers.get(key)
-        return self.by_partition.get(key)
-
-    def remove(self, stream: PartitionSender) -> None:
-        key = (stream.topic.name, stream.partition)
-        if self.by_partition.get(key) is stream:
-            del self.by_partition[key]
-
-    def next_time(self) -> float:
-        return min([stream.queue[0].deadline for stream in self if stream.queue], default=float("inf"))
-
-    def tick(self, now: float) -> None:
-        """Fail the batches whose deadline has passed; send what may be sent."""
-        for stream in self:
-            if stream.queue:
-                stream.expire(now)
-                stream.pump()

@@ -14,6 +14,7 @@ from tfmq.backoff import Backoff
 from tfmq.client.connection.connection import ClientConnection, PendingRequest
 from tfmq.client.connection.requests import Topic
 from tfmq.client.send.batch import Batch, DelayedBatch
+from tfmq.client.send.delivery_time import DueTimes
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -119,17 +120,14 @@ class BatchAccumulator(Protocol):
     timeout: float
     lost_messages: int
     """Messages that were acked as written and lost in a crash of the broker."""
+    now: Callable[[], float]
+    call_later: Callable[[float, Callable[[], None]], object]
 
     @property
     def acks(self) -> int: ...
 
     @property
     def in_flight_limit(self) -> int: ...
-
-    @property
-    def now(self) -> Callable[[], float]: ...
-
-    def call_later(self, seconds: float, function: Callable[[], None]) -> None: ...
 
     def timeout_error(self, batch: Batch) -> TfmqError: ...
 
@@ -296,9 +294,28 @@ class PartitionSender:
 
     def _send(self, batch: Batch) -> None:
         assert batch.encoded is not None, "numbered"
-        sender = self._accumulator
+        sender, acks = self._accumulator, self._accumulator.acks
+        topic, update = self.topic, None
+        if isinstance(batch, DelayedBatch):
+            assert batch.routed_topic is not None, "placed"
+            topic, update = batch.routed_topic, partial(_renew_due_times, batch.due_times, sender.now)
+        place = (
+            topic.name,
+            topic.incarnation,
+            batch.partition,
+            batch.producer_id,
+            batch.sequence,
+            batch.count,
+        )
         try:
-            call = self._send_request(batch, max(0.0, batch.deadline - sender.now()), sender.acks)
+            call = sender.link.send_request(
+                Produce(*place, acks, batch.encoded.blocks),  # type: ignore[arg-type]
+                batch.encoded.data,
+                seconds=max(0.0, batch.deadline - sender.now()),
+                in_background=True,
+                wants_reply=acks != ACKS_NONE,
+                update=update,
+            )
         except Closed as error:
             sender.fail_batch(batch, error)
             return
@@ -308,15 +325,6 @@ class PartitionSender:
         self._in_flight_bytes += batch.size_bytes
         self._open_requests += 1
         call.add_done_callback(partial(self._handle_reply, batch))
-
-    def _send_request(self, batch: Batch, seconds: float, acks: int) -> PendingRequest:
-        return self._accumulator.link.send_request(
-            produce_request(batch, self.topic, acks),
-            batch.encoded.data,  # type: ignore[union-attr]
-            seconds=seconds,
-            in_background=True,
-            wants_reply=acks != ACKS_NONE,
-        )
 
     def _id_received(self, producer_id: int, error: TfmqError | None) -> None:
         if error is not None:
@@ -385,6 +393,8 @@ class PartitionSender:
         self._accumulator.fail_batch(batch, error)
 
     def _handle_stored(self, call: PendingRequest, batch: Batch) -> None:
+        if isinstance(batch, DelayedBatch) and call.wants_reply:
+            batch.set_handles(call.reply.delayed)
         self._remove_in_flight(batch)
         self._backoff.reset()
         self._busy_since = float("inf")
@@ -537,18 +547,16 @@ class PartitionSender:
             self.start_replacement()
 
 
-def produce_request(batch: Batch, topic: Topic, acks: int) -> Produce:
-    """Return the PRODUCE request for a batch with assigned sequence."""
-    assert batch.encoded is not None, "numbered"
-    place = (topic.name, topic.incarnation, batch.partition, batch.producer_id, batch.sequence, batch.count)
-    return Produce(*place, acks, batch.encoded.blocks)  # type: ignore[arg-type]
-
-
 def with_outcome(error: TfmqError, batch: Batch) -> TfmqError:
     """Return a copy of `error`, "unknown" if the batch was sent twice: the first may be stored."""
     told = copy(error)
     told.outcome = UNKNOWN if batch.attempts > 1 else NOT_DONE
     return told
+
+
+def _renew_due_times(dues: DueTimes, now: Callable[[], float], request: Produce) -> Produce:
+    """Return the request for delayed messages with the delays that are left now."""
+    return request._replace(due=dues.pack(now()))
 
 
 DELAYED_TOPIC = Topic("", 0, (), {})
@@ -613,28 +621,6 @@ class DelayedSender(PartitionSender):
         ]
         for batch in waited_for:
             self._accumulator.close_batch(batch)
-
-    def _send_request(self, batch: Batch, seconds: float, acks: int) -> PendingRequest:
-        delayed, sender = cast(DelayedBatch, batch), self._accumulator
-        dues = delayed.due_times
-
-        def renew(request: Produce) -> Produce:
-            return request._replace(due=dues.pack(sender.now()))
-
-        assert delayed.routed_topic is not None and delayed.encoded is not None, "placed and numbered"
-        return sender.link.send_request(
-            produce_request(batch, delayed.routed_topic, acks),
-            delayed.encoded.data,
-            seconds=seconds,
-            in_background=True,
-            wants_reply=acks != ACKS_NONE,
-            update=renew,
-        )
-
-    def _handle_stored(self, call: PendingRequest, batch: Batch) -> None:
-        if call.wants_reply:
-            cast(DelayedBatch, batch).set_handles(call.reply.delayed)
-        super()._handle_stored(call, batch)
 
     def _handle_error(self, batch: Batch, error: TfmqError) -> None:
         if not isinstance(error, UnknownTopic):

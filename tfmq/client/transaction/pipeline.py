@@ -160,7 +160,7 @@ class TransactionAccumulator:
 
     def is_known(self, topic: str) -> bool:
         """Return whether a message for `topic` can be appended without a metadata request."""
-        return topic in self._topics or self._accumulator.topics.is_known(topic)
+        return topic in self._topics or self._accumulator.is_known(topic)
 
     @property
     def is_empty(self) -> bool:
@@ -248,8 +248,7 @@ class TransactionAccumulator:
     def invalidate_topics(self) -> None:
         """Discard the metadata of all its topics, because one may be deleted."""
         for topic in self._topics.values():
-            self._accumulator.metadata.invalidate(topic.name)
-            self._accumulator.topics.invalidate(topic)
+            self._accumulator.invalidate_topic(topic)
 
     def _open_batch_for(self, topic: str, message: Message, delayed: bool) -> TransactionBatch:
         """Return the open batch for `message`; create one if there is none."""
@@ -273,10 +272,10 @@ class TransactionAccumulator:
 
     def _pin_topic(self, name: str) -> Topic:
         sender = self._accumulator
-        entry = sender.topics.get_or_create(name)
+        entry = sender.topic_entry(name)
         assert entry.metadata is not None, "asked for before"
         if sender.metadata.is_stale(name):
-            sender.topics.request_metadata(entry)  # New partitions are used by later transactions only.
+            sender.request_metadata(entry)  # New partitions are used by later transactions only.
         self._topics[name] = entry.metadata
         return entry.metadata
 
