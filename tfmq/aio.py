@@ -33,7 +33,6 @@ from tfmq.client.producer.core import (
     LINGER_MS,
     TIMEOUT_SECONDS,
     ProducerCore,
-    ProducerSettings,
 )
 from tfmq.client.producer.delivery import AsyncDeliveryOwner
 from tfmq.client.send.batch import Delivery
@@ -65,8 +64,7 @@ class Producer:
         hooks: Sequence[Hook] = (),
         client_id: str | None = None,
     ) -> None:
-        settings = ProducerSettings.from_mapping(locals())
-        self._core = ProducerCore(AsyncDeliveryOwner, AsyncDriver, settings)
+        self._core = ProducerCore(AsyncDeliveryOwner, AsyncDriver, locals())
         self._driver: AsyncDriver = self._core.driver
         delivery.open_producers.add(self._core.owner)
 

@@ -16,7 +16,6 @@ from tfmq.client.producer.core import (
     LINGER_MS,
     TIMEOUT_SECONDS,
     ProducerCore,
-    ProducerSettings,
 )
 from tfmq.client.producer.delivery import BlockingDeliveryOwner
 from tfmq.client.send.batch import Deliveries, Delivery
@@ -74,8 +73,7 @@ class Producer:
         hooks: Sequence[Hook] = (),
         client_id: str | None = None,
     ) -> None:
-        settings = ProducerSettings.from_mapping(locals())
-        self._core = ProducerCore(BlockingDeliveryOwner, BlockingDriver, settings)
+        self._core = ProducerCore(BlockingDeliveryOwner, BlockingDriver, locals())
         self._driver: BlockingDriver = self._core.driver
         delivery.open_producers.add(self._core.owner)
 

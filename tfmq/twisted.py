@@ -32,7 +32,6 @@ from tfmq.client.producer.core import (
     LINGER_MS,
     TIMEOUT_SECONDS,
     ProducerCore,
-    ProducerSettings,
 )
 from tfmq.client.producer.delivery import AsyncDeliveryOwner
 from tfmq.client.send.batch import Delivery
@@ -71,8 +70,7 @@ class Producer:
         client_id: str | None = None,
         reactor: Any = None,
     ) -> None:
-        settings = ProducerSettings.from_mapping(locals())
-        self._core = ProducerCore(AsyncDeliveryOwner, DeferredDriver, settings)
+        self._core = ProducerCore(AsyncDeliveryOwner, DeferredDriver, locals())
         self._driver: DeferredDriver = self._core.driver
         self._driver.reactor = reactor
         delivery.open_producers.add(self._core.owner)

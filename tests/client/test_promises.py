@@ -10,10 +10,11 @@ from journal.testing import SimulatedDisk
 from tests.client.consumer.test_core import filled
 from tests.client.consumer.test_fetcher import NAME, Reader
 from tests.client.fake_broker import LOSE, SWALLOW
+from tests.client.producer.test_core import arguments
 from tests.client.rig import SenderRig
 from tests.client.scripted import Broker, Script
 from tfmq.client.consumer.positions import ReadPosition
-from tfmq.client.producer.core import ProducerCore, ProducerSettings
+from tfmq.client.producer.core import ProducerCore
 from tfmq.client.producer.delivery import BlockingDeliveryOwner
 from tfmq.consumer import Consumer
 from tfmq.errors import UNKNOWN, Abandoned, SequenceGap
@@ -58,7 +59,7 @@ class Driver:
 
 
 def test_a_forked_child_sends_nothing_that_its_parent_took() -> None:
-    settings = ProducerSettings(None, None, None, 5, 1000, 10_000, None, None, 1.0, ())
+    settings = arguments(batch_bytes=1000, buffer_bytes=10_000, timeout=1.0)
     core = ProducerCore(BlockingDeliveryOwner, Driver, settings)
     before = core.accumulator
     delivery = core.append("orders", Message(b"x"), b"x")

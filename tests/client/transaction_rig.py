@@ -15,14 +15,14 @@ from tfmq.client.transaction.transaction import TransactionCore
 from tfmq.errors import TfmqError
 from tfmq.protocol.commands import Transact
 
-TIMEOUT = DEFAULTS.timeout
+TIMEOUT = DEFAULTS["timeout"]
 
 
 class TransactionRig(CoreRig):
     """`begin`, then `send`, `commit` ... as a face would, without its waiting."""
 
     def __init__(self, broker: FakeBroker | None = None, **settings: Any) -> None:
-        super().__init__(DEFAULTS._replace(**settings), broker)
+        super().__init__({**DEFAULTS, **settings}, broker)
         self.callbacks: CallbackQueue = CallbackQueue()  # type: ignore[assignment]
         self.transactions = self.core.transactions
 

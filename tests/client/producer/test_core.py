@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -12,26 +13,32 @@ import tfmq
 from tests.client.fake_broker import HOLD, FakeBroker
 from tests.client.rig import Rig
 from tfmq.client.operation import Future, Operation, Wait
-from tfmq.client.producer.core import ProducerCore, ProducerSettings
+from tfmq.client.producer.core import ProducerCore, send_options
 from tfmq.client.producer.delivery import BlockingDeliveryOwner
 from tfmq.client.send.delivery_time import DeliveryTime
 from tfmq.client.send.partitioner import RoundRobin
 from tfmq.codecs import json
 from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, NotSupported, TimedOut
 from tfmq.message import Message
+from tfmq.producer import Producer
 from tfmq.protocol.commands import ACKS_WRITTEN, DUE_RELATIVE, Metadata, Produce
 from tfmq.protocol.delayed_handle import decode_due_times
 
-FINE = ProducerSettings(None, None, None, 5.0, 1000, 10_000, None, None, 30.0, ())
+
+def arguments(**others: Any) -> dict[str, Any]:
+    """The arguments of a producer, with the defaults of those that are not given."""
+    given = signature(Producer).bind(**others)
+    given.apply_defaults()
+    return given.arguments
 
 
 def test_units_are_seconds_inside() -> None:
-    options = FINE._replace(acks="written", linger_ms=20).send_options()
+    options = send_options(arguments(acks="written", linger_ms=20))
     assert (options.acks, options.linger_seconds, options.timeout) == (ACKS_WRITTEN, 0.02, 30.0)
 
 
 def test_a_batch_is_no_larger_than_the_buffer() -> None:
-    assert FINE._replace(buffer_bytes=100).send_options().batch_bytes == 100
+    assert send_options(arguments(buffer_bytes=100)).batch_bytes == 100
 
 
 @pytest.mark.parametrize(
@@ -48,26 +55,26 @@ def test_a_batch_is_no_larger_than_the_buffer() -> None:
 )
 def test_what_makes_no_sense_is_refused_by_its_value(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as caught:
-        FINE._replace(**wrong).send_options()
+        send_options(arguments(**wrong))
     assert str(next(iter(wrong.values()))) in caught.value.sentence
 
 
 @pytest.mark.parametrize("codec", [{"orders": "json"}, {"no topic!": tfmq.codecs.json}])
 def test_one_codec_by_topic_is_checked_topic_by_topic(codec: Any) -> None:
-    FINE._replace(codec={"orders": tfmq.codecs.json}).send_options()
+    send_options(arguments(codec={"orders": tfmq.codecs.json}))
     with pytest.raises(BadRequest, match=r"'json' is none|names 'no topic!'"):
-        FINE._replace(codec=codec).send_options()
+        send_options(arguments(codec=codec))
 
 
 # What both faces do, where waiting is the test's own.
 
-DEFAULTS = ProducerSettings("broker:1", None, None, 5.0, 10_000, 40_000, None, None, 2.0, ())
+DEFAULTS = arguments(servers="broker:1", batch_bytes=10_000, buffer_bytes=40_000, timeout=2.0)
 
 
 class CoreRig(Rig):
     """A core whose driver is the rig."""
 
-    def __init__(self, settings: ProducerSettings = DEFAULTS, broker: FakeBroker | None = None) -> None:
+    def __init__(self, settings: Mapping[str, Any] = DEFAULTS, broker: FakeBroker | None = None) -> None:
         super().__init__(broker)
         self.on_fork: list[object] = []
         self.callbacks: list[object] = []
@@ -126,7 +133,7 @@ def test_many_wait_for_room() -> None:
 
 
 def test_batches_of_many_keep_to_their_size() -> None:
-    rig = CoreRig(DEFAULTS._replace(buffer_bytes=10_000_000))
+    rig = CoreRig({**DEFAULTS, "buffer_bytes": 10_000_000})
     payloads = [b"x" * (number % 300) for number in range(3000)]
     deliveries = rig.run(rig.core.send_many("orders", payloads))
     rig.run(rig.core.wait_for_batches(deliveries.batches, None))
@@ -144,7 +151,7 @@ def test_partitions_that_are_not_returned_in_time_are_an_error_that_says_what_to
 
 
 def test_flush_and_close_are_bounded() -> None:
-    rig = CoreRig(DEFAULTS._replace(timeout=60.0))
+    rig = CoreRig({**DEFAULTS, "timeout": 60.0})
     message = rig.core.make_message("orders", b"x")
     delivery = rig.run(rig.core.send("orders", message, b"x"))
     rig.run(rig.core.wait_for_batches([delivery[0]], None))
@@ -160,11 +167,11 @@ def test_flush_and_close_are_bounded() -> None:
 
 
 def test_a_codec_makes_payloads_but_not_tombstones() -> None:
-    core = CoreRig(DEFAULTS._replace(codec=json)).core
+    core = CoreRig({**DEFAULTS, "codec": json}).core
     assert core.encode_payload("orders", Message({"a": 1})) == b'{"a":1}'
     assert core.encode_payload("orders", Message(None)) is None
     assert not core.has_fast_path
-    by_topic = CoreRig(DEFAULTS._replace(codec={"orders": json})).core
+    by_topic = CoreRig({**DEFAULTS, "codec": {"orders": json}}).core
     assert by_topic.encode_payload("orders", Message({"a": 1})) == b'{"a":1}'
     assert by_topic.encode_payload("bills", Message("plain")) == b"plain"
     with pytest.raises(TypeError, match="codec"):
@@ -172,7 +179,7 @@ def test_a_codec_makes_payloads_but_not_tombstones() -> None:
 
 
 def test_a_selector_of_ones_own_is_asked_and_named_ones_are_found() -> None:
-    assert isinstance(CoreRig(DEFAULTS._replace(selector="round_robin")).core.selector, RoundRobin)
+    assert isinstance(CoreRig({**DEFAULTS, "selector": "round_robin"}).core.selector, RoundRobin)
 
 
 def test_after_a_fork_everything_is_fresh() -> None:
@@ -197,7 +204,7 @@ def delays_ms(rig: CoreRig) -> list[int]:
 
 
 def test_a_delay_counts_from_the_call_however_long_the_topic_is_not_known() -> None:
-    rig = CoreRig(DEFAULTS._replace(timeout=30.0), FakeBroker(4))
+    rig = CoreRig({**DEFAULTS, "timeout": 30.0}, FakeBroker(4))
     rig.broker.plan(Metadata, *[HOLD] * 2)
     message = rig.core.make_message("orders", b"x", key="k", delay=60)
     sending = rig.core.send("orders", message, b"x")

@@ -11,8 +11,7 @@ import pytest
 
 import tfmq.aio
 from tfmq.client.producer import delivery
-from tfmq.client.producer.delivery import Undelivered
-from tfmq.errors import DeliveryFailed, MessageTooLarge, TimedOut
+from tfmq.errors import DeliveryFailed, MessageTooLarge, TfmqError, TimedOut
 from tfmq.testing import SimulatedBroker
 
 
@@ -20,11 +19,11 @@ class Unclosed:
     def __init__(self, lost: int = 0, error: Exception | None = None) -> None:
         self.lost, self.error, self.seconds = lost, error, 0.0
 
-    def close_at_exit(self, seconds: float) -> Undelivered:
+    def close_at_exit(self, seconds: float) -> tuple[int, TfmqError | None]:
         self.seconds = seconds
         if self.error:
             raise self.error
-        return Undelivered(self.lost, TimedOut("too late") if self.lost else None)
+        return self.lost, TimedOut("too late") if self.lost else None
 
 
 @pytest.fixture(autouse=True)

@@ -137,7 +137,7 @@ def batch_of(count: int) -> DelayedBatch:
     for number in range(count):
         batch.add(b"%d" % number, None, None)
         batch.due_times.add(StampedDueTime(DUE_RELATIVE | number, 0.0))
-    batch.set_partition(HOME, 3)
+    batch.partition, batch.routed_topic = 3, HOME
     batch.close(1 << 20)
     batch.assign_sequence(5, 0)
     return batch

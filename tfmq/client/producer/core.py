@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from tfmq.client.admin.delayed import Rescheduled, cancel_delayed_message, reschedule_delayed_message
 from tfmq.client.connection.connection import READY, ClientConnection
@@ -15,11 +15,11 @@ from tfmq.client.send.accumulator import RecordAccumulator, SendOptions
 from tfmq.client.send.batch import Batch, Deliveries, Delivery
 from tfmq.client.send.chunking import PayloadChunker, batch_ends, with_delivery_time
 from tfmq.client.send.delivery_time import IMMEDIATE, Delay, DeliveryTime, Moment, StampedDueTime, due_number
-from tfmq.client.send.partitioner import PartitionSelector, StrictPartitions, load_selector
+from tfmq.client.send.partitioner import StrictPartitions, load_selector
 from tfmq.client.transaction.manager import ProducerTransactions
 from tfmq.codecs import Codec, check_codec, select_codec
 from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TimedOut
-from tfmq.hooks import Hook, check_hooks
+from tfmq.hooks import check_hooks
 from tfmq.limits import is_valid_name
 from tfmq.message import Message, payload_bytes
 from tfmq.protocol.commands import ACKS
@@ -34,76 +34,54 @@ BATCH_BYTES_MAX = 8 << 20
 """A broker rejects frames of 16 MiB and more. A single message may be larger than a batch."""
 
 
-class ProducerSettings(NamedTuple):
-    """The arguments of a producer."""
-
-    servers: str | Sequence[str] | None
-    group: str | None
-    acks: str | None
-    linger_ms: float
-    batch_bytes: int
-    buffer_bytes: int
-    selector: PartitionSelector | str | None
-    codec: Codec[Any] | Mapping[str, Codec[Any]] | None
-    timeout: float
-    hooks: Sequence[Hook]
-    client_id: str | None = None
-
-    @classmethod
-    def from_mapping(cls, given: Mapping[str, Any]) -> ProducerSettings:
-        """Return the settings among the arguments of a constructor."""
-        return cls(**{name: given[name] for name in cls._fields})
-
-    def send_options(self) -> SendOptions:
-        """Validate the arguments and return the send options. Raises `BadRequest`."""
-        if self.acks is not None and self.acks not in ACKS:
-            raise BadRequest(
-                f"acks={self.acks!r} is not known; it takes None or one of {', '.join(map(repr, ACKS))}."
-            )
-        if self.group is not None and not is_valid_name(self.group):
-            raise BadRequest(f"{self.group!r} is not a group's name: 1 to 249 of A-Z a-z 0-9 . _ -")
-        for name in ("linger_ms", "batch_bytes", "buffer_bytes", "timeout"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not (value > 0 or (value == 0 and name == "linger_ms")):
-                least = "0 or more" if name == "linger_ms" else "a number above 0"
-                raise BadRequest(f"{name} must be {least}, not {value!r}.")
-        if self.batch_bytes > BATCH_BYTES_MAX:
-            raise BadRequest(
-                f"batch_bytes is at most {BATCH_BYTES_MAX}, not {self.batch_bytes}; larger gain nothing."
-            )
-        check_codec(self.codec, "encode")
-        acks = None if self.acks is None else ACKS[self.acks]
-        batch_bytes = min(int(self.batch_bytes), int(self.buffer_bytes))
-        return SendOptions(
-            acks, self.linger_ms / 1000, batch_bytes, int(self.buffer_bytes), float(self.timeout)
+def send_options(given: Mapping[str, Any]) -> SendOptions:
+    """Validate a producer's arguments and return the send options. Raises `BadRequest`."""
+    acks, group = given["acks"], given["group"]
+    if acks is not None and acks not in ACKS:
+        raise BadRequest(f"acks={acks!r} is not known; it takes None or one of {', '.join(map(repr, ACKS))}.")
+    if group is not None and not is_valid_name(group):
+        raise BadRequest(f"{group!r} is not a group's name: 1 to 249 of A-Z a-z 0-9 . _ -")
+    for name in ("linger_ms", "batch_bytes", "buffer_bytes", "timeout"):
+        value = given[name]
+        if not isinstance(value, int | float) or not (value > 0 or (value == 0 and name == "linger_ms")):
+            least = "0 or more" if name == "linger_ms" else "a number above 0"
+            raise BadRequest(f"{name} must be {least}, not {value!r}.")
+    if given["batch_bytes"] > BATCH_BYTES_MAX:
+        raise BadRequest(
+            f"batch_bytes is at most {BATCH_BYTES_MAX}, not {given['batch_bytes']}; larger gain nothing."
         )
+    check_codec(given["codec"], "encode")
+    buffer_bytes = int(given["buffer_bytes"])
+    batch_bytes = min(int(given["batch_bytes"]), buffer_bytes)
+    level = None if acks is None else ACKS[acks]
+    return SendOptions(level, given["linger_ms"] / 1000, batch_bytes, buffer_bytes, float(given["timeout"]))
 
 
 class ProducerCore:
     """A producer without the waiting: it checks messages, and sends, flushes and closes.
 
     The methods that take several steps are operations. `driver_type(connection)` creates the driver that waits.
-    `owner_type(core)` creates the object that delivery handles use for waiting.
+    `owner_type(core)` creates the object that delivery handles use for waiting. `arguments`: those of the constructor.
     """
 
     def __init__(
         self,
         owner_type: Callable[[ProducerCore], Any],
         driver_type: Callable[[ClientConnection], Any],
-        settings: ProducerSettings,
+        arguments: Mapping[str, Any],
     ) -> None:
-        self.options = settings.send_options()
-        self.selector = load_selector(settings.selector)
-        self.codec = settings.codec
-        self.hooks = check_hooks(settings.hooks, "before_send", "after_send")
-        self.group = settings.group
+        self.options = send_options(arguments)
+        self.selector = load_selector(arguments["selector"])
+        self.codec: Codec[Any] | Mapping[str, Codec[Any]] | None = arguments["codec"]
+        self.hooks = check_hooks(arguments["hooks"], "before_send", "after_send")
+        self.group: str | None = arguments["group"]
         self.closed = False
         self.closed_event = Event()
         """Set when closing has finished, for further callers of `close`."""
         self.has_fast_path = self.codec is None and not self.hooks and self.selector.per_batch
         """Whether payloads without key, tag and properties may be appended at once."""
         self.link, self.driver, self.wall_clock = make_client_parts(
-            settings.servers, driver_type, client_id=settings.client_id
+            arguments["servers"], driver_type, client_id=arguments["client_id"]
         )
         self.owner = owner_type(self)
         self._create_accumulator()

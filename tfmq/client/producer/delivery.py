@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tfmq.client.drivers.callbacks import check_not_in_callback
 from tfmq.client.operation import Operation
@@ -18,7 +18,7 @@ from tfmq.errors import DeliveryFailed, NotAllowed, TfmqError, TimedOut, Transac
 
 if TYPE_CHECKING:
     from tfmq.client.producer.core import ProducerCore
-    from tfmq.client.send.batch import Batch, Delivery
+    from tfmq.client.send.batch import Batch
 
 
 log = logging.getLogger("tfmq.producer")
@@ -27,29 +27,22 @@ EXIT_SECONDS = 5.0
 """Time limit for all open producers together: an unreachable broker must not block the exit."""
 
 
-class Undelivered(NamedTuple):
-    """The failed messages of a producer whose result was not read."""
-
-    messages: int
-    first_error: TfmqError | None
-
-
 open_producers: set[BlockingDeliveryOwner] = set()
 
 
 def _close_all_at_exit() -> None:
     for producer in list(open_producers):
         try:
-            lost = producer.close_at_exit(EXIT_SECONDS / max(1, len(open_producers)))
+            count, error = producer.close_at_exit(EXIT_SECONDS / max(1, len(open_producers)))
         except Exception:
             log.exception("A producer could not be flushed at the end of the program.")
             continue
-        if lost.messages:
+        if count:
             log.error(
                 "%s not delivered when the program ended: close producers, or use `with`. %s: %s",
-                "1 message was" if lost.messages == 1 else f"{lost.messages} messages were",
-                "Its error" if lost.messages == 1 else "The first error",
-                lost.first_error,
+                "1 message was" if count == 1 else f"{count} messages were",
+                "Its error" if count == 1 else "The first error",
+                error,
             )
 
 
@@ -108,8 +101,12 @@ class BlockingDeliveryOwner:
         finally:
             self._core.driver.close()
 
-    def close_at_exit(self, seconds: float) -> Undelivered:
-        """Close when the interpreter exits. Return what was not delivered, and no caller has inspected."""
+    def close_at_exit(self, seconds: float) -> tuple[int, TfmqError | None]:
+        """Close when the interpreter exits.
+
+        Return the number of messages that were not delivered, and whose result no caller has read, with the
+        first error. It may be above the number of known failures: only the last failed batches are remembered.
+        """
         accumulator = self._core.accumulator
         unread = accumulator.pop_failures()
         count = len(unread) - accumulator.failed_messages
@@ -121,12 +118,7 @@ class BlockingDeliveryOwner:
             unread += lost.deliveries
         except TfmqError:
             pass  # What failed is in `failed_messages`.
-        return _undelivered(unread, count + accumulator.failed_messages)
-
-
-def _undelivered(unread: list[Delivery], count: int) -> Undelivered:
-    """`count`: may be higher than the length of `unread`, because only the last failed batches are remembered."""
-    return Undelivered(count, unread[0].peek()) if unread else Undelivered(0, None)
+        return (count + accumulator.failed_messages, unread[0].peek()) if unread else (0, None)
 
 
 class AsyncDeliveryOwner(BlockingDeliveryOwner):
@@ -157,8 +149,8 @@ class AsyncDeliveryOwner(BlockingDeliveryOwner):
     ) -> None:
         self._core.driver.run_in_threads(work, done)
 
-    def close_at_exit(self, seconds: float) -> Undelivered:
-        """Fail what is not delivered; the event loop no longer runs. Return what no caller has inspected."""
+    def close_at_exit(self, seconds: float) -> tuple[int, TfmqError | None]:
+        """Fail what is not delivered; the event loop no longer runs. Return as the base class."""
         self._core.transactions.drop_all()
         accumulator = self._core.accumulator
         unread = accumulator.pop_failures()
@@ -166,4 +158,4 @@ class AsyncDeliveryOwner(BlockingDeliveryOwner):
         count = len(unread) + lost
         unread += accumulator.pop_failures()
         self._core.driver.close_now()
-        return _undelivered(unread, count)
+        return (count, unread[0].peek()) if unread else (0, None)

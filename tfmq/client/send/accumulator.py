@@ -438,7 +438,9 @@ class RecordAccumulator:
         except TfmqError as error:
             self.fail_batch(batch, error)
             return
-        batch.set_partition(topic, partition)
+        batch.partition = partition
+        if isinstance(batch, DelayedBatch):
+            batch.routed_topic = topic
         self.buffer_for(topic, partition, isinstance(batch, DelayedBatch)).push(batch)
 
     def _fail_unrouted_batch(self, batch: Batch, error: TfmqError) -> None:

@@ -152,10 +152,6 @@ class Batch(Future):
 
     # While the batch is being sent
 
-    def set_partition(self, topic: Topic, partition: int) -> None:
-        """Set the partition that the batch is sent to."""
-        self.partition = partition
-
     def assign_sequence(self, producer_id: int, sequence: int) -> EncodedRecords:
         """Assign the producer sequence. Encode the records, or change the ids of encoded records."""
         if self.encoded is not None:
@@ -406,10 +402,6 @@ class DelayedBatch(DelayedHandleBatch):
         self.due_times = DueTimes()
         self.routed_topic: Topic | None = None
         """The topic's metadata at the time when the partition was chosen."""
-
-    def set_partition(self, topic: Topic, partition: int) -> None:
-        super().set_partition(topic, partition)
-        self.routed_topic = topic
 
     def _complete(self) -> None:
         super()._complete()
