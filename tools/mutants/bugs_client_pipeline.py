@@ -134,18 +134,18 @@ _BESIDE: Final = (
         "check-that-says-nothing-commits",
         "a check that returns nothing decides nothing",
         "tfmq/client/transaction/check_back.py",
-        "        make = DECISION_REQUESTS.get(decision)\n",
-        '        make = DECISION_REQUESTS.get(decision or "commit")\n',
+        "    make = DECISION_REQUESTS.get(decision)\n",
+        '    make = DECISION_REQUESTS.get(decision or "commit")\n',
         [CHECKS],
     ),
     Mutant(
         "check-that-raises-rolls-back",
         "a check that raises decides nothing",
         "tfmq/client/transaction/check_back.py",
-        '                log.exception("The check of transaction %s raised; it is called again later.", asked.xid)\n'
-        "                continue\n",
-        '                log.exception("The check of transaction %s raised; it is called again later.", asked.xid)\n'
-        '                return "rollback"\n',
+        '            log.exception("The check of transaction %s raised; it is called again later.", asked.xid)\n'
+        "            continue\n",
+        '            log.exception("The check of transaction %s raised; it is called again later.", asked.xid)\n'
+        '            return "rollback"\n',
         [CHECKS],
     ),
     Mutant(
@@ -168,8 +168,8 @@ _BESIDE: Final = (
         "checks-end-with-an-outage",
         "checks continue when the broker is back",
         "tfmq/client/transaction/check_back.py",
-        "                told = error.code\n                yield Wait((), PAUSE_SECONDS)\n",
-        "                return\n",
+        "            told = error.code\n            yield Wait((), PAUSE_SECONDS)\n",
+        "            return\n",
         [CHECKS],
     ),
     Mutant(

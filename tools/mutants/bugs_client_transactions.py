@@ -138,7 +138,7 @@ _ENDS: Final = (
     Mutant(
         "forked-child-ends-its-parent-s",
         "a forked child does not end its parent's transactions",
-        "tfmq/client/transaction/manager.py",
+        "tfmq/client/transaction/transaction.py",
         "            transaction.abandon_after_fork()\n",
         "            transaction.drop(None)\n",
         [CORE, ENDING, PIPELINE, ALL],
@@ -146,7 +146,7 @@ _ENDS: Final = (
     Mutant(
         "forgotten-transaction-stays",
         "a transaction without a reference is rolled back",
-        "tfmq/client/transaction/manager.py",
+        "tfmq/client/transaction/transaction.py",
         '                transaction.drop(None, "The transaction was dropped, so it was rolled back.")\n',
         "                transaction.requests.stop_sending()\n",
         [CORE, ENDING, PIPELINE, HANDLE, ALL],
@@ -154,7 +154,7 @@ _ENDS: Final = (
     Mutant(
         "forgotten-transaction-not-rolled-back-at-the-broker",
         "a transaction without a reference is rolled back at the broker, also while the producer is idle",
-        "tfmq/client/transaction/manager.py",
+        "tfmq/client/transaction/transaction.py",
         "parked network thread has to be woken to send it.\n                self.producer.driver.wake()\n",
         "parked network thread has to be woken to send it.\n",
         ["tests/test_transactions.py"],
@@ -162,7 +162,7 @@ _ENDS: Final = (
     Mutant(
         "held-branch-swept-away",
         "a branch continues without a reference to its handle",
-        "tfmq/client/transaction/manager.py",
+        "tfmq/client/transaction/transaction.py",
         ("            if transaction.keep_open:\n                continue\n"),
         "",
         [ALL],
@@ -170,7 +170,7 @@ _ENDS: Final = (
     Mutant(
         "lost-work-not-reported-at-a-close",
         "a producer that is closed says what was rolled back",
-        "tfmq/client/transaction/manager.py",
+        "tfmq/client/transaction/transaction.py",
         ("        if lost:\n            raise TransactionRolledBack(_lost_message(lost))\n"),
         "",
         [CORE, ENDING, PIPELINE, ALL],
@@ -294,7 +294,7 @@ _REQUESTS: Final = (
     Mutant(
         "frame-of-any-size",
         "a transaction that exceeds a frame is sent while it grows",
-        "tfmq/client/transaction/manager.py",
+        "tfmq/client/transaction/transaction.py",
         "        return few and gathering.size_bytes() <= ONE_REQUEST_BYTES\n",
         "        return few\n",
         [ALL],
@@ -302,7 +302,7 @@ _REQUESTS: Final = (
     Mutant(
         "frame-of-any-number-of-batches",
         "a frame contains no more batches than the broker accepts",
-        "tfmq/client/transaction/manager.py",
+        "tfmq/client/transaction/transaction.py",
         "        return few and gathering.size_bytes() <= ONE_REQUEST_BYTES\n",
         "        return gathering.size_bytes() <= ONE_REQUEST_BYTES\n",
         [ENDING],

@@ -160,15 +160,17 @@ def test_a_row_of_a_newer_broker_is_understood() -> None:
 
 
 def test_a_check_for_which_no_thread_could_be_had_is_asked_again() -> None:
-    rig = Checked()
+    rig, calls = Checked(), 0
+
+    def run(work: Any, done: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("can't start new thread")
+        run_inline(work, done)
+
+    rig.core.owner.run_in_executor = run
     rig.answering("commit")
-
-    def no_thread(work: Any, done: Any) -> None:
-        rig.core.owner.run_in_executor = run_inline
-        rig.core.transactions._checks._executor = run_inline  # type: ignore[union-attr]
-        raise RuntimeError("can't start new thread")
-
-    rig.core.transactions._checks._executor = no_thread  # type: ignore[union-attr]
     rig.ask()
     assert rig.broker.states() == ["prepared"]
     rig.advance(10)

@@ -16,7 +16,7 @@ from tfmq.client.send.batch import Batch, Deliveries, Delivery
 from tfmq.client.send.chunking import PayloadChunker, batch_ends, with_delivery_time
 from tfmq.client.send.delivery_time import IMMEDIATE, Delay, DeliveryTime, Moment, StampedDueTime, due_number
 from tfmq.client.send.partitioner import StrictPartitions, load_selector
-from tfmq.client.transaction.manager import ProducerTransactions
+from tfmq.client.transaction.transaction import ProducerTransactions
 from tfmq.codecs import Codec, check_codec, select_codec
 from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TimedOut
 from tfmq.hooks import check_hooks

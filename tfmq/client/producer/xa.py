@@ -10,9 +10,8 @@ from typing import Any
 
 from tfmq.client.operation import Operation
 from tfmq.client.producer.core import ProducerCore
-from tfmq.client.transaction.manager import ProducerTransactions, check_xid
 from tfmq.client.transaction.states import OPEN, PREPARED, READ_ONLY
-from tfmq.client.transaction.transaction import TransactionCore
+from tfmq.client.transaction.transaction import ProducerTransactions, TransactionCore, check_xid
 from tfmq.errors import TransactionState, UnknownTransaction
 from tfmq.protocol.commands import ForgetTransaction, ListTransactions
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from tfmq.client.connection.connection import ClientConnection, PendingRequest
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request_until_not_busy
 from tfmq.client.operation import Executor, Operation, Wait, run_work
 from tfmq.errors import TfmqError
@@ -49,72 +49,67 @@ DECISION_REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
 }
 
 
-class CheckBackClient:
-    """Answers the broker with a producer's check functions, which `run` executes."""
-
-    def __init__(self, link: ClientConnection, group: str, run: Executor, functions: Sequence[Check]) -> None:
-        self._functions = functions
-        self._link = link
-        self._group = group
-        self._executor = run
-
-    def run_checks(self) -> Operation[None]:
-        """Wait for checks of the broker and answer them, until cancelled."""
-        told = ""
-        while True:
-            try:
-                asked = yield from self._wait_for_checks()
-                for each in asked:
-                    yield from self._answer_check(each)
-                told = ""
-            except TfmqError as error:
-                if error.code != told:  # Log once per outage.
-                    log.warning("The check of transactions of group %s is paused: %s", self._group, error)
-                told = error.code
-                yield Wait((), PAUSE_SECONDS)
-            except Exception:  # For example no thread can be started: the next check may succeed.
-                log.exception("The check of transactions of group %s failed; it continues.", self._group)
-                yield Wait((), PAUSE_SECONDS)
-
-    def _wait_for_checks(self) -> Operation[list[InDoubt]]:
-        request = AwaitChecks(self._group, int(WAIT_SECONDS * 1000))
-        call = self._link.send_request(request, seconds=WAIT_SECONDS + GRACE_SECONDS)
+def answer_checks(
+    link: ClientConnection, group: str, run: Executor, functions: Sequence[Check]
+) -> Operation[None]:
+    """Answer the checks of the broker with `functions`, which `run` executes, until cancelled."""
+    told = ""
+    while True:
         try:
-            while not call.done:
-                yield Wait((call,), POLL_SECONDS)
-        finally:
-            self._link.abandon(call)
-        return [parse_in_doubt(each) for each in call.result().checks]
+            for asked in (yield from _wait_for_checks(link, group)):
+                yield from _answer_check(link, run, functions, asked)
+            told = ""
+        except TfmqError as error:
+            if error.code != told:  # Log once per outage.
+                log.warning("The check of transactions of group %s is paused: %s", group, error)
+            told = error.code
+            yield Wait((), PAUSE_SECONDS)
+        except Exception:  # For example no thread can be started: the next check may succeed.
+            log.exception("The check of transactions of group %s failed; it continues.", group)
+            yield Wait((), PAUSE_SECONDS)
 
-    def _answer_check(self, asked: InDoubt) -> Operation[None]:
-        decision = yield from run_work(self._executor, lambda: self._decide(asked))
-        make = DECISION_REQUESTS.get(decision)
-        if make is None:
-            return
-        until = self._link.now() + GRACE_SECONDS
-        call: PendingRequest = yield from request_until_not_busy(
-            self._link, make(asked), until=until, in_background=True
-        )
-        if call.error is None:
-            log.info("Transaction %s: %s, as the check decided.", asked.xid, call.reply.state)
-        else:
-            text = "Transaction %s: the check returned %s, but the broker replied: %s"
-            log.warning(text, asked.xid, decision, call.error)
 
-    def _decide(self, asked: InDoubt) -> str | None:
-        """Return the decision of the first function that has one. A function that raises has none."""
-        for function in list(self._functions):
-            try:
-                decision = function(asked)
-            except BaseException:  # Also SystemExit: a check function must not end the program.
-                log.exception("The check of transaction %s raised; it is called again later.", asked.xid)
-                continue
-            if isinstance(decision, str) and decision in DECISION_REQUESTS:
-                return decision
-            if decision is not None:
-                text = 'The check of transaction %s returned %r: it must return "commit", "rollback" or None.'
-                log.error(text, asked.xid, decision)
-        return None
+def _wait_for_checks(link: ClientConnection, group: str) -> Operation[list[InDoubt]]:
+    request = AwaitChecks(group, int(WAIT_SECONDS * 1000))
+    call = link.send_request(request, seconds=WAIT_SECONDS + GRACE_SECONDS)
+    try:
+        while not call.done:
+            yield Wait((call,), POLL_SECONDS)
+    finally:
+        link.abandon(call)
+    return [parse_in_doubt(each) for each in call.result().checks]
+
+
+def _answer_check(
+    link: ClientConnection, run: Executor, functions: Sequence[Check], asked: InDoubt
+) -> Operation[None]:
+    decision = yield from run_work(run, lambda: _decide(functions, asked))
+    make = DECISION_REQUESTS.get(decision)
+    if make is None:
+        return
+    until = link.now() + GRACE_SECONDS
+    call = yield from request_until_not_busy(link, make(asked), until=until, in_background=True)
+    if call.error is None:
+        log.info("Transaction %s: %s, as the check decided.", asked.xid, call.reply.state)
+    else:
+        text = "Transaction %s: the check returned %s, but the broker replied: %s"
+        log.warning(text, asked.xid, decision, call.error)
+
+
+def _decide(functions: Sequence[Check], asked: InDoubt) -> str | None:
+    """Return the decision of the first function that has one. A function that raises has none."""
+    for function in list(functions):
+        try:
+            decision = function(asked)
+        except BaseException:  # Also SystemExit: a check function must not end the program.
+            log.exception("The check of transaction %s raised; it is called again later.", asked.xid)
+            continue
+        if isinstance(decision, str) and decision in DECISION_REQUESTS:
+            return decision
+        if decision is not None:
+            text = 'The check of transaction %s returned %r: it must return "commit", "rollback" or None.'
+            log.error(text, asked.xid, decision)
+    return None
 
 
 def parse_in_doubt(row: Mapping[str, Any]) -> InDoubt:
