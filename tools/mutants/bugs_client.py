@@ -199,8 +199,8 @@ PRODUCER: Final = (
         "child-keeps-its-parent-s-calls",
         "a forked child drops the calls and connections of its parent",
         "tfmq/client/connection/connection.py",
-        'completing them: they belong to the parent process."""\n        self._reset()\n',
-        'completing them: they belong to the parent process."""\n',
+        "        self._pending: dict[int, PendingRequest] = {}\n",
+        '        self._pending: dict[int, PendingRequest] = getattr(self, "_pending", {})\n',
         [LINK],
     ),
     Mutant(

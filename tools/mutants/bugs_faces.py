@@ -147,7 +147,7 @@ PROCESSES: Final = (
     Mutant(
         "child-has-its-parent-s-connection",
         "a forked child has a connection of its own",
-        "tfmq/client/drivers/fork.py",
+        "tfmq/client/drivers/callbacks.py",
         "        _held.pop().reset_after_fork()\n",
         "        _held.pop().lock.release()\n",
         [FORKS],
@@ -155,7 +155,7 @@ PROCESSES: Final = (
     Mutant(
         "fork-in-the-middle-of-a-change",
         "a fork beside busy threads inherits no partial change",
-        "tfmq/client/drivers/fork.py",
+        "tfmq/client/drivers/callbacks.py",
         "        driver.lock.acquire()\n        _held.append(driver)\n",
         "        _held.append(driver)\n",
         [FORKS],
@@ -163,7 +163,7 @@ PROCESSES: Final = (
     Mutant(
         "parent-stays-locked",
         "a fork does not affect the parent",
-        "tfmq/client/drivers/fork.py",
+        "tfmq/client/drivers/callbacks.py",
         "    while _held:\n        _held.pop().lock.release()\n    _forking.release()\n",
         "    _held.clear()\n    _forking.release()\n",
         [FORKS],

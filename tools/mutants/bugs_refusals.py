@@ -127,12 +127,8 @@ CONSUMERS: Final = (
         "a-broker-that-came-back-is-still-away",
         "a broker that returns in time is used by the end of a run",
         _AWAY,
-        (
-            "        if self._link.state == READY:\n"
-            "            self._disconnected_since = None\n"
-            "        elif self._disconnected_since is None:\n"
-        ),
-        "        if self._disconnected_since is None:\n",
+        ("        if self._link.state == READY:\n            self._since = None\n            return False\n"),
+        "",
         ["tests/client/worker/test_runner.py"],
     ),
     Mutant(

@@ -389,7 +389,7 @@ def test_a_renewed_link_knows_nothing_of_before(rig: Rig) -> None:
     rig.broker.plan(Ping, HOLD)
     call = rig.link.send_request(Ping())
     rig.exchange()
-    rig.link.reset_after_fork()
+    rig.link.reset()
     assert not call.done and not rig.link.has_pending_requests and rig.link.state == "down"
 
 

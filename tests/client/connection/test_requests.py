@@ -14,7 +14,6 @@ from tfmq.client.connection.requests import (
     MetadataCache,
     fetch_topics,
     get_topic,
-    locate_offset,
     request,
     request_until_not_busy,
     request_with_retries,
@@ -32,8 +31,6 @@ from tfmq.errors import (
     UnknownTopic,
 )
 from tfmq.protocol.commands import (
-    BY_LATEST,
-    LocateReply,
     Metadata,
     MetadataReply,
     PartitionRow,
@@ -178,12 +175,6 @@ def test_asking_again_forgets_what_is_gone(rig: Rig) -> None:
     assert rig.run(fetch_topics(rig.link, cluster, ["orders"])) == []
     assert cluster.topic("orders") is None
     assert rig.run(fetch_topics(rig.link, cluster, None)) == []
-
-
-def test_locate_passes_the_question_on(rig: Rig) -> None:
-    rig.broker.locate = lambda message: LocateReply(message.by, 1, 2, 3, 4, 5, 6)  # type: ignore[attr-defined]
-    topic = rig.run(get_topic(rig.link, MetadataCache(rig.link.now), "orders", create=True))
-    assert rig.run(locate_offset(rig.link, topic, 0, BY_LATEST)).offset == BY_LATEST
 
 
 def test_errors_pass_through(rig: Rig) -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tfmq.client.drivers.fork import register_for_fork
+from tfmq.client.drivers.callbacks import register_for_fork
 
 
 class Slow:

@@ -17,9 +17,9 @@ from tfmq.client.worker.runner import (
     CONNECTIVITY_CHECK_SECONDS,
     DISCONNECTED_SECONDS_MAX,
     EXIT_CODE_BASE,
-    ConnectivityMonitor,
-    SignalHandlers,
+    DisconnectedTime,
     immediate_exit,
+    signal_handlers,
 )
 from tfmq.errors import ConnectionFailed
 from tfmq.testing.broker import SimulatedBroker
@@ -106,20 +106,20 @@ def test_one_that_came_back_and_went_again_is_away_since_then_only(bench: Bench)
     consumer = bench.open()
     assert consumer.poll(timeout=SOON)
     link = consumer._core.link
-    away = ConnectivityMonitor(link)
+    away = DisconnectedTime(link)
     broker.stop()
-    assert not away.is_disconnected_long()
+    assert not away.is_over_limit()
     broker.clock.advance(DISCONNECTED_SECONDS_MAX)
-    assert away.is_disconnected_long()
+    assert away.is_over_limit()
     broker.start()
     broker.clock.advance(SOON)
-    assert link.state == "ready" and not away.is_disconnected_long()
+    assert link.state == "ready" and not away.is_over_limit()
     broker.stop()
-    assert not away.is_disconnected_long()
+    assert not away.is_over_limit()
     broker.clock.advance(DISCONNECTED_SECONDS_MAX / 2)
-    assert not away.is_disconnected_long()
+    assert not away.is_over_limit()
     broker.clock.advance(DISCONNECTED_SECONDS_MAX / 2)
-    assert away.is_disconnected_long()
+    assert away.is_over_limit()
 
 
 # Signals while handlers run: one ends in order, two at once; afterwards all is as it was.
@@ -128,7 +128,7 @@ def test_one_that_came_back_and_went_again_is_away_since_then_only(bench: Bench)
 def test_the_first_one_stops_and_the_second_raises() -> None:
     before = signal.getsignal(signal.SIGTERM)
     stopped = []
-    with pytest.raises(SystemExit) as ended, SignalHandlers(lambda: stopped.append(True)):
+    with pytest.raises(SystemExit) as ended, signal_handlers(lambda: stopped.append(True)):
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopped == [True]
         os.kill(os.getpid(), signal.SIGTERM)
@@ -140,7 +140,7 @@ def test_the_first_one_stops_and_the_second_raises() -> None:
 def test_ctrl_c_is_no_keyboard_interrupt_the_first_time() -> None:
     before = signal.getsignal(signal.SIGINT)
     stopped = []
-    with SignalHandlers(lambda: stopped.append(True)):
+    with signal_handlers(lambda: stopped.append(True)):
         os.kill(os.getpid(), signal.SIGINT)
     assert stopped == [True]
     assert signal.getsignal(signal.SIGINT) is before, "whoever ran it has his signals back"
@@ -148,12 +148,12 @@ def test_ctrl_c_is_no_keyboard_interrupt_the_first_time() -> None:
 
 def test_unwanted_or_in_another_thread_it_does_nothing() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with SignalHandlers(lambda: None, wanted=False):
+    with signal_handlers(lambda: None, wanted=False):
         assert signal.getsignal(signal.SIGTERM) is before
     found = []
 
     def elsewhere() -> None:
-        with SignalHandlers(lambda: None):
+        with signal_handlers(lambda: None):
             found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=elsewhere)

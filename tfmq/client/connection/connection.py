@@ -235,9 +235,10 @@ class ClientConnection:
         self._jitter = jitter
         self.on_ready: list[Callable[[ClientConnection], None]] = []
         """Called after every HELLO reply. A group member renews its session on the server here."""
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Start anew, in a forked child too: open requests, which are the parent's, are dropped."""
         self.state = ConnectionState.DOWN
         self.hello: HelloReply | None = None
         self.limits = limits.limits_to_send({})
@@ -329,10 +330,6 @@ class ClientConnection:
             self._fail(
                 call, error or Abandoned("The client was closed before the reply arrived.", outcome=outcome)
             )
-
-    def reset_after_fork(self) -> None:
-        """Discard all requests without completing them: they belong to the parent process."""
-        self._reset()
 
     # Used by drivers
 

@@ -215,21 +215,6 @@ def get_topic(
     return known
 
 
-def locate_offset(
-    link: ClientConnection,
-    topic: Topic,
-    partition: int,
-    by: int,
-    value: int = 0,
-    *,
-    seconds: float = REQUEST_TIMEOUT_SECONDS,
-) -> Operation[commands.LocateReply]:
-    """Find an offset; `by` is one of `commands.BY_...`."""
-    message = commands.Locate(topic.name, topic.incarnation, partition, by, value)
-    reply: commands.LocateReply = yield from request(link, message, seconds=seconds)
-    return reply
-
-
 TRANSACTION_PAUSE_SECONDS: Final = 0.01
 TRANSACTION_PAUSE_SECONDS_MAX: Final = 1.0
 UNCHECKED_ERRORS: Final = (Busy, Closed, ConnectionFailed, TimedOut)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from tfmq.client.connection.connection import ClientConnection
-from tfmq.client.drivers.fork import DriverLock, register_for_fork
 from tfmq.client.drivers.socket import SocketChannel
 from tfmq.errors import NotAllowed
 
@@ -105,6 +106,14 @@ class Ticker(Protocol):
     def tick(self) -> None: ...
 
 
+class DriverLock(Protocol):
+    """The lock of a driver."""
+
+    def acquire(self, blocking: bool = True) -> bool: ...
+
+    def release(self) -> None: ...
+
+
 class Driver:
     """The base of all drivers. `_reset_state` is called again in a forked child."""
 
@@ -131,7 +140,7 @@ class Driver:
         self.callbacks.clear()
         self.timers.clear()
         was_closed = self.closed
-        self.link.reset_after_fork()
+        self.link.reset()
         self._reset_state()
         if was_closed:
             self.closed = True
@@ -142,3 +151,38 @@ class Driver:
     def next_time(self) -> float:
         """Return the time of the next due action, in the driver's clock. Called under the lock."""
         return min(self.link.next_time(), *[ticker.next_time() for ticker in self.tickers])
+
+
+_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
+_held: list[Driver] = []
+_forking = threading.Lock()
+"""Serialises forks: `_held` belongs to the thread that forks."""
+
+
+def register_for_fork(driver: Driver) -> None:
+    """Call `driver.reset_after_fork` in every forked child."""
+    _drivers.add(driver)
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    for driver in list(_drivers):  # A child must never inherit a half-made change.
+        driver.lock.acquire()
+        _held.append(driver)
+
+
+def _after_fork_in_parent() -> None:
+    while _held:
+        _held.pop().lock.release()
+    _forking.release()
+
+
+def _after_fork_in_child() -> None:
+    _forking.release()
+    while _held:
+        _held.pop().reset_after_fork()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

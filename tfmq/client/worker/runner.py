@@ -8,8 +8,7 @@ Committable is, per partition, the position before the lowest unacked message. H
 background tasks of the consumer, and so is the retry loop over due dead letters, which workers handle like
 others.
 
-Also here: signal handlers, and the connectivity monitor that logs an unreachable broker and limits the wait
-for it.
+Also here: signal handlers; an unreachable broker is logged, and the wait for it limited.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import random
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from types import FrameType, TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, Final, Protocol, TypeVar
 
 from tfmq.backoff import backoff_seconds
@@ -45,54 +44,36 @@ DISCONNECTED_SECONDS_MAX: Final = 5.0
 """For an unreachable broker at the end: longer than a restart, shorter than supervisors allow."""
 
 
-class ConnectivityMonitor:
+def log_connectivity(link: ClientConnection) -> Operation[None]:
+    """Log when the broker becomes unreachable and when it is reachable again, for ever."""
+    told = False
+    while True:
+        yield Wait((), CONNECTIVITY_CHECK_SECONDS)
+        if link.state == READY or not link.connection_count:
+            if told:
+                log.info("The broker is reachable again.")
+            told = False
+        elif not told:
+            text = "The broker is unreachable; the run continues when it is reachable again. %s"
+            log.warning(text, link.last_error or "")
+            told = True
+
+
+class DisconnectedTime:
     """Measures how long there was no connection, by polling `link`."""
 
     def __init__(self, link: ClientConnection) -> None:
         self._link = link
-        self._disconnected_since: float | None = None
+        self._since: float | None = None
 
-    def is_disconnected_long(self) -> bool:
+    def is_over_limit(self) -> bool:
         """Return whether the broker has been unreachable for `DISCONNECTED_SECONDS_MAX`."""
         if self._link.state == READY:
-            self._disconnected_since = None
-        elif self._disconnected_since is None:
-            self._disconnected_since = self._link.now()
-        return (
-            self._disconnected_since is not None
-            and self._link.now() >= self._disconnected_since + DISCONNECTED_SECONDS_MAX
-        )
-
-    def end_without_broker(self, unsaved: bool) -> None:
-        """End the run without the broker. Raises ConnectionFailed if acked offsets are `unsaved`."""
-        if unsaved:
-            raise ConnectionFailed(
-                f"The broker was unreachable for the last {DISCONNECTED_SECONDS_MAX:g} s of the run: the last offsets"
-                f" could not be saved, so their messages are handled again. {self._reason()}",
-                outcome=NOT_DONE,
-            )
-        log.warning(
-            "The broker is unreachable, so the group was not left; all offsets are saved. %s", self._reason()
-        )
-
-    def log_changes(self) -> Operation[None]:
-        """Log when the broker becomes unreachable and when it is reachable again, for ever."""
-        told = False
-        while True:
-            yield Wait((), CONNECTIVITY_CHECK_SECONDS)
-            if self._link.state == READY or not self._link.connection_count:
-                if told:
-                    log.info("The broker is reachable again.")
-                told = False
-            elif not told:
-                log.warning(
-                    "The broker is unreachable; the run continues when it is reachable again. %s",
-                    self._reason(),
-                )
-                told = True
-
-    def _reason(self) -> str:
-        return str(self._link.last_error or "")
+            self._since = None
+            return False
+        now = self._link.now()
+        self._since = now if self._since is None else self._since
+        return now >= self._since + DISCONNECTED_SECONDS_MAX
 
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -109,43 +90,40 @@ def log_first_signal(number: int) -> None:
     log.info("%s: messages in progress are finished first; a second signal ends at once.", name)
 
 
-class SignalHandlers:
-    """Context manager for SIGTERM and SIGINT: the first calls `stop`, the second raises.
+def restore_signal_handlers(former: dict[int, Any]) -> None:
+    """Install the former handlers, by signal, again."""
+    for number, handler in former.items():
+        # None: the handler was not installed from Python, and cannot be restored.
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    former.clear()
+
+
+@contextlib.contextmanager
+def signal_handlers(stop: Callable[[], None], wanted: bool = True) -> Iterator[None]:
+    """Return a context for SIGTERM and SIGINT: the first calls `stop`, the second raises.
 
     Only the main thread can install signal handlers; in other threads, and if `wanted` is False, this does
     nothing.
     """
+    former: dict[int, Any] = {}
+    signalled = False
 
-    def __init__(self, stop: Callable[[], None], wanted: bool = True) -> None:
-        self._stop = stop
-        self._wanted = wanted and threading.current_thread() is threading.main_thread()
-        self._former_handlers: dict[int, Any] = {}
-        self._signalled = False
-
-    def __enter__(self) -> SignalHandlers:
-        if self._wanted:
-            for number in SIGNALS:
-                self._former_handlers[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._former_handlers.items():
-            # None: the handler was not installed from Python, and cannot be restored.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._former_handlers.clear()
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signalled:
-            self._restore()
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal signalled
+        if signalled:
+            restore_signal_handlers(former)
             raise immediate_exit(number)
-        self._signalled = True
+        signalled = True
         log_first_signal(number)
-        self._stop()
+        stop()
+
+    try:
+        if wanted and threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                former[number] = signal.signal(number, on_signal)
+        yield
+    finally:
+        restore_signal_handlers(former)
 
 
 Result = TypeVar("Result")
@@ -230,7 +208,7 @@ class HandlerRunner:
 
     def start(self) -> Operation[None]:
         yield from ()
-        self._core.tasks.start(ConnectivityMonitor(self._core.link).log_changes(), self._record_failure)
+        self._core.tasks.start(log_connectivity(self._core.link), self._record_failure)
         if self.retry_loop is not None:
             self._core.tasks.start(self._run_retry_loop(self.retry_loop), self._record_failure)
 
@@ -257,12 +235,12 @@ class HandlerRunner:
             return
         core.stop()
         self._set_event(core.stop_requested)
-        closing, away = self._close_consumer(), ConnectivityMonitor(core.link)
+        closing, disconnected = self._close_consumer(), DisconnectedTime(core.link)
         try:
             for wait in closing:
                 unsaved = core.options.commits != "manual" and bool(core.positions.uncommitted_positions())
-                if away.is_disconnected_long() and (core.options.storage is None or not unsaved):
-                    away.end_without_broker(unsaved)
+                if disconnected.is_over_limit() and (core.options.storage is None or not unsaved):
+                    self._end_without_broker(unsaved)
                     return
                 if isinstance(wait, Wait):
                     seconds = min(CLOSING_CHECK_SECONDS, wait.seconds or CLOSING_CHECK_SECONDS)
@@ -271,6 +249,17 @@ class HandlerRunner:
         finally:
             closing.close()
             core.closed = True
+
+    def _end_without_broker(self, unsaved: bool) -> None:
+        """End the run without the broker. Raises ConnectionFailed if acked offsets are `unsaved`."""
+        reason = str(self._core.link.last_error or "")
+        if unsaved:
+            raise ConnectionFailed(
+                f"The broker was unreachable for the last {DISCONNECTED_SECONDS_MAX:g} s of the run: the last offsets"
+                f" could not be saved, so their messages are handled again. {reason}",
+                outcome=NOT_DONE,
+            )
+        log.warning("The broker is unreachable, so the group was not left; all offsets are saved. %s", reason)
 
     def _close_consumer(self) -> Operation[None]:
         core = self._core

@@ -17,7 +17,7 @@ from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.operation import Event, Operation, Wait
 from tfmq.client.worker.listeners import check_result, handler_context
 from tfmq.client.worker.ordered_queues import HandlerJob
-from tfmq.client.worker.runner import ListenerRun, SignalHandlers
+from tfmq.client.worker.runner import ListenerRun, signal_handlers
 from tfmq.errors import Closed
 
 STOP_SECONDS: Final = 5.0
@@ -98,7 +98,7 @@ class ThreadRunner(ListenerRun):
         """Run until `stop`, a signal or an error, which is raised. Commit and leave the group."""
         driver, running = self._driver, self._runner
         try:
-            with SignalHandlers(self._stop, signals):
+            with signal_handlers(self._stop, signals):
                 try:
                     driver.run(running.start())
                     if workers == 1:

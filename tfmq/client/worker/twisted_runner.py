@@ -12,7 +12,7 @@ import inspect
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
@@ -20,48 +20,39 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from tfmq.client.drivers.twisted import DeferredDriver
 from tfmq.client.worker.listeners import check_result, handler_context
 from tfmq.client.worker.ordered_queues import HandlerJob
-from tfmq.client.worker.runner import SIGNALS, EventLoopRun, immediate_exit
+from tfmq.client.worker.runner import SIGNALS, EventLoopRun, immediate_exit, restore_signal_handlers
 from tfmq.errors import Closed
 
 log = logging.getLogger("tfmq.consumer")
 
 
-class ReactorShutdown:
-    """Makes the reactor's shutdown call `stop` and wait; a signal meanwhile calls `again`."""
+@contextlib.contextmanager
+def shutdown_handler(reactor: Any, stop: Callable[[], None], again: Callable[[int], None]) -> Iterator[None]:
+    """Return a context: the reactor's shutdown calls `stop` and waits; a signal meanwhile calls `again`."""
+    former: dict[int, Any] = {}
+    waiting: list[Deferred[None]] = []
 
-    def __init__(self, reactor: Any, stop: Callable[[], None], again: Callable[[int], None]) -> None:
-        self._reactor = reactor
-        self._stop = stop
-        self._on_signal_callback = again
-        self._former_handlers: dict[int, Any] = {}
-        self._run_ended: Deferred[None] | None = None
-        self._trigger: Any = None
+    def on_signal(number: int, frame: object) -> None:
+        reactor.callFromThread(again, number)
 
-    def __enter__(self) -> ReactorShutdown:
-        self._trigger = self._reactor.addSystemEventTrigger("before", "shutdown", self._on_shutdown)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._former_handlers.items():
-            # None: the handler was not installed from Python, and cannot be restored.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if self._run_ended is None:
-            self._reactor.removeSystemEventTrigger(self._trigger)
-        else:
-            self._run_ended.callback(None)
-
-    def _on_shutdown(self) -> Deferred[None]:
-        """Stop the run and return a Deferred that fires at its end."""
+    def on_shutdown() -> Deferred[None]:
         log.info("The reactor stops: messages in progress are finished first; a signal ends the run at once.")
-        self._run_ended = Deferred()
+        waiting.append(Deferred())
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._former_handlers[number] = signal.signal(number, self._on_signal)
-        self._stop()
-        return self._run_ended
+                former[number] = signal.signal(number, on_signal)
+        stop()
+        return waiting[0]
 
-    def _on_signal(self, number: int, frame: object) -> None:
-        self._reactor.callFromThread(self._on_signal_callback, number)
+    trigger = reactor.addSystemEventTrigger("before", "shutdown", on_shutdown)
+    try:
+        yield
+    finally:
+        restore_signal_handlers(former)
+        if not waiting:
+            reactor.removeSystemEventTrigger(trigger)
+        for each in waiting:
+            each.callback(None)
 
 
 class DeferredRunner(EventLoopRun):
@@ -82,7 +73,7 @@ class DeferredRunner(EventLoopRun):
         running = self._runner
         try:
             with (
-                ReactorShutdown(reactor, self._stop, self._cancel_on_signal)
+                shutdown_handler(reactor, self._stop, self._cancel_on_signal)
                 if signals
                 else contextlib.nullcontext()
             ):
