@@ -49,7 +49,7 @@ PRODUCER: Final = (
         "later-sends-overtake-in-a-topic-made-anew",
         "batches that were in flight to a deleted topic are stored in the new one before later ones",
         "tfmq/client/send/accumulator.py",
-        "                before.block_replacement(stream)\n",
+        "                stream.state, before.replacement = SenderState.BLOCKED, stream\n",
         "                pass\n",
         [
             "tests/client/send/test_stream.py::test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_sent_later"

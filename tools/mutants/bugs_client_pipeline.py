@@ -81,10 +81,13 @@ _WAY: Final = (
         "the sequences of a transaction have no gap",
         "tfmq/client/transaction/pipeline.py",
         (
-            "        batch.assign_sequence(self.producer_id, self.sequence)\n"
-            "        self.sequence += batch.count\n"
+            "                batch.assign_sequence(stream.producer_id, stream.sequence)\n"
+            "                stream.sequence += batch.count\n"
         ),
-        ("        batch.assign_sequence(self.producer_id, self.sequence)\n        self.sequence += 1\n"),
+        (
+            "                batch.assign_sequence(stream.producer_id, stream.sequence)\n"
+            "                stream.sequence += 1\n"
+        ),
         [STREAMS, PIPELINE, CORE, ENDING],
     ),
     Mutant(

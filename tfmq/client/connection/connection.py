@@ -359,7 +359,10 @@ class ClientConnection:
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
             call = heapq.heappop(self._deadlines)[2]
             if not call.done:
-                self._fail(call, self._timeout_error(call))
+                error: TfmqError = call.timeout_error(self.server)
+                if self.state == ConnectionState.DOWN and self.last_error is not None:
+                    error = ConnectionFailed(self.last_error.sentence, outcome=error.outcome)
+                self._fail(call, error)
         if self.state == ConnectionState.GREETING and now >= self._hello_deadline:
             raise ConnectionFailed(
                 f"{self.server} accepted the connection but did not reply to HELLO in {HELLO_TIMEOUT_SECONDS:g} s:"
@@ -518,11 +521,6 @@ class ClientConnection:
     def _fail(self, call: PendingRequest, error: TfmqError) -> None:
         call.error = error
         self._complete(call)
-
-    def _timeout_error(self, call: PendingRequest) -> TfmqError:
-        if self.state == ConnectionState.DOWN and self.last_error is not None:
-            return ConnectionFailed(self.last_error.sentence, outcome=UNKNOWN if call.sent else NOT_DONE)
-        return call.timeout_error(self.server)
 
     def _schedule_reconnect(self, now: float) -> None:
         """Wait before the next round over all servers, not between two servers of a round."""

@@ -7,6 +7,7 @@ share is decoded once.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from types import TracebackType
@@ -63,6 +64,7 @@ class FailureHandler(Protocol):
         """Return the context in which one message is handled."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Origin:
     """What the messages of one block share.
 
@@ -70,22 +72,12 @@ class Origin:
     `epoch` that of the log then, `codec` the consumer's, and `handler` creates the contexts of `handling()`.
     """
 
-    __slots__ = ("_appended_at", "append_ms", "codec", "epoch", "handler", "incarnation")
-
-    def __init__(
-        self,
-        incarnation: int,
-        append_ms: int,
-        epoch: int,
-        codec: Codec | None,
-        handler: "FailureHandler | None" = None,
-    ) -> None:
-        self.incarnation = incarnation
-        self.append_ms = append_ms
-        self.epoch = epoch
-        self.codec = codec
-        self.handler = handler
-        self._appended_at: datetime | None = None
+    incarnation: int
+    append_ms: int
+    epoch: int
+    codec: Codec | None
+    handler: "FailureHandler | None" = None
+    _appended_at: datetime | None = field(default=None, init=False)
 
     @property
     def appended_at(self) -> datetime:

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from tfmq.client.connection.connection import ClientConnection
@@ -53,15 +54,13 @@ def check_not_in_callback() -> None:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Timer:
     """A function and its time. `cancel` prevents the call."""
 
-    __slots__ = ("cancelled", "due", "function")
-
-    def __init__(self, due: float, function: Callable[[], None]) -> None:
-        self.due = due
-        self.function = function
-        self.cancelled = False
+    due: float
+    function: Callable[[], None]
+    cancelled: bool = False
 
     def cancel(self) -> None:
         self.cancelled = True

@@ -540,7 +540,8 @@ class RecordAccumulator:
                 return self.buffer_for(topic, partition, delayed)
             stream = self.partition_senders[key] = PartitionSender(self, topic, partition)
             if before is not None and (not before.idle or before.state == SenderState.BLOCKED):
-                before.block_replacement(stream)
+                # Batches in flight there may have to be rerouted to the new topic, ahead of its own batches.
+                stream.state, before.replacement = SenderState.BLOCKED, stream
         return stream
 
     def find_buffer(self, batch: Batch) -> PartitionSender | DelayedPartitionBuffer | None:

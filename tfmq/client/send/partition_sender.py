@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol, cast
@@ -237,11 +238,6 @@ class PartitionSender:
             self._send(self.queue.popleft())
         if not self.in_flight and not self.queue:
             self._on_idle()
-
-    def block_replacement(self, stream: PartitionSender) -> None:
-        """Block `stream`, the sender for the re-created topic, until this one is idle."""
-        # Batches in flight here may have to be rerouted to the new topic, ahead of its own batches.
-        stream.state, self.replacement = SenderState.BLOCKED, stream
 
     def start_replacement(self, first: Sequence[Batch] = ()) -> None:
         """Start the blocked replacement. The batches in `first` are queued ahead of its own."""
@@ -563,24 +559,22 @@ DELAYED_TOPIC = Topic("", 0, (), {})
 """The topic in successor requests for the ids of delayed messages."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DelayedPartitionBuffer:
     """Gathers delayed messages for one partition and queues them at the delayed sender."""
 
-    __slots__ = ("_delayed_sender", "open_batch", "partition", "topic")
-
-    def __init__(self, stream: DelayedSender, topic: Topic, partition: int) -> None:
-        self._delayed_sender = stream
-        self.topic = topic
-        self.partition = partition
-        self.open_batch: Batch | None = None
+    sender: DelayedSender
+    topic: Topic
+    partition: int
+    open_batch: Batch | None = None
 
     @property
     def idle(self) -> bool:
-        return self._delayed_sender.idle
+        return self.sender.idle
 
     def push(self, batch: Batch) -> None:
         """Queue a closed batch whose partition is chosen."""
-        self._delayed_sender.push(batch)
+        self.sender.push(batch)
 
 
 class DelayedSender(PartitionSender):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol
 
 from tfmq.bounded_msgpack import Buffer
 from tfmq.client.connection.connection import ClientConnection
@@ -40,6 +41,7 @@ EncodeRecords = Callable[[int, int], EncodedBlocks]
 """(producer id, sequence of the first record) -> the records. Must be deterministic."""
 
 
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class MemberBatch:
     """`count` records for a partition of the topic's `incarnation`.
 
@@ -47,40 +49,27 @@ class MemberBatch:
     their size.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_encode",
-        "count",
-        "encoded",
-        "incarnation",
-        "partition",
-        "producer_id",
-        "sequence",
-        "size_bytes",
-        "topic",
-    )
-
-    due_field: None = None
-
-    def __init__(
-        self, topic: str, incarnation: int, partition: int, count: int, size_bytes: int, encode: EncodeRecords
-    ) -> None:
-        self.topic, self.incarnation, self.partition = topic, incarnation, partition
-        self.count, self.size_bytes = count, size_bytes
-        self.producer_id, self.sequence = 0, 0
-        self.encoded: EncodedBlocks | None = None
-        self._encode: EncodeRecords | None = encode
+    topic: str
+    incarnation: int
+    partition: int
+    count: int
+    size_bytes: int
+    encode: EncodeRecords | None
+    producer_id: int = 0
+    sequence: int = 0
+    encoded: EncodedBlocks | None = None
+    due_field: ClassVar[None] = None
 
     def assign_sequence(self, producer_id: int, sequence: int) -> EncodedBlocks:
         """Assign the producer sequence and encode the records."""
-        assert self._encode is not None, "the broker has not got it yet"
+        assert self.encode is not None, "the broker has not got it yet"
         self.producer_id, self.sequence = producer_id, sequence
-        self.encoded = self._encode(producer_id, sequence)
+        self.encoded = self.encode(producer_id, sequence)
         return self.encoded
 
     def release_records(self) -> None:
         """Release the records after the broker's journal has them."""
-        self.encoded = self._encode = None
+        self.encoded = self.encode = None
 
 
 StartTask = Callable[[Operation[Any], Callable[[Exception], None]], Task]

@@ -11,6 +11,7 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from tfmq.backoff import Backoff
@@ -467,24 +468,17 @@ class Pipeline:
             if batch.producer_id != stream.producer_id:
                 if not stream.has_room_for(batch.count):
                     return  # The next producer sequence starts when all in flight is acked.
-                stream.assign_to(batch)
+                batch.assign_sequence(stream.producer_id, stream.sequence)
+                stream.sequence += batch.count
             self._queue.popleft()
-            self._in_flight.append((batch, self._send_batch(batch)))
+            encoded = batch.encoded
+            assert encoded is not None, "numbered"
+            place = (batch.topic, batch.incarnation, batch.partition)
+            numbers = (batch.producer_id, batch.sequence, batch.count)
+            request = Produce(*place, *numbers, ACKS_WRITTEN, encoded.blocks, batch.due_field, self.epoch)  # type: ignore[arg-type]
+            call = self._link.send_request(request, encoded.data, seconds=self._seconds, in_background=True)
+            self._in_flight.append((batch, call))
             self._in_flight_bytes += batch.size_bytes
-
-    def _send_batch(self, batch: TransactionBatch) -> PendingRequest:
-        encoded = batch.encoded
-        assert encoded is not None, "placed"
-        place = (
-            batch.topic,
-            batch.incarnation,
-            batch.partition,
-            batch.producer_id,
-            batch.sequence,
-            batch.count,
-        )
-        request = Produce(*place, ACKS_WRITTEN, encoded.blocks, batch.due_field, self.epoch)  # type: ignore[arg-type]
-        return self._link.send_request(request, encoded.data, seconds=self._seconds, in_background=True)
 
     # Replies
 
@@ -567,6 +561,7 @@ FREE_SEQUENCES_MAX = 1000
 """Maximum free producer sequences. A new one costs a sixteenth of a round trip."""
 
 
+@dataclass(slots=True, eq=False)
 class ProducerSequence:
     """A producer id with its next sequence and the number of its last transaction.
 
@@ -574,22 +569,14 @@ class ProducerSequence:
     never mix with those of plain sends.
     """
 
-    __slots__ = ("number", "producer_id", "sequence", "used_at")
-
-    def __init__(self, producer_id: int, now: float) -> None:
-        self.producer_id = producer_id
-        self.sequence = 0
-        self.number = 0
-        self.used_at = now
+    producer_id: int
+    used_at: float
+    sequence: int = 0
+    number: int = 0
 
     def has_room_for(self, count: int) -> bool:
         """Return whether sequences for `count` more messages are left."""
         return count <= remaining_sequences(self.sequence)
-
-    def assign_to(self, batch: TransactionBatch) -> None:
-        """Assign the next sequences to `batch`."""
-        batch.assign_sequence(self.producer_id, self.sequence)
-        self.sequence += batch.count
 
 
 class ProducerSequencePool:

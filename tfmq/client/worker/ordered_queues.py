@@ -11,6 +11,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tfmq.client.consumer.message import ReceivedMessage
@@ -22,6 +23,7 @@ ORDERS: Final = ("partition", "key", "none")
 NEVER: Final = float("inf")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HandlerJob:
     """A message for a handler, and the state of its calls.
 
@@ -32,36 +34,20 @@ class HandlerJob:
     failures of it · `started`: a worker got it; `in_progress`: a worker has it now.
     """
 
-    __slots__ = (
-        "ack_tracker",
-        "cancelled",
-        "commit_first",
-        "count_before_call",
-        "counted",
-        "ended",
-        "error",
-        "failures",
-        "fenced_count",
-        "in_progress",
-        "in_store",
-        "message",
-        "queue",
-        "started",
-    )
-
-    def __init__(
-        self, message: ReceivedMessage[Any], ledger: AckTracker | None = None, careful: bool = False
-    ) -> None:
-        self.message = message
-        self.ack_tracker = ledger
-        self.count_before_call = careful
-        self.failures = self.fenced_count = 0
-        self.counted = self.in_store = self.started = self.in_progress = self.cancelled = (
-            self.commit_first
-        ) = False
-        self.queue: JobQueue | None = None
-        self.ended = Event()
-        self.error: Exception | None = None
+    message: ReceivedMessage[Any]
+    ack_tracker: AckTracker | None = None
+    count_before_call: bool = False
+    commit_first: bool = False
+    failures: int = 0
+    fenced_count: int = 0
+    counted: bool = False
+    in_store: bool = False
+    started: bool = False
+    in_progress: bool = False
+    cancelled: bool = False
+    queue: JobQueue | None = None
+    ended: Event = field(default_factory=Event)
+    error: Exception | None = None
 
     @property
     def invalid(self) -> bool:
@@ -74,14 +60,12 @@ class HandlerJob:
         return self.ack_tracker is not None and self.ack_tracker.revoked and not self.ack_tracker.invalid
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class JobQueue:
     """Jobs in order; the first is in progress, waits for its retry, or is next."""
 
-    __slots__ = ("jobs", "key")
-
-    def __init__(self, key: Hashable | None) -> None:
-        self.key = key
-        self.jobs: deque[HandlerJob] = deque()
+    key: Hashable | None
+    jobs: deque[HandlerJob] = field(default_factory=deque)
 
 
 class OrderedQueues:

@@ -319,10 +319,9 @@ class HandlerRunner:
         if ledger is not None:
             first = ledger.delivered_count - len(messages)
             for number, message in enumerate(messages, first):
-                job = HandlerJob(message, ledger, careful=number < COUNT_BEFORE_CALL_MAX)
                 power_of_two = not number & (number - 1)
-                job.commit_first = COUNT_BEFORE_CALL_MAX <= number <= EARLY_COMMIT_MAX and power_of_two
-                self._queues.add(job)
+                commit_first = COUNT_BEFORE_CALL_MAX <= number <= EARLY_COMMIT_MAX and power_of_two
+                self._queues.add(HandlerJob(message, ledger, number < COUNT_BEFORE_CALL_MAX, commit_first))
         core.message_count += len(messages)
         return True
 

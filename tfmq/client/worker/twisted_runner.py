@@ -73,7 +73,9 @@ class DeferredRunner(EventLoopRun):
         running = self._runner
         try:
             with (
-                shutdown_handler(reactor, self._stop, self._cancel_on_signal)
+                shutdown_handler(
+                    reactor, self._stop, lambda number: self._cancel_workers(immediate_exit(number))
+                )
                 if signals
                 else contextlib.nullcontext()
             ):
@@ -118,9 +120,6 @@ class DeferredRunner(EventLoopRun):
         self._cancelled = self._cancelled or error
         for worker in self._workers:
             worker.cancel()
-
-    def _cancel_on_signal(self, number: int) -> None:
-        self._cancel_workers(immediate_exit(number))
 
     async def _run_worker(self) -> None:
         """Handle one message after the other until the run ends. An error ends the run."""
