@@ -17,6 +17,7 @@ Operations run in the driver's thread, under the driver's lock, so they may use 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 NEVER = float("inf")
@@ -125,6 +126,7 @@ class BackgroundTasks:
 Result = TypeVar("Result")
 
 
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class Future:
     """A one-shot completion: `done` becomes true once and stays true.
 
@@ -132,11 +134,8 @@ class Future:
     code.
     """
 
-    __slots__ = ("__weakref__", "callbacks", "done")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.callbacks: list[Callable[[Any], None]] = []
+    done: bool = field(default=False, init=False)
+    callbacks: list[Callable[[Any], None]] = field(default_factory=list, init=False)
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Call `callback(self)` on completion, or at once if already done."""
@@ -186,15 +185,12 @@ Executor = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], No
 """run(work, done) calls `work()` somewhere, then `done(result, error)` under the driver's lock."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ResultFuture(Future):
     """A result or an error. `set_outcome` can be the callback `done` of an executor."""
 
-    __slots__ = ("error", "result")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.result: Any = None
-        self.error: BaseException | None = None
+    result: Any = None
+    error: BaseException | None = None
 
     def set_outcome(self, result: Any, error: BaseException | None) -> None:
         self.result, self.error = result, error

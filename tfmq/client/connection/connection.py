@@ -13,6 +13,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -49,6 +50,7 @@ NEVER = float("inf")
 UpdateRequest = Callable[[Any], Any]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PendingRequest(Future):
     """A request in progress: done when its reply arrived, it failed, or it was abandoned.
 
@@ -61,51 +63,24 @@ class PendingRequest(Future):
     referenced.
     """
 
-    __slots__ = (
-        "body",
-        "command",
-        "correlation_id",
-        "deadline",
-        "error",
-        "in_background",
-        "repeat",
-        "reply",
-        "reply_body",
-        "request",
-        "send_count",
-        "sent",
-        "update",
-        "wants_reply",
-    )
+    request: Any
+    body: tuple[Buffer, ...]
+    correlation_id: int
+    deadline: float = NEVER
+    repeat: bool = True
+    in_background: bool = False
+    wants_reply: bool = True
+    update: UpdateRequest | None = None
+    command: Command = field(init=False)
+    sent: bool = False
+    send_count: int = 0
+    """Above 1, an earlier sending may have been executed although a later one was rejected."""
+    reply: Any = None
+    reply_body: memoryview = memoryview(b"")  # noqa: RUF009
+    error: TfmqError | None = None
 
-    def __init__(
-        self,
-        request: Any,
-        body: tuple[Buffer, ...],
-        *,
-        correlation_id: int,
-        deadline: float = NEVER,
-        repeat: bool = True,
-        in_background: bool = False,
-        wants_reply: bool = True,
-        update: UpdateRequest | None = None,
-    ) -> None:
-        super().__init__()
-        self.command: Command = BY_REQUEST[type(request)]
-        self.request = request
-        self.body = body
-        self.correlation_id = correlation_id
-        self.deadline = deadline
-        self.repeat = repeat
-        self.in_background = in_background
-        self.wants_reply = wants_reply
-        self.update = update
-        self.sent = False
-        self.send_count = 0
-        """Above 1, an earlier sending may have been executed although a later one was rejected."""
-        self.reply: Any = None
-        self.reply_body: memoryview = _EMPTY
-        self.error: TfmqError | None = None
+    def __post_init__(self) -> None:
+        self.command = BY_REQUEST[type(self.request)]
 
     def timeout_error(self, server: object) -> TimedOut:
         """Return the error for a request that `server` did not answer before its deadline."""
@@ -124,9 +99,6 @@ class PendingRequest(Future):
     def __repr__(self) -> str:
         state = "open" if not self.done else repr(self.error) if self.error else "answered"
         return f"<PendingRequest {self.command.name} {self.correlation_id} {state}>"
-
-
-_EMPTY = memoryview(b"")
 
 
 def error_from_reply(header: list[Any]) -> TfmqError:
@@ -296,16 +268,7 @@ class ClientConnection:
         number = next(self._correlation_ids) % _CORRELATION_IDS
         while number == 0 or number in self._pending:
             number = next(self._correlation_ids) % _CORRELATION_IDS
-        call = PendingRequest(
-            request,
-            body,
-            correlation_id=number,
-            deadline=deadline,
-            repeat=repeat,
-            in_background=in_background,
-            wants_reply=wants_reply,
-            update=update,
-        )
+        call = PendingRequest(request, body, number, deadline, repeat, in_background, wants_reply, update)
         if self.state == READY:
             self._send(call)
         elif self.state == ConnectionState.DOWN and self.connection_count and not self._pending:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,72 +47,46 @@ class DeliveryOwner(Protocol):
     def schedule_callback(self, callback: Callable[[], object]) -> None: ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Batch(Future):
     """Messages for one partition that are sent together. `partition` -1: not chosen yet."""
 
-    __slots__ = (
-        "attempts",
-        "attribute_parts",
-        "closes_at",
-        "count",
-        "deadline",
-        "durability",
-        "encoded",
-        "error",
-        "flags",
-        "is_open",
-        "is_urgent",
-        "last_error",
-        "overhead_bytes",
-        "owner",
-        "partition",
-        "payloads",
-        "positions",
-        "producer_id",
-        "rerouted_from_partitions",
-        "room_bytes",
-        "seen_indexes",
-        "sequence",
-        "shared_attribute",
-        "size_bytes",
-        "topic",
-        "user_callbacks",
-    )
+    owner: DeliveryOwner
+    topic: str
+    partition: int
+    room_bytes: int
+    """Bytes that can still be added."""
+    born_ms: InitVar[int]
+    closes_at: float
+    """When the batch is closed at the latest."""
+    size_bytes: int = 0
+    deadline: float = float("inf")
+    """When the batch fails."""
+    shared_attribute: bytes = field(init=False)
+    overhead_bytes: int = field(init=False)
+    """Bytes that a record without key, tag and properties adds to its payload."""
+    payloads: list[bytes] = field(default_factory=list)
+    attribute_parts: list[bytes] | None = None
+    flags: list[int] | None = None
+    is_open: bool = True
+    is_urgent: bool = False
+    count: int = 0
+    producer_id: int = 0
+    sequence: int = 0
+    encoded: EncodedRecords | None = None
+    attempts: int = 0
+    last_error: TfmqError | None = None
+    rerouted_from_partitions: int = 0
+    """Number of partitions of the deleted topic that the batch was rerouted from; else 0."""
+    error: TfmqError | None = None
+    positions: Sequence[tuple[int, int]] = ()
+    durability: str = ""
+    seen_indexes: set[int] | None = None
+    user_callbacks: list[Callable[[Batch], object]] | None = None
 
-    def __init__(
-        self, owner: DeliveryOwner, topic: str, partition: int, room: int, born_ms: int, leaves_at: float
-    ) -> None:
-        super().__init__()
-        self.owner = owner
-        self.topic = topic
-        self.partition = partition
-        self.room_bytes = room
-        """Bytes that can still be added."""
-        self.size_bytes = 0
-        self.closes_at = leaves_at
-        """When the batch is closed at the latest."""
-        self.deadline = float("inf")
-        """When the batch fails."""
+    def __post_init__(self, born_ms: int) -> None:
         self.shared_attribute = attribute_part(encode_attribute(born_ms))
         self.overhead_bytes = HEADER_SIZE + len(self.shared_attribute)
-        """Bytes that a record without key, tag and properties adds to its payload."""
-        self.payloads: list[bytes] = []
-        self.attribute_parts: list[bytes] | None = None
-        self.flags: list[int] | None = None
-        self.is_open = True
-        self.is_urgent = False
-        self.count = 0
-        self.producer_id = self.sequence = 0
-        self.encoded: EncodedRecords | None = None
-        self.attempts = 0
-        self.last_error: TfmqError | None = None
-        self.rerouted_from_partitions = 0
-        """Number of partitions of the deleted topic that the batch was rerouted from; else 0."""
-        self.error: TfmqError | None = None
-        self.positions: Sequence[tuple[int, int]] = ()
-        self.durability = ""
-        self.seen_indexes: set[int] | None = None
-        self.user_callbacks: list[Callable[[Batch], object]] | None = None
 
     # While the batch is open
 
