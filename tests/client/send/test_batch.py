@@ -10,8 +10,8 @@ from tests.client.rig import SenderRig
 from tests.client.transaction.test_pipeline import Teller
 from tfmq.client.connection.requests import Topic
 from tfmq.client.producer.core import BATCH_BYTES_MAX
-from tfmq.client.send.batch import DelayedBatch, Deliveries, Delivery
-from tfmq.client.send.delivery_time import StampedDueTime
+from tfmq.client.send.batch import Batch, Deliveries, Delivery
+from tfmq.client.send.delivery_time import DueTimes, StampedDueTime
 from tfmq.errors import Busy, DiskFull, TfmqError
 from tfmq.limits import BATCH_RECORDS_DELAYED
 from tfmq.message import SendResult
@@ -132,11 +132,12 @@ def _one(rig: SenderRig) -> Deliveries:
 HOME = Topic("orders", 7, (), {})
 
 
-def batch_of(count: int) -> DelayedBatch:
-    batch = DelayedBatch(Teller(), "orders", -1, 1 << 20, 1_700_000_000_000, 0.0)
+def batch_of(count: int) -> Batch:
+    batch = Batch(Teller(), "orders", -1, 1 << 20, 1_700_000_000_000, 0.0)
+    dues = batch.due_times = DueTimes()
     for number in range(count):
         batch.add(b"%d" % number, None, None)
-        batch.due_times.add(StampedDueTime(DUE_RELATIVE | number, 0.0))
+        dues.add(StampedDueTime(DUE_RELATIVE | number, 0.0))
     batch.partition, batch.routed_topic = 3, HOME
     batch.close(1 << 20)
     batch.assign_sequence(5, 0)
@@ -193,11 +194,6 @@ def test_a_failed_one_raises() -> None:
         batch.result_of(0)
     with pytest.raises(DiskFull):
         batch.results_of(0, 1)
-
-
-def test_it_knows_the_topic_that_it_goes_to() -> None:
-    batch = batch_of(1)
-    assert (batch.routed_topic, batch.partition) == (HOME, 3)
 
 
 def test_the_largest_batch_has_no_more_messages_than_a_delayed_one_may() -> None:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from tfmq.client.connection.connection import READY, ClientConnection, PendingRequest
 from tfmq.client.connection.requests import MetadataCache, Topic
 from tfmq.client.operation import Event, Operation
-from tfmq.client.send.batch import Batch, DelayedBatch, Delivery, DeliveryOwner
-from tfmq.client.send.delivery_time import StampedDueTime, due_number
+from tfmq.client.send.batch import Batch, Delivery, DeliveryOwner
+from tfmq.client.send.delivery_time import DueTimes, StampedDueTime, due_number
 from tfmq.client.send.partition_sender import (
     DelayedPartitionBuffer,
     DelayedSender,
@@ -200,7 +200,7 @@ class RecordAccumulator:
 
     def _close(self, batch: Batch) -> None:
         batch.close(self.options.batch_bytes)
-        shared = self.shared_delayed if isinstance(batch, DelayedBatch) else self.shared_batches
+        shared = self.shared_batches if batch.due_times is None else self.shared_delayed
         if shared.get(batch.topic) is batch:
             del shared[batch.topic]
 
@@ -233,7 +233,7 @@ class RecordAccumulator:
             self.close_batch(batch)
             batch = self._open_batch_for(entry, message, due is not None)
         index = batch.add(payload, part, message.tag)
-        if due is not None and isinstance(batch, DelayedBatch):
+        if due is not None and batch.due_times is not None:
             batch.due_times.add(StampedDueTime(due, self.now() if called_at is None else called_at))
         if batch.is_open and (batch.room_bytes <= 0 or batch.closes_at <= 0):
             self.close_batch(batch)
@@ -261,7 +261,7 @@ class RecordAccumulator:
                 self.close_batch(buffer.open_batch)
         batch = self._create_batch(topic, partition, delayed)
         batch.payloads = payloads
-        if given is not None and isinstance(batch, DelayedBatch):
+        if given is not None and batch.due_times is not None:
             batch.due_times.add(given, len(payloads))
         batch.room_bytes -= size_bytes + len(payloads) * batch.overhead_bytes
         batch.close(self.options.batch_bytes)
@@ -402,9 +402,10 @@ class RecordAccumulator:
     ) -> Batch:
         born_ms = int(self._wall_clock() * 1000)
         leaves_at = self.now() + self.options.linger_seconds
-        kind = DelayedBatch if delayed else Batch
-        batch = kind(self._owner, topic, partition, self.options.batch_bytes, born_ms, leaves_at)
+        batch = Batch(self._owner, topic, partition, self.options.batch_bytes, born_ms, leaves_at)
         batch.deadline = leaves_at + self.timeout
+        if delayed:
+            batch.due_times = DueTimes()
         if remember:
             self.outstanding[batch] = None
         return batch
@@ -438,10 +439,8 @@ class RecordAccumulator:
         except TfmqError as error:
             self.fail_batch(batch, error)
             return
-        batch.partition = partition
-        if isinstance(batch, DelayedBatch):
-            batch.routed_topic = topic
-        self.buffer_for(topic, partition, isinstance(batch, DelayedBatch)).push(batch)
+        batch.partition, batch.routed_topic = partition, topic
+        self.buffer_for(topic, partition, batch.due_times is not None).push(batch)
 
     def _fail_unrouted_batch(self, batch: Batch, error: TfmqError) -> None:
         """Fail a batch, open or closed, that has no partition sender yet."""
@@ -547,7 +546,7 @@ class RecordAccumulator:
     def find_buffer(self, batch: Batch) -> PartitionSender | DelayedPartitionBuffer | None:
         """Return the buffer in which `batch` gathers messages; None if its partition is not chosen."""
         key = (batch.topic, batch.partition)
-        if isinstance(batch, DelayedBatch):
+        if batch.due_times is not None:
             return self.delayed_sender.buffers.get(key)
         return self.partition_senders.get(key)
 

@@ -83,6 +83,12 @@ class Batch(Future):
     durability: str = ""
     seen_indexes: set[int] | None = None
     user_callbacks: list[Callable[[Batch], object]] | None = None
+    due_times: DueTimes | None = None
+    """Of delayed messages, which the broker holds until each is due; else None."""
+    routed_topic: Topic | None = None
+    """The topic's metadata at the time when the partition was chosen."""
+    handles: Handles | None = None
+    """Of delayed messages, which have these instead of offsets."""
 
     def __post_init__(self, born_ms: int) -> None:
         self.shared_attribute = attribute_part(encode_attribute(born_ms))
@@ -166,6 +172,8 @@ class Batch(Future):
         if self.done:
             return
         self.payloads, self.attribute_parts, self.flags = [], None, None
+        if self.due_times is not None:
+            self.due_times = DueTimes()
         if self.encoded is not None:
             self.encoded = self.encoded._replace(data=bytearray(), blocks=[])
         self.is_open = False
@@ -176,6 +184,17 @@ class Batch(Future):
             self.user_callbacks = None
 
     # Results
+
+    def set_handles(self, told: Told | TransactionDelayed | None) -> None:
+        """Store the handles of the reply. Ignored if it has none, or if they do not match the batch."""
+        if told is None:
+            return
+        dues = self._decode_due_times(told.dues)
+        if len(dues) == self.count and max(dues) <= DUE_MAX >= told.first_number + self.count:
+            self.handles = Handles(told.store_id, told.log_id, told.first_number, dues)
+
+    def _decode_due_times(self, packed: bytes) -> array[int]:
+        return decode_due_times(packed)
 
     def offset_of(self, index: int) -> int | None:
         """Return the offset of message `index`; None where the broker did not return it."""
@@ -192,11 +211,15 @@ class Batch(Future):
             raise self.error
         message_id = pack_id(self.producer_id, self.sequence + index)
         offset = self.offset_of(index)
-        return SendResult(self.topic, self.partition, offset, message_id, self.durability, count)
+        result = SendResult(self.topic, self.partition, offset, message_id, self.durability, count)
+        return result if self.handles is None else result._replace(delayed=self.handles[index])
 
     def results_of(self, first: int, count: int) -> SendResult:
         """Return one result for `count` messages sent together. Raises as `result_of`."""
-        return self.result_of(first, count)
+        result = self.result_of(first, count)
+        return (
+            result if self.handles is None else result._replace(delayed=self.handles[first : first + count])
+        )
 
     def mark_seen(self, index: int, count: int) -> None:
         """Record that the caller has seen the outcome of these messages."""
@@ -334,50 +357,3 @@ class Deliveries:
 
     def __repr__(self) -> str:
         return f"<Deliveries of {len(self)} messages in {len(self.batches)} batches>"
-
-
-class DelayedHandleBatch(Batch):
-    """A batch whose messages may have handles of delayed messages instead of offsets."""
-
-    __slots__ = ("handles",)
-
-    def __init__(self, *fields: Any) -> None:
-        super().__init__(*fields)
-        self.handles: Handles | None = None
-
-    def set_handles(self, told: Told | TransactionDelayed | None) -> None:
-        """Store the handles of the reply. Ignored if it has none, or if they do not match the batch."""
-        if told is None:
-            return
-        dues = self._decode_due_times(told.dues)
-        if len(dues) == self.count and max(dues) <= DUE_MAX >= told.first_number + self.count:
-            self.handles = Handles(told.store_id, told.log_id, told.first_number, dues)
-
-    def _decode_due_times(self, packed: bytes) -> array[int]:
-        return decode_due_times(packed)
-
-    def result_of(self, index: int, count: int = 1) -> SendResult:
-        result = super().result_of(index, count)
-        return result if self.handles is None else result._replace(delayed=self.handles[index])
-
-    def results_of(self, first: int, count: int) -> SendResult:
-        result = super().result_of(first, count)
-        return (
-            result if self.handles is None else result._replace(delayed=self.handles[first : first + count])
-        )
-
-
-class DelayedBatch(DelayedHandleBatch):
-    """Messages for one partition that the broker holds until each is due."""
-
-    __slots__ = ("due_times", "routed_topic")
-
-    def __init__(self, *fields: Any) -> None:
-        super().__init__(*fields)
-        self.due_times = DueTimes()
-        self.routed_topic: Topic | None = None
-        """The topic's metadata at the time when the partition was chosen."""
-
-    def _complete(self) -> None:
-        super()._complete()
-        self.due_times = DueTimes()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, ClassVar, Final, Protocol, cast
+from typing import ClassVar, Final, Protocol
 
 from tfmq.backoff import Backoff
 from tfmq.client.connection.connection import ClientConnection, PendingRequest
 from tfmq.client.connection.requests import Topic
-from tfmq.client.send.batch import Batch, DelayedBatch
+from tfmq.client.send.batch import Batch
 from tfmq.client.send.delivery_time import DueTimes
 from tfmq.errors import (
     NOT_DONE,
@@ -292,8 +292,7 @@ class PartitionSender:
         assert batch.encoded is not None, "numbered"
         sender, acks = self._accumulator, self._accumulator.acks
         topic, update = self.topic, None
-        if isinstance(batch, DelayedBatch):
-            assert batch.routed_topic is not None, "placed"
+        if batch.due_times is not None and batch.routed_topic is not None:
             topic, update = batch.routed_topic, partial(_renew_due_times, batch.due_times, sender.now)
         place = (
             topic.name,
@@ -389,7 +388,7 @@ class PartitionSender:
         self._accumulator.fail_batch(batch, error)
 
     def _handle_stored(self, call: PendingRequest, batch: Batch) -> None:
-        if isinstance(batch, DelayedBatch) and call.wants_reply:
+        if batch.due_times is not None and call.wants_reply:
             batch.set_handles(call.reply.delayed)
         self._remove_in_flight(batch)
         self._backoff.reset()
@@ -591,7 +590,7 @@ class DelayedSender(PartitionSender):
         super().__init__(sender, DELAYED_TOPIC, 0)
         self.buffers: dict[tuple[str, int], DelayedPartitionBuffer] = {}
         self._deleted_topics: dict[tuple[str, int], Topic] = {}
-        self._rerouted: list[DelayedBatch] = []
+        self._rerouted: list[Batch] = []
         """Batches for deleted topics, not stored there, to be rerouted to the re-created topics."""
 
     def buffer_for(self, topic: Topic, partition: int) -> DelayedPartitionBuffer:
@@ -620,13 +619,13 @@ class DelayedSender(PartitionSender):
         if not isinstance(error, UnknownTopic):
             super()._handle_error(batch, error)
             return
-        home = cast(DelayedBatch, batch).routed_topic
+        home = batch.routed_topic
         assert home is not None, "placed"
         self._deleted_topics[home.name, home.incarnation] = home
         if batch.attempts <= 1 and not batch.rerouted_from_partitions:
             self._has_gap = True
             self._remove_in_flight(batch)
-            self._rerouted.append(cast(DelayedBatch, batch))
+            self._rerouted.append(batch)
         else:
             super()._handle_error(batch, error)
 
@@ -674,7 +673,7 @@ class DelayedSender(PartitionSender):
             del self.buffers[buffer.topic.name, buffer.partition]
         return closed
 
-    def _batches_of_deleted_topics(self, batches: Any) -> list[DelayedBatch]:
+    def _batches_of_deleted_topics(self, batches: Iterable[Batch]) -> list[Batch]:
         """Return those of `batches` whose topic is deleted."""
         gone = self._deleted_topics
         return [

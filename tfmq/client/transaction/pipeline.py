@@ -28,7 +28,7 @@ from tfmq.client.connection.requests import (
 )
 from tfmq.client.operation import Event, Operation, ResultFuture, Wait
 from tfmq.client.send.accumulator import RecordAccumulator
-from tfmq.client.send.batch import Batch, DelayedHandleBatch, Delivery, DeliveryOwner
+from tfmq.client.send.batch import Batch, Delivery, DeliveryOwner
 from tfmq.client.send.delivery_time import DueTimes, StampedDueTime, due_number
 from tfmq.client.send.partition_sender import IN_FLIGHT_BATCHES_MAX, IN_FLIGHT_BYTES_MAX, ProducerIds
 from tfmq.client.send.partitioner import choose_partition
@@ -67,10 +67,13 @@ class TransactionDeliveryOwner(DeliveryOwner, Protocol):
         """Hold a reference to `batch` until its callbacks have run; the user may have dropped it."""
 
 
-class TransactionBatch(DelayedHandleBatch):
-    """Messages of one transaction for one partition of the topic's `incarnation`."""
+class TransactionBatch(Batch):
+    """Messages of one transaction for one partition of the topic's `incarnation`.
 
-    __slots__ = ("due_times", "first_block_count", "incarnation")
+    Delays of delayed messages start at the commit.
+    """
+
+    __slots__ = ("first_block_count", "incarnation")
 
     owner: TransactionDeliveryOwner
 
@@ -85,8 +88,6 @@ class TransactionBatch(DelayedHandleBatch):
     ) -> None:
         super().__init__(owner, topic, partition, room, born_ms, float("inf"))
         self.incarnation = incarnation
-        self.due_times: DueTimes | None = None
-        """The due times of delayed messages; their delays start at the commit. None: not delayed."""
         self.first_block_count = 0
         """Number of messages in the first block. The commit returns no offsets for later blocks."""
 
