@@ -118,33 +118,26 @@ def check_arguments(arguments: Mapping[str, Any], *, awaits: bool = True) -> Con
     for topic in given.codec if isinstance(given.codec, Mapping) else ():
         if not subscription.reads(topic):
             raise BadRequest(f"codec= has one for the topic {topic}, which this consumer does not read.")
+    unchanged = {name: arguments[name] for name in ConsumerOptions._fields if name in arguments}
+    converted: dict[str, Any] = {
+        "group": _group_name(given.group, given.broadcast),
+        "start": start_position(given.start),
+        "read": READ[given.read],
+        "storage": open_storage(given.offsets if by_broker or given.offsets != BROKER else given.coordinator),
+        "tags": _parse_tags(given.tags),
+        "hooks": check_hooks(given.hooks, "before_handle", "after_handle"),
+        "coordinator": None if by_broker else given.coordinator,
+    }
     return ConsumerOptions(
+        **{**unchanged, **converted},
         subscription=subscription,
-        group=_group_name(given.group, given.broadcast),
-        start=start_position(given.start),
         start_latest=given.start == "latest",
-        read=READ[given.read],
         skip_damage=given.on_damage == "skip",
         reset=None if given.on_out_of_range == "stop" else given.on_out_of_range,
-        commits=given.commits,
-        storage=open_storage(given.offsets if by_broker or given.offsets != BROKER else given.coordinator),
-        retries=given.retries,
-        dead_letters=given.dead_letters,
-        tags=_parse_tags(given.tags),
-        where=given.where,
-        codec=given.codec,
-        hooks=check_hooks(given.hooks, "before_handle", "after_handle"),
-        strategy=given.strategy,
-        coordinator=None if by_broker else given.coordinator,
-        on_assigned=given.on_assigned,
-        on_revoked=given.on_revoked,
         awaits=awaits,
-        timeout=given.timeout,
         session_timeout=given.session,
         commit_interval=given.save_every,
         refresh_interval=given.refresh_every,
-        fetch_bytes=given.fetch_bytes,
-        prefetch_bytes=given.prefetch_bytes,
     )
 
 

@@ -184,34 +184,33 @@ class Rebalance:
         while self.has_pending_callbacks:
             if self._revoked_pending:
                 going = set(self._revoked_pending)
-                over = partial(
-                    self._callback_returned, partial(self._revoked_pending.difference_update, going)
-                )
-                yield from self._run_callback(self._options.on_revoked, going, over)
+                note = partial(self._revoked_pending.difference_update, going)
+                yield from self._run_callback(self._options.on_revoked, going, note)
             else:
                 came = self._assigned_pending & self.membership.assigned.keys()
                 self._assigned_pending = set()
-                over = partial(
-                    self._callback_returned,
+                yield from self._run_callback(
+                    self._options.on_assigned,
+                    came,
                     lambda: self.unannounced.intersection_update(self._assigned_pending),
                 )
-                yield from self._run_callback(self._options.on_assigned, came, over)
 
     def _run_callback(
-        self, told: PartitionCallback, names: set[PartitionName], over: Callable[[], None]
+        self, function: PartitionCallback, names: set[PartitionName], note: Callable[[], object]
     ) -> Operation[None]:
-        """Run one callback; without one or without partitions only call `over`."""
-        if told is None or not names:
+        """Run one callback, if there are a function and partitions. `note` is called after it returned."""
+
+        def over() -> None:
+            self._in_callback = False
+            note()
+            self.wake()
+            self.on_callback_returned()
+
+        if function is None or not names:
             over()
             return
         self._in_callback = True
-        yield from call_user_function(told, names, self.start_await, over)
-
-    def _callback_returned(self, note: Callable[[], object]) -> None:
-        self._in_callback = False
-        note()
-        self.wake()
-        self.on_callback_returned()
+        yield from call_user_function(function, names, self.start_await, over)
 
     def run_final_callbacks(self) -> Operation[None]:
         """Run on_revoked for all partitions, because the consumer is closed."""

@@ -93,7 +93,7 @@ class HandlerThreads:
 class TaskRunner(EventLoopRun):
     """One `run` of an asyncio consumer."""
 
-    _driver: AsyncDriver
+    driver: AsyncDriver
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -103,7 +103,7 @@ class TaskRunner(EventLoopRun):
 
     async def run(self, workers: int, signals: bool) -> None:
         """Run until `stop`, a signal or an error, which is raised. Commit and leave the group."""
-        driver, running = self._driver, self._runner
+        driver, running = self.driver, self.runner
         installed = self._install_signal_handlers() if signals else []
         try:
             try:
@@ -134,7 +134,7 @@ class TaskRunner(EventLoopRun):
 
     async def _run_worker(self) -> None:
         """Handle one message after the other until the run ends. An error ends the run."""
-        driver, running = self._driver, self._runner
+        driver, running = self.driver, self.runner
         try:
             await self._handle_messages()
         except asyncio.CancelledError as error:
@@ -148,10 +148,10 @@ class TaskRunner(EventLoopRun):
 
     async def _call_listener(self, job: HandlerJob) -> Exception | None:
         message = job.message
-        listener = self._listeners.find(message.topic)
+        listener = self.listeners.find(message.topic)
         try:
             if is_coroutine_listener(listener):
-                with handler_context(message, self._hooks):
+                with handler_context(message, self.hooks):
                     check_result(await listener(message))
             else:
                 found = await self._threads.call(partial(self._call_plain_listener, listener, message))
@@ -169,7 +169,7 @@ class TaskRunner(EventLoopRun):
 
     def _call_plain_listener(self, listener: Listener, message: ReceivedMessage[Any]) -> Any:
         """Call a listener that is a plain function, in a thread. An awaitable result is returned."""
-        with handler_context(message, self._hooks):
+        with handler_context(message, self.hooks):
             found = listener(message)
             if not inspect.isawaitable(found):
                 check_result(found)
@@ -189,9 +189,9 @@ class TaskRunner(EventLoopRun):
 
     def _on_signal(self, number: int) -> None:
         """Handle a signal: stop the run, or cancel the workers if it is stopping already."""
-        if self._signal is None and not self._runner.is_stopping:
+        if self._signal is None and not self.runner.is_stopping:
             log_first_signal(number)
-            self._stop()
+            self.stop()
             self._signal = number
         else:
             self._signal = number

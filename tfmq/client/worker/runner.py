@@ -20,6 +20,7 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final, Protocol, TypeVar
 
@@ -552,22 +553,15 @@ class HandlerRunner:
             self._set_event(self._retry_loop_ended)
 
 
+@dataclass(eq=False, repr=False)
 class ListenerRun:
     """One `run` of a consumer: the base of its variants. `stop` is the consumer's."""
 
-    def __init__(
-        self,
-        running: HandlerRunner,
-        driver: Any,
-        listeners: Listeners,
-        hooks: Sequence[Any],
-        stop: Callable[[], None],
-    ) -> None:
-        self._runner = running
-        self._driver = driver
-        self._listeners = listeners
-        self._hooks = hooks
-        self._stop = stop
+    runner: HandlerRunner
+    driver: Any
+    listeners: Listeners
+    hooks: Sequence[Any]
+    stop: Callable[[], None]
 
 
 class EventLoopRun(ListenerRun, ABC):
@@ -575,7 +569,7 @@ class EventLoopRun(ListenerRun, ABC):
 
     async def _handle_messages(self) -> None:
         """Handle one message after the other until the run ends."""
-        driver, running = self._driver, self._runner
+        driver, running = self.driver, self.runner
         while (job := await driver.run(running.next_job())) is not None:
             try:
                 error = await self._call_listener(job)

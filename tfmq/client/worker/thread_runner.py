@@ -86,7 +86,7 @@ JOIN_SECONDS: Final = 5.0
 class ThreadRunner(ListenerRun):
     """One `run` of a blocking consumer."""
 
-    _driver: BlockingDriver
+    driver: BlockingDriver
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -96,9 +96,9 @@ class ThreadRunner(ListenerRun):
 
     def run(self, workers: int, signals: bool) -> None:
         """Run until `stop`, a signal or an error, which is raised. Commit and leave the group."""
-        driver, running = self._driver, self._runner
+        driver, running = self.driver, self.runner
         try:
-            with signal_handlers(self._stop, signals):
+            with signal_handlers(self.stop, signals):
                 try:
                     driver.run(running.start())
                     if workers == 1:
@@ -125,7 +125,7 @@ class ThreadRunner(ListenerRun):
 
     def _run_worker(self) -> None:
         """Handle one message after the other until the run ends."""
-        driver, running = self._driver, self._runner
+        driver, running = self.driver, self.runner
         while (job := driver.run(running.next_job())) is not None:
             try:
                 error = self._call_listener(job)
@@ -137,9 +137,9 @@ class ThreadRunner(ListenerRun):
 
     def _call_listener(self, job: HandlerJob) -> Exception | None:
         """Call the listener. Return what it raised, or None."""
-        listener = self._listeners.find(job.message.topic)
+        listener = self.listeners.find(job.message.topic)
         try:
-            with handler_context(job.message, self._hooks):
+            with handler_context(job.message, self.hooks):
                 found = listener(job.message)
                 if inspect.isawaitable(found):
                     found = self._await_in_loop(found)
@@ -149,7 +149,7 @@ class ThreadRunner(ListenerRun):
         return None
 
     def _await_in_loop(self, awaitable: Any) -> Any:
-        with self._driver.lock:
+        with self.driver.lock:
             if self._loop is None:
                 # Created only when a listener returns an awaitable: most programs need no loop.
                 self._loop = ListenerLoopThread()
@@ -167,7 +167,7 @@ class ThreadRunner(ListenerRun):
         for thread in threads:
             thread.start()
         with contextlib.suppress(Closed):
-            self._driver.run(self._wait_for_workers())
+            self.driver.run(self._wait_for_workers())
         for thread in threads:
             thread.join(JOIN_SECONDS)
 
@@ -177,11 +177,11 @@ class ThreadRunner(ListenerRun):
         except Closed:
             pass  # the run ended at once, without this worker
         except BaseException as error:
-            self._driver.run(self._runner.fail(error))
+            self.driver.run(self.runner.fail(error))
         finally:
             with contextlib.suppress(Closed):
-                self._driver.run(self._worker_ended())
-            self._driver.set_event(Event())  # the calling thread may be waiting on the socket
+                self.driver.run(self._worker_ended())
+            self.driver.set_event(Event())  # the calling thread may be waiting on the socket
 
     def _worker_ended(self) -> Operation[None]:
         yield from ()

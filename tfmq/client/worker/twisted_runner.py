@@ -58,7 +58,7 @@ def shutdown_handler(reactor: Any, stop: Callable[[], None], again: Callable[[in
 class DeferredRunner(EventLoopRun):
     """One `run` of a Twisted consumer."""
 
-    _driver: DeferredDriver
+    driver: DeferredDriver
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -69,12 +69,12 @@ class DeferredRunner(EventLoopRun):
 
     async def run(self, workers: int, signals: bool) -> None:
         """Run until `stop`, the shutdown or an error, which is raised; commit and leave the group."""
-        reactor = self._driver.get_reactor()
-        running = self._runner
+        reactor = self.driver.get_reactor()
+        running = self.runner
         try:
             with (
                 shutdown_handler(
-                    reactor, self._stop, lambda number: self._cancel_workers(immediate_exit(number))
+                    reactor, self.stop, lambda number: self._cancel_workers(immediate_exit(number))
                 )
                 if signals
                 else contextlib.nullcontext()
@@ -87,7 +87,7 @@ class DeferredRunner(EventLoopRun):
             raise running.failure
 
     async def _run_workers(self, workers: int) -> None:
-        driver, running = self._driver, self._runner
+        driver, running = self.driver, self.runner
         try:
             await driver.run(running.start())
             self._active_workers = workers
@@ -113,7 +113,7 @@ class DeferredRunner(EventLoopRun):
             self._all_ended = Deferred()
             self._cancelled = error
             # In another reactor iteration: a worker whose listener caused this is not waiting for anything yet.
-            self._driver.get_reactor().callLater(0, self._cancel_workers, error)
+            self.driver.get_reactor().callLater(0, self._cancel_workers, error)
             await self._all_ended
 
     def _cancel_workers(self, error: BaseException) -> None:
@@ -132,13 +132,13 @@ class DeferredRunner(EventLoopRun):
         except BaseException as error:
             if isinstance(error, CancelledError) and self._cancelled is not None:
                 error = self._cancelled
-            await self._driver.run(self._runner.fail(error))
+            await self.driver.run(self.runner.fail(error))
 
     async def _call_listener(self, job: HandlerJob) -> Exception | None:
         message = job.message
-        listener = self._listeners.find(message.topic)
+        listener = self.listeners.find(message.topic)
         try:
-            with handler_context(message, self._hooks):
+            with handler_context(message, self.hooks):
                 found = listener(message)
                 if inspect.isawaitable(found):
                     found = await found
