@@ -8,7 +8,6 @@ from typing import Any
 from tests.client.fake_broker import FakeBroker, Session
 from tfmq.client.connection.addresses import BrokerAddress
 from tfmq.client.connection.connection import ClientConnection
-from tfmq.client.connection.requests import MetadataCache
 from tfmq.client.drivers.callbacks import Timers
 from tfmq.client.operation import CallUserCode, Operation, Wait
 from tfmq.client.send.accumulator import RecordAccumulator, SendOptions
@@ -129,12 +128,11 @@ class SenderRig(Rig):
         timeout: float = 30.0,
     ) -> None:
         super().__init__(broker)
-        options = SendOptions(acks, linger_ms / 1000, batch_bytes, buffer_bytes, timeout)
-        self.cluster = MetadataCache(lambda: self.time)
+        self.options = SendOptions(acks, linger_ms / 1000, batch_bytes, buffer_bytes, timeout)
         self.called_back: list[object] = []
-        self.sender = RecordAccumulator(
-            self.link, self.cluster, self.call_later, self, options, selector or KeyHash(), lambda: self.time
-        )
+        self.driver = self.owner = self
+        self.selector, self.wall_clock = selector or KeyHash(), lambda: self.time
+        self.sender = RecordAccumulator(self)
         self.tickers.append(self.sender)
 
     def send(self, payload: bytes | None, topic: str = "orders", **fields: Any) -> Delivery:

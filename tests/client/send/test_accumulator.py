@@ -305,7 +305,7 @@ def rig() -> SenderRig:
 
 
 def topic_of(rig: SenderRig) -> Topic:
-    topic = rig.cluster.topic("orders")
+    topic = rig.sender.metadata.topic("orders")
     assert topic is not None
     return topic
 

@@ -177,7 +177,7 @@ def test_what_was_put_back_comes_before_full_batches_too(rig: TransactionRig, tx
 def test_a_topic_is_the_one_that_its_first_message_saw(rig: TransactionRig, tx: TransactionCore) -> None:
     rig.send(tx, b"1", partition=0)
     rig.broker.incarnations["orders"] = 99
-    rig.core.accumulator.invalidate_topic(rig.core.metadata.topic("orders"))  # type: ignore[arg-type]
+    rig.core.accumulator.invalidate_topic(rig.core.accumulator.metadata.topic("orders"))  # type: ignore[arg-type]
     rig.send(tx, b"2", partition=1)
     other = rig.begin()
     rig.send(other, b"3")

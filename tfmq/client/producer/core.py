@@ -8,7 +8,7 @@ from typing import Any
 from tfmq.client.admin.delayed import Rescheduled, cancel_delayed_message, reschedule_delayed_message
 from tfmq.client.connection.connection import READY, ClientConnection
 from tfmq.client.connection.factory import make_client_parts
-from tfmq.client.connection.requests import MetadataCache, wait_for_all
+from tfmq.client.connection.requests import wait_for_all
 from tfmq.client.operation import CallUserCode, Event, Operation, Wait
 from tfmq.client.producer.store_and_forward import StoreAndForward
 from tfmq.client.send.accumulator import RecordAccumulator, SendOptions
@@ -89,16 +89,7 @@ class ProducerCore:
         self.driver.on_fork.append(self._on_fork)
 
     def _create_accumulator(self) -> None:
-        self.metadata = MetadataCache(self.link.now)
-        self.accumulator = RecordAccumulator(
-            self.link,
-            self.metadata,
-            self.driver.call_later,
-            self.owner,
-            self.options,
-            self.selector,
-            self.wall_clock,
-        )
+        self.accumulator = RecordAccumulator(self)
         self.driver.tickers.append(self.accumulator)
         self.store_and_forward: StoreAndForward | None = None
         if isinstance(self.selector, StrictPartitions) and self.selector.store is not None:

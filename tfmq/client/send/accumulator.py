@@ -6,7 +6,6 @@ delayed messages.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -80,22 +79,12 @@ class RecordAccumulator:
     linger time has passed, or when a caller waits for it and its partition sender is idle. Messages sent in the
     meantime fill the next batch, so waiting threads form batches without a linger time. Order is kept per partition.
     Memory is bounded: callers check `has_room` before they append. Everything runs under the driver's lock.
-
-    `owner` is the producer object that delivery handles call.
     """
 
-    def __init__(
-        self,
-        link: ClientConnection,
-        cluster: MetadataCache,
-        call_later: Callable[[float, Callable[[], None]], object],
-        owner: DeliveryOwner,
-        options: SendOptions,
-        selector: PartitionSelector,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, producer: ProducerContext) -> None:
+        link, options = producer.link, producer.options
         self.link, self.now = link, link.now
-        self.metadata = cluster
+        self.metadata = MetadataCache(link.now)
         self.options = options
         self.timeout = options.timeout
         self.producer_ids = ProducerIds(link)
@@ -105,10 +94,10 @@ class RecordAccumulator:
         self.used_bytes = 0
         self.lost_messages = self.failed_messages = 0
         self.sent_messages = self.sent_batches = self.sent_bytes = 0
-        self.call_later = call_later
-        self._owner = owner
-        self.selector = selector
-        self._wall_clock = wall_clock
+        self.call_later: Callable[[float, Callable[[], None]], object] = producer.driver.call_later
+        self._owner: DeliveryOwner = producer.owner
+        self.selector = producer.selector
+        self.wall_clock = producer.wall_clock
         self._topics: dict[str, ProducerTopic] = {}
         self.partition_senders: dict[tuple[str, int], PartitionSender] = {}
         self.delayed_sender = DelayedSender(self)
@@ -366,7 +355,7 @@ class RecordAccumulator:
         """Return the attribute bytes of the message; None if the batch's shared ones are sufficient."""
         if message.key is None and not message.tag and not message.properties:
             return None
-        born_ms = int(self._wall_clock() * 1000)
+        born_ms = int(self.wall_clock() * 1000)
         return attribute_part(encode_attribute(born_ms, message.key, message.tag, message.properties))  # type: ignore[arg-type]
 
     def _open_batch_for(self, entry: ProducerTopic, message: Message, delayed: bool) -> Batch:
@@ -400,7 +389,7 @@ class RecordAccumulator:
     def _create_batch(
         self, topic: str, partition: int, delayed: bool = False, remember: bool = True
     ) -> Batch:
-        born_ms = int(self._wall_clock() * 1000)
+        born_ms = int(self.wall_clock() * 1000)
         leaves_at = self.now() + self.options.linger_seconds
         batch = Batch(self._owner, topic, partition, self.options.batch_bytes, born_ms, leaves_at)
         batch.deadline = leaves_at + self.timeout
@@ -552,13 +541,15 @@ class RecordAccumulator:
 
 
 class ProducerContext(Protocol):
-    """The part of a producer that transactions and the store-and-forward queue use."""
+    """The part of a producer that its accumulator, transactions and store-and-forward queue use."""
 
     link: ClientConnection
     accumulator: RecordAccumulator
     options: SendOptions
     driver: Any
     owner: Any
+    """What delivery handles call."""
+    selector: PartitionSelector
     group: str | None
     hooks: tuple[Any, ...]
     has_fast_path: bool

@@ -63,8 +63,7 @@ class RecordContent(NamedTuple):
 def lease_producer_id(link: ClientConnection, until: float) -> Operation[int]:
     """Lease an unused producer id; it is valid while the broker remembers idle producers."""
     reply = yield from request_with_retries(link, LeaseProducerIds(1), until)
-    found: int = reply.first
-    return found
+    return int(reply.first)
 
 
 def start_producer(
@@ -90,8 +89,7 @@ def locate_log_end(
     reply = yield from request_with_retries(
         link, Locate(stream.topic, stream.incarnation, stream.partition, by), until
     )
-    found: int = reply.offset
-    return found
+    return int(reply.offset)
 
 
 def send_idempotent(
@@ -141,8 +139,7 @@ def close_producer(link: ClientConnection, stream: ProducerPartition, until: flo
     which is permanent as well.
     """
     reply = yield from request_with_retries(link, SucceedProducer(*stream), until)
-    found: int = reply.last_sequence
-    return found
+    return int(reply.last_sequence)
 
 
 def find_records(

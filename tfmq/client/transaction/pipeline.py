@@ -6,7 +6,6 @@ of it takes a few KiB, and nothing if no handle refers to it. So a transaction m
 
 from __future__ import annotations
 
-import time
 import weakref
 from array import array
 from collections import deque
@@ -142,17 +141,11 @@ class TransactionAccumulator:
     than the rest. Runs under the driver's lock.
     """
 
-    def __init__(
-        self,
-        teller: TransactionDeliveryOwner,
-        sender: RecordAccumulator,
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, owner: TransactionDeliveryOwner, accumulator: RecordAccumulator) -> None:
         self.shared_batches: dict[str, TransactionBatch] = {}
         """Open batches, by topic, for any message without a key; the fast path appends to them."""
-        self._owner = teller
-        self._accumulator = sender
-        self._wall_clock = wall_clock
+        self._owner = owner
+        self._accumulator = accumulator
         self._topics: dict[str, Topic] = {}
         self._shared_delayed: dict[str, TransactionBatch] = {}
         self._open: dict[tuple[str, int, bool], TransactionBatch] = {}
@@ -262,7 +255,7 @@ class TransactionAccumulator:
         partition = choose_partition(self._accumulator.selector, known, message)
         batch = self._open.get((topic, partition, delayed))
         if batch is None:
-            born_ms = int(self._wall_clock() * 1000)
+            born_ms = int(self._accumulator.wall_clock() * 1000)
             batch = TransactionBatch(self._owner, topic, known.incarnation, partition, BATCH_BYTES, born_ms)
             batch.due_times = DueTimes() if delayed else None
             self._open[topic, partition, delayed] = batch

@@ -87,7 +87,7 @@ class TransactionCore:
         self.manager = home
         self.producer = home.producer
         self.state: str = OPEN
-        self.accumulator = TransactionAccumulator(self, self.producer.accumulator, self.producer.wall_clock)
+        self.accumulator = TransactionAccumulator(self, self.producer.accumulator)
         self.requests = TransactionRequests(home, self.accumulator, beginning)
         self.shared_batches = self.accumulator.shared_batches
         """The batches that the fast path of `send` appends to; empty where nothing may be sent."""
