@@ -99,7 +99,7 @@ def test_commit_covers_all_that_is_out_and_later_saving_does_not_go_back() -> No
     assert made.uncommitted_positions()[A].offset == first.next_offset
     made.mark_committed(made.uncommitted_positions())
     assert made.uncommitted_positions() == {}
-    assert made.committed_offset(A) == first.next_offset
+    assert made.committed[A] == first.next_offset
 
 
 def test_commit_of_one_message_covers_those_before_it() -> None:
@@ -329,7 +329,7 @@ def test_a_transaction_of_another_client_is_not_waited_for() -> None:
     made.take_ready_messages(3)
     made.delegate_to_transaction(made.transaction_positions())
     made.ack_delivered()
-    assert not made.has_uncommitted(A)
+    assert A not in made.uncommitted
     made.remove_lost(A)
     made.raise_if_lost()
     made = positions(manual=True)
@@ -337,7 +337,7 @@ def test_a_transaction_of_another_client_is_not_waited_for() -> None:
     made.take_ready_messages(3)
     made.ack_delivered()
     made.delegate_to_transaction({A: ReadPosition(0, -1, -1)})
-    assert made.has_uncommitted(A), "it was of less"
+    assert A in made.uncommitted, "it was of less"
 
 
 def test_with_manual_what_was_handed_out_waits_for_the_commit() -> None:
@@ -345,10 +345,10 @@ def test_with_manual_what_was_handed_out_waits_for_the_commit() -> None:
     made.set_ready_batch(batch())
     made.take_ready_messages(3)
     made.ack_delivered()
-    assert not made.is_in_progress(A) and made.has_uncommitted(A)
+    assert not made.is_in_progress(A) and A in made.uncommitted
     made.ack_all()
     made.mark_committed(made.uncommitted_positions())
-    assert not made.has_uncommitted(A)
+    assert A not in made.uncommitted
 
 
 def test_a_loss_with_something_in_work_is_reported_once() -> None:

@@ -53,10 +53,10 @@ def test_until_it_commits_the_consumer_has_saved_nothing(broker: Broker) -> None
     script = consuming(broker)
     script.poll(count=2)
     taken = standing(script)
-    assert script.core.positions.committed_offset(NAME) != offset_of(log, 2)
+    assert script.core.positions.committed[NAME] != offset_of(log, 2)
     script.poll(count=1)
     taken.mark_committed()
-    assert script.core.positions.committed_offset(NAME) == offset_of(log, 2)
+    assert script.core.positions.committed[NAME] == offset_of(log, 2)
     assert broker.sent(CommitOffsets) == []
 
 

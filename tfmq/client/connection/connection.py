@@ -35,7 +35,6 @@ from tfmq.errors import (
     from_error_reply,
 )
 from tfmq.protocol.commands import (
-    ACKS_SYNCED,
     BY_REQUEST,
     MAGIC,
     VERSION_MAX,
@@ -239,11 +238,6 @@ class ClientConnection:
     def server(self) -> BrokerAddress | LocalBrokerAddress:
         """The address in use, or the next one to try."""
         return self.servers[self._server_index % len(self.servers)]
-
-    @property
-    def default_acks(self) -> int:
-        """The durability that the broker uses for `acks=None`."""
-        return self.hello.acks if self.hello else ACKS_SYNCED
 
     def send_request(
         self,

@@ -391,7 +391,7 @@ class ConsumerCore:
                 str(name): {
                     "offset": positions.delivered_position(name).offset,
                     "processed_offset": positions.acked_position(name).offset,
-                    "saved_offset": positions.committed_offset(name),
+                    "saved_offset": positions.committed[name],
                     "waiting_bytes": feed.buffered_bytes,
                     "paused": feed.paused,
                     "stopped": None if feed.failure is None else str(feed.failure),
@@ -532,7 +532,7 @@ def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) ->
     positions = core.positions
     found = [n for n in names if n in core.fetcher.partitions and n not in positions.ack_trackers]
     for name in found:
-        offset = positions.committed_offset(name)
+        offset = positions.committed[name]
         core.set_position(name, positions.start_position(name) if offset is None else ReadPosition(offset))
         core.suspended.add(name)
     if found and not core.closed:
@@ -546,8 +546,8 @@ def _rewind_when_read(core: ConsumerCore, names: Collection[PartitionName]) -> O
     try:
         stored = yield from _read_committed(core, names)
         for name in core.suspended.intersection(names, stored, core.fetcher.partitions):
-            row, known = stored[name], positions.committed_offset(name)
-            if row.incarnation == positions.incarnation(name) and row.offset != known:
+            row, known = stored[name], positions.committed[name]
+            if row.incarnation == positions.incarnations[name] and row.offset != known:
                 place = read_position_of(name, row)
                 positions.mark_committed({name: place})
                 core.set_position(name, place)

@@ -227,6 +227,7 @@ class Decoder:
             raise Damaged(sentence, first=control.offset, next=following)
         time, epoch = control.append_time, control.epoch
         origin = Origin(self.incarnation, time, epoch, self.codec, self.failure_handler)
+        first = control.first_ordinal
         offsets, next_offsets = _offsets(columns.positions, shift, following)
         rows = zip(
             columns.payloads,
@@ -234,7 +235,7 @@ class Decoder:
             repeat(self.partition),
             offsets,
             next_offsets,
-            _ordinals(columns.ordinals, control.first_ordinal),
+            count(first) if columns.ordinals is None else [first + each for each in columns.ordinals],
             columns.ids,
             columns.shared_attributes(),
             repeat(origin),
@@ -392,10 +393,6 @@ def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iter
         return range(begin, end, size), chain(range(begin + size, end, size), (following,))
     offsets = [position + shift for position in positions]
     return offsets, chain(offsets[1:], (following,))
-
-
-def _ordinals(ordinals: Sequence[int] | None, first: int) -> Iterable[int]:
-    return count(first) if ordinals is None else [first + each for each in ordinals]
 
 
 def _describe_bad_records(records: bytes, offset: int) -> str:

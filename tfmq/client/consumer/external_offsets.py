@@ -58,7 +58,7 @@ class ExternalOffsets(NamedTuple):
                 row = kept.get(name)
                 if name not in consuming.fetcher.partitions:  # removed meanwhile
                     continue
-                if row is not None and row.incarnation == positions.incarnation(name):
+                if row is not None and row.incarnation == positions.incarnations[name]:
                     consuming.set_position(name, read_position_of(name, row))
                 else:
                     consuming.set_position(name, positions.start_position(name))
@@ -66,7 +66,7 @@ class ExternalOffsets(NamedTuple):
             consuming.assignment.partitions_fenced(
                 [name for name in lost if generation_of(name) == self.offsets[name].generation]
             )
-            positions.mark_loss_reported(lost)
+            positions.lost.difference_update(lost)
 
 
 def external_offsets(consumer: Any, message: ReceivedMessage[Any] | None) -> ExternalOffsets:
@@ -94,7 +94,7 @@ def external_offsets(consumer: Any, message: ReceivedMessage[Any] | None) -> Ext
         )
         offsets = {
             name: StoredOffset(
-                place.offset, 0, positions.incarnation(name), place.epoch, membership.generation_of(name)
+                place.offset, 0, positions.incarnations[name], place.epoch, membership.generation_of(name)
             )
             for name, place in places.items()
         }
@@ -176,7 +176,7 @@ def transaction_positions(consumer: Any) -> TransactionPositions:
             rewind_to_committed(consuming, places)
             raise
         rows = [
-            GroupOffset(n.topic, positions.incarnation(n), n.partition, place.offset, 0, place.epoch)
+            GroupOffset(n.topic, positions.incarnations[n], n.partition, place.offset, 0, place.epoch)
             for n, place in places.items()
         ]
         row = TransactionOffsets(membership.group, membership.member_id, membership.generation, rows)

@@ -185,7 +185,7 @@ class GroupOffsets:
         try:
             stored = {
                 name: StoredOffset(
-                    place.offset, 0, self._positions.incarnation(name), place.epoch, generation_of(name)
+                    place.offset, 0, self._positions.incarnations[name], place.epoch, generation_of(name)
                 )
                 for name, place in places.items()
             }

@@ -43,17 +43,20 @@ class Positions:
         self._polled: dict[PartitionName, ReadPosition] = {}
         self._delivered: dict[PartitionName, ReadPosition] = {}
         self._acked: dict[PartitionName, ReadPosition] = {}
-        self._committed: dict[PartitionName, int | None] = {}
-        self._incarnations: dict[PartitionName, int] = {}
+        self.committed: dict[PartitionName, int | None] = {}
+        """The last committed offset that this consumer knows of."""
+        self.incarnations: dict[PartitionName, int] = {}
         self._start_offsets: dict[PartitionName, int] = {}
-        self._uncommitted: dict[PartitionName, int] = {}
+        self.uncommitted: dict[PartitionName, int] = {}
+        """In manual mode: delivered messages up to this offset are not committed."""
         self._delegated: dict[PartitionName, int] = {}
         self._loop_partition: PartitionName | None = None
         self._loop_messages: list[ReceivedMessage] = []
         self.stopped = False
         self._invalidated_loop_partition: PartitionName | None = None
         self._removed: set[PartitionName] = set()
-        self._lost: set[PartitionName] = set()
+        self.lost: set[PartitionName] = set()
+        """Partitions lost with deliveries in progress, which the user does not know yet."""
 
     # Partitions
 
@@ -61,8 +64,8 @@ class Positions:
         self, name: PartitionName, position: ReadPosition, saved: int | None = None, incarnation: int = 0
     ) -> None:
         """Start reading a partition. `saved`: the committed offset. `incarnation`: of the topic."""
-        self._committed[name] = saved
-        self._incarnations[name] = incarnation
+        self.committed[name] = saved
+        self.incarnations[name] = incarnation
         if saved is None:
             self._start_offsets[name] = position.offset
         # Last, because Ctrl-C can interrupt at any line, and a partition in this dict counts as read.
@@ -72,23 +75,23 @@ class Positions:
         """Remove a partition that is not assigned to this consumer any more."""
         self._discard_delivered(name)
         self._removed.add(name)
-        for places in (self._acked, self._committed, self._incarnations, self._start_offsets):
+        for places in (self._acked, self.committed, self.incarnations, self._start_offsets):
             places.pop(name, None)
 
     def remove_lost(self, name: PartitionName) -> bool:
         """Remove a partition. Return True if the new owner gets delivered messages of it again."""
         known = self._acked.get(name)
-        unsaved = known is not None and known.offset != self._committed[name]
-        open_ended = self.is_in_progress(name) or self.has_uncommitted(name)
+        unsaved = known is not None and known.offset != self.committed[name]
+        open_ended = self.is_in_progress(name) or name in self.uncommitted
         self.remove(name)
         if open_ended:
-            self._lost.add(name)
+            self.lost.add(name)
         return open_ended or unsaved
 
     def reassigned_after_loss(self, message: ReceivedMessage | None = None) -> list[PartitionName]:
         """Return partitions assigned again whose loss is not reported yet; of `message` if given."""
         own = None if message is None else partition_of(message)
-        return [name for name in self._lost if name in self and own in (None, name)]
+        return [name for name in self.lost if name in self and own in (None, name)]
 
     def raise_if_lost(
         self, refused: Iterable[PartitionName] = (), message: ReceivedMessage | None = None
@@ -98,11 +101,11 @@ class Positions:
         `refused` partitions count as lost, too. For a `message`, and inside a handler, only its partition
         matters.
         """
-        lost = sorted(self._lost.union(refused))
+        lost = sorted(self.lost.union(refused))
         message = message or CURRENT_MESSAGE.get()
         if message is not None:
             lost = [name for name in lost if name == partition_of(message)]
-        self._lost.difference_update(lost)
+        self.lost.difference_update(lost)
         if lost:
             raise Fenced(
                 f"{', '.join(map(str, lost))}: another member of the group owns it by now; the uncommitted messages"
@@ -110,22 +113,11 @@ class Positions:
                 partitions=[list(name) for name in lost],
             )
 
-    def mark_loss_reported(self, names: Iterable[PartitionName]) -> None:
-        """Clear the unreported loss of partitions, because the user was notified."""
-        self._lost.difference_update(names)
-
-    def incarnation(self, name: PartitionName) -> int:
-        return self._incarnations[name]
-
     def is_in_progress(self, name: PartitionName) -> bool:
         """Return whether a loop, `poll` caller or handler may be working on a message of it."""
         ledger = self.ack_trackers.get(name)
         active = ledger is not None and ledger.active_handlers > 0
         return active or name in self._polled or name == self._loop_partition
-
-    def has_uncommitted(self, name: PartitionName) -> bool:
-        """Return whether, in manual mode, a delivered message of the partition is not committed."""
-        return name in self._uncommitted
 
     def seek(self, name: PartitionName, position: ReadPosition) -> None:
         """Continue at `position`: what is before it is acked, unacked deliveries are discarded."""
@@ -189,13 +181,13 @@ class Positions:
             if (
                 self._manual
                 and name in self
-                and place.offset not in (self._committed[name], self._delegated.get(name))
+                and place.offset not in (self.committed[name], self._delegated.get(name))
             ):
-                self._uncommitted[name] = place.offset
+                self.uncommitted[name] = place.offset
         self._polled.clear()
         self.current = self._loop_partition = self._invalidated_loop_partition = None
         if not self._manual:
-            self._lost.clear()
+            self.lost.clear()
         if current is None or ready is None or partition_of(current) != ready.name:
             return
         if ready.ends_with(current):
@@ -273,17 +265,13 @@ class Positions:
             self._advance_acked(name, ledger.position)
         return self._acked[name]
 
-    def committed_offset(self, name: PartitionName) -> int | None:
-        """Return the last committed offset that this consumer knows of, or None."""
-        return self._committed[name]
-
     def uncommitted_positions(
         self, names: Iterable[PartitionName] | None = None
     ) -> dict[PartitionName, ReadPosition]:
         """Return the acked positions that are not committed yet; of `names` if given."""
         read = self._acked if names is None else [name for name in names if name in self._acked]
         places = {name: self.acked_position(name) for name in read}
-        return {name: place for name, place in places.items() if place.offset != self._committed[name]}
+        return {name: place for name, place in places.items() if place.offset != self.committed[name]}
 
     def transaction_positions(self) -> dict[PartitionName, ReadPosition]:
         """Return the positions that a transaction is to commit: after all delivered messages.
@@ -299,15 +287,15 @@ class Positions:
             places = {name: self._contiguous_position_after(name, message)}
         else:
             places = {name: self._committable(name) for name in self._acked}
-        known = {name: self._start_offsets.get(name, self._committed[name]) for name in places}
+        known = {name: self._start_offsets.get(name, self.committed[name]) for name in places}
         return {name: place for name, place in places.items() if place.offset != known[name]}
 
     def delegate_to_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
         """Stop waiting for the commit of `positions`: the end of their transaction is not reported."""
         for name, place in positions.items():
             self._delegated[name] = place.offset
-            if self._uncommitted.get(name, UNKNOWN) <= place.offset:
-                self._uncommitted.pop(name, None)
+            if self.uncommitted.get(name, UNKNOWN) <= place.offset:
+                self.uncommitted.pop(name, None)
 
     def start_position(self, name: PartitionName) -> ReadPosition:
         """Return where a partition without a committed offset was started."""
@@ -323,11 +311,11 @@ class Positions:
                 self._advance_acked(name, place)
 
     def mark_committed(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
-        for name in positions.keys() & self._committed.keys():
-            self._committed[name] = positions[name].offset
+        for name in positions.keys() & self.committed.keys():
+            self.committed[name] = positions[name].offset
             self._start_offsets.pop(name, None)
-            if self._uncommitted.get(name, UNKNOWN) <= positions[name].offset:
-                self._uncommitted.pop(name, None)
+            if self.uncommitted.get(name, UNKNOWN) <= positions[name].offset:
+                self.uncommitted.pop(name, None)
 
     def names(self) -> Iterable[PartitionName]:
         return self._acked.keys()
@@ -393,7 +381,7 @@ class Positions:
     def _raise_if_removed(self, name: PartitionName) -> None:
         """Raise Fenced if the partition was removed after its messages were delivered."""
         if name in self._removed:
-            self._lost.discard(name)
+            self.lost.discard(name)
             raise Fenced(
                 f"{name} was assigned to another member of the group after that message was delivered.",
                 partitions=[list(name)],
@@ -406,7 +394,7 @@ class Positions:
 
     def _discard_delivered(self, name: PartitionName) -> None:
         self.ack_trackers.invalidate(name)
-        for places in (self._polled, self._delivered, self._uncommitted, self._delegated):
+        for places in (self._polled, self._delivered, self.uncommitted, self._delegated):
             places.pop(name, None)
         if self._loop_partition == name:
             self._invalidated_loop_partition = name

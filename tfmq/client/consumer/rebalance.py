@@ -236,7 +236,7 @@ class Rebalance:
         if positions.is_in_progress(name) or self.busy(name) or name in self._revoked_pending:
             return False
         waited = self._last_poll_at - self._revoked[name]
-        return not positions.has_uncommitted(name) or waited >= self._options.session_timeout
+        return name not in positions.uncommitted or waited >= self._options.session_timeout
 
     def _release(self, names: list[PartitionName]) -> Operation[None]:
         """Commit and release partitions; on a retriable error pause and return."""

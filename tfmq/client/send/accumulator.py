@@ -38,7 +38,7 @@ from tfmq.errors import (
 )
 from tfmq.limits import MESSAGE_BYTES
 from tfmq.message import Message, encode_attribute
-from tfmq.protocol.commands import Metadata
+from tfmq.protocol.commands import ACKS_SYNCED, Metadata
 
 KEYLESS = Message(None)
 """Stands for any message without a key when a selector chooses for a whole batch."""
@@ -115,7 +115,9 @@ class RecordAccumulator:
 
     @property
     def acks(self) -> int:
-        return self.link.default_acks if self.options.acks is None else self.options.acks
+        if self.options.acks is not None:
+            return self.options.acks
+        return self.link.hello.acks if self.link.hello else ACKS_SYNCED
 
     @property
     def in_flight_limit(self) -> int:
