@@ -294,17 +294,11 @@ class PartitionSender:
         topic, update = self.topic, None
         if batch.due_times is not None and batch.routed_topic is not None:
             topic, update = batch.routed_topic, partial(_renew_due_times, batch.due_times, sender.now)
-        place = (
-            topic.name,
-            topic.incarnation,
-            batch.partition,
-            batch.producer_id,
-            batch.sequence,
-            batch.count,
-        )
+        place = (topic.name, topic.incarnation, batch.partition)
+        numbers = (batch.producer_id, batch.sequence, batch.count)
         try:
             call = sender.link.send_request(
-                Produce(*place, acks, batch.encoded.blocks),  # type: ignore[arg-type]
+                Produce(*place, *numbers, acks, batch.encoded.blocks),  # type: ignore[arg-type]
                 batch.encoded.data,
                 seconds=max(0.0, batch.deadline - sender.now()),
                 in_background=True,
