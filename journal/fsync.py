@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from journal.clock import Clock
@@ -67,7 +67,7 @@ class FsyncTarget(Protocol):
         """Plan an fsync of everything written so far; None if nothing needs it or the log is stopped."""
         ...
 
-    def force_done(self, plan: Any, error: Exception | None) -> Callable[[], None] | None:
+    def force_done(self, plan: FsyncPlan, error: Exception | None) -> Callable[[], None] | None:
         """Record the result of an fsync: advance `forced_offset`, or stop.
 
         Returns follow-up file work for a worker, or None.
@@ -75,21 +75,19 @@ class FsyncTarget(Protocol):
         ...
 
 
-class FsyncPlan(Protocol):
-    """The state of one log when its fsync is planned: the fsync covers what was written until then."""
+class FsyncPlan(NamedTuple):
+    """The state of one log when its fsync is planned: an fsync of `file` makes everything before `end` durable.
 
-    @property
-    def log(self) -> FsyncTarget: ...
-    def fsync(self) -> None:
-        """Fsync the log's own files. Called in a worker. Raises OSError."""
-        ...
+    The other fields are for the log's own `force_done`.
+    """
 
-    def start(self, start: StartFsync, callback: FsyncCallback) -> bool:
-        """Start the fsync without a worker and call `callback(error)` at its end.
-
-        Return False, without effect, if that is not possible.
-        """
-        ...
+    log: FsyncTarget
+    gate: FsyncGate
+    file: FsyncFile
+    end: int
+    end_ordinal: int = 0
+    planned_at: float = 0.0
+    snapshot: Any = None
 
 
 class _SyncfsSpeed:
@@ -294,7 +292,7 @@ class Forcer:
                 self._record_success(plan, started_at)
             self._complete([plan], [error], None)
 
-        return self._begin is not None and plan.start(self._begin, on_end)
+        return self._begin is not None and plan.gate.start(plan.file, self._begin, on_end)
 
     def _complete(
         self, plans: list[FsyncPlan], results: list[Exception | None] | None, error: BaseException | None
@@ -382,7 +380,7 @@ class Forcer:
     def _fsync_one(self, plan: FsyncPlan) -> Exception | None:
         started_at = self._clock.monotonic()
         try:
-            plan.fsync()
+            plan.gate.fsync(plan.file)
         except (OSError, JournalError) as error:
             return error
         self._record_success(plan, started_at)

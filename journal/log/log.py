@@ -17,14 +17,12 @@ from journal.clock import Clock
 from journal.disk import Disk, File, write_all
 from journal.errors import BadBatch, Closed, Full, Stopped, TooLarge
 from journal.filenames import join
-from journal.linux_aio import FsyncCallback, StartFsync
-from journal.log.checkpoint import EmptyState, Snapshot, State
-from journal.log.durability import LogDurability
+from journal.fsync import FsyncPlan
+from journal.log.checkpoint import EmptyState, State
 from journal.log.reader import LogReader, RawReadContext, WouldBlock
 from journal.log.recovery import LogRecovery
 from journal.log.recovery_rules import Damage, Recovery
 from journal.log.retention import SegmentAge, count_expired
-from journal.log.segment import Segment
 from journal.log.segments import LogOptions, SegmentSet
 from journal.log.writer import LogWriter, size_bound
 from journal.record.batch import PLAIN, Appended, Batch, Chunk, Source, succession_source, verify_batch
@@ -40,16 +38,87 @@ from journal.record.format import (
     split_id,
 )
 
+__all__ = [
+    "PLAIN",
+    "Appended",
+    "Batch",
+    "Chunk",
+    "EmptyState",
+    "Log",
+    "LogOptions",
+    "Recovery",
+    "Source",
+    "State",
+    "UnsyncedRecords",
+    "Upto",
+    "succession_source",
+]  # fmt: skip
 
-class LogStatus:
-    """Status of a log: the base of `Log`.
+Upto = Literal["forced", "written"]
+DEFAULTS: Final = LogOptions()
 
-    Every property is O(1) except where documented, and safe in any thread.
 
-    Offsets are bytes, ordinals count records.
+class UnsyncedRecords(NamedTuple):
+    """Records that a power loss could discard: `since` is the monotonic time (s) of the first."""
+
+    records: int
+    since: float
+
+
+class Log:
+    """The log of one partition, made by `Log.open`. Offsets are bytes, ordinals count records.
+
+    The module docstring has its guarantees and threads. Every property is O(1) except where documented, and safe in
+    any thread.
     """
 
-    _segment_set: SegmentSet
+    def __init__(
+        self, disk: Disk, folder: str, log_id: int, clock: Clock, options: LogOptions, state: State
+    ) -> None:
+        self._disk = disk
+        self.folder = folder
+        self.log_id = log_id
+        self.options = options
+        self._clock = clock
+        self._state = state
+        self.closed = False
+        self.recovery: Recovery
+        """What the last opening or `resume` found."""
+        self._segment_set: SegmentSet
+        self._reader: LogReader
+        self._writer: LogWriter
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        folder: str,
+        *,
+        log_id: int,
+        clock: Clock,
+        options: LogOptions = DEFAULTS,
+        state: State | None = None,
+        start_offset: int = 0,
+    ) -> Log:
+        """Recover and return the log in the existing `folder`.
+
+        If the folder has no log, create one that starts at `start_offset`. Calls `state.load` once, then
+        `state.apply` for each verified block after the snapshot. May run in a worker.
+
+        Raises NewerFormat, Corrupt (WrongLog: the folder belongs to another log id), OSError, Full.
+        """
+        log = cls(disk, folder, log_id, clock, options, EmptyState() if state is None else state)
+        log._recover(start_offset, resume=False)
+        return log
+
+    def _recover(self, start_offset: int, *, resume: bool) -> None:
+        recovery = LogRecovery(
+            self._disk, self.folder, self.log_id, self._clock, self.options, self._state, start_offset
+        )
+        recovery.run(resume=resume)
+        self.recovery, self._segment_set = recovery.report, recovery.segment_set
+        self._reader = LogReader(recovery.segment_set)
+        self._writer = LogWriter(self._disk, self.folder, self._clock, self.options, self._state, recovery)
 
     @property
     def first_offset(self) -> int:
@@ -148,118 +217,6 @@ class LogStatus:
         segment_set = self._segment_set
         with segment_set.lock:
             return segment_set.applied_positions.durable((kind, id), segment_set.durable)
-
-
-__all__ = [
-    "PLAIN",
-    "Appended",
-    "Batch",
-    "Chunk",
-    "EmptyState",
-    "Log",
-    "LogFsyncPlan",
-    "LogOptions",
-    "Recovery",
-    "Source",
-    "State",
-    "UnsyncedRecords",
-    "Upto",
-    "succession_source",
-]  # fmt: skip
-
-Upto = Literal["forced", "written"]
-DEFAULTS: Final = LogOptions()
-
-
-class UnsyncedRecords(NamedTuple):
-    """Records that a power loss could discard: `since` is the monotonic time (s) of the first."""
-
-    records: int
-    since: float
-
-
-class LogFsyncPlan(NamedTuple):
-    """State of a log when an fsync is planned: the fsync makes everything before `end` durable."""
-
-    log: Log
-    durability: LogDurability
-    segment: Segment
-    end: int
-    end_ordinal: int
-    epoch: int
-    planned_at: float
-    snapshot: Snapshot | None
-
-    def fsync(self) -> None:
-        """Fsync the active segment. Called in a worker.
-
-        Raises OSError; after the first error every later call raises too.
-        """
-        self.durability.gate.fsync(self.segment)
-
-    def start(self, start: StartFsync, callback: FsyncCallback) -> bool:
-        """Start the fsync without a thread and call `callback(error)` at its end.
-
-        Return False, without effect, if that is not possible.
-        """
-        return self.durability.gate.start(self.segment, start, callback)
-
-
-class Log(LogStatus):
-    """The log of one partition, made by `Log.open`.
-
-    The module docstring has its guarantees and threads.
-    """
-
-    def __init__(
-        self, disk: Disk, folder: str, log_id: int, clock: Clock, options: LogOptions, state: State
-    ) -> None:
-        self._disk = disk
-        self.folder = folder
-        self.log_id = log_id
-        self.options = options
-        self._clock = clock
-        self._state = state
-        self.closed = False
-        self.recovery: Recovery
-        """What the last opening or `resume` found."""
-        self._segment_set: SegmentSet
-        self._durability: LogDurability
-        self._reader: LogReader
-        self._writer: LogWriter
-
-    @classmethod
-    def open(
-        cls,
-        disk: Disk,
-        folder: str,
-        *,
-        log_id: int,
-        clock: Clock,
-        options: LogOptions = DEFAULTS,
-        state: State | None = None,
-        start_offset: int = 0,
-    ) -> Log:
-        """Recover and return the log in the existing `folder`.
-
-        If the folder has no log, create one that starts at `start_offset`. Calls `state.load` once, then
-        `state.apply` for each verified block after the snapshot. May run in a worker.
-
-        Raises NewerFormat, Corrupt (WrongLog: the folder belongs to another log id), OSError, Full.
-        """
-        log = cls(disk, folder, log_id, clock, options, EmptyState() if state is None else state)
-        log._recover(start_offset, resume=False)
-        return log
-
-    def _recover(self, start_offset: int, *, resume: bool) -> None:
-        recovery = LogRecovery(
-            self._disk, self.folder, self.log_id, self._clock, self.options, self._state, start_offset
-        )
-        recovery.run(resume=resume)
-        self.recovery, self._segment_set = recovery.report, recovery.segment_set
-        self._durability = LogDurability(self._disk, self.folder, self._clock, self.options, recovery)
-        self._reader = LogReader(recovery.segment_set)
-        self._writer = LogWriter(self._segment_set, self._durability, self._clock, self.options, self._state)
 
     @property
     def dirty(self) -> UnsyncedRecords | None:
@@ -385,16 +342,14 @@ class Log(LogStatus):
         Raises BelowStart, BeyondEnd, NotARecord, CutAway, Corrupt (a damaged range: continue at `.next`),
         OSError, Closed.
         """
-        self._readable()
-        return self._reader.read(offset, max_bytes, upto == "forced", epoch, cached=False)
+        return self._readable().read(offset, max_bytes, upto == "forced", epoch, cached=False)
 
     def read_cached(
         self, offset: int, max_bytes: int, *, upto: Upto = "forced", epoch: int | None = None
     ) -> Chunk | None:
         """As `read`, but None if the read would have to wait for the disk."""
-        self._readable()
         try:
-            return self._reader.read(offset, max_bytes, upto == "forced", epoch, cached=True)
+            return self._readable().read(offset, max_bytes, upto == "forced", epoch, cached=True)
         except WouldBlock:
             return None
 
@@ -404,24 +359,21 @@ class Log(LogStatus):
         `cached`: return None if the read would wait for the disk. Raises as `read`; BeyondEnd also for data
         that is not readable yet.
         """
-        self._readable()
-        return self._reader.block_of_record(offset, upto == "forced", cached)
+        return self._readable().block_of_record(offset, upto == "forced", cached)
 
     def unproven(self, *, cached: bool = False) -> RawReadContext:
         """Context manager that yields `read(offset, size)` for unverified bytes.
 
         For callers that have already verified the block.
         """
-        self._readable()
-        return self._reader.unproven(cached)
+        return self._readable().unproven(cached)
 
     def seek_offset(self, offset: int) -> int:
         """Nearest start of a record at or before `offset`, clamped to the log.
 
         Raises Corrupt, OSError.
         """
-        self._readable()
-        return self._reader.seek_offset(offset)
+        return self._readable().seek_offset(offset)
 
     def offset_of_ordinal(self, ordinal: int) -> tuple[int, int]:
         """(offset, ordinal) of the record `ordinal`.
@@ -429,17 +381,16 @@ class Log(LogStatus):
         Below the first record: the first; above the last: the end; in a damaged range: the next readable
         record.
         """
-        self._readable()
-        return self._reader.offset_of_ordinal(ordinal)
+        return self._readable().offset_of_ordinal(ordinal)
 
     def offset_of_time(self, ms: int) -> int:
         """Offset of the first block appended at or after `ms`, else the end."""
-        self._readable()
-        return self._reader.offset_of_time(ms)
+        return self._readable().offset_of_time(ms)
 
-    def _readable(self) -> None:
+    def _readable(self) -> LogReader:
         if self.closed:
             raise Closed()
+        return self._reader
 
     def flush_due(self, now: float) -> float | None:
         """Monotonic time (s) at which an fsync is due; at most `now`: immediately.
@@ -458,51 +409,48 @@ class Log(LogStatus):
     def force(self) -> None:
         """Fsync everything written so far, in this thread. Raises Stopped, Closed."""
         self._writable()
-        self._durability.fsync_all()
+        self._writer.fsync_all()
 
-    def force_plan(self) -> LogFsyncPlan | None:
+    def force_plan(self) -> FsyncPlan | None:
         """Plan an fsync of everything written so far; None if nothing needs it or the log is stopped."""
         segment_set = self._segment_set
         if self.closed or segment_set.stopped is not None or segment_set.durable >= segment_set.end:
             return None
         now, snapshot = self._clock.monotonic(), self._writer.snapshot_if_due()
-        position = (segment_set.end, segment_set.end_ordinal, segment_set.epoch)
-        return LogFsyncPlan(self, self._durability, segment_set.segments[-1], *position, now, snapshot)
+        position = (segment_set.end, segment_set.end_ordinal)
+        return FsyncPlan(self, self._writer.gate, segment_set.segments[-1], *position, now, snapshot)
 
-    def force_done(self, plan: LogFsyncPlan, error: Exception | None) -> Callable[[], None] | None:
+    def force_done(self, plan: FsyncPlan, error: Exception | None) -> Callable[[], None] | None:
         """Record the result of an fsync: advance `forced_offset`, or stop the log.
 
         Returns follow-up file work for a worker, or None.
         """
-        segment_set, durability = self._segment_set, self._durability
-        if plan.durability is not durability:
+        segment_set, writer = self._segment_set, self._writer
+        if plan.gate is not writer.gate:
             return None
         if error is not None:
             reason = f"an fsync failed: {error}"
             with segment_set.lock:
                 segment_set.stopped = segment_set.stopped or reason
-            return lambda: self._fail(reason)
+            return lambda: self._stop(reason)
         if segment_set.stopped is not None:
             return None
         segment_set.raise_durable(plan.end, plan.end_ordinal)
-        self._writer.dirty_since = plan.planned_at
-        if plan.snapshot is None and not durability.checkpoint_due:
+        writer.dirty_since = plan.planned_at
+        if plan.snapshot is None and not writer.checkpoint_due:
             return None
-        return lambda: durability.complete_fsync(plan.snapshot)
+        return lambda: writer.complete_fsync(plan.snapshot)
 
     def note_work(self) -> Callable[[], None] | None:
         """Return work for a worker that rewrites an outdated durable offset in `log.mark`.
 
         None if the one in the file is current.
         """
-        return (
-            self._durability.rewrite_checkpoint_unsynced
-            if self._durability.checkpoint_outdated and not self.closed
-            else None
-        )
+        writer = self._writer
+        return writer.rewrite_checkpoint_unsynced if writer.checkpoint_outdated and not self.closed else None
 
-    def _fail(self, reason: str) -> None:
-        self._durability.stop(reason)
+    def _stop(self, reason: str) -> None:
+        self._writer.stop(reason)
 
     def set_options(self, options: LogOptions) -> None:
         """Replace the options of this log; data that is already stored is not changed.
@@ -511,7 +459,7 @@ class Log(LogStatus):
         """
         if options.suffix != self.options.suffix:
             raise ValueError(f"the suffix of a log cannot change: it is {self.options.suffix}")
-        self.options = self._durability.options = self._writer.options = options
+        self.options = self._writer.options = options
 
     def truncate_before(self, offset: int) -> int:
         """Delete everything before the block that holds `offset`; return the new first offset.
@@ -523,12 +471,12 @@ class Log(LogStatus):
         segment_set = self._segment_set
         if offset <= segment_set.first:
             return segment_set.first
-        self._durability.fsync_all()
+        self._writer.fsync_all()
         first, ordinal = segment_set.end, segment_set.end_ordinal
         if offset < segment_set.end:
             block = self._reader.block_at(offset)
             first, ordinal = block.offset, block.control.first_ordinal
-        self._durability.truncate_before(first, ordinal)
+        self._writer.truncate_before(first, ordinal)
         return first
 
     def retain(self, now_ms: int) -> list[str]:
@@ -537,7 +485,7 @@ class Log(LogStatus):
         May run in a worker while no append runs. Raises Stopped, Full, Closed.
         """
         self._writable()
-        self._durability.complete_recovery()
+        self._writer.complete_recovery()
         full = None
         try:
             self._writer.roll_by_age(now_ms)
@@ -556,12 +504,12 @@ class Log(LogStatus):
         if segment_set.segments[count].base > first:
             first = segment_set.segments[count].base
             ordinal = self._reader.first_ordinal_at(first)
-        return self._durability.truncate_before(first, ordinal)
+        return self._writer.truncate_before(first, ordinal)
 
     def stop(self, reason: str) -> None:
         """Stop all writes, also after restarts, until `resume`. Writes `log.mark`."""
         self._writable()
-        self._durability.stop(reason)
+        self._writer.stop(reason)
 
     def resume(self) -> None:
         """Recover a stopped log so that it accepts writes.
@@ -574,12 +522,12 @@ class Log(LogStatus):
             raise Closed()
         if self._segment_set.stopped is None:
             return
-        old = self._durability
+        old = self._writer
         self._recover(0, resume=True)
         old.close_files()
         if self._segment_set.stopped is not None:
             raise Stopped(self._segment_set.stopped)
-        self._durability.write_checkpoint()
+        self._writer.write_checkpoint()
 
     def close(self) -> None:
         """Fsync, write a snapshot and set `clean`; a stopped log is only closed.
@@ -591,7 +539,7 @@ class Log(LogStatus):
         if self.closed:
             return
         self.closed = True
-        self._durability.close(self._writer.snapshot())
+        self._writer.close(self._writer.snapshot())
 
     def abandon(self, reason: str) -> None:
         """Detach a log whose folder was, or will be, renamed or removed.
@@ -602,7 +550,7 @@ class Log(LogStatus):
         """
         if not self.closed:
             self.closed = True
-            self._durability.detach(reason)
+            self._writer.detach(reason)
 
 
 SPOOL_NAME: Final = "append.spool"

@@ -1,17 +1,21 @@
-"""The write side of a log: work before an append, the append itself, and snapshots."""
+"""The write side of a log: appends, fsync, roll, stop, the checkpoint file and snapshots."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal.clock import Clock
-from journal.disk import Bytes
+from journal.disk import Bytes, Disk
 from journal.errors import BadBatch, Full, JournalError, Stopped
-from journal.log.checkpoint import Snapshot, State
-from journal.log.durability import LogDurability
-from journal.log.segments import LogOptions, SegmentSet
+from journal.fsync import FsyncGate
+from journal.log.checkpoint import REWRITE_SECONDS, Snapshot, State, add_epoch_start, next_epoch
+from journal.log.recovery import LogRecovery
+from journal.log.retention import delete_or_archive
+from journal.log.segment import Segment
+from journal.log.segments import LogOptions
 from journal.record.batch import BLOCK_SIZE_MAX, PLAIN, Appended, Batch, Source, split_blocks
 from journal.record.block_trailer import (
     SOURCE_PLAIN,
@@ -24,25 +28,29 @@ from journal.record.format import BadRecord
 
 
 class LogWriter:
-    """Appends to a log. Called by the owner's thread.
+    """Appends to one log and makes it durable: fsyncs through one FsyncGate, `log.mark`, snapshots, roll and stop.
 
-    The work returned by `prepare` may run in a worker while the owner appends nothing.
+    Called by the owner's thread. File work may run in a worker while the owner appends nothing; an fsync and what
+    follows it also while the owner appends.
     """
 
     def __init__(
-        self,
-        segment_set: SegmentSet,
-        durability: LogDurability,
-        clock: Clock,
-        options: LogOptions,
-        state: State,
+        self, disk: Disk, folder: str, clock: Clock, options: LogOptions, state: State, recovery: LogRecovery
     ) -> None:
-        self._segment_set = segment_set
-        self._durability = durability
+        self._disk = disk
+        self._folder = folder
         self._clock = clock
         self.options = options
         self._state = state
-        self._snapshot_due = durability.snapshot_offset + options.state_bytes
+        self._segment_set = recovery.segment_set
+        self.gate = FsyncGate(recovery.segment_set.file_references)
+        self._checkpoint_file = recovery.checkpoint_file
+        self._snapshots = recovery.snapshots
+        self._checkpoint_lock = threading.Lock()
+        self._checkpoint_written_at = clock.monotonic()
+        self._checkpoint_durable = 0
+        self.warnings = recovery.report.warnings
+        self._snapshot_due = max(recovery.snapshots.offsets, default=0) + options.state_bytes
         self.dirty_since = clock.monotonic()
         """Monotonic time (s) at which the first non-durable record may have been appended; undefined if there
         is none.
@@ -64,15 +72,14 @@ class LogWriter:
         def work() -> None:
             if segment_set.stopped is not None:
                 raise Stopped(segment_set.stopped)
-            self._durability.prepare_for_writes()
+            self.prepare_for_writes()
             if snapshot is not None:
-                self._durability.roll(snapshot)
-                self._snapshot_due = segment_set.end + self.options.state_bytes
+                self.roll(snapshot)
 
         return work
 
     def _complete_recovery(self, size: int) -> None:
-        self._durability.complete_recovery()
+        self.complete_recovery()
         work = self.prepare(size)
         if work is not None:
             work()
@@ -80,7 +87,7 @@ class LogWriter:
     def append(self, batches: Sequence[Batch], source: Source) -> PreparedAppend:
         """Append checked batches atomically. Raises BadBatch, Full, Stopped."""
         if self._segment_set.pending_recovery is not None:
-            self._durability.complete_recovery()
+            self.complete_recovery()
         position = self._append_position()
         append = build_append(batches, source, position)
         work = self.prepare(append.end - position.offset)
@@ -92,8 +99,10 @@ class LogWriter:
                 append = build_append(batches, source, position)
         self._write(append)
         self._advance(append)
-        if source.kind != SOURCE_PLAIN:
-            self._record_source(source)
+        if source.kind not in (SOURCE_PLAIN, SOURCE_SUCCESSION):
+            key, at, segment_set = (source.kind, source.id), (source.high, source.low), self._segment_set
+            with segment_set.lock:
+                segment_set.applied_positions.record(key, at, segment_set.end, segment_set.durable)
         return append
 
     def roll_by_age(self, now_ms: int) -> None:
@@ -105,9 +114,8 @@ class LogWriter:
         oldest_ms = active.oldest_ms if seconds else None
         if oldest_ms is None or (oldest_ms + seconds * 1000 > now_ms and not active.sealed):
             return
-        self._durability.prepare_for_writes()
-        self._durability.roll(self.snapshot())
-        self._snapshot_due = self._segment_set.end + self.options.state_bytes
+        self.prepare_for_writes()
+        self.roll(self.snapshot())
 
     def append_slices(self, slices: Iterable[Batch], size_bound: int) -> Appended:
         """Append batches one after the other as one atomic append; on an error all of it is truncated.
@@ -129,7 +137,12 @@ class LogWriter:
                 index += batch.count
                 position = position._replace(offset=append.end, ordinal=append.end_ordinal)
         except (JournalError, OSError):
-            self._undo_append(size)
+            # In a stopped log recovery truncates the segment.
+            if self._segment_set.stopped is None:
+                try:
+                    self._segment_set.active.truncate(size)
+                except (OSError, Full) as error:
+                    raise self.stop(f"an append could not be undone: {error}") from error
             raise
         if append is None:
             raise ValueError("an empty append")
@@ -145,10 +158,7 @@ class LogWriter:
         )
 
     def snapshot_if_due(self) -> Snapshot | None:
-        """Return a snapshot if enough was appended since the last one, else None.
-
-        It is written when the fsync that starts now has succeeded.
-        """
+        """Return a snapshot, to be written after the next fsync, if enough was appended since the last one."""
         if self._segment_set.end < self._snapshot_due:
             return None
         self._snapshot_due = self._segment_set.end + self.options.state_bytes
@@ -170,7 +180,7 @@ class LogWriter:
         try:
             self._segment_set.segments[-1].append(append.buffers, append.trailers)
         except OSError as error:
-            raise self._durability.stop(f"a write failed: {error}") from error
+            raise self.stop(f"a write failed: {error}") from error
 
     def _advance(self, append: PreparedAppend) -> None:
         segment_set = self._segment_set
@@ -180,21 +190,222 @@ class LogWriter:
         with segment_set.lock:
             segment_set.end_ordinal, segment_set.end = append.end_ordinal, append.end
 
-    def _record_source(self, source: Source) -> None:
-        if source.kind not in (SOURCE_PLAIN, SOURCE_SUCCESSION):
-            segment_set = self._segment_set
-            key, position = (source.kind, source.id), (source.high, source.low)
-            with segment_set.lock:
-                segment_set.applied_positions.record(key, position, segment_set.end, segment_set.durable)
+    @property
+    def checkpoint_due(self) -> bool:
+        """True if REWRITE_SECONDS have passed since the durable offset in `log.mark` was rewritten."""
+        return self._clock.monotonic() - self._checkpoint_written_at >= REWRITE_SECONDS
 
-    def _undo_append(self, size: int) -> None:
-        """Truncate the active segment to `size`; in a stopped log recovery does that."""
-        if self._segment_set.stopped is not None:
+    @property
+    def checkpoint_outdated(self) -> bool:
+        """True if the durable offset in `log.mark` is lower than the log's."""
+        return self._segment_set.durable > self._checkpoint_durable
+
+    def fsync_all(self) -> None:
+        """Fsync everything written so far. Raises Stopped."""
+        self.complete_recovery()
+        segment_set = self._segment_set
+        end, ordinal = segment_set.end, segment_set.end_ordinal
+        if segment_set.durable >= end:
             return
         try:
-            self._segment_set.active.truncate(size)
+            self.gate.fsync(segment_set.active)
+        except OSError as error:
+            raise self.stop(f"an fsync failed: {error}") from error
+        segment_set.raise_durable(end, ordinal)
+
+    def stop(self, reason: str) -> Stopped:
+        """Stop the log and return the error for the caller to raise.
+
+        If the stop cannot be written to `log.mark`, `stopped` contains that error.
+        """
+        segment_set = self._segment_set
+        if self.gate.detached:
+            return Stopped(segment_set.stopped or reason)
+        with segment_set.lock:
+            if segment_set.stopped is None:
+                segment_set.stopped = reason
+        try:
+            self.write_checkpoint()
         except (OSError, Full) as error:
-            raise self._durability.stop(f"an append could not be undone: {error}") from error
+            segment_set.stopped = f"{reason}; log.mark could not be written, so a restart ends it: {error}"
+        return Stopped(segment_set.stopped or reason)
+
+    def write_checkpoint(self) -> None:
+        """Write the current checkpoint to both slots of `log.mark`, each fsynced.
+
+        Raises OSError, Full.
+        """
+        with self._checkpoint_lock:
+            checkpoint = self._segment_set.checkpoint()
+            self._checkpoint_file.write_durably(checkpoint)
+            self._checkpoint_durable = checkpoint.durable
+
+    def rewrite_checkpoint_unsynced(self) -> None:
+        """Rewrite the durable offset in `log.mark` without an fsync.
+
+        On a full disk only log a warning.
+        """
+        # An outdated durable offset is valid: it only makes the next start check more data.
+        if self.gate.detached:
+            return
+        try:
+            with self._checkpoint_lock:
+                self._checkpoint_written_at = self._clock.monotonic()
+                checkpoint = self._segment_set.checkpoint()
+                self._checkpoint_durable = checkpoint.durable
+                self._checkpoint_file.write_unsynced(checkpoint)
+        except Full as error:
+            self._add_warning(f"log.mark: {error}")
+        except OSError as error:
+            self.stop(f"log.mark cannot be written: {error}")
+
+    def complete_fsync(self, snapshot: Snapshot | None) -> None:
+        """After an fsync, write `snapshot`, which it covers, and the checkpoint if it is due."""
+        if snapshot is not None:
+            self.write_snapshot(snapshot)
+        if self.checkpoint_due:
+            self.rewrite_checkpoint_unsynced()
+
+    def prepare_for_writes(self) -> None:
+        """Before the first append: start an epoch, clear the flag `clean` durably, load the index.
+
+        Raises Stopped, Full.
+        """
+        segment_set = self._segment_set
+        self.complete_recovery()
+        try:
+            with segment_set.index_lock:
+                index_ready = segment_set.active.index is not None
+            if segment_set.clean and index_ready:
+                if not segment_set.is_new:
+                    # The folder may be an older copy of one that was written to elsewhere: readers of the other copy
+                    # know different records from here on. That is also true if the log was empty when it was copied.
+                    epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), truncated=False)
+                    with segment_set.lock:
+                        segment_set.starts = add_epoch_start(segment_set.starts, epoch, segment_set.end)
+                        segment_set.epoch = epoch
+                segment_set.clean = False
+                self.write_checkpoint()
+        except OSError as error:
+            raise self.stop(f"the log cannot be opened for writes: {error}") from error
+        except Full:
+            segment_set.clean = True
+            raise
+
+    def complete_recovery(self) -> None:
+        """Do the rest of a recovery that a full disk interrupted. Raises Stopped, Full."""
+        unfinished = self._segment_set.pending_recovery
+        try:
+            if unfinished is not None:
+                unfinished()
+        except OSError as error:
+            raise self.stop(f"recovery could not make the end of the log durable: {error}") from error
+
+    def write_snapshot(self, snapshot: Snapshot) -> None:
+        """Write a snapshot of durable records.
+
+        On a full disk the previous snapshot is kept and a warning added.
+        """
+        if self.gate.detached:
+            return
+        try:
+            self._snapshots.write(snapshot)
+        except Full as error:
+            self._add_warning(f"a snapshot at {snapshot.offset} was not written: {error}")
+        except OSError as error:
+            self.stop(f"a snapshot cannot be written: {error}")
+
+    def roll(self, snapshot: Snapshot) -> None:
+        """Fsync and seal the active segment, then create a new one and fsync the folder.
+
+        `snapshot` describes all records before the new segment. Raises Stopped, Full; after Full it may be
+        retried.
+        """
+        segment_set = self._segment_set
+        old = segment_set.active
+        try:
+            self.gate.fsync(old, old.seal)
+            segment_set.raise_durable(segment_set.end, segment_set.end_ordinal)
+            self.write_snapshot(snapshot)
+            if segment_set.stopped is not None:
+                raise Stopped(segment_set.stopped)
+            new = Segment.create(
+                self._disk, self._folder, segment_set.end, segment_set.log_id, self.options.suffix
+            )
+            self._disk.force_folder(self._folder)
+        except OSError as error:
+            raise self.stop(f"a new segment could not be created: {error}") from error
+        segment_set.replace_segments((*segment_set.segments, new))
+        self._snapshot_due = segment_set.end + self.options.state_bytes
+
+    def truncate_before(self, offset: int, ordinal: int) -> list[str]:
+        """Delete the segments before a block's start; return the names of the removed files.
+
+        Raises Stopped, Full.
+        """
+        # The checkpoint is written before any file is deleted: then recovery expects no data before `offset`.
+        # A segment is kept until a snapshot contains the effect of its records.
+        segment_set = self._segment_set
+        try:
+            with segment_set.lock:
+                segment_set.first, segment_set.first_ordinal = offset, ordinal
+            self.write_checkpoint()
+            needed = min(offset, max(self._snapshots.offsets, default=0))
+            count = sum(1 for segment in segment_set.segments[1:] if segment.base <= needed)
+            gone, kept = segment_set.segments[:count], segment_set.segments[count:]
+            segment_set.replace_segments(kept, gone)
+            removed = [
+                delete_or_archive(self._disk, self._folder, segment.base, self.options) for segment in gone
+            ]
+            if removed:
+                self._disk.force_folder(self._folder)
+            with segment_set.lock:
+                segment_set.damage = tuple(damage for damage in segment_set.damage if damage[1] > offset)
+        except OSError as error:
+            raise self.stop(f"old segments cannot be removed: {error}") from error
+        return removed
+
+    def close(self, snapshot: Snapshot) -> None:
+        """Fsync, write `snapshot`, set the checkpoint's flag `clean`, and close the files.
+
+        The files are closed even if this raises Stopped or Full.
+        """
+        segment_set = self._segment_set
+        if segment_set.stopped is not None or segment_set.pending_recovery is not None:
+            self.close_files()
+            return
+        try:
+            self.fsync_all()
+            self.write_snapshot(snapshot)
+            for segment in segment_set.segments:
+                segment.write_index()
+            segment_set.clean = True
+            self.write_checkpoint()
+        except OSError as error:
+            raise self.stop(f"the log could not be closed cleanly: {error}") from error
+        finally:
+            self.close_files()
+
+    def detach(self, reason: str) -> None:
+        """Detach from a folder that is no longer this log's.
+
+        Nothing more is written; the files are closed when no read uses them.
+        """
+        segment_set = self._segment_set
+        self.gate.detached = True
+        with segment_set.lock:
+            segment_set.stopped = reason
+        segment_set.replace_segments((), segment_set.segments)
+
+    def close_files(self) -> None:
+        """Close all files, except those with bytes that are not known to be durable."""
+        segment_set = self._segment_set
+        unforced = self.gate.keep_unsynced_open(segment_set.segments, segment_set.durable)
+        segment_set.replace_segments((), tuple(s for s in segment_set.segments if s not in unforced))
+
+    def _add_warning(self, sentence: str) -> None:
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
 
 
 def _with_last(batches: Iterable[Batch]) -> Iterable[tuple[Batch, bool]]:

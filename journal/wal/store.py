@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from journal.clock import Clock
-from journal.disk import Bytes, Disk
+from journal.disk import Disk
 from journal.errors import Closed, Corrupt, Full, Lost, Stopped
-from journal.fsync import FsyncGate
-from journal.linux_aio import FsyncCallback, StartFsync
+from journal.fsync import FsyncGate, FsyncPlan
 from journal.record.format import BadRecord, Buffer
 from journal.wal.checkpoint import (
     REWRITE_SECONDS,
@@ -37,189 +36,6 @@ from journal.wal.entry import (
 from journal.wal.file import FILE_HEADER_SIZE, JournalFile, JournalFileHeader, find_file
 from journal.wal.recovery import JournalRecovery, JournalState
 from journal.wal.recovery_rules import JournalRecoveryReport, RequiredFiles
-
-
-class JournalDurability:
-    """Durability of the journal: fsyncs through one FsyncGate, checkpoints, roll and stop.
-
-    Everything except `write` does file work and may run in a worker.
-    """
-
-    def __init__(self, disk: Disk, folder: str, clock: Clock, recovery: JournalRecovery) -> None:
-        self._disk = disk
-        self._folder = folder
-        self._clock = clock
-        self._files = recovery.files
-        self.gate = FsyncGate(recovery.files.file_references)
-        self._checkpoint = recovery.checkpoint
-        self._checkpoint_file = recovery.checkpoint_file
-        self._snapshots = recovery.snapshots
-        self._file_lists = recovery.file_lists
-        self._checkpoint_file_lock = threading.Lock()
-        self._checkpoint_lock = threading.Lock()
-        self._checkpoint_written_at = clock.monotonic()
-
-    @property
-    def checkpoint_lsn(self) -> int:
-        """LSN of the newest checkpoint; a start replays from there."""
-        return self._checkpoint.snapshots[0].lsn
-
-    @property
-    def checkpoint_write_due(self) -> bool:
-        """True if REWRITE_SECONDS have passed since the durable LSN in the checkpoint was rewritten."""
-        return self._clock.monotonic() - self._checkpoint_written_at >= REWRITE_SECONDS
-
-    def stop(self, reason: str) -> Stopped:
-        """Stop the journal and return the error for the caller to raise.
-
-        The next start recovers the journal, or is refused.
-        """
-        files = self._files
-        with files.lock:
-            files.stopped = files.stopped or reason
-            return Stopped(files.stopped)
-
-    def write(self, buffers: Sequence[Bytes], end: int) -> None:
-        """Append whole entries up to LSN `end`, in the owner's thread. Not durable on return.
-
-        Raises Full, Stopped. What a full disk accepted of them is truncated durably, so that a power loss
-        cannot restore a rejected append.
-        """
-        files = self._files
-        active = files.active
-        try:
-            try:
-                active.append(buffers)
-            except Full:
-                if active.truncate_failed_write():
-                    self.gate.fsync(active)
-                    files.raise_durable(files.end)
-                raise
-        except OSError as error:
-            raise self.stop(f"a write failed: {error}") from error
-        files.end = end
-
-    def roll(self) -> None:
-        """Fsync and seal the active file, create the next one and fsync the folder.
-
-        Raises Stopped, Full; after Full it may be retried.
-        """
-        files, checkpoint = self._files, self._checkpoint
-        old = files.active
-        try:
-            self.gate.fsync(old, self._seal)
-            files.raise_durable(files.end)
-            head = JournalFileHeader(checkpoint.journal_id, checkpoint.salt, old.number + 1, old.end)
-            new = JournalFile.create(self._disk, self._folder, head)
-            self._disk.force_folder(self._folder)
-        except OSError as error:
-            raise self.stop(f"a new file of the transaction journal could not be created: {error}") from error
-        files.add(new)
-
-    def _seal(self) -> None:
-        """Fsync and seal the active file. Called by the FsyncGate, before any other fsync can start."""
-        files = self._files
-        files.active.file.force()
-        files.seal()
-
-    def fsync_all(self) -> None:
-        """Fsync everything written so far. Raises Stopped."""
-        files = self._files
-        if files.stopped is not None:
-            raise Stopped(files.stopped)
-        # The end is read before the active file: if a roll happens in between, the older end is reported
-        # durable, and the newer file is fsynced needlessly.
-        end, active = files.end, files.active
-        if files.durable_lsn >= end:
-            return
-        try:
-            self.gate.fsync(active)
-        except OSError as error:
-            raise self.stop(f"an fsync failed: {error}") from error
-        files.raise_durable(end)
-
-    def rewrite_checkpoint_unsynced(self) -> None:
-        """Rewrite the durable LSN in the checkpoint without an fsync; on a full disk do nothing."""
-        # An outdated LSN is valid: it is only used to tell damage from a torn tail.
-        if self.gate.detached:
-            return
-        try:
-            with self._checkpoint_file_lock:
-                self._checkpoint_written_at = self._clock.monotonic()
-                self._checkpoint_file.write_unsynced(self._current_checkpoint())
-        except (Full, Closed):
-            return
-        except OSError as error:
-            self.stop(f"the checkpoint cannot be written: {error}")
-
-    def listed_files(self) -> tuple[ListedFile, ...]:
-        """Return the files that a snapshot needs now. Called in the owner's thread."""
-        files = self._files
-        with files.lock:
-            *older, active = files.files
-            held = [ListedFile(file.number, file.first, file.end) for file in older if file.references]
-            return (*held, ListedFile(active.number, active.first, files.end))
-
-    def write_checkpoint(self, lsn: int, files: tuple[ListedFile, ...], state: Callable[[], bytes]) -> None:
-        """Write a checkpoint of all entries before `lsn`, then remove obsolete files.
-
-        Raises Stopped, Full; the previous checkpoints are then still valid.
-        """
-        with self._checkpoint_lock:
-            try:
-                self._write_snapshot_and_checkpoint(lsn, files, state)
-                self._remove_idle()
-            except OSError as error:
-                raise self.stop(f"a checkpoint could not be written: {error}") from error
-
-    def _write_snapshot_and_checkpoint(
-        self, lsn: int, files: tuple[ListedFile, ...], state: Callable[[], bytes]
-    ) -> None:
-        old = self._checkpoint
-        if self._files.durable_lsn < lsn:
-            self.fsync_all()
-        number = old.snapshots[0].number + 1
-        self._snapshots.write(JournalSnapshot(SnapshotHead(old.journal_id, number, lsn, files), state()))
-        if self._files.stopped is not None:
-            raise Stopped(self._files.stopped)
-        with self._checkpoint_file_lock:
-            pointers = (SnapshotPointer(number, lsn), *old.snapshots)[:SNAPSHOTS_KEPT]
-            new = self._current_checkpoint()._replace(snapshots=pointers)
-            self._checkpoint_file.write_durably(new)
-            self._checkpoint = new
-        self._file_lists = (files, *self._file_lists)[:SNAPSHOTS_KEPT]
-
-    def _remove_idle(self) -> None:
-        """Remove the files and snapshots that neither checkpoint needs."""
-        kept = RequiredFiles.from_lists(*self._file_lists)
-        for file in self._files.remove_idle(kept.contains):
-            self._disk.unlink(file.path)
-        self._snapshots.prune([pointer.number for pointer in self._checkpoint.snapshots])
-
-    def write_durable_lsn(self) -> None:
-        """Write the durable LSN to the checkpoint file; durable on return. Raises Full, Stopped."""
-        try:
-            with self._checkpoint_file_lock:
-                self._checkpoint_file.write_durably(self._current_checkpoint())
-        except OSError as error:
-            raise self.stop(f"the checkpoint cannot be written: {error}") from error
-
-    def _current_checkpoint(self) -> JournalCheckpoint:
-        files = self._files
-        return self._checkpoint._replace(durable_lsn=files.durable_lsn, file_number=files.active.number)
-
-    def detach(self, reason: str) -> None:
-        """Stop without another write or fsync; files are closed when no read uses them."""
-        self.gate.detached = True
-        self.stop(reason)
-        self.close_files()
-
-    def close_files(self) -> None:
-        """Close all files, except those with bytes that are not known to be durable."""
-        # Closing such a file could hide its fsync error.
-        files = self._files
-        files.remove_all(self.gate.keep_unsynced_open(files.files, files.durable_lsn))
-
 
 __all__ = [
     "AppendMsg",
@@ -267,29 +83,6 @@ class JournalFileInfo(NamedTuple):
     references: int
 
 
-class JournalFsyncPlan(NamedTuple):
-    """State of the journal when an fsync is planned: it makes everything before LSN `end` durable."""
-
-    log: JournalStore
-    durability: JournalDurability
-    file: JournalFile
-    end: int
-
-    def fsync(self) -> None:
-        """Fsync the file. Called in a worker.
-
-        Raises OSError; after the first error every later call raises too.
-        """
-        self.durability.gate.fsync(self.file)
-
-    def start(self, start: StartFsync, callback: FsyncCallback) -> bool:
-        """Start the fsync without a thread and call `callback(error)` at its end.
-
-        Return False, without effect, if that is not possible.
-        """
-        return self.durability.gate.start(self.file, start, callback)
-
-
 class JournalStore:
     """The transaction journal: entries in numbered files, addressed by LSN.
 
@@ -305,8 +98,9 @@ class JournalStore:
 
     def __init__(
         self,
+        disk: Disk,
+        folder: str,
         recovery: JournalRecovery,
-        durability: JournalDurability,
         clock: Clock,
         options: JournalOptions,
         state: JournalState,
@@ -317,11 +111,20 @@ class JournalStore:
         """What the opening found."""
         self.options: Final = options
         self.closed = False
+        self._disk = disk
+        self._folder = folder
         self._seed = recovery.seed
         self._files = recovery.files
-        self._durability = durability
+        self._gate = FsyncGate(recovery.files.file_references)
         self._clock = clock
         self._state = state
+        self._checkpoint = recovery.checkpoint
+        self._checkpoint_file = recovery.checkpoint_file
+        self._snapshots = recovery.snapshots
+        self._file_lists = recovery.file_lists
+        self._checkpoint_file_lock = threading.Lock()
+        self._checkpoint_lock = threading.Lock()
+        self._checkpoint_written_at = clock.monotonic()
         self._checkpoint_running = False
         self._retry_after = self._reclaim_after = clock.monotonic()
 
@@ -346,8 +149,7 @@ class JournalStore:
         """
         recovery = JournalRecovery(disk, folder, state, new_id, randomness)
         recovery.run()
-        durability = JournalDurability(disk, folder, clock, recovery)
-        return cls(recovery, durability, clock, options, state)
+        return cls(disk, folder, recovery, clock, options, state)
 
     @property
     def end_offset(self) -> int:
@@ -390,7 +192,7 @@ class JournalStore:
             active.size == FILE_HEADER_SIZE or active.size + size <= self.options.file_bytes
         ):
             return None
-        return self._durability.roll
+        return self._roll
 
     def append(self, entries: Sequence[Content]) -> list[int]:
         """Append all entries in one write and return their LSNs.
@@ -409,7 +211,19 @@ class JournalStore:
         if work is not None:
             work()
             buffers, lsns, end = encode_entries(entries, files.end, files.durable_lsn, self._seed)
-        self._durability.write(buffers, end)
+        active = files.active
+        try:
+            try:
+                active.append(buffers)
+            except Full:
+                # Truncated durably, so that a power loss cannot restore what of a rejected append was accepted.
+                if active.truncate_failed_write():
+                    self._gate.fsync(active)
+                    files.raise_durable(files.end)
+                raise
+        except OSError as error:
+            raise self._stop(f"a write failed: {error}") from error
+        files.end = end
         return lsns
 
     def _writable(self) -> None:
@@ -486,9 +300,9 @@ class JournalStore:
     def force(self) -> None:
         """Fsync everything written so far, in this thread. Raises Stopped, Closed."""
         self._writable()
-        self._durability.fsync_all()
+        self._fsync_all()
 
-    def force_plan(self) -> JournalFsyncPlan | None:
+    def force_plan(self) -> FsyncPlan | None:
         """Plan an fsync of everything written so far.
 
         None if nothing needs it or the journal is stopped.
@@ -497,20 +311,22 @@ class JournalStore:
         if self.closed or files.stopped is not None or files.durable_lsn >= files.end:
             return None
         end = files.end
-        return JournalFsyncPlan(self, self._durability, files.active, end)
+        return FsyncPlan(self, self._gate, files.active, end)
 
-    def force_done(self, plan: JournalFsyncPlan, error: Exception | None) -> Callable[[], None] | None:
+    def force_done(self, plan: FsyncPlan, error: Exception | None) -> Callable[[], None] | None:
         """Record the result of an fsync: advance `forced_offset`, or stop the journal.
 
         Returns follow-up file work for a worker, or None.
         """
         files = self._files
         if error is not None:
-            self._durability.stop(f"an fsync failed: {error}")
+            self._stop(f"an fsync failed: {error}")
         if files.stopped is not None or self.closed:
             return None
         files.raise_durable(plan.end)
-        return self._durability.rewrite_checkpoint_unsynced if self._durability.checkpoint_write_due else None
+        if self._clock.monotonic() - self._checkpoint_written_at < REWRITE_SECONDS:
+            return None
+        return self._rewrite_checkpoint_unsynced
 
     @property
     def checkpoint_due(self) -> bool:
@@ -518,7 +334,7 @@ class JournalStore:
         files = self._files
         if self._checkpoint_running or self.closed or files.stopped is not None:
             return False
-        if files.end - self._durability.checkpoint_lsn >= self.options.checkpoint_bytes:
+        if files.end - self._checkpoint.snapshots[0].lsn >= self.options.checkpoint_bytes:
             return self._clock.monotonic() >= self._retry_after
         return files.idle_count > 0 and self._clock.monotonic() >= self._reclaim_after
 
@@ -534,8 +350,8 @@ class JournalStore:
         if self._checkpoint_running:
             raise RuntimeError("a checkpoint of the transaction journal is running")
         self._checkpoint_running = True
-        lsn, live, state = self._files.end, self._durability.listed_files(), self._state.dump()
-        return lambda: self._durability.write_checkpoint(lsn, live, state)
+        lsn, live, state = self._files.end, self._listed_files(), self._state.dump()
+        return lambda: self._write_checkpoint(lsn, live, state)
 
     def checkpoint_done(self, error: Exception | None) -> None:
         """Record the end of the work of `checkpoint`, in the owner's thread."""
@@ -554,19 +370,137 @@ class JournalStore:
         if self.closed:
             return
         self.closed = True
-        files, durability = self._files, self._durability
+        files = self._files
         try:
             if files.stopped is None:
-                durability.fsync_all()
-                if files.end > durability.checkpoint_lsn or files.idle_count:
-                    durability.write_checkpoint(files.end, durability.listed_files(), self._state.dump())
+                self._fsync_all()
+                if files.end > self._checkpoint.snapshots[0].lsn or files.idle_count:
+                    self._write_checkpoint(files.end, self._listed_files(), self._state.dump())
                 else:
-                    durability.write_durable_lsn()
+                    try:
+                        with self._checkpoint_file_lock:
+                            self._checkpoint_file.write_durably(self._current_checkpoint())
+                    except OSError as error:
+                        raise self._stop(f"the checkpoint cannot be written: {error}") from error
         finally:
-            durability.close_files()
+            self._close_files()
 
     def abandon(self, reason: str) -> None:
         """Close the journal without another write or fsync. Repeated calls do nothing."""
         if not self.closed:
             self.closed = True
-            self._durability.detach(reason)
+            self._gate.detached = True
+            self._stop(reason)
+            self._close_files()
+
+    # File work, which may run in a worker.
+
+    def _stop(self, reason: str) -> Stopped:
+        """Stop the journal and return the error for the caller to raise.
+
+        The next start recovers the journal, or is refused.
+        """
+        files = self._files
+        with files.lock:
+            files.stopped = files.stopped or reason
+            return Stopped(files.stopped)
+
+    def _roll(self) -> None:
+        """Fsync and seal the active file, create the next one and fsync the folder.
+
+        Raises Stopped, Full; after Full it may be retried.
+        """
+        files, checkpoint = self._files, self._checkpoint
+        old = files.active
+
+        def seal() -> None:
+            old.file.force()
+            files.seal()
+
+        try:
+            self._gate.fsync(old, seal)
+            files.raise_durable(files.end)
+            head = JournalFileHeader(checkpoint.journal_id, checkpoint.salt, old.number + 1, old.end)
+            new = JournalFile.create(self._disk, self._folder, head)
+            self._disk.force_folder(self._folder)
+        except OSError as error:
+            raise self._stop(
+                f"a new file of the transaction journal could not be created: {error}"
+            ) from error
+        files.add(new)
+
+    def _fsync_all(self) -> None:
+        """Fsync everything written so far. Raises Stopped."""
+        files = self._files
+        if files.stopped is not None:
+            raise Stopped(files.stopped)
+        # The end is read before the active file: if a roll happens in between, the older end is reported
+        # durable, and the newer file is fsynced needlessly.
+        end, active = files.end, files.active
+        if files.durable_lsn >= end:
+            return
+        try:
+            self._gate.fsync(active)
+        except OSError as error:
+            raise self._stop(f"an fsync failed: {error}") from error
+        files.raise_durable(end)
+
+    def _rewrite_checkpoint_unsynced(self) -> None:
+        """Rewrite the durable LSN in the checkpoint without an fsync; on a full disk do nothing."""
+        # An outdated LSN is valid: it is only used to tell damage from a torn tail.
+        if self._gate.detached:
+            return
+        try:
+            with self._checkpoint_file_lock:
+                self._checkpoint_written_at = self._clock.monotonic()
+                self._checkpoint_file.write_unsynced(self._current_checkpoint())
+        except (Full, Closed):
+            return
+        except OSError as error:
+            self._stop(f"the checkpoint cannot be written: {error}")
+
+    def _listed_files(self) -> tuple[ListedFile, ...]:
+        """Return the files that a snapshot needs now. Called in the owner's thread."""
+        files = self._files
+        with files.lock:
+            *older, active = files.files
+            held = [ListedFile(file.number, file.first, file.end) for file in older if file.references]
+            return (*held, ListedFile(active.number, active.first, files.end))
+
+    def _write_checkpoint(self, lsn: int, files: tuple[ListedFile, ...], state: Callable[[], bytes]) -> None:
+        """Write a checkpoint of all entries before `lsn`, then remove files and snapshots that no checkpoint needs.
+
+        Raises Stopped, Full; the previous checkpoints are then still valid.
+        """
+        with self._checkpoint_lock:
+            try:
+                old = self._checkpoint
+                if self._files.durable_lsn < lsn:
+                    self._fsync_all()
+                number = old.snapshots[0].number + 1
+                head = SnapshotHead(old.journal_id, number, lsn, files)
+                self._snapshots.write(JournalSnapshot(head, state()))
+                if self._files.stopped is not None:
+                    raise Stopped(self._files.stopped)
+                with self._checkpoint_file_lock:
+                    pointers = (SnapshotPointer(number, lsn), *old.snapshots)[:SNAPSHOTS_KEPT]
+                    new = self._current_checkpoint()._replace(snapshots=pointers)
+                    self._checkpoint_file.write_durably(new)
+                    self._checkpoint = new
+                self._file_lists = (files, *self._file_lists)[:SNAPSHOTS_KEPT]
+                kept = RequiredFiles.from_lists(*self._file_lists)
+                for file in self._files.remove_idle(kept.contains):
+                    self._disk.unlink(file.path)
+                self._snapshots.prune([pointer.number for pointer in self._checkpoint.snapshots])
+            except OSError as error:
+                raise self._stop(f"a checkpoint could not be written: {error}") from error
+
+    def _current_checkpoint(self) -> JournalCheckpoint:
+        files = self._files
+        return self._checkpoint._replace(durable_lsn=files.durable_lsn, file_number=files.active.number)
+
+    def _close_files(self) -> None:
+        """Close all files, except those with bytes that are not known to be durable."""
+        # Closing such a file could hide its fsync error.
+        files = self._files
+        files.remove_all(self._gate.keep_unsynced_open(files.files, files.durable_lsn))

@@ -100,7 +100,7 @@ class Life:
             return
         for _ in range(self.generator.randint(0, 2)):
             self.append()
-        plan.fsync()
+        plan.gate.fsync(plan.file)
         if self.generator.random() < 0.5:
             self.append()
         work = store.force_done(plan, None)
@@ -137,7 +137,7 @@ class Life:
         if work is not None:
             work()
         if plan is not None:
-            plan.fsync()
+            plan.gate.fsync(plan.file)
             self.journal.store.force_done(plan, None)
 
     def move(self) -> None:

@@ -195,7 +195,7 @@ class Life:
             return
         for _ in range(self.generator.randint(0, 2)):
             self.append(subject)
-        plan.fsync()
+        plan.gate.fsync(plan.file)
         if self.generator.random() < 0.5:
             self.append(subject)
         work = log.force_done(plan, None)

@@ -68,7 +68,7 @@ def test_hazard_a_large_append_among_small_ones_is_answered_after_the_same_force
     ends = [bench.send(1).end_offset, bench.send(1, size=600_000).end_offset, bench.send(1).end_offset]
     plan = log.force_plan()
     assert plan is not None and log.forced_offset == 0
-    plan.fsync()
+    plan.gate.fsync(plan.file)
     log.force_done(plan, None)
     assert log.forced_offset == ends[-1]
     assert bench.crash("nothing").end_offset == ends[-1]

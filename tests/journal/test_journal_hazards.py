@@ -154,7 +154,7 @@ def test_item_36_a_checkpoint_while_appends_and_rolls_go_on_loses_nothing_at_any
             if generator.random() < 0.4:
                 journal.append(message(5, 1), Operation(COMMIT, 5))
             if generator.random() < 0.2:
-                journal.store._durability.gate.fsync(journal.store._files.active)
+                journal.store._gate.fsync(journal.store._files.active)
                 forced = list(journal.state.seen)
             for state in crash_states(journal.disk, 4, generator):
                 after = Journal(state)

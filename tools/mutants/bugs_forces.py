@@ -49,7 +49,7 @@ FORCES: Final = (
     Mutant(
         "roll-skips-the-fsync-of-the-folder",
         "a new segment's name is durable before anything in it is acknowledged",
-        "journal/log/durability.py",
+        "journal/log/writer.py",
         (
             "            self._disk.force_folder(self._folder)\n"
             "        except OSError as error:\n"
@@ -91,7 +91,7 @@ FORCES: Final = (
     Mutant(
         "a-stop-is-not-written",
         "a log that stopped stays stopped after a restart",
-        "journal/log/durability.py",
+        "journal/log/writer.py",
         (
             "        try:\n"
             "            self.write_checkpoint()\n"
@@ -111,7 +111,7 @@ FORCES: Final = (
     Mutant(
         "clean-is-not-taken-back-before-the-first-write",
         "a crash after a clean start is recovered, not taken for clean",
-        "journal/log/durability.py",
+        "journal/log/writer.py",
         ("                segment_set.clean = False\n                self.write_checkpoint()\n"),
         "                segment_set.clean = False\n",
         [KEEPER, f"{LOG}::test_a_clean_log_is_marked_dirty_before_its_first_append", RECOVERY],
@@ -166,10 +166,10 @@ FORCES: Final = (
         "durable-offset-moves-when-the-fsync-begins",
         "the durable offset moves after the fsync succeeded",
         "journal/log/log.py",
-        "        return LogFsyncPlan(self, self._durability, segment_set.segments[-1], *position, now, snapshot)\n",
+        "        return FsyncPlan(self, self._writer.gate, segment_set.segments[-1], *position, now, snapshot)\n",
         (
             "        segment_set.raise_durable(segment_set.end, segment_set.end_ordinal)\n"
-            "        return LogFsyncPlan(self, self._durability, segment_set.segments[-1], *position, now,"
+            "        return FsyncPlan(self, self._writer.gate, segment_set.segments[-1], *position, now,"
             " snapshot)\n"
         ),
         [FORCE],
@@ -212,7 +212,7 @@ FORCES: Final = (
         "after a failed fsync a log accepts no writes",
         "journal/log/log.py",
         "                segment_set.stopped = segment_set.stopped or reason\n"
-        "            return lambda: self._fail(reason)\n",
+        "            return lambda: self._stop(reason)\n",
         "                segment_set.stopped = segment_set.stopped\n            return None\n",
         [FORCE, CONFORMANCE],
     ),
@@ -238,7 +238,7 @@ FORCES: Final = (
     Mutant(
         "file-closed-without-fsync",
         "a file whose bytes are not known to be durable is never closed",
-        "journal/log/durability.py",
+        "journal/log/writer.py",
         "        segment_set.replace_segments((), tuple(s for s in segment_set.segments if s not in unforced))\n",
         "        segment_set.replace_segments((), segment_set.segments)\n",
         [PROMISES],
@@ -306,7 +306,7 @@ FORCES: Final = (
     Mutant(
         "snapshot-written-before-its-fsync",
         "a snapshot never describes more than is durable",
-        "journal/log/durability.py",
+        "journal/log/writer.py",
         (
             "            self.gate.fsync(old, old.seal)\n"
             "            segment_set.raise_durable(segment_set.end, segment_set.end_ordinal)\n"
@@ -341,7 +341,7 @@ FORCES: Final = (
     Mutant(
         "segments-go-before-the-marks-say-so",
         "retention never leaves a log that misses what its marks promise",
-        "journal/log/durability.py",
+        "journal/log/writer.py",
         (
             "                segment_set.first, segment_set.first_ordinal = offset, ordinal\n"
             "            self.write_checkpoint()\n"
@@ -352,8 +352,8 @@ FORCES: Final = (
     Mutant(
         "segment-goes-that-no-snapshot-knows",
         "retention does not delete the only file that contains a producer's sequences",
-        "journal/log/durability.py",
-        "            needed = min(offset, self.snapshot_offset)\n",
+        "journal/log/writer.py",
+        "            needed = min(offset, max(self._snapshots.offsets, default=0))\n",
         "            needed = offset\n",
         [KEEPER],
     ),

@@ -77,7 +77,7 @@ _WRITING: Final = (
         "journal/wal/store.py",
         (
             "                if active.truncate_failed_write():\n"
-            "                    self.gate.fsync(active)\n"
+            "                    self._gate.fsync(active)\n"
             "                    files.raise_durable(files.end)\n"
         ),
         "                active.truncate_failed_write()\n",
@@ -87,7 +87,7 @@ _WRITING: Final = (
         "journal-rolls-without-a-fsync",
         "only the last file of the journal can have a torn tail",
         "journal/wal/store.py",
-        "            self.gate.fsync(old, self._seal)\n",
+        "            self._gate.fsync(old, seal)\n",
         "            files.seal()\n",
         [KEEPER, CRASHES],
     ),
@@ -98,14 +98,9 @@ _WRITING: Final = (
         (
             "            self._disk.force_folder(self._folder)\n"
             "        except OSError as error:\n"
-            '            raise self.stop(f"a new file of the transaction journal could not be created:'
-            ' {error}") from error\n'
+            "            raise self._stop(\n"
         ),
-        (
-            "        except OSError as error:\n"
-            '            raise self.stop(f"a new file of the transaction journal could not be created:'
-            ' {error}") from error\n'
-        ),
+        ("        except OSError as error:\n            raise self._stop(\n"),
         [KEEPER, CRASHES],
     ),
     Mutant(
@@ -148,7 +143,7 @@ _WRITING: Final = (
         "journal-closes-files-without-fsync",
         "a file whose bytes are not known to be durable is never closed",
         "journal/wal/store.py",
-        "        files.remove_all(self.gate.keep_unsynced_open(files.files, files.durable_lsn))\n",
+        "        files.remove_all(self._gate.keep_unsynced_open(files.files, files.durable_lsn))\n",
         "        files.remove_all(())\n",
         [KEEPER],
     ),
@@ -167,7 +162,7 @@ _CHECKPOINTS: Final = (
         "checkpoint-ahead-of-the-journal",
         "a snapshot never describes more than is durable",
         "journal/wal/store.py",
-        ("        if self._files.durable_lsn < lsn:\n            self.fsync_all()\n"),
+        ("                if self._files.durable_lsn < lsn:\n                    self._fsync_all()\n"),
         "",
         [OPENING, CRASHES],
     ),

@@ -50,7 +50,7 @@ def test_a_segment_stays_as_long_as_no_snapshot_knows_what_it_taught() -> None:
     before = bench.names(".zxQueue")
     bench.log.truncate_before(1000)
     assert bench.names(".zxQueue") == before and bench.log.first_offset > 0
-    assert bench.log._durability.warnings
+    assert bench.log._writer.warnings
     bench.disk.faults.clear()
     bench.kill()
     assert len(bench.state.runs) == 12
@@ -93,7 +93,7 @@ def test_after_one_failed_force_no_other_one_says_ok() -> None:
     bench.disk.faults.fail("force", path=".zxQueue")
     for _ in range(3):
         with pytest.raises(OSError):
-            plan.fsync()
+            plan.gate.fsync(plan.file)
 
 
 def test_snapshots_are_written_every_so_many_bytes_and_never_beyond_the_forced_mark() -> None:
@@ -103,7 +103,7 @@ def test_snapshots_are_written_every_so_many_bytes_and_never_beyond_the_forced_m
         bench.send()
         plan = log.force_plan()
         assert plan is not None
-        plan.fsync()
+        plan.gate.fsync(plan.file)
         bench.send()
         work = log.force_done(plan, None)
         if work is not None:

@@ -383,7 +383,7 @@ def test_a_log_that_was_let_go_writes_nothing_more(bench: Bench) -> None:
     assert plan is not None
     before = bench.disk.number
     bench.log.abandon("topic deleted")
-    plan.fsync()
+    plan.gate.fsync(plan.file)
     assert bench.log.force_done(plan, None) is None
     assert bench.disk.number == before and bench.disk.open_files == set()
     assert bench.log.stopped == "topic deleted" and bench.log.force_plan() is None

@@ -134,7 +134,7 @@ def bench_of(sizes: list[int], **options: Any) -> Bench:
 def settle(bench: Bench) -> None:
     """Forced, and the file says so."""
     bench.log.force()
-    bench.log._durability.rewrite_checkpoint_unsynced()
+    bench.log._writer.rewrite_checkpoint_unsynced()
 
 
 def onlooker(bench: Bench) -> ReadOnlyLog:
@@ -407,7 +407,7 @@ def test_beside_an_owner_that_appends_rolls_and_removes(tmp_path: Path) -> None:
             log.append([make_batch(count, generator.choice([10, 400]), sequence=sequence)])
             sequence += count
             log.force()
-            log._durability.rewrite_checkpoint_unsynced()
+            log._writer.rewrite_checkpoint_unsynced()
             log.retain(0)
         over.set()
 

@@ -230,7 +230,7 @@ def test_rot_of_a_control_record_before_forced_data(bench: Bench) -> None:
 
 def test_forced_data_lost(bench: Bench) -> None:
     sent(bench, 3)
-    bench.log._durability.rewrite_checkpoint_unsynced()
+    bench.log._writer.rewrite_checkpoint_unsynced()
     change(bench, segment(bench), lambda data: data[: ONE + 10] + b"\xee" * (len(data) - ONE - 10))
     log = bench.kill()
     assert log.recovery.labels[1:] == ["forced data lost"]
@@ -241,7 +241,7 @@ def test_forced_data_lost(bench: Bench) -> None:
 
 def test_end_missing(bench: Bench) -> None:
     sent(bench, 3)
-    bench.log._durability.rewrite_checkpoint_unsynced()
+    bench.log._writer.rewrite_checkpoint_unsynced()
     change(bench, segment(bench), lambda data: data[:ONE])
     log = bench.kill()
     assert log.recovery.labels[0] == "end missing"
@@ -447,7 +447,7 @@ def test_a_damaged_index_is_made_anew(bench: Bench) -> None:
 
 def test_a_newer_format_is_refused(bench: Bench) -> None:
     sent(bench, 3)
-    bench.log._durability.rewrite_checkpoint_unsynced()
+    bench.log._writer.rewrite_checkpoint_unsynced()
     raw = bytearray(bench.disk.read_file(segment(bench)))
     from zlib import crc32
 

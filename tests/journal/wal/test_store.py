@@ -204,7 +204,7 @@ def test_after_a_failed_force_nothing_is_ever_forced_again() -> None:
     plan = journal.store.force_plan()
     assert plan is None
     with pytest.raises(OSError):
-        journal.store._durability.gate.fsync(journal.store._files.active)
+        journal.store._gate.fsync(journal.store._files.active)
     journal.store.close()
     assert journal.disk.faults.counts["force"] == forces
 
@@ -230,7 +230,7 @@ def test_hazard_07_a_failed_force_leaves_what_it_should_have_forced_unforced() -
     assert plan is not None
     journal.disk.faults.fail("force")
     with pytest.raises(OSError) as error:
-        plan.fsync()
+        plan.gate.fsync(plan.file)
     assert journal.store.force_done(plan, error.value) is None
     assert journal.store.forced_offset == forced and journal.store.stopped is not None
     assert len(journal.crash().state.seen) == 2
@@ -370,7 +370,7 @@ def test_the_forced_mark_is_rewritten_once_a_second_and_only_then() -> None:
         journal.send()
         plan = journal.store.force_plan()
         assert plan is not None
-        plan.fsync()
+        plan.gate.fsync(plan.file)
         return journal.store.force_done(plan, None)
 
     assert force() is None
@@ -401,7 +401,7 @@ def test_the_forced_mark_distinguishes_rot_of_the_last_entry_from_a_torn_tail() 
     journal.send()
     plan = journal.store.force_plan()
     assert plan is not None
-    plan.fsync()
+    plan.gate.fsync(plan.file)
     work = journal.store.force_done(plan, None)
     assert work is not None
     work()
@@ -433,7 +433,7 @@ def test_forces_come_one_at_a_time_however_many_ask() -> None:
         journal.send()
         plan = journal.store.force_plan()
         assert plan is not None
-        threads = [threading.Thread(target=plan.fsync) for _ in range(4)]
+        threads = [threading.Thread(target=plan.gate.fsync, args=(plan.file,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -449,7 +449,7 @@ def test_a_plan_made_before_a_roll_finds_its_file_forced_already() -> None:
     journal.send()
     assert plan is not None
     forces = journal.disk.faults.counts["force"]
-    plan.fsync()
+    plan.gate.fsync(plan.file)
     assert journal.disk.faults.counts["force"] == forces
     journal.store.force_done(plan, None)
     assert journal.store.forced_offset > plan.end
@@ -460,8 +460,8 @@ def test_a_force_without_a_worker_moves_the_mark_when_it_has_ended() -> None:
     kernel, reported = Kernel(), []
     journal.send()
     plan = journal.store.force_plan()
-    assert plan is not None and plan.start(kernel.begin, reported.append)
-    assert not plan.start(kernel.begin, reported.append), "one at a time"
+    assert plan is not None and plan.gate.start(plan.file, kernel.begin, reported.append)
+    assert not plan.gate.start(plan.file, kernel.begin, reported.append), "one at a time"
     assert reported == []
     kernel.go()
     assert reported == [None]
@@ -477,14 +477,14 @@ def test_a_force_without_a_worker_that_failed_is_never_retried() -> None:
         journal.send()
         plan = journal.store.force_plan()
         assert plan is not None
-        plan.start(kernel.begin, reported.append)
+        plan.gate.start(plan.file, kernel.begin, reported.append)
         journal.disk.faults.fail("force")
         if reported_first:
             kernel.go()
             assert isinstance(reported[0], OSError)
         with pytest.raises(OSError):
-            plan.fsync()
-        assert not plan.start(kernel.begin, reported.append)
+            plan.gate.fsync(plan.file)
+        assert not plan.gate.start(plan.file, kernel.begin, reported.append)
         with pytest.raises(Stopped):
             journal.store.force()
         assert journal.store.stopped is not None
@@ -496,7 +496,7 @@ def test_a_file_is_not_closed_while_the_kernel_forces_it() -> None:
     journal.send()
     plan = journal.store.force_plan()
     assert plan is not None
-    plan.start(kernel.begin, reported.append)
+    plan.gate.start(plan.file, kernel.begin, reported.append)
     journal.store._files.remove_all()
     assert [file.path for file in journal.disk.open_files] == [journal.file()]
     kernel.go()
@@ -524,7 +524,7 @@ def test_a_roll_and_appends_while_a_checkpoint_forces_are_not_taken_for_forced(
         return found
 
     monkeypatch.setattr(JournalFiles, "active", property(looked))
-    journal.store._durability.fsync_all()
+    journal.store._fsync_all()
     assert looks == 1 and journal.numbers == [1, 2]
     there = journal.crash().state.seen
     assert [row for row in journal.state.seen if row[0] < journal.store.forced_offset] == there[:5] == there
@@ -532,10 +532,10 @@ def test_a_roll_and_appends_while_a_checkpoint_forces_are_not_taken_for_forced(
 
 def test_a_note_that_comes_after_the_end_is_left_out() -> None:
     journal = opened().sent(1)
-    durability = journal.store._durability
+    store = journal.store
     journal.store.close()
     before = journal.bytes()
-    durability.rewrite_checkpoint_unsynced()
+    store._rewrite_checkpoint_unsynced()
     assert journal.bytes() == before
 
 
@@ -807,7 +807,7 @@ def test_a_force_that_began_before_an_append_does_not_cover_it() -> None:
     plan = journal.store.force_plan()
     assert plan is not None
     journal.send()
-    plan.fsync()
+    plan.gate.fsync(plan.file)
     journal.store.force_done(plan, None)
     assert journal.store.forced_offset == FILE_HEADER_SIZE + ONE < journal.store.end_offset
 
@@ -849,7 +849,7 @@ def test_a_journal_that_is_let_go_of_writes_nothing_more() -> None:
     journal.store.close()
     assert journal.store.stopped == "the folder goes"
     assert plan is not None
-    plan.fsync()
+    plan.gate.fsync(plan.file)
     assert journal.store.force_done(plan, None) is None
     assert journal.bytes() == before
 
