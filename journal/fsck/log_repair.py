@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -25,7 +24,14 @@ from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, NewerFormat
 from journal.fsck.findings import Progress, keep_original, no_progress, replace_file
-from journal.fsck.log_verify import NO_SEGMENT, DamagedRange, find_log_id, opened_segment, scan_segment
+from journal.fsck.log_verify import (
+    NO_SEGMENT,
+    DamagedRange,
+    find_log_id,
+    named_trailer,
+    opened_segment,
+    scan_segment,
+)
 from journal.log.checkpoint import (
     LogCheckpoint,
     LogCheckpointFile,
@@ -42,9 +48,7 @@ from journal.record.block import Block
 from journal.record.block_trailer import (
     TRAILER_SIZE,
     TRAILER_VERSION,
-    BadBlockTrailer,
     BlockTrailer,
-    decode_trailer,
     encode_trailer,
 )
 from journal.record.format import (
@@ -54,6 +58,7 @@ from journal.record.format import (
     HEADER,
     HEADER_SIZE,
     LEASED_ID_FIRST,
+    LENGTH,
     RECORD_SIZE_MAX,
     SEQUENCE_BITS,
     BadRecord,
@@ -64,8 +69,6 @@ from journal.record.format import (
 
 RANGE_SIZE_MIN: Final = TRAILER_SIZE + HEADER_SIZE
 """Minimum size of a range that becomes a block, unless it has exactly the size of a block trailer."""
-
-NO_READ_POSITIONS: Final[Mapping[int, int]] = MappingProxyType({})
 
 SNAPSHOT_NOTE: Final = (
     "set aside; a start uses the previous snapshot, or reads every existing record. What was stored only in records"
@@ -135,7 +138,7 @@ def repair(
     *,
     dry_run: bool = False,
     suffix: str = filenames.SEGMENT_SUFFIX,
-    starts: Mapping[int, int] = NO_READ_POSITIONS,
+    starts: Mapping[int, int] = MappingProxyType({}),
     expected: int | None = None,
     pending: FindPending | None = None,
     progress: Progress | None = None,
@@ -159,48 +162,61 @@ def repair(
         log_id = expected  # nothing says it but the caller
     if log_id is None:
         return []
-    repairer = _LogRepairer(disk, folder, log_id, suffix, bases, dry_run, progress or no_progress)
-    repairer.run(starts, pending)
+    repairer = _LogRepairer(disk, folder, log_id, suffix, bases, dry_run, pending, progress or no_progress)
+    repairer.run(starts)
     return repairer.done
 
 
+Plan = tuple[RepairedRange, "RebuiltRange"]
+
+
+@dataclass
 class _LogRepairer:
     """One repair of a log: the snapshots and the checkpoint, because they say where the log must continue.
 
     Then the segments in order. `bases`: offsets of the segments.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        log_id: int,
-        suffix: str,
-        bases: list[int],
-        dry_run: bool,
-        progress: Progress,
-    ) -> None:
-        self.disk = disk
-        self.folder = folder
-        self.log_id = log_id
-        self.suffix = suffix
-        self.bases = bases
-        self.dry_run = dry_run
-        self.progress = progress
-        self.done: list[RepairedRange] = []
-        self.checkpoint_file = LogCheckpointFile(disk, folder, log_id)
-        self.checkpoint: LogCheckpoint | None = None
-        self.checkpoint_fault = ""
-        """Why the checkpoint cannot be used; "" if it can."""
-        self.known: dict[int, int] = {}
-        """Offsets at which a reader may continue, with their ordinals."""
+    disk: Disk
+    folder: str
+    log_id: int
+    suffix: str
+    bases: list[int]
+    dry_run: bool
+    find_pending: FindPending | None
+    progress: Progress
+    done: list[RepairedRange] = field(default_factory=list)
+    checkpoint: LogCheckpoint | None = None
+    checkpoint_fault: str = ""
+    """Why the checkpoint cannot be used; "" if it can."""
+    known: dict[int, int] = field(default_factory=dict)
+    """Offsets at which a reader may continue, with their ordinals."""
+    ordinal: int | None = None
+    """The ordinal after the blocks that were walked, None if it is not known, and their last sound trailer."""
+    previous: BlockTrailer | None = None
+    pending_known: bool = False
+    """Whether the next two were read, at the first block that has lost its source."""
+    pending: PendingRecords | None = None
+    applied: tuple[int, int] | None = None
+    """Up to which position of its source `pending` is applied to this log."""
 
-    def run(self, starts: Mapping[int, int], find_pending: FindPending | None) -> None:
+    def __post_init__(self) -> None:
+        self.checkpoint_file = LogCheckpointFile(self.disk, self.folder, self.log_id)
+
+    def run(self, starts: Mapping[int, int]) -> None:
         """Repair the files; `done` says what was done, or with `dry_run` would be."""
         self._read_checkpoint()
         self._repair_snapshots()
-        self._drop_stop()
-        own = self._read_positions()
+        checkpoint = self.checkpoint
+        if checkpoint is not None and (checkpoint.stopped or "").startswith(FILES_GONE):
+            # The log takes messages again that stopped because all its files were gone.
+            self._add(self.checkpoint_file.path, f"stopped: {checkpoint.stopped}", GIVEN_UP_NOTE)
+            self._write_checkpoint(checkpoint._replace(stopped=None))
+        own = {}
+        if self.checkpoint is not None:
+            own[self.checkpoint.durable] = self.checkpoint.durable_ordinal
+            own[self.checkpoint.first] = self.checkpoint.first_ordinal
+        own |= {each.offset: each.ordinal for _, each in self._snapshots() if isinstance(each, Snapshot)}
         self.known = {**own, **starts}
         proof = own if self.bases else self.known
         if self.checkpoint is not None and max(proof) > self.checkpoint.durable:
@@ -215,7 +231,7 @@ class _LogRepairer:
             self._create_empty(first)
             self.bases.insert(0, first)
         if self._has_segment():
-            self._repair_segments(find_pending)
+            self._repair_segments()
         if (
             self.checkpoint is not None
             and self.checkpoint.first < self.bases[0]
@@ -225,7 +241,12 @@ class _LogRepairer:
         if self.checkpoint_fault:
             self._repair_checkpoint()
         elif self._has_segment():
-            self._repair_slots()
+            marks = self.checkpoint_file.read()
+            if marks is not None and self.checkpoint_file.damaged_slots():
+                if not self.dry_run:
+                    self.checkpoint_file.write_durably(marks)
+                reason = "one of its two slots is not whole"
+                self._add(self.checkpoint_file.path, reason, "written again from the other one")
 
     # The checkpoint and the snapshots
 
@@ -262,35 +283,10 @@ class _LogRepairer:
                     self.disk.force_folder(self.folder)
                 self._add(path, content.reason, SNAPSHOT_NOTE)
 
-    def _drop_stop(self) -> None:
-        """Let a log take messages again that stopped because all its files were gone."""
-        checkpoint = self.checkpoint
-        if checkpoint is not None and (checkpoint.stopped or "").startswith(FILES_GONE):
-            self._add(self.checkpoint_file.path, f"stopped: {checkpoint.stopped}", GIVEN_UP_NOTE)
-            self._write_checkpoint(checkpoint._replace(stopped=None))
-
     def _write_checkpoint(self, checkpoint: LogCheckpoint) -> None:
         self.checkpoint = checkpoint
         if not self.dry_run:
             self.checkpoint_file.write_durably(checkpoint)
-
-    def _read_positions(self) -> dict[int, int]:
-        """Offsets at which a reader may continue, with their ordinals, from the checkpoint and the snapshots."""
-        marks = self.checkpoint
-        found = (
-            {} if marks is None else {marks.durable: marks.durable_ordinal, marks.first: marks.first_ordinal}
-        )
-        contents = (content for _, content in self._snapshots())
-        return found | {each.offset: each.ordinal for each in contents if not isinstance(each, Corrupt)}
-
-    def _repair_slots(self) -> None:
-        """Write both slots of the checkpoint again if one of them is not valid."""
-        marks = self.checkpoint_file.read()
-        if marks is not None and self.checkpoint_file.damaged_slots():
-            if not self.dry_run:
-                self.checkpoint_file.write_durably(marks)
-            reason = "one of its two slots is not whole"
-            self._add(self.checkpoint_file.path, reason, "written again from the other one")
 
     def _repair_checkpoint(self) -> None:
         """Write the checkpoint again from the block trailers of the repaired segments."""
@@ -368,8 +364,7 @@ class _LogRepairer:
         """Let the log start with the first existing segment, because earlier segments are missing."""
         base, block = self.bases[0], None
         if self._has_segment():
-            with self._opened(base) as segment:
-                block = next(segment.valid_blocks(), None)
+            block = next(self._valid_blocks([base]), None)
         ordinal = block.control.first_ordinal if block is not None else marks.durable_ordinal
         forced_ordinal = marks.durable_ordinal if marks.durable >= base else ordinal
         changed = marks._replace(first=base, first_ordinal=ordinal, clean=False)
@@ -379,34 +374,28 @@ class _LogRepairer:
         reason = f"segments from {marks.first} to {base} are missing"
         note = f"the log now starts at {base}, as after retention"
         lost = max(0, ordinal - marks.first_ordinal)
+        ordinals = (marks.first_ordinal, 0, lost)
+        path = self.checkpoint_file.path
         self.done.append(
-            RepairedRange(
-                self.checkpoint_file.path,
-                marks.first,
-                base,
-                reason,
-                marks.first_ordinal,
-                0,
-                lost,
-                (),
-                True,
-                note,
-            )
+            RepairedRange(path, marks.first, base, reason, *ordinals, source_lost=True, note=note)
         )
 
-    def _repair_segments(self, find_pending: FindPending | None) -> None:
-        applied = _Applied(self, find_pending)
+    def _repair_segments(self) -> None:
         marks = self.checkpoint
-        edge = _ScanState(marks.first_ordinal if marks is not None and self.bases[0] <= marks.first else None)
-        for base, limit in pairwise([*self.bases, None]):
-            assert base is not None
+        self.ordinal = marks.first_ordinal if marks is not None and self.bases[0] <= marks.first else None
+        for number, base in enumerate(self.bases):
             with self._opened(base) as segment:
-                surplus = self._drop_surplus(segment, limit)
+                surplus = []
+                if self.bases[number + 1 :] and segment.end > (limit := self.bases[number + 1]):
+                    reason = f"{segment.end - limit} bytes are after the start of the next segment"
+                    segment.size = limit - segment.base
+                    note = "they are not part of the log, and were removed"
+                    surplus = [RepairedRange(segment.path, reason=reason, note=note)]
                 index = filenames.join(self.folder, filenames.index_name(base))
-                edge.built = SegmentIndex(index, base, self.log_id)
+                built = SegmentIndex(index, base, self.log_id)
                 pieces = [
                     (piece, before)
-                    for stretch, before in _damaged_ranges(segment, self._next_known(base), edge)
+                    for stretch, before in self._damaged_ranges(segment, built)
                     for piece in _split_at_read_positions(stretch, base, self.known)
                 ]
                 plans = [_plan_repair(segment, piece, before) for piece, before in pieces]
@@ -414,11 +403,11 @@ class _LogRepairer:
                 if repeated:
                     plans = [_plan_repair(segment, piece, before, repeated) for piece, before in pieces]
                 plans = [
-                    applied.settle(segment, piece, before, repeated, plan)
+                    self._settle(segment, piece, before, repeated, plan)
                     for (piece, before), plan in zip(pieces, plans, strict=True)
                 ]
                 if not plans and not surplus:
-                    self._repair_index(segment, edge.built)
+                    self._repair_index(segment, built)
                 elif not self.dry_run:
                     patches = [(repaired.first - base, salvaged.data) for repaired, salvaged in plans]
                     keep_original(self.disk, segment.path)
@@ -426,15 +415,6 @@ class _LogRepairer:
                         self.disk, segment.path, segment.size, patches, obsolete=index, progress=self.progress
                     )
                 self.done += [repaired for repaired, _ in plans] + surplus
-
-    def _drop_surplus(self, segment: Segment, limit: int | None) -> list[RepairedRange]:
-        """Remove bytes after the start of the next segment: they do not belong to the log."""
-        if limit is None or segment.end <= limit:
-            return []
-        reason = f"{segment.end - limit} bytes are after the start of the next segment"
-        segment.size = limit - segment.base
-        note = "they are not part of the log, and were removed"
-        return [RepairedRange(segment.path, reason=reason, note=note)]
 
     def _repair_index(self, segment: Segment, built: SegmentIndex) -> None:
         """Write the index of a valid segment again if an entry is wrong. A start creates a missing one."""
@@ -452,23 +432,81 @@ class _LogRepairer:
         reason = found.fault or "its entries disagree with the block trailers"
         self._add(built.path, reason, "written again from the segment")
 
-    def _next_known(self, base: int) -> _NextKnown | None:
-        """Return what follows a segment: the next one's first known ordinal, else the durable offset."""
+    def _damaged_ranges(
+        self, segment: Segment, built: SegmentIndex
+    ) -> Iterator[tuple[DamagedRange, BlockTrailer | None]]:
+        """Yield what must be repaired, each with the last valid block trailer before it; the other blocks are added
+        to `built`.
+
+        A range that is too short for a block is extended over the following block.
+        """
+        waiting: DamagedRange | None = None
+        for item in scan_segment(segment):
+            if isinstance(item, DamagedRange):
+                if item.version is not None:
+                    raise NewerFormat(segment.path, item.version, TRAILER_VERSION)
+                if waiting is not None:
+                    waiting = waiting._replace(next=item.next, next_ordinal=item.next_ordinal, trailer=None)
+                else:
+                    waiting = item if item.ordinal is not None else item._replace(ordinal=self.ordinal)
+            elif waiting is not None and not _fits_block(waiting):
+                end, ordinal = item.next - segment.base, item.control.next_ordinal
+                waiting = waiting._replace(next=end, next_ordinal=ordinal, trailer=item.control)
+            else:
+                if waiting is not None:
+                    yield waiting, self.previous
+                    waiting = None
+                self.previous, self.ordinal = item.control, item.control.next_ordinal
+                built.add(item.control)
+        waiting = self._damaged_tail(segment, waiting)
+        if waiting is not None:
+            yield waiting, self.previous
+            self.ordinal = waiting.next_ordinal
+
+    def _damaged_tail(self, segment: Segment, waiting: DamagedRange | None) -> DamagedRange | None:
+        """Return the damaged range at the segment's end, up to where the log is known to continue.
+
+        None if nowhere.
+        """
+        if waiting is not None and waiting.next_ordinal is not None:
+            return waiting
+        first = waiting.first if waiting is not None else segment.size
+        offset, next_ordinal, known_between = self._next_known(segment.base)
+        if offset <= segment.base + first:
+            return None
+        if waiting is None:
+            reason = "the file is shorter than it was"
+            waiting = DamagedRange(first, first, reason, self.ordinal, None, None)
+        waiting = waiting._replace(next=offset - segment.base, next_ordinal=next_ordinal)
+        if known_between is None or waiting.ordinal is None:
+            return waiting
+        # Both sides of a segment's start are damaged, so the distribution of the ordinals is unknown. This range
+        # gets what its own records prove, and if it has room for more, what the other side does not prove.
+        known, more = minimum_count(_range_bytes(segment, waiting), segment.log_id)
+        total = max(0, next_ordinal - waiting.ordinal)
+        count = min(total, max(known, total - known_between) if more else known)
+        return waiting._replace(next_ordinal=waiting.ordinal + count)
+
+    def _next_known(self, base: int) -> tuple[int, int, int | None]:
+        """(offset at which the log continues after a segment, or -1; next known ordinal; how many ordinals damaged
+        ranges before that have at least, None if there are none).
+
+        The ordinal is the first known one of the next segments, else that of the durable offset.
+        """
         bases = self.bases[self.bases.index(base) + 1 :]
         shared: int | None = None
         with closing(self._scanned(bases)) as items:
             for segment, item in items:
                 first = item.ordinal if isinstance(item, DamagedRange) else item.control.first_ordinal
                 if first is not None:
-                    return _NextKnown(bases[0], first, shared)
+                    return bases[0], first, shared
                 if isinstance(item, DamagedRange):
                     shared = (shared or 0) + minimum_count(_range_bytes(segment, item), self.log_id)[0]
         if self.checkpoint is None:
-            return None
-        offset = bases[0] if bases else self.checkpoint.durable
-        return _NextKnown(offset, self.checkpoint.durable_ordinal, shared)
+            return -1, 0, None
+        return bases[0] if bases else self.checkpoint.durable, self.checkpoint.durable_ordinal, shared
 
-    def _find_repeated_ids(self, base: int, plans: list[tuple[RepairedRange, RebuiltRange]]) -> set[int]:
+    def _find_repeated_ids(self, base: int, plans: list[Plan]) -> set[int]:
         """Return ids of records that would be kept although a later block has them again."""
         # If a block trailer is lost, so is the information that a transaction or a delayed message was applied: a
         # start has then applied it once more.
@@ -486,17 +524,67 @@ class _LogRepairer:
             found.update(id for id in ids & wanted.keys() if block.offset >= wanted[id])
         return found
 
-    def applied_position(self, source: tuple[int, int]) -> tuple[int, int] | None:
-        """Return the highest position of `source` in the newest snapshot and the block trailers."""
-        snapshots = SnapshotFiles(self.disk, self.folder, self.log_id)
-        snapshot, _ = snapshots.load_newest(filenames.OFFSET_MAX)
+    # What a transaction journal applies at the next start: what is above the highest position of the block trailers
+    # and the newest snapshot. Records of a lost trailer are above it: kept as they are, they would be there twice.
+
+    def _settle(
+        self,
+        segment: Segment,
+        stretch: DamagedRange,
+        before: BlockTrailer | None,
+        repeated: set[int],
+        plan: Plan,
+    ) -> Plan:
+        """Return the plan with the source of what it keeps, or without what the next start applies again."""
+        repaired, rebuilt = plan
+        kept = [_id_at(rebuilt.data, piece.position) for piece in rebuilt.pieces if piece.kept]
+        kept = [record_id for record_id in kept if record_id >> SEQUENCE_BITS >= LEASED_ID_FIRST]
+        if not repaired.source_lost or not kept:
+            return plan
+        if not self.pending_known:
+            self._read_pending()
+        is_partition = self.suffix == filenames.SEGMENT_SUFFIX
+        if self.pending is None:
+            sources = f"transactions, {DELAYED}" if is_partition else "transactions"
+            return replace(repaired, note=UNCERTAIN + SOURCE_UNKNOWN.format(sources)), rebuilt
+        ids = set(kept)
+        waiting = {
+            position: record_id
+            for position, record_id in self.pending.records.items()
+            if self.applied is None or position > self.applied
+        }
+        here = [position for position, record_id in waiting.items() if record_id in ids]
+        # Of delayed messages nothing here says which were being applied.
+        others = is_partition and len(here) < len(kept)
+        note = UNCERTAIN + (SOURCE_UNKNOWN.format(DELAYED) if others else "")
+        if not here:
+            return replace(repaired, note=note), rebuilt
+        last = max(here)
+        # A delayed message without its arrival header is no longer delivered, so those are always applied again.
+        if is_partition and len(here) == sum(position <= last for position in waiting):
+            self.applied = last
+            source = (*self.pending.source, *last)
+            plan = _plan_repair(segment, stretch, before, repeated, source)
+            return replace(plan[0], note=note + SOURCE_DERIVED), plan[1]
+        dropped = {waiting[position] for position in here}
+        plan = _plan_repair(segment, stretch, before, {*repeated, *dropped})
+        return replace(plan[0], note=note + APPLIED_AGAIN.format(len(here))), plan[1]
+
+    def _read_pending(self) -> None:
+        self.pending_known = True
+        if self.find_pending is not None:
+            self.pending = self.find_pending(self.log_id)
+        if self.pending is None or not self.pending.records:
+            return
+        source = self.pending.source
+        snapshot, _ = SnapshotFiles(self.disk, self.folder, self.log_id).load_newest(filenames.OFFSET_MAX)
         found = [snapshot.sources[source]] if snapshot is not None and source in snapshot.sources else []
         for _, item in self._scanned(self.bases):
             # A damaged range keeps the trailer that is its own.
             trailer = item.trailer if isinstance(item, DamagedRange) else item.control
             if trailer is not None and (trailer.source_kind, trailer.source_id) == source:
                 found.append((trailer.source_high, trailer.source_low))
-        return max(found, default=None)
+        self.applied = max(found, default=None)
 
 
 def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | None) -> int | None:
@@ -537,167 +625,13 @@ def _split_at_read_positions(
     yield stretch
 
 
-@dataclass(frozen=True)
-class _NextKnown:
-    """What follows a segment.
-
-    The log continues at `offset`. The next known ordinal is `ordinal`; damaged ranges before it have at least
-    `known_between` ordinals themselves, None if there are no such ranges.
-    """
-
-    offset: int
-    ordinal: int
-    known_between: int | None
-
-
-class _ScanState:
-    """How far the segments were walked: the next ordinal, the last sound block trailer, and the index of the segment
-    as it should be, unless something in it must be mended."""
-
-    def __init__(self, ordinal: int | None) -> None:
-        self.ordinal = ordinal
-        self.control: BlockTrailer | None = None
-        self.built = SegmentIndex("", 0, 0)
-
-
-def _damaged_ranges(
-    segment: Segment, following: _NextKnown | None, edge: _ScanState
-) -> Iterator[tuple[DamagedRange, BlockTrailer | None]]:
-    """Yield what must be repaired, each with the last valid block trailer before it.
-
-    A range that is too short for a block is extended over the following block.
-    """
-    waiting: DamagedRange | None = None
-    for item in scan_segment(segment):
-        if isinstance(item, DamagedRange):
-            if item.version is not None:
-                raise NewerFormat(segment.path, item.version, TRAILER_VERSION)
-            if waiting is not None:
-                waiting = waiting._replace(next=item.next, next_ordinal=item.next_ordinal, trailer=None)
-            else:
-                waiting = item if item.ordinal is not None else item._replace(ordinal=edge.ordinal)
-        elif waiting is not None and not _fits_block(waiting):
-            end, ordinal = item.next - segment.base, item.control.next_ordinal
-            waiting = waiting._replace(next=end, next_ordinal=ordinal, trailer=item.control)
-        else:
-            if waiting is not None:
-                yield waiting, edge.control
-                waiting = None
-            edge.control, edge.ordinal = item.control, item.control.next_ordinal
-            edge.built.add(item.control)
-    waiting = _damaged_tail(segment, waiting, following, edge)
-    if waiting is not None:
-        yield waiting, edge.control
-        edge.ordinal = waiting.next_ordinal
-
-
-def _damaged_tail(
-    segment: Segment, waiting: DamagedRange | None, following: _NextKnown | None, edge: _ScanState
-) -> DamagedRange | None:
-    """Return the damaged range at the segment's end, up to where the log is known to continue.
-
-    None if nowhere.
-    """
-    if waiting is not None and waiting.next_ordinal is not None:
-        return waiting
-    first = waiting.first if waiting is not None else segment.size
-    if following is None or following.offset <= segment.base + first:
-        return None
-    if waiting is None:
-        reason = "the file is shorter than it was"
-        waiting = DamagedRange(first, first, reason, edge.ordinal, None, None)
-    waiting = waiting._replace(next=following.offset - segment.base, next_ordinal=following.ordinal)
-    if following.known_between is None or waiting.ordinal is None:
-        return waiting
-    # Both sides of a segment's start are damaged, so the distribution of the ordinals is unknown. This range
-    # gets what its own records prove, and if it has room for more, what the other side does not prove.
-    known, more = minimum_count(_range_bytes(segment, waiting), segment.log_id)
-    total = max(0, following.ordinal - waiting.ordinal)
-    count = min(total, max(known, total - following.known_between) if more else known)
-    return waiting._replace(next_ordinal=waiting.ordinal + count)
-
-
 def _fits_block(stretch: DamagedRange) -> bool:
     size = stretch.next - stretch.first
     return size == TRAILER_SIZE or size >= RANGE_SIZE_MIN
 
 
-class _Applied:
-    """How far a transaction journal was applied to a log, for ranges that have lost the trailer that says it.
-
-    A start applies what is above the highest position of the trailers and the newest snapshot. Records of a lost
-    trailer are above it: kept as they are, they would be there twice.
-    """
-
-    def __init__(self, repairer: _LogRepairer, find_pending: FindPending | None) -> None:
-        self._repairer = repairer
-        self._find_pending = find_pending
-        self._pending: PendingRecords | None = None
-        self._position: tuple[int, int] | None = None
-        self._read = False
-
-    def settle(
-        self,
-        segment: Segment,
-        stretch: DamagedRange,
-        before: BlockTrailer | None,
-        repeated: Collection[int],
-        plan: tuple[RepairedRange, RebuiltRange],
-    ) -> tuple[RepairedRange, RebuiltRange]:
-        """Return the plan with the source of what it keeps, or without what the next start applies again."""
-        repaired, rebuilt = plan
-        kept = [_id_at(rebuilt.data, piece.position) for piece in rebuilt.pieces if piece.kept]
-        kept = [record_id for record_id in kept if record_id >> SEQUENCE_BITS >= LEASED_ID_FIRST]
-        if not repaired.source_lost or not kept:
-            return plan
-        if not self._read:
-            self._read_pending()
-        is_partition = self._repairer.suffix == filenames.SEGMENT_SUFFIX
-        if self._pending is None:
-            sources = f"transactions, {DELAYED}" if is_partition else "transactions"
-            return replace(repaired, note=UNCERTAIN + SOURCE_UNKNOWN.format(sources)), rebuilt
-        ids = set(kept)
-        waiting = {
-            position: record_id
-            for position, record_id in self._pending.records.items()
-            if self._position is None or position > self._position
-        }
-        here = [position for position, record_id in waiting.items() if record_id in ids]
-        # Of delayed messages nothing here says which were being applied.
-        others = is_partition and len(here) < len(kept)
-        note = UNCERTAIN + (SOURCE_UNKNOWN.format(DELAYED) if others else "")
-        if not here:
-            return replace(repaired, note=note), rebuilt
-        last = max(here)
-        # A delayed message without its arrival header is no longer delivered, so those are always applied again.
-        if is_partition and len(here) == sum(position <= last for position in waiting):
-            self._position = last
-            source = (*self._pending.source, *last)
-            plan = _plan_repair(segment, stretch, before, repeated, source)
-            return replace(plan[0], note=note + SOURCE_DERIVED), plan[1]
-        dropped = {waiting[position] for position in here}
-        plan = _plan_repair(segment, stretch, before, {*repeated, *dropped})
-        return replace(plan[0], note=note + APPLIED_AGAIN.format(len(here))), plan[1]
-
-    def _read_pending(self) -> None:
-        self._read = True
-        if self._find_pending is not None:
-            self._pending = self._find_pending(self._repairer.log_id)
-        if self._pending is not None and self._pending.records:
-            self._position = self._repairer.applied_position(self._pending.source)
-
-
 def _id_at(data: bytes, position: int) -> int:
     return int(HEADER.unpack_from(data, position)[2])
-
-
-def _blank_records(data: bytes, pieces: list[RangePiece], ids: set[int]) -> bytes:
-    """Return the range with the records of these ids replaced by zeros."""
-    left = bytearray(data)
-    for piece in pieces:
-        if piece.kept and _id_at(data, piece.position) in ids:
-            left[piece.position : piece.position + piece.size] = bytes(piece.size)
-    return bytes(left)
 
 
 def _plan_repair(
@@ -706,7 +640,7 @@ def _plan_repair(
     before: BlockTrailer | None,
     repeated: Collection[int] = (),
     source: tuple[int, int, int, int] | None = None,
-) -> tuple[RepairedRange, RebuiltRange]:
+) -> Plan:
     """Plan the repair of one range.
 
     Records with `repeated` ids are dropped if its trailer is lost. `source`: (kind, id, position) of the new trailer,
@@ -725,14 +659,22 @@ def _plan_repair(
     count = max(0, stretch.next_ordinal - ordinal)
     data = _range_bytes(segment, stretch)
     data = without_foreign(data, first, segment.log_id, stretch.ordinal, stretch.next_ordinal)
-    closing = _new_trailer(stretch, before, first, ordinal)
+    # The fields of the old block trailer, or else the previous block's.
+    closing = stretch.trailer
+    if closing is None:
+        times = (before.append_time, before.epoch, before.durable_offset) if before is not None else (0, 0, 0)
+        closing = BlockTrailer(0, 0, 0, *times, ordinal, first)
+    closing = closing._replace(offset=first, first_ordinal=ordinal)
     if source is not None:
         kind, source_id, high, low = source
         closing = closing._replace(source_kind=kind, source_id=source_id, source_high=high, source_low=low)
     salvaged = rebuild_range(data, count, segment.log_id, closing)
     if repeated and stretch.trailer is None:
-        data = _blank_records(data, salvaged.pieces, set(repeated))
-        salvaged = rebuild_range(data, count, segment.log_id, closing)
+        left = bytearray(data)
+        for piece in salvaged.pieces:
+            if piece.kept and _id_at(data, piece.position) in repeated:
+                left[piece.position : piece.position + piece.size] = bytes(piece.size)
+        salvaged = rebuild_range(bytes(left), count, segment.log_id, closing)
     fillers = tuple((first + p.position, p.size, p.count) for p in salvaged.pieces if not p.kept)
     lost_source = stretch.trailer is None and source is None
     repaired = RepairedRange(
@@ -747,17 +689,6 @@ def _range_bytes(segment: Segment, stretch: DamagedRange) -> bytes:
     return segment.pread(size, stretch.first).ljust(size, b"\0")
 
 
-def _new_trailer(
-    stretch: DamagedRange, before: BlockTrailer | None, offset: int, ordinal: int
-) -> BlockTrailer:
-    """Fields for the new block trailer, from the old one or else the previous block's."""
-    if stretch.trailer is not None:
-        return stretch.trailer._replace(offset=offset, first_ordinal=ordinal)
-    if before is None:
-        return BlockTrailer(0, 0, 0, 0, 0, 0, ordinal, offset)
-    return BlockTrailer(0, 0, 0, before.append_time, before.epoch, before.durable_offset, ordinal, offset)
-
-
 RANGE_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
 """A longer range is a lost part of the disk: it becomes fillers alone, each with its own block trailer."""
 
@@ -765,8 +696,6 @@ SEARCH_SIZE_MAX: Final = 4 << 20
 """Scan at most this many bytes for the next valid record (about one second); then the rest is lost."""
 
 UNKNOWN: Final = -1
-
-_LENGTH_BITS: Final = 32
 
 
 class RangePiece(NamedTuple):
@@ -853,7 +782,12 @@ def without_foreign(
     if room < 0 or len(stretch) > RANGE_SIZE_MAX:
         return stretch
     pieces = list(_split_pieces(stretch[:room], log_id))
-    trailers = _trailers(stretch, pieces)
+    # Where the chain of lengths has a block trailer, or may have had one: between records, at the end of a gap of
+    # unknown contents, at the end of the stretch.
+    ends = [p.position + p.size for p in pieces if p.count == UNKNOWN or (p.count == 0 and not p.kept)]
+    places = [end - TRAILER_SIZE for end in [*ends, len(stretch)] if end >= TRAILER_SIZE]
+    found = ((place, named_trailer(stretch, place)) for place in places)
+    trailers = [Trailer(place, *trailer) for place, trailer in found if trailer is not None]
     named = Counter(trailer.log_id for trailer in trailers)
 
     def is_own(trailer: Trailer) -> bool:
@@ -887,24 +821,6 @@ def without_foreign(
         next = end if begun.get(following) == end else following
         left[first:next] = bytes(next - first)
     return bytes(left)
-
-
-def _trailers(stretch: bytes, pieces: list[RangePiece]) -> list[Trailer]:
-    """The block trailers at places where the chain of lengths has one, or may have had one: between records, at the
-    end of a gap of unknown contents, at the end of the stretch."""
-    ends = [p.position + p.size for p in pieces if p.count == UNKNOWN or (p.count == 0 and not p.kept)]
-    found = (_trailer_at(stretch, end - TRAILER_SIZE) for end in [*ends, len(stretch)])
-    return [trailer for trailer in found if trailer is not None]
-
-
-def _trailer_at(data: bytes, position: int) -> Trailer | None:
-    if position < 0 or position + TRAILER_SIZE > len(data):
-        return None
-    log_id = HEADER.unpack_from(data, position)[2]
-    try:
-        return Trailer(position, log_id, decode_trailer(data, position, log_id))
-    except BadBlockTrailer:
-        return None
 
 
 def _fill_range(size: int, count: int, log_id: int, closing: BlockTrailer) -> RebuiltRange:
@@ -968,7 +884,7 @@ def _size_of_flipped(data: bytes, position: int) -> int | None:
     if not id >> 24 or flag & FLAG_REFUSED_MASK:
         return None
     body = memoryview(data)[position + HEADER_SIZE :]
-    for bit in range(_LENGTH_BITS):
+    for bit in range(LENGTH.size * 8):
         size = length ^ 1 << bit
         if size <= len(body) and crc32(body[:size]) == checksum:
             return HEADER_SIZE + int(size)
@@ -976,13 +892,10 @@ def _size_of_flipped(data: bytes, position: int) -> int | None:
 
 
 def _record_size_at(data: bytes, position: int) -> int:
-    """Size of the record according to the header at `position`.
-
-    Beyond any end if there is no header.
-    """
+    """Size of the record according to the header at `position`; beyond any end if there is no header."""
     if position + HEADER_SIZE > len(data):
         return RECORD_SIZE_MAX
-    return HEADER_SIZE + int.from_bytes(data[position : position + 4], "big")
+    return HEADER_SIZE + int(LENGTH.unpack_from(data, position)[0])
 
 
 def _count_if_valid(data: bytes, position: int, size: int, log_id: int) -> int | None:

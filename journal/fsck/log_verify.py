@@ -151,10 +151,15 @@ def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
         try:
             while is_block_start and start < len(data):
                 at = trailer_position(data, start)
-                found = _named_control(data, at)
-                is_proven &= found is not None and _closes(found[1], data, start, at)
+                found = named_trailer(data, at)
                 if found is not None:
+                    is_proven &= (found[1].size, found[1].crc) == (
+                        at - start,
+                        crc32(memoryview(data)[start:at]),
+                    )
                     yield found[0], is_proven
+                else:
+                    is_proven = False
                 start = at + TRAILER_SIZE
         except Incomplete:
             if position + len(data) < size and span <= BLOCK_SPAN_MAX:
@@ -170,7 +175,7 @@ def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
         for match in _TRAILER_HEADER.finditer(data, start):
             if match.start() + TRAILER_SIZE > len(data):
                 break
-            found = _named_control(data, match.start())
+            found = named_trailer(data, match.start())
             if found is not None:
                 yield found[0], False
                 position, is_block_start = position + match.start() + TRAILER_SIZE, True
@@ -179,7 +184,7 @@ def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
             position += max(len(data) - TRAILER_SIZE, start) + 1
 
 
-def _named_control(data: bytes, position: int) -> tuple[int, BlockTrailer] | None:
+def named_trailer(data: bytes, position: int) -> tuple[int, BlockTrailer] | None:
     """The log that the block trailer at `position` names, and what it says; None if its checksum does not hold. Raises
     Incomplete."""
     log_id = int.from_bytes(data[position + TRAILER_KEY_POSITION :][:8], "big")
@@ -187,10 +192,6 @@ def _named_control(data: bytes, position: int) -> tuple[int, BlockTrailer] | Non
         return log_id, decode_trailer(data, position, log_id)
     except BadBlockTrailer:
         return None
-
-
-def _closes(control: BlockTrailer, data: bytes, start: int, end: int) -> bool:
-    return control.size == end - start and crc32(memoryview(data)[start:end]) == control.crc
 
 
 NO_SEGMENT: Final = "bytes are missing: there is no segment file, and there was one"

@@ -73,7 +73,7 @@ CHECKS: Final = (
         "a-repair-leaves-out-what-later-blocks-have-applied",
         "a repair keeps messages of a transaction that no start applies again",
         "journal/fsck/log_repair.py",
-        "            if self._position is None or position > self._position\n",
+        "            if self.applied is None or position > self.applied\n",
         "",
         [DATA_REPAIR],
     ),
