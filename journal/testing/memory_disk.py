@@ -15,8 +15,12 @@ import itertools
 import os
 import random
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from journal.disk import BUFFERS_MAX, Bytes, File
@@ -73,10 +77,7 @@ class FileContent:
 
     def write(self, number: int, data: bytes, position: int) -> None:
         """Write `data` at `position`, as change `number`; a gap after the old end becomes zeros."""
-        content = self._writable_data()
-        if position > len(content):
-            content.extend(bytes(position - len(content)))
-        content[position : position + len(data)] = data
+        _write(self._writable_data(), position, data)
         self.pending.append(PendingChange(number, position, data))
         self._image = None
 
@@ -141,43 +142,33 @@ class FileContent:
         return self.data
 
 
+@dataclass(eq=False)
 class FileImage:
     """A file at one moment, and the contents that a power loss could leave of it."""
 
-    def __init__(
-        self,
-        durable: bytes,
-        pending: tuple[PendingChange, ...],
-        lost: frozenset[int] = frozenset(),
-        seen: bytes = b"",
-    ) -> None:
-        self.durable = durable
-        self.pending = pending
-        self._lost = lost
-        self._seen = seen
-        self._versions: dict[int, list[SectorVersion]] | None = None
-        self._sizes: list[tuple[int, int]] = []
-        self.contents: dict[tuple[int, ...], tuple[bytes, bytes]] = {}
-        """Contents already built, by their choices, with their digests."""
+    durable: bytes
+    pending: tuple[PendingChange, ...]
+    lost: frozenset[int] = frozenset()
+    seen: bytes = b""
+    contents: dict[tuple[int, ...], tuple[bytes, bytes]] = field(default_factory=dict)
+    """Contents already built, by their choices, with their digests."""
 
     @property
     def versions(self) -> dict[int, list[SectorVersion]]:
         """Versions of every sector that has more than one, oldest first."""
-        if self._versions is None:
-            self._versions, self._sizes = self._replay()
-        return self._versions
+        return self._replayed[0]
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
         """(change number, size in bytes) of each size after a power loss, the durable one first."""
-        if self._versions is None:
-            self._versions, self._sizes = self._replay()
-        return self._sizes
+        return self._replayed[1]
 
-    def _replay(self) -> tuple[dict[int, list[SectorVersion]], list[tuple[int, int]]]:
+    @cached_property
+    def _replayed(self) -> tuple[dict[int, list[SectorVersion]], list[tuple[int, int]]]:
         cache = bytearray(self.durable)
-        if self._lost and self.pending:
-            self._restore_lost(cache)
+        # Sectors lost by a failed fsync are in the cache as they were written; pending changes are applied on top.
+        for sector in self.lost if self.pending else ():
+            _write(cache, sector * SECTOR_BYTES, self.seen[sector * SECTOR_BYTES :][:SECTOR_BYTES])
         versions: dict[int, list[SectorVersion]] = {}
         sizes = [(0, len(self.durable))]
         for change in self.pending:
@@ -185,26 +176,13 @@ class FileImage:
             if change.data is None:
                 _resize(cache, change.position)
             else:
-                if change.position > before:
-                    cache.extend(bytes(change.position - before))
-                cache[change.position : change.position + len(change.data)] = change.data
+                _write(cache, change.position, change.data)
             for sector in _changed_sectors(before, change):
                 self._add_version(versions, sector, change.number, cache)
-            sizes.extend((change.number, size) for size in _pages_between(before, len(cache)))
-            sizes.append((change.number, len(cache)))
-        return {sector: list_ for sector, list_ in versions.items() if len(list_) > 1}, _distinct_sizes(sizes)
-
-    def _restore_lost(self, cache: bytearray) -> None:
-        """Copy sectors lost by a failed fsync to the cache as they were written.
-
-        Pending changes are applied on top.
-        """
-        for sector in self._lost:
-            first = sector * SECTOR_BYTES
-            shown = self._seen[first : first + SECTOR_BYTES]
-            if first + len(shown) > len(cache):
-                cache.extend(bytes(first + len(shown) - len(cache)))
-            cache[first : first + len(shown)] = shown
+            pages = range((before // PAGE_BYTES + 1) * PAGE_BYTES, len(cache), PAGE_BYTES)
+            sizes.extend((change.number, size) for size in (*pages, len(cache)))
+        distinct = [next(same) for _, same in itertools.groupby(sizes, key=itemgetter(1))]
+        return {sector: known for sector, known in versions.items() if len(known) > 1}, distinct
 
     def _add_version(
         self, versions: dict[int, list[SectorVersion]], sector: int, number: int, cache: bytearray
@@ -212,24 +190,18 @@ class FileImage:
         first = sector * SECTOR_BYTES
         known = versions.get(sector)
         if known is None:
-            forced = self.durable[first : first + SECTOR_BYTES].ljust(SECTOR_BYTES, b"\0")
-            known = versions[sector] = [SectorVersion(0, forced)]
+            durable = self.durable[first : first + SECTOR_BYTES].ljust(SECTOR_BYTES, b"\0")
+            known = versions[sector] = [SectorVersion(0, durable)]
         now = bytes(cache[first : first + SECTOR_BYTES]).ljust(SECTOR_BYTES, b"\0")
         if known[-1].data != now:
             known.append(SectorVersion(number, now))
 
 
-def _pages_between(before: int, after: int) -> range:
-    """Return the page boundaries between the sizes `before` and `after` of a file that grows."""
-    return range((before // PAGE_BYTES + 1) * PAGE_BYTES, after, PAGE_BYTES)
-
-
-def _distinct_sizes(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    kept = [sizes[0]]
-    for number, size in sizes[1:]:
-        if size != kept[-1][1]:
-            kept.append((number, size))
-    return kept
+def _write(content: bytearray, position: int, data: bytes) -> None:
+    """Write `data` at `position`; a gap after the old end becomes zeros."""
+    if position > len(content):
+        content.extend(bytes(position - len(content)))
+    content[position : position + len(data)] = data
 
 
 def _resize(content: bytearray, size: int) -> None:
@@ -296,14 +268,11 @@ class SimulatedDisk:
         return self._open(path, writable=True)
 
     def create(self, path: str) -> SimulatedFile:
-        with self.mutex:
-            self.faults.check("create", path)
+        with self._change("create", path):
             self._check_descriptors(path)
             content = FileContent()
             self.tree.add(self.next_number(), path, content)
-            file = SimulatedFile(self, content, path, True)
-        self.changed("create", path)
-        return file
+            return SimulatedFile(self, content, path, True)
 
     def exists(self, path: str) -> bool:
         return self.tree.find(path) is not None
@@ -316,37 +285,27 @@ class SimulatedDisk:
         return sorted(self.tree.folder(path).entries)
 
     def make_folder(self, path: str) -> None:
-        with self.mutex:
-            self.faults.check("folder", path)
+        with self._change("folder", path):
             self.tree.add(self.next_number(), path, SimulatedFolder())
-        self.changed("folder", path)
 
     def remove_folder(self, path: str) -> None:
-        with self.mutex:
-            self.faults.check("folder", path)
+        with self._change("folder", path):
             if self.tree.folder(path).entries:
                 raise system_error(errno.ENOTEMPTY, path)
             self.tree.remove(self.next_number(), path)
-        self.changed("folder", path)
 
     def rename(self, source: str, target: str) -> None:
-        with self.mutex:
-            self.faults.check("rename", target)
+        with self._change("rename", target):
             self.tree.rename(self.next_number(), source, target)
-        self.changed("rename", target)
 
     def unlink(self, path: str) -> None:
-        with self.mutex:
-            self.faults.check("unlink", path)
+        with self._change("unlink", path):
             self.tree.file(path)
             self.tree.remove(self.next_number(), path)
-        self.changed("unlink", path)
 
     def force_folder(self, path: str) -> None:
-        with self.mutex:
-            self.faults.check("force_folder", path)
+        with self._change("force_folder", path):
             self.tree.fsync(self.tree.folder(path))
-        self.changed("force_folder", path)
 
     def open_anchor(self, path: str) -> SimulatedFile:
         with self.mutex:
@@ -365,8 +324,7 @@ class SimulatedDisk:
         """
         if not isinstance(anchor, SimulatedFile):
             raise TypeError("the anchor must come from open_anchor of this disk")
-        with self.mutex:
-            self.faults.check("sync", anchor.path)
+        with self._change("sync", anchor.path):
             for path, content in self.all_files():
                 try:
                     self.faults.check("sync_file", path)
@@ -379,7 +337,6 @@ class SimulatedDisk:
             if anchor.errors_seen != self._sync_errors:
                 anchor.errors_seen = self._sync_errors
                 raise system_error(errno.EIO, anchor.path)
-        self.changed("sync", anchor.path)
 
     def free_space(self, path: str) -> int:
         return SPACE_BYTES if self.space_bytes is None else max(0, self.space_bytes - self.used_bytes())
@@ -399,10 +356,7 @@ class SimulatedDisk:
         return SimulatedLock(self._locks, path)
 
     def crash(self, generator: random.Random | None = None, *, keep: str = "some") -> SimulatedDisk:
-        """Return the disk after a power loss now.
-
-        `keep`: "nothing" of what is not durable, "everything", or "some", chosen by `generator`.
-        """
+        """Return the disk after a power loss now. See `Moment.crash`."""
         return Moment(self).crash(generator, keep)
 
     def read_file(self, path: str) -> bytes:
@@ -445,6 +399,14 @@ class SimulatedDisk:
         """Report a change to the callback `after`; called after every change of the disk."""
         if self.after is not None:
             self.after(kind, path)
+
+    @contextmanager
+    def _change(self, kind: str, path: str) -> Iterator[None]:
+        """Run a call that changes the disk, unless a fault is to happen, and then report it."""
+        with self.mutex:
+            self.faults.check(kind, path)
+            yield
+        self.changed(kind, path)
 
     def _open(self, path: str, *, writable: bool) -> SimulatedFile:
         with self.mutex:
@@ -554,15 +516,15 @@ class SimulatedFile:
         return min(size, max(free, len(self.content.data) - position))
 
 
+@dataclass
 class SimulatedLock:
     """A held lock of a `SimulatedDisk`."""
 
-    def __init__(self, locks: set[str], path: str) -> None:
-        self._locks = locks
-        self._path = path
+    locks: set[str]
+    path: str
 
     def release(self) -> None:
-        self._locks.discard(self._path)
+        self.locks.discard(self.path)
 
 
 @dataclass(eq=False)
@@ -594,9 +556,6 @@ class FolderOperation(NamedTuple):
 
     number: int
     entries: tuple[EntryChange, ...]
-
-    def affects(self, folder: SimulatedFolder) -> bool:
-        return any(entry.folder is folder for entry in self.entries)
 
 
 class FolderTree:
@@ -657,12 +616,10 @@ class FolderTree:
         replaced = new_folder.entries.get(new_name)
         if isinstance(replaced, SimulatedFolder) and replaced.entries:
             raise system_error(errno.ENOTEMPTY, target)
-        if replaced is not None and isinstance(replaced, SimulatedFolder) != isinstance(
-            node, SimulatedFolder
-        ):
-            raise system_error(
-                errno.EISDIR if isinstance(replaced, SimulatedFolder) else errno.ENOTDIR, target
-            )
+        if isinstance(replaced, SimulatedFolder) and not isinstance(node, SimulatedFolder):
+            raise system_error(errno.EISDIR, target)
+        if isinstance(replaced, FileContent) and isinstance(node, SimulatedFolder):
+            raise system_error(errno.ENOTDIR, target)
         del old_folder.entries[old_name]
         new_folder.entries[new_name] = node
         entries = (
@@ -723,7 +680,7 @@ def _with_dependencies(pending: Iterable[FolderOperation], folder: SimulatedFold
     names: set[tuple[int, str]] = set()
     for operation in reversed(list(pending)):
         keys = {(id(entry.folder), entry.name) for entry in operation.entries}
-        if operation.affects(folder) or keys & names:
+        if keys & names or any(entry.folder is folder for entry in operation.entries):
             chosen.append(operation)
             names |= keys
     return chosen[::-1]
@@ -789,7 +746,14 @@ class Moment:
         A sample has all prefixes of the changes, then random draws.
         """
         if self.count() <= limit:
-            yield from self._all_choices()
+            files = [
+                itertools.product(
+                    sorted({size for _, size in image.sizes}), *map(range, map(len, image.versions.values()))
+                )
+                for _, image in self._changed
+            ]
+            reached = itertools.product((False, True), repeat=len(self.operations))
+            yield from itertools.starmap(CrashChoice, itertools.product(reached, itertools.product(*files)))
             return
         numbers = {operation.number for operation in self.operations}
         numbers.update(change.number for _, image in self._changed for change in image.pending)
@@ -807,12 +771,27 @@ class Moment:
                 if reached:
                     apply_operation(operation, entries.__getitem__)
         contents = {
-            content: self._file_content(image, chosen)
+            content: _file_content(image, chosen)
             for (content, image), chosen in zip(self._changed, choice.files, strict=True)
         }
         disk = SimulatedDisk()
         digest = hashlib.blake2b(digest_size=16)
-        self._copy_folder(self.root, disk.tree.root, entries, contents, digest)
+
+        def copy_folder(old: SimulatedFolder, new: SimulatedFolder) -> None:
+            for name, node in sorted(entries[old].items()):
+                digest.update(name.encode())
+                if isinstance(node, SimulatedFolder):
+                    folder = new.entries[name] = SimulatedFolder()
+                    digest.update(b"/{")
+                    copy_folder(node, folder)
+                    digest.update(b"}")
+                else:
+                    data, data_digest = contents.get(node) or _file_content(self._images[node], ())
+                    new.entries[name] = FileContent(data)
+                    digest.update(data_digest)
+            new.durable = dict(new.entries)
+
+        copy_folder(self.root, disk.tree.root)
         disk.digest = digest.digest()
         return disk
 
@@ -832,44 +811,6 @@ class Moment:
             elif node not in self._entries:
                 self._entries[node] = dict(node.durable)
                 nodes.extend(node.durable.values())
-
-    def _copy_folder(
-        self,
-        old: SimulatedFolder,
-        new: SimulatedFolder,
-        entries: dict[SimulatedFolder, dict[str, Node]],
-        contents: dict[FileContent, tuple[bytes, bytes]],
-        digest: hashlib.blake2b,
-    ) -> None:
-        """Copy a folder of the state to the new disk, with everything in it."""
-        names = entries[old]
-        for name in sorted(names):
-            node = names[name]
-            digest.update(name.encode())
-            if isinstance(node, SimulatedFolder):
-                folder = new.entries[name] = SimulatedFolder()
-                digest.update(b"/{")
-                self._copy_folder(node, folder, entries, contents, digest)
-                digest.update(b"}")
-            else:
-                data, data_digest = contents.get(node) or self._file_content(self._images[node], ())
-                new.entries[name] = FileContent(data)
-                digest.update(data_digest)
-        new.durable = dict(new.entries)
-
-    def _file_content(self, image: FileImage, chosen: tuple[int, ...]) -> tuple[bytes, bytes]:
-        """Return the bytes that `chosen` leaves of a file, and their digest; () is the durable content."""
-        found = image.contents.get(chosen)
-        if found is None:
-            data = _build_content(image, chosen) if chosen else image.durable
-            found = image.contents[chosen] = data, b"\0" + hashlib.blake2b(data, digest_size=16).digest()
-        return found
-
-    def _all_choices(self) -> Iterator[CrashChoice]:
-        files = [_all_file_choices(image) for _, image in self._changed]
-        for reached in itertools.product((False, True), repeat=len(self.operations)):
-            for chosen in itertools.product(*files):
-                yield CrashChoice(reached, chosen)
 
     def _prefix(self, number: int) -> CrashChoice:
         """The choice in which every change up to `number` is durable and no later one."""
@@ -913,29 +854,24 @@ def crash_states(
                 return
 
 
-def _build_content(image: FileImage, chosen: tuple[int, ...]) -> bytes:
-    size, *versions = chosen
-    data = bytearray(image.durable)
-    for (sector, known), index in zip(image.versions.items(), versions, strict=True):
-        first = sector * SECTOR_BYTES
-        if first > len(data):
-            data.extend(bytes(first - len(data)))
-        data[first : first + SECTOR_BYTES] = known[index].data
-    return bytes(data[:size]).ljust(size, b"\0")
-
-
-def _all_file_choices(image: FileImage) -> list[tuple[int, ...]]:
-    sizes = sorted({size for _, size in image.sizes})
-    versions = [range(len(known)) for known in image.versions.values()]
-    return list(itertools.product(sizes, *versions))
+def _file_content(image: FileImage, chosen: tuple[int, ...]) -> tuple[bytes, bytes]:
+    """Return the bytes that `chosen` leaves of a file, and their digest; () is the durable content."""
+    found = image.contents.get(chosen)
+    if found is None:
+        content = image.durable
+        if chosen:
+            size, *versions = chosen
+            data = bytearray(content)
+            for (sector, known), index in zip(image.versions.items(), versions, strict=True):
+                _write(data, sector * SECTOR_BYTES, known[index].data)
+            content = bytes(data[:size]).ljust(size, b"\0")
+        found = image.contents[chosen] = content, b"\0" + hashlib.blake2b(content, digest_size=16).digest()
+    return found
 
 
 def _version_at(versions: list[SectorVersion], number: int) -> int:
     """Index of the last version made by change `number` or an earlier one."""
-    index = 0
-    while index + 1 < len(versions) and versions[index + 1].number <= number:
-        index += 1
-    return index
+    return max(0, bisect_right(versions, number, key=itemgetter(0)) - 1)
 
 
 def _size_at(image: FileImage, number: int) -> int:
