@@ -16,6 +16,7 @@ A name chosen by a peer (a topic, a group) becomes part of a path only after `is
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Final
 
 SEGMENT_SUFFIX: Final = ".zxQueue"
@@ -71,29 +72,18 @@ def parse_segment_name(name: str, suffix: str = SEGMENT_SUFFIX) -> int | None:
     return int(match[1])
 
 
-def index_name(offset: int) -> str:
-    """Name of the index of the segment that starts at `offset`."""
-    return segment_name(offset, INDEX_SUFFIX)
+index_name = partial(segment_name, suffix=INDEX_SUFFIX)
+"""Name of the index of the segment that starts at an offset."""
 
+log_snapshot_name = partial(segment_name, suffix=LOG_SNAPSHOT_SUFFIX)
+"""Name of the snapshot that covers every record before an offset."""
 
-def log_snapshot_name(offset: int) -> str:
-    """Name of the snapshot that covers every record before `offset`."""
-    return segment_name(offset, LOG_SNAPSHOT_SUFFIX)
+parse_log_snapshot_name = partial(parse_segment_name, suffix=LOG_SNAPSHOT_SUFFIX)
 
+torn_name = partial(segment_name, suffix=TORN_SUFFIX)
+"""Name of the file for the bytes that recovery truncates at an offset."""
 
-def parse_log_snapshot_name(name: str) -> int | None:
-    """Return the offset in the file name of a log's snapshot; None for any other name."""
-    return parse_segment_name(name, LOG_SNAPSHOT_SUFFIX)
-
-
-def torn_name(offset: int) -> str:
-    """Name of the file for the bytes that recovery truncates at `offset`."""
-    return segment_name(offset, TORN_SUFFIX)
-
-
-def parse_torn_name(name: str) -> int | None:
-    """Return the offset in the file name of a truncated tail; None for any other name."""
-    return parse_segment_name(name, TORN_SUFFIX)
+parse_torn_name = partial(parse_segment_name, suffix=TORN_SUFFIX)
 
 
 def journal_name(number: int) -> str:

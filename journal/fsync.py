@@ -118,22 +118,6 @@ class _SyncfsSpeed:
             self._pause_until = now + PAUSE_SECONDS
 
 
-class _RunningMedian:
-    """A running median: one step up or down per measurement, so that outliers do not count more."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def record(self, seconds: float) -> None:
-        """Record a measurement."""
-        if not self.seconds:
-            self.seconds = seconds
-        elif seconds > self.seconds:
-            self.seconds *= MEDIAN_STEP
-        elif seconds < self.seconds:
-            self.seconds /= MEDIAN_STEP
-
-
 class _FsyncMethods:
     """Whether the kernel or a worker fsyncs a single file faster, as seen by the owner's thread.
 
@@ -142,15 +126,23 @@ class _FsyncMethods:
     """
 
     def __init__(self) -> None:
-        self.kernel = _RunningMedian()
-        self.worker = _RunningMedian()
+        self._seconds = {"kernel": 0.0, "worker": 0.0}
+        """A running median of each: one step up or down per measurement, so that outliers do not count more."""
         self._round = 0
+
+    def record(self, method: Literal["kernel", "worker"], seconds: float) -> None:
+        """Record how long a single fsync took."""
+        known = self._seconds[method]
+        if not known:
+            self._seconds[method] = seconds
+        elif seconds != known:
+            self._seconds[method] = known * MEDIAN_STEP if seconds > known else known / MEDIAN_STEP
 
     def use_kernel(self) -> bool:
         """True if the next single fsync should use the kernel."""
         # The slower method is tried now and then, since conditions change.
         self._round = (self._round + 1) % PROBE_ROUNDS
-        faster = self.kernel.seconds <= KERNEL_BONUS * self.worker.seconds
+        faster = self._seconds["kernel"] <= KERNEL_BONUS * self._seconds["worker"]
         return faster if self._round else not faster
 
 
@@ -277,7 +269,7 @@ class Forcer:
 
         def done(results: list[Exception | None] | None, error: BaseException | None) -> None:
             if alone:
-                self._methods.worker.record(self._clock.monotonic() - started_at)
+                self._methods.record("worker", self._clock.monotonic() - started_at)
             self._complete(plans, results, error)
 
         self._run(lambda: self._fsync_all(plans), done)
@@ -287,7 +279,7 @@ class Forcer:
         started_at = self._clock.monotonic()
 
         def on_end(error: Exception | None) -> None:
-            self._methods.kernel.record(self._clock.monotonic() - started_at)
+            self._methods.record("kernel", self._clock.monotonic() - started_at)
             if error is None:
                 self._record_success(plan, started_at)
             self._complete([plan], [error], None)

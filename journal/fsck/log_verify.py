@@ -29,7 +29,7 @@ from journal.log.checkpoint import (
     read_snapshot,
 )
 from journal.log.index import SegmentIndex
-from journal.log.recovery_rules import TailAction, TailFacts, decide_tail
+from journal.log.recovery_rules import TAIL_RULES, TailAction, TailFacts, decide
 from journal.log.segment import SCAN_SIZE, Segment
 from journal.record.block import Block, trailer_position
 from journal.record.block_trailer import (
@@ -350,7 +350,7 @@ class _FolderVerifier(Verifier):
         Valid blocks end at `position`, the file at `end`.
         """
         append_end = min(self.append_end, position)
-        row = decide_tail(TailFacts(position, append_end, end, self._known_durable(), None, False))
+        row = decide(TAIL_RULES, TailFacts(position, append_end, end, self._known_durable(), None, False))
         if row.decision is TailAction.LOST:
             self.add_finding(file, first, end, f"cannot be read, and was durable: {reason}", field)
             return

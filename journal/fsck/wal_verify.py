@@ -15,6 +15,7 @@ from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt
 from journal.fsck.findings import DAMAGE, NOTE, Progress, Verifier, VerifyReport
+from journal.log.recovery_rules import decide
 from journal.record.format import BadRecord, checksum_matches, records_of, split_id
 from journal.wal.checkpoint import (
     JournalCheckpoint,
@@ -38,10 +39,10 @@ from journal.wal.entry import (
 )
 from journal.wal.file import FILE_HEADER_SIZE, SCAN_SIZE, JournalFile, JournalFileHeader, decode_header
 from journal.wal.recovery_rules import (
+    FILES_RULES,
     FilesAction,
     FilesFacts,
     JournalFileFacts,
-    decide_files,
     without_surplus,
 )
 
@@ -138,7 +139,7 @@ class _JournalVerifier(Verifier):
         """Report what a start would report about the files together, and each unusable header."""
         scan = self.scan
         found = scan.files_facts()
-        row = None if found is None else decide_files(found)
+        row = None if found is None else decide(FILES_RULES, found)
         reported = False
         for number, fault in scan.head_faults.items():
             needless = row is not None and row.decision is not FilesAction.REFUSE

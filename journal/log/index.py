@@ -19,6 +19,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import cached_property
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -267,15 +268,6 @@ class SegmentIndex:
         return head + _CRC.pack(crc32(head, self._seed))
 
 
-_CHECKSUMMED_BYTES: Final = ENTRY_SIZE - 4
-"""Bytes of an entry that its CRC covers."""
-
-Pread = Callable[[int, int], bytes]
-"""pread(size, position) of the segment."""
-Blocks = Callable[[int], Iterator[Block]]
-"""Valid blocks of the segment from a block start on."""
-
-
 UNINDEXED_BYTES_MAX: Final = 8 << 20
 """The owner leaves at most some MiB of its segment without entries; more means that entries are missing."""
 
@@ -298,17 +290,30 @@ class OnDiskIndex(SegmentIndex):
     search costs its logarithm. The CRC of each entry is checked, and the block trailer before the position it
     names. Only `size` bytes of the segment count, even if the files have grown. Every search raises
     InvalidIndex, OSError.
+
+    `pread(size, position)` reads the segment, `blocks` yields its valid blocks from a block start on.
     """
 
-    def __init__(self, file: File, base: int, log_id: int, size: int, pread: Pread, blocks: Blocks) -> None:
+    def __init__(
+        self,
+        file: File,
+        base: int,
+        log_id: int,
+        size: int,
+        pread: Callable[[int, int], bytes],
+        blocks: Callable[[int], Iterator[Block]],
+    ) -> None:
         super().__init__(file.path, base, log_id)
         self._entries_file = file
         self._pread, self._blocks = pread, blocks
         self._entries: dict[int, IndexEntry] = {}
-        self._size = size
-        self._after_last: tuple[int | None, int] | None = None
+
+        def is_outside(number: int) -> bool:
+            found = self._read(number)
+            return found is None or found.position + found.size > size
+
         most = min(file.size() // ENTRY_SIZE, size // RUN_SIZE_MIN + 2)
-        self._count = self._search(most, self._is_inside)
+        self._count = bisect_left(range(most), True, key=is_outside)
         if self._count:
             last = self.entry(-1)
             position = IndexPosition(last.position + last.size, last.first_ordinal + last.records)
@@ -331,44 +336,28 @@ class OnDiskIndex(SegmentIndex):
 
     @property
     def first_ordinal(self) -> int | None:
-        return self.entry(0).first_ordinal if self._count else self._after_last_entry()[0]
+        return self.entry(0).first_ordinal if self._count else self._after_last_entry[0]
 
     @property
     def newest_ms(self) -> int:
         known = self.entry(-1).append_time if self._count else 0
-        return max(known, self._after_last_entry()[1])
+        return max(known, self._after_last_entry[1])
 
     def by_position(self, position: int) -> IndexPosition:
         if not self._count or position >= self._open_run.position:
             return self._open_run
-        count = self._search(self._count, lambda number: self.entry(number).position <= position)
-        return self._verified_position(count - 1)
+        count = bisect_right(range(self._count), position, key=lambda number: self.entry(number).position)
+        return self._position_of(count - 1)
 
     def by_ordinal(self, ordinal: int) -> IndexPosition:
         if not self._count or (self._open_run.ordinal is not None and ordinal >= self._open_run.ordinal):
             return self._open_run
-        count = self._search(self._count, lambda number: self.entry(number).first_ordinal <= ordinal)
-        return self._verified_position(max(0, count - 1))
+        count = bisect_right(range(self._count), ordinal, key=lambda number: self.entry(number).first_ordinal)
+        return self._position_of(max(0, count - 1))
 
     def by_time(self, time_ms: int) -> IndexPosition:
-        count = self._search(self._count, lambda number: self.entry(number).append_time < time_ms)
-        return self._verified_position(count) if count < self._count else self._open_run
-
-    @staticmethod
-    def _search(count: int, holds: Callable[[int], bool]) -> int:
-        """Binary search: how many of the first `count` numbers satisfy `holds`.
-
-        `holds` must be true up to some number and false after it.
-        """
-        low, high = 0, count
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if holds(middle) else (low, middle)
-        return low
-
-    def _is_inside(self, number: int) -> bool:
-        found = self._read(number)
-        return found is not None and found.position + found.size <= self._size
+        count = bisect_left(range(self._count), time_ms, key=lambda number: self.entry(number).append_time)
+        return self._position_of(count) if count < self._count else self._open_run
 
     def _read(self, number: int) -> IndexEntry | None:
         """Read an entry; None if its CRC or its log id is wrong."""
@@ -376,11 +365,11 @@ class OnDiskIndex(SegmentIndex):
         if len(data) < ENTRY_SIZE:
             return None
         ordinal, position, time, log_id, size, records, epoch, crc = ENTRY.unpack(data)
-        if crc32(data[:_CHECKSUMMED_BYTES], self._seed) != crc or log_id != self._log_id:
+        if crc32(data[: ENTRY_SIZE - _CRC.size], self._seed) != crc or log_id != self._log_id:
             return None
         return IndexEntry(ordinal, position, time, size, records, epoch)
 
-    def _verified_position(self, number: int) -> IndexPosition:
+    def _position_of(self, number: int) -> IndexPosition:
         entry = self.entry(number)
         return self._verify(IndexPosition(entry.position, entry.first_ordinal))
 
@@ -400,12 +389,11 @@ class OnDiskIndex(SegmentIndex):
             raise InvalidIndex(self.path, f"another block ends at position {place.position} than it says")
         return place
 
+    @cached_property
     def _after_last_entry(self) -> tuple[int | None, int]:
-        """Return (first ordinal, latest append time) of the segment's blocks after the last entry."""
-        if self._after_last is None:
-            ordinal, newest = None, 0
-            for block in self._blocks(self._open_run.position):
-                ordinal = block.control.first_ordinal if ordinal is None else ordinal
-                newest = max(newest, block.control.append_time)
-            self._after_last = ordinal, newest
-        return self._after_last
+        """(first ordinal, latest append time) of the segment's blocks after the last entry."""
+        ordinal, newest = None, 0
+        for block in self._blocks(self._open_run.position):
+            ordinal = block.control.first_ordinal if ordinal is None else ordinal
+            newest = max(newest, block.control.append_time)
+        return ordinal, newest

@@ -28,6 +28,8 @@ from journal.log.checkpoint import (
 from journal.log.recovery_rules import (
     ALL_MISSING,
     FILES_GONE,
+    FOLDER_RULES,
+    TAIL_RULES,
     Damage,
     FolderFacts,
     ReadScope,
@@ -35,8 +37,7 @@ from journal.log.recovery_rules import (
     SegmentFileFacts,
     TailAction,
     TailFacts,
-    decide_folder,
-    decide_tail,
+    decide,
 )
 from journal.log.segment import NextValidBlock, Segment
 from journal.log.segments import AppliedPositions, LogOptions, SegmentSet, segment_limit
@@ -108,7 +109,7 @@ class LogRecovery:
         needed = min(first, snapshot.offset)
         clean = checkpoint.clean and durable == checkpoint.durable
         found = FolderFacts(status, clean, first, durable, needed, files, self._has_traces())
-        row = decide_folder(found)
+        row = decide(FOLDER_RULES, found)
         self.report.labels.append(row.label)
         if not resume:
             self.segment_set.stopped = checkpoint.stopped
@@ -513,7 +514,7 @@ class LogReplay:
             later = None if next_valid is None else segment.base + next_valid.position
             zeros = position < end and _is_zeros(segment, position, end)
             durable = self.durable if last else end
-            row = decide_tail(TailFacts(position, self.end, end, durable, later, zeros))
+            row = decide(TAIL_RULES, TailFacts(position, self.end, end, durable, later, zeros))
             self._report.labels.append(row.label)
             if row.decision is not TailAction.SKIP or next_valid is None or later is None:
                 self._end_log(row.decision, position, durable, reason)

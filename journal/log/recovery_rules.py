@@ -12,7 +12,7 @@ durable is truncated; durable data is never truncated but reported as damage.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -181,14 +181,9 @@ TAIL_RULES: Final[tuple[Rule[TailFacts, TailAction], ...]] = (
 )
 
 
-def decide_folder(found: FolderFacts) -> Rule[FolderFacts, FolderDecision]:
-    """Return the first row of FOLDER_RULES that matches."""
-    return next(row for row in FOLDER_RULES if row.matches(found))
-
-
-def decide_tail(found: TailFacts) -> Rule[TailFacts, TailAction]:
-    """Return the first row of TAIL_RULES that matches."""
-    return next(row for row in TAIL_RULES if row.matches(found))
+def decide(rules: Iterable[Rule[Found, Decision]], found: Found) -> Rule[Found, Decision]:
+    """Return the first row of a table that matches."""
+    return next(row for row in rules if row.matches(found))
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol
 from journal import filenames
 from journal.disk import Disk, check_no_folders, write_all
 from journal.errors import Corrupt, Full
+from journal.log.recovery_rules import decide
 from journal.record.format import BadRecord
 from journal.torn_tail import TORN_SIZE_MAX, copy_torn_tail
 from journal.wal.checkpoint import (
@@ -29,6 +30,9 @@ from journal.wal.checkpoint import (
 from journal.wal.entry import HEADER_SIZE, JournalEntry, LostEntries, checksum_seed
 from journal.wal.file import FILE_HEADER_SIZE, JournalFile, JournalFileHeader, JournalFiles, decode_header
 from journal.wal.recovery_rules import (
+    FILES_RULES,
+    START_RULES,
+    TAIL_RULES,
     FilesAction,
     FilesFacts,
     JournalFileFacts,
@@ -37,9 +41,6 @@ from journal.wal.recovery_rules import (
     StartFacts,
     TailAction,
     TailFacts,
-    decide_files,
-    decide_start,
-    decide_tail,
     without_surplus,
 )
 
@@ -141,7 +142,7 @@ class JournalRecovery:
             self._adopt_checkpoint(checkpoint)
         heads, newest = self._read_snapshots(checkpoint)
         goods = tuple(head is not None for head in heads)
-        row = decide_start(StartFacts(status, bool(numbers), goods))
+        row = decide(START_RULES, StartFacts(status, bool(numbers), goods))
         self.report.labels.append(row.label)
         if row.decision is StartAction.REFUSE:
             raise Corrupt(self.checkpoint_file.path, 0, 0, f"{row.label}: {'; '.join(self.report.warnings)}")
@@ -261,7 +262,7 @@ class JournalRecovery:
             found = FilesFacts(
                 tuple(files), head.files, fallback, head.lsn, self.checkpoint.durable_lsn, self.checkpoint.file_number
             )  # fmt: skip
-            row = decide_files(found)
+            row = decide(FILES_RULES, found)
             self.report.labels.append(row.label)
             if row.decision is FilesAction.REFUSE:
                 raise self._refusal_error(row.label, found)
@@ -343,7 +344,7 @@ class JournalRecovery:
                 file, max(found.lsn, file.first + FILE_HEADER_SIZE), durable_lsn
             )
             tail = self._tail_facts(file, lsn, durable_lsn, file is files[-1])
-            row = decide_tail(tail)
+            row = decide(TAIL_RULES, tail)
             if row.decision is TailAction.REFUSE:
                 self.report.labels.append(row.label)
                 bad = lsn - file.first

@@ -257,21 +257,6 @@ TAIL_RULES: Final[tuple[Rule[TailFacts, TailAction], ...]] = (
 )
 
 
-def decide_start(found: StartFacts) -> Rule[StartFacts, StartAction]:
-    """Return the first row of START_RULES that matches."""
-    return next(row for row in START_RULES if row.matches(found))
-
-
-def decide_files(found: FilesFacts) -> Rule[FilesFacts, FilesAction]:
-    """Return the first row of FILES_RULES that matches."""
-    return next(row for row in FILES_RULES if row.matches(found))
-
-
-def decide_tail(found: TailFacts) -> Rule[TailFacts, TailAction]:
-    """Return the first row of TAIL_RULES that matches."""
-    return next(row for row in TAIL_RULES if row.matches(found))
-
-
 @dataclass
 class JournalRecoveryReport:
     """Report of one recovery: what it found and did.

@@ -18,8 +18,7 @@ from journal.log.recovery_rules import (
     SegmentFileFacts,
     TailAction,
     TailFacts,
-    decide_folder,
-    decide_tail,
+    decide,
 )
 from journal.record.block_trailer import TRAILER_BODY, TRAILER_SIZE, decode_trailer
 from journal.record.format import HEADER, make_log_id
@@ -35,7 +34,7 @@ ONE = 20 + 50 + TRAILER_SIZE
 def tail(
     place: int, append: int, end: int, forced: int = 0, later: int | None = None, zeros: bool = False
 ) -> str:
-    return decide_tail(TailFacts(place, append, end, forced, later, zeros)).label
+    return decide(TAIL_RULES, TailFacts(place, append, end, forced, later, zeros)).label
 
 
 def test_every_tail_has_a_row_and_forced_data_is_never_cut() -> None:
@@ -49,7 +48,7 @@ def test_every_tail_has_a_row_and_forced_data_is_never_cut() -> None:
         for zeros in (False, True)
     ]
     for found in (TailFacts(*place) for place in places):
-        row = decide_tail(found)
+        row = decide(TAIL_RULES, found)
         if row.decision in (TailAction.CUT, TailAction.CUT_ZEROS):
             assert found.durable <= found.append_end, f"{row.label} cuts what is forced: {found}"
         if row.decision is TailAction.KEEP:
@@ -83,7 +82,7 @@ def folder(
     found = FolderFacts(
         mark, clean, first, forced, first, tuple(SegmentFileFacts(*file) for file in files), traces
     )
-    return decide_folder(found).label
+    return decide(FOLDER_RULES, found).label
 
 
 def test_the_rows_of_the_folder_table() -> None:

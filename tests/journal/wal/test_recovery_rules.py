@@ -8,6 +8,7 @@ import pytest
 
 from journal.errors import Corrupt
 from journal.filenames import journal_name, snapshot_name
+from journal.log.recovery_rules import decide
 from journal.wal.checkpoint import ListedFile
 from journal.wal.file import FILE_HEADER_SIZE
 from journal.wal.recovery_rules import (
@@ -19,9 +20,6 @@ from journal.wal.recovery_rules import (
     RequiredFiles,
     StartFacts,
     TailFacts,
-    decide_files,
-    decide_start,
-    decide_tail,
     without_surplus,
 )
 from tests.journal.journals import CHECKPOINT, ONE, Journal, opened
@@ -30,7 +28,7 @@ from tests.journal.journals import CHECKPOINT, ONE, Journal, opened
 
 
 def start(checkpoint: str, files: bool, *snapshots: bool) -> str:
-    return decide_start(StartFacts(checkpoint, files, snapshots)).label
+    return decide(START_RULES, StartFacts(checkpoint, files, snapshots)).label
 
 
 def test_the_rows_of_the_start_table() -> None:
@@ -61,7 +59,7 @@ def files(
     forced: int = 0,
     number: int = 0,
 ) -> str:
-    return decide_files(FilesFacts(found, live, fallback or live, place, forced, number)).label
+    return decide(FILES_RULES, FilesFacts(found, live, fallback or live, place, forced, number)).label
 
 
 def test_a_file_ends_where_the_next_one_starts_or_where_a_snapshot_has_its_end() -> None:
@@ -112,7 +110,7 @@ def test_the_rows_of_the_files_table() -> None:
 def tail(
     place: int, end: int, forced: int = 0, later: int | None = None, last: bool = True, zeros: bool = False
 ) -> str:
-    return decide_tail(TailFacts(place, end, forced, later, last, zeros)).label
+    return decide(TAIL_RULES, TailFacts(place, end, forced, later, last, zeros)).label
 
 
 def test_the_rows_of_the_tail_table() -> None:
@@ -131,7 +129,7 @@ def test_what_was_forced_is_never_cut_whatever_is_found() -> None:
             for forced in range(5):
                 for later in (None, 3):
                     for zeros in (False, True):
-                        row = decide_tail(TailFacts(place, end, forced, later, True, zeros))
+                        row = decide(TAIL_RULES, TailFacts(place, end, forced, later, True, zeros))
                         if forced > place:
                             assert row.decision.name == "REFUSE", (place, end, forced, later, zeros)
 

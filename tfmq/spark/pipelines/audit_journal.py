@@ -15,10 +15,14 @@ from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, NewerFormat
 from journal.fsck.wal_verify import JournalScan, is_journal
+from journal.log.recovery_rules import decide
 from journal.record.format import BadRecord, make_id
 from journal.wal.entry import AppendMsg, JournalEntry, Operation
 from journal.wal.file import FILE_HEADER_SIZE, JournalFile
-from journal.wal.recovery_rules import FilesAction, decide_files
+from journal.wal.recovery_rules import (
+    FILES_RULES,
+    FilesAction,
+)
 from tfmq.spark.pipelines.audit_check import (
     DECISION,
     EXPECTED,
@@ -123,7 +127,7 @@ def plan_journal(disk: Disk, data: str) -> JournalPlan:
 def _plan_files(disk: Disk, data: str, folder: str) -> JournalPlan:
     with closing(JournalScan(disk, folder)) as survey:
         findings = []
-        row = decide_files(found) if (found := survey.files_facts()) is not None else None
+        row = decide(FILES_RULES, found) if (found := survey.files_facts()) is not None else None
         if row is None or row.decision is FilesAction.REFUSE:
             said = survey.checkpoint_fault or "no snapshot that its checkpoint names is whole"
             findings.append(
