@@ -76,32 +76,21 @@ def repair_journal(
             raise Corrupt(
                 path, 0, FILE_HEADER_SIZE, "neither a header nor the checkpoint has the journal's id"
             )
-        return _JournalRepairer(disk, folder, scan, scan.identity, dry_run, known_lsn).run()
+        return _JournalRepairer(scan, scan.identity, dry_run, known_lsn).run()
 
 
 class _JournalRepairer:
-    """One repair: the checkpoint first, because it determines the needed files.
+    """One repair: the checkpoint first, because it determines the needed files. Then the files in order."""
 
-    Then the files in order.
-    """
-
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        scan: JournalScan,
-        identity: tuple[int, int],
-        dry_run: bool,
-        known: int,
-    ) -> None:
-        self.disk = disk
-        self.folder = folder
+    def __init__(self, scan: JournalScan, identity: tuple[int, int], dry_run: bool, known: int) -> None:
+        self.disk = scan.disk
+        self.folder = scan.folder
         self.scan = scan
         self.identity = identity
         self.dry_run = dry_run
         self.known_end = known + HEADER_SIZE if known != NO_LSN else 0
         self.done: list[RepairedJournalRange] = []
-        self.checkpoint_path = JournalCheckpointFile(disk, folder).path
+        self.checkpoint_path = scan.checkpoint_file.path
 
     def run(self) -> list[RepairedJournalRange]:
         """Repair everything that a start needs."""
@@ -144,15 +133,12 @@ class _JournalRepairer:
         reason = scan.checkpoint_fault or "no snapshot that it names is valid"
         self.done.append(RepairedJournalRange(self.checkpoint_path, reason=reason, note=note))
         pointers = tuple(SnapshotPointer(head.number, head.lsn) for head in heads[:SNAPSHOTS_KEPT])
-        self._write_checkpoint(JournalCheckpoint(*self.identity, durable_lsn, number, pointers))
+        if not self.dry_run:
+            if self.disk.exists(self.checkpoint_path):
+                self._set_aside(self.checkpoint_path)
+            new = JournalCheckpoint(*self.identity, durable_lsn, number, pointers)
+            JournalCheckpointFile(self.disk, self.folder).write_durably(new)
         return heads[0], durable_lsn, number
-
-    def _write_checkpoint(self, checkpoint: JournalCheckpoint) -> None:
-        if self.dry_run:
-            return
-        if self.disk.exists(self.checkpoint_path):
-            self._set_aside(self.checkpoint_path)
-        JournalCheckpointFile(self.disk, self.folder).write_durably(checkpoint)
 
     def _set_aside(self, path: str) -> None:
         """Rename the file so that its name is free, unless an original is already kept."""
@@ -172,18 +158,21 @@ class _JournalRepairer:
             head = SnapshotHead(self.identity[0], number, 0, ())
             note = "every entry that was ever written is replayed instead"
         else:
-            live = _preceding_file(scan.files[run])
+            # A file is created before the first one of these: its filler shows a replay that entries were lost.
+            file = scan.files[run]
+            first = file.first - FILE_HEADER_SIZE - HEADER_SIZE
+            if first < 0:
+                raise Corrupt(file.path, 0, FILE_HEADER_SIZE, f"its header has the first LSN {file.first}")
+            live = ListedFile(file.number - 1, first, first + FILE_HEADER_SIZE)
             head = SnapshotHead(self.identity[0], number, live.end, (live,))
             note = STATE_LOST
         if not self.dry_run:
             for file in scan.files[: max(0, run)]:
                 self._set_aside(file.path)
-            self._write_snapshot(head)
+            snapshots = JournalSnapshotFiles(self.disk, self.folder, self.identity[0])
+            snapshots.write(JournalSnapshot(head, b""))
         scan.files = scan.files[max(0, run) :]
         return [head], note
-
-    def _write_snapshot(self, head: SnapshotHead) -> None:
-        JournalSnapshotFiles(self.disk, self.folder, self.identity[0]).write(JournalSnapshot(head, b""))
 
     def _repair_file(self, number: int, file: JournalFile | None, first: int, end: int) -> int:
         """Repair one file, which starts at LSN `first` and must reach `end` (0: as far as it does).
@@ -266,14 +255,6 @@ class _JournalRepairer:
     def _snapshot_lsns(self, gap: JournalGap) -> set[int]:
         """LSNs of snapshots inside a gap."""
         return {head.lsn for head in self.scan.snapshots.values() if gap.first < head.lsn < gap.next}
-
-
-def _preceding_file(file: JournalFile) -> ListedFile:
-    """Return a file to be created before `file`: its filler shows a replay that entries were lost."""
-    first = file.first - FILE_HEADER_SIZE - HEADER_SIZE
-    if first < 0:
-        raise Corrupt(file.path, 0, FILE_HEADER_SIZE, f"its header has the first LSN {file.first}")
-    return ListedFile(file.number - 1, first, first + FILE_HEADER_SIZE)
 
 
 def _filler_sizes(size: int) -> Iterator[int]:

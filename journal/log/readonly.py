@@ -233,7 +233,11 @@ class ReadOnlyLog:
     def _apply_checkpoint(self, checkpoint: LogCheckpoint) -> bool:
         """Apply `checkpoint`; False if files and checkpoint do not match, so that both must be read again."""
         if checkpoint.epoch != self.checkpoint.epoch or checkpoint.starts != self.checkpoint.starts:
-            self._reset()
+            # The owner has truncated the log: no segment or offset is known any more.
+            self.close()
+            self._segments = {}
+            self._segment_set = SegmentSet(self.log_id, self.folder)
+            self._reader = LogReader(self._segment_set)
         bases = [filenames.parse_segment_name(name, self._suffix) for name in self._disk.list(self.folder)]
         starts = sorted(base for base in bases if base is not None and base < checkpoint.durable)
         self._set_segments(checkpoint, starts[max(0, bisect_right(starts, checkpoint.first) - 1) :])
@@ -243,35 +247,25 @@ class ReadOnlyLog:
         segment_set = self._segment_set
         kept = {}
         for base, end in pairwise([*starts, checkpoint.durable]):
-            segment = self._segments.get(base) or self._new_segment(base, end)
+            segment = self._segments.get(base) or ReadOnlySegment(
+                self._disk,
+                self.folder,
+                base,
+                self.log_id,
+                end=end,
+                pool=self._open_files,
+                suffix=self._suffix,
+            )
             segment.set_end(end)
             kept[base] = segment
         for base in self._segments.keys() - kept.keys():
             self._segments[base].close()
         self._segments = kept
         segment_set.segments = tuple(kept.values())
-        segment_set.first, segment_set.first_ordinal = checkpoint.first, checkpoint.first_ordinal
+        segment_set.adopt(checkpoint)
         segment_set.end, segment_set.end_ordinal = checkpoint.durable, checkpoint.durable_ordinal
-        segment_set.durable, segment_set.durable_ordinal = checkpoint.durable, checkpoint.durable_ordinal
-        segment_set.append_time, segment_set.epoch, segment_set.starts = (
-            checkpoint.append_time,
-            checkpoint.epoch,
-            checkpoint.starts,
-        )
         segment_set.stopped = checkpoint.stopped
         self.checkpoint = checkpoint
-
-    def _reset(self) -> None:
-        """Discard all segments and offsets that are known: the owner has truncated the log."""
-        self.close()
-        self._segments = {}
-        self._segment_set = SegmentSet(self.log_id, self.folder)
-        self._reader = LogReader(self._segment_set)
-
-    def _new_segment(self, base: int, end: int) -> ReadOnlySegment:
-        return ReadOnlySegment(
-            self._disk, self.folder, base, self.log_id, end=end, pool=self._open_files, suffix=self._suffix
-        )
 
     def _retry(self, offset: int | None, question: Callable[[LogReader], Found]) -> Found:
         """Call `question` with the reader of this log, and return its result.
@@ -287,8 +281,13 @@ class ReadOnlyLog:
                     raise
             except FileNotFoundError as error:
                 removed = str(error.filename)
-                if not self._discard_index_file(removed) and not self._is_obsolete(removed):
-                    raise self._missing_error(removed) from error
+                if self._discard_index_file(removed):
+                    continue
+                self.refresh()
+                self._apply_checkpoint(self.checkpoint)
+                for base, segment in self._segments.items():
+                    if segment.path == removed:
+                        raise Corrupt(removed, base, segment.end, "the segment file is missing") from error
 
     def _check_segment_exists(self, offset: int | None) -> None:
         """Raise Corrupt if no segment has `offset` although the checkpoint says that it exists."""
@@ -305,18 +304,6 @@ class ReadOnlyLog:
 
     def _discard_index_file(self, path: str) -> bool:
         return any(segment.discard_index_file(path) for segment in self._segments.values())
-
-    def _is_obsolete(self, path: str) -> bool:
-        """Refresh, and return whether the missing file at `path` no longer belongs to the log."""
-        self.refresh()
-        self._apply_checkpoint(self.checkpoint)
-        return all(segment.path != path for segment in self._segments.values())
-
-    def _missing_error(self, path: str) -> Exception:
-        for base, segment in self._segments.items():
-            if segment.path == path:
-                return Corrupt(path, base, segment.end, "the segment file is missing")
-        return FileNotFoundError(errno.ENOENT, "the file is missing", path)
 
 
 LOG_ID: Final = 1 << 24
@@ -394,9 +381,19 @@ def records(
             raise
         if not chunk.data:
             return
-        for record in _records_of_chunk(chunk.data, chunk.start, log.log_id):
-            if record.offset >= start:
-                yield record
+        for block in blocks_of(chunk.data, chunk.start, log.log_id):
+            next_ordinal = block.control.first_ordinal
+            for record in records_of(block.data):
+                if record.flag & FLAG_FILLER:
+                    next_ordinal += record.checksum
+                    continue
+                body = block.data[record.position + HEADER_SIZE : record.position + record.size]
+                attribute, payload = split_body(body, record.flag)
+                kept = None if attribute is None else bytes(attribute)
+                where, time = block.offset + record.position, block.control.append_time
+                if where >= start:
+                    yield StoredRecord(where, next_ordinal, time, record.id, kept, bytes(payload))
+                next_ordinal += 1
         at = chunk.next
 
 
@@ -408,20 +405,3 @@ def _start_offset(log: Log, offset: int | None, ordinal: int | None, time_ms: in
     if ordinal is not None:
         return log.offset_of_ordinal(ordinal)[0]
     return log.first_offset if time_ms is None else log.offset_of_time(time_ms)
-
-
-def _records_of_chunk(
-    data: bytes | bytearray | memoryview, start: int, log_id: int
-) -> Iterator[StoredRecord]:
-    for block in blocks_of(data, start, log_id):
-        ordinal = block.control.first_ordinal
-        for record in records_of(block.data):
-            if record.flag & FLAG_FILLER:
-                ordinal += record.checksum
-                continue
-            body = block.data[record.position + HEADER_SIZE : record.position + record.size]
-            attribute, payload = split_body(body, record.flag)
-            kept = None if attribute is None else bytes(attribute)
-            where = block.offset + record.position
-            yield StoredRecord(where, ordinal, block.control.append_time, record.id, kept, bytes(payload))
-            ordinal += 1

@@ -95,6 +95,7 @@ class LogRecovery:
 
     def run(self, *, resume: bool = False) -> None:
         """Recover the log. `resume`: if the log is stopped, let it accept writes again."""
+        segment_set = self.segment_set
         self._require_files()
         checkpoint, status = self._read_checkpoint()
         snapshot = self._read_snapshot()
@@ -108,40 +109,38 @@ class LogRecovery:
         )
         needed = min(first, snapshot.offset)
         clean = checkpoint.clean and durable == checkpoint.durable
-        found = FolderFacts(status, clean, first, durable, needed, files, self._has_traces())
+        traces = any(map(filenames.is_trace, self._disk.list(self._folder)))
+        found = FolderFacts(status, clean, first, durable, needed, files, traces)
         row = decide(FOLDER_RULES, found)
         self.report.labels.append(row.label)
         if not resume:
-            self.segment_set.stopped = checkpoint.stopped
+            segment_set.stopped = checkpoint.stopped
             if status == "none" and files:
                 self.report.warnings.append(
                     "log.mark is missing or empty: the log is recovered from its segments; whether it was stopped, and"
                     " where its end was truncated, is not known"
                 )
             if status == "damaged" and files:
-                self.segment_set.stopped = (
-                    "log.mark was damaged, so it is not known whether the log was stopped"
-                )
+                segment_set.stopped = "log.mark was damaged, so it is not known whether the log was stopped"
         if row.decision.create:
             if row.label == ALL_MISSING and not resume:
-                self.segment_set.stopped = (
-                    f"{FILES_GONE}: what was in them is lost, unless you bring them back"
-                )
+                segment_set.stopped = f"{FILES_GONE}: what was in them is lost, unless you bring them back"
             self._create(checkpoint, durable, ordinal)
             return
-        self._apply_checkpoint(checkpoint)
+        segment_set.adopt(checkpoint)
         if status != "good":
             self._check_log_id(files[-1])
         self._open_segments(found)
         if row.decision.read_scope is ReadScope.NOTHING and snapshot.offset == checkpoint.durable:
-            self._adopt_clean_end(checkpoint, snapshot)
+            segment_set.end, segment_set.end_ordinal = checkpoint.durable, checkpoint.durable_ordinal
+            segment_set.applied_positions = AppliedPositions(snapshot.sources)
+            segment_set.clean = True
             return
         replay = self._replay(snapshot, durable, ordinal)
-        self._adopt_replay(replay, snapshot)
         if row.decision.unclean or replay.tail_action is not None:
             self._make_durable(replay)
         else:
-            self.segment_set.clean = True
+            segment_set.clean = True
         self._remove_obsolete(found)
 
     def _require_files(self) -> None:
@@ -190,20 +189,6 @@ class LogRecovery:
                 found.append(SegmentFileFacts(offset, self._disk.size(filenames.join(self._folder, name))))
         return tuple(sorted(found))
 
-    def _has_traces(self) -> bool:
-        return any(filenames.is_trace(name) for name in self._disk.list(self._folder))
-
-    def _apply_checkpoint(self, checkpoint: LogCheckpoint) -> None:
-        segment_set = self.segment_set
-        segment_set.first, segment_set.first_ordinal, segment_set.durable, segment_set.durable_ordinal = (
-            checkpoint[:4]
-        )
-        segment_set.append_time, segment_set.epoch, segment_set.starts = (
-            checkpoint.append_time,
-            checkpoint.epoch,
-            checkpoint.starts,
-        )
-
     def _create(self, marks: LogCheckpoint, forced: int, ordinal: int) -> None:
         """Create an empty first segment at offset `forced`; an empty one there is replaced.
 
@@ -212,7 +197,7 @@ class LogRecovery:
         checkpoint is written first, because it has the reason of the stop.
         """
         segment_set = self.segment_set
-        self._apply_checkpoint(marks)
+        segment_set.adopt(marks)
         if forced > marks.first:
             segment_set.damage = ((marks.first, forced, "no segment file has these bytes"),)
             self.report.damage = list(segment_set.damage)
@@ -282,24 +267,16 @@ class LogRecovery:
             block = next(segments[0].valid_blocks(), None)
             self.segment_set.first_ordinal = block.control.first_ordinal if block is not None else 0
 
-    def _adopt_clean_end(self, marks: LogCheckpoint, snapshot: Snapshot) -> None:
-        segment_set = self.segment_set
-        segment_set.end, segment_set.end_ordinal = marks.durable, marks.durable_ordinal
-        segment_set.applied_positions = AppliedPositions(snapshot.sources)
-        segment_set.clean = True
-
     def _replay(self, snapshot: Snapshot, forced: int, ordinal: int) -> LogReplay:
+        """Replay the segments after the snapshot, and adopt the end that they have."""
+        segment_set = self.segment_set
         replay = LogReplay(snapshot, forced, ordinal, self._state, self.report)
-        segments = self.segment_set.segments
+        segments = segment_set.segments
         for number, segment in enumerate(segments):
             begin, end = max(segment.base, snapshot.offset), segment_limit(segments, number)
-            last = number + 1 == len(segments)
-            if begin < end or last:
-                replay.replay_segment(segment, min(begin, end), end, last=last)
-        return replay
-
-    def _adopt_replay(self, replay: LogReplay, snapshot: Snapshot) -> None:
-        segment_set = self.segment_set
+            is_last = number + 1 == len(segments)
+            if begin < end or is_last:
+                replay.replay_segment(segment, min(begin, end), end, last=is_last)
         segment_set.end, segment_set.end_ordinal = replay.end, replay.ordinal
         if segment_set.end >= segment_set.durable:
             segment_set.end_ordinal = max(segment_set.end_ordinal, segment_set.durable_ordinal)
@@ -316,8 +293,15 @@ class LogRecovery:
             self._gaps.append((segment_set.end, replay.durable, "no segment file has these bytes"))
             segment_set.end = replay.durable
             segment_set.end_ordinal = max(segment_set.end_ordinal, segment_set.durable_ordinal)
-        segment_set.damage = _merge_ranges([*self._gaps, *replay.damage])
-        self.report.damage = list(segment_set.damage)
+        merged: list[Damage] = []
+        for begin, next, reason in sorted([*self._gaps, *replay.damage]):
+            if merged and begin <= merged[-1][1]:
+                before = merged.pop()
+                merged.append((before[0], max(before[1], next), before[2]))
+            else:
+                merged.append((begin, next, reason))
+        segment_set.damage, self.report.damage = tuple(merged), merged
+        return replay
 
     def _make_durable(self, replay: LogReplay) -> None:
         """Make everything up to the end durable: truncate, rewrite, fsync and increase the epoch.
@@ -337,12 +321,16 @@ class LogRecovery:
             self.report.warnings.append(f"the end of the log waits for space to be made durable: {error}")
             segment_set.raise_durable(*self._durable_position(replay))
             segment_set.end, segment_set.end_ordinal = segment_set.durable, segment_set.durable_ordinal
-            segment_set.pending_recovery, segment_set.pending_end = (
-                lambda: self._make_end_durable(replay, end),
-                end,
-            )
+            segment_set.pending_recovery = lambda: self._make_end_durable(replay, end)
+            segment_set.pending_end = end
         except OSError as error:
-            self._stop(f"recovery could not make the end of the log durable: {error}", replay)
+            reason = f"recovery could not make the end of the log durable: {error}"
+            segment_set.raise_durable(*self._durable_position(replay))
+            segment_set.stopped = reason
+            try:
+                self.checkpoint_file.write_durably(segment_set.checkpoint())
+            except (OSError, Full) as second:
+                segment_set.stopped = f"{reason}; log.mark could not be written either: {second}"
 
     def _make_end_durable(self, replay: LogReplay, end: tuple[int, int]) -> None:
         """Do the file work of `_make_durable`, again when a full disk has space. Raises Full, OSError."""
@@ -377,15 +365,6 @@ class LogRecovery:
             return self.segment_set.durable, self.segment_set.durable_ordinal
         return replay.durable, replay.durable_ordinal
 
-    def _stop(self, reason: str, replay: LogReplay) -> None:
-        segment_set = self.segment_set
-        segment_set.raise_durable(*self._durable_position(replay))
-        segment_set.stopped = reason
-        try:
-            self.checkpoint_file.write_durably(segment_set.checkpoint())
-        except (OSError, Full) as error:
-            segment_set.stopped = f"{reason}; log.mark could not be written either: {error}"
-
     def _truncate_tail(self, decision: TailAction | None) -> None:
         """Truncate the last file to the end of the log."""
         segment_set = self.segment_set
@@ -404,10 +383,8 @@ class LogRecovery:
     def _rewrite_tail(self, durable: int) -> None:
         """Rewrite everything after `durable` with the same bytes at the same position, and fsync it."""
         segment = self.segment_set.active
-        position, end = (
-            max(durable, segment.base) - segment.base,
-            min(self.segment_set.end, segment.end) - segment.base,
-        )
+        position = max(durable, segment.base) - segment.base
+        end = min(self.segment_set.end, segment.end) - segment.base
         if position >= end:
             return
         self.report.rewritten_bytes = end - position
@@ -450,17 +427,6 @@ def _last_block_end(segment: Segment, first: int) -> int:
     except BadRecord:
         return max(place, segment.base + position)
     return first
-
-
-def _merge_ranges(damage: list[Damage]) -> tuple[Damage, ...]:
-    """Sort the damaged ranges and join those that overlap or touch."""
-    merged: list[Damage] = []
-    for first, next, reason in sorted(damage):
-        if merged and first <= merged[-1][1]:
-            before = merged.pop()
-            first, next, reason = before[0], max(before[1], next), before[2]
-        merged.append((first, next, reason))
-    return tuple(merged)
 
 
 PIECE_BYTES: Final = 1 << 20
@@ -512,12 +478,20 @@ class LogReplay:
                 return
             next_valid = self._find_next_block(segment, position, end)
             later = None if next_valid is None else segment.base + next_valid.position
-            zeros = position < end and _is_zeros(segment, position, end)
+            zeros = position < end and all(
+                not segment.pread(min(PIECE_BYTES, end - at), at - segment.base).strip(b"\0")
+                for at in range(position, end, PIECE_BYTES)
+            )
             durable = self.durable if last else end
             row = decide(TAIL_RULES, TailFacts(position, self.end, end, durable, later, zeros))
             self._report.labels.append(row.label)
             if row.decision is not TailAction.SKIP or next_valid is None or later is None:
-                self._end_log(row.decision, position, durable, reason)
+                if row.decision is TailAction.LOST:
+                    self._apply_append(position)
+                    self._add_damage(position, durable, reason)
+                    self.end, self.ordinal = durable, self._ordinal_at.get(durable, self.ordinal)
+                self._pending = []
+                self.tail_action = row.decision
                 return
             self._apply_append(position)
             self._add_damage(position, later, reason)
@@ -527,7 +501,9 @@ class LogReplay:
         """Read blocks up to the first invalid one; return its offset and what is wrong with it."""
         try:
             for block in segment.blocks(offset - segment.base, end - segment.base):
-                self._add_block(block)
+                self._pending.append(block)
+                if not block.control.more_follows:
+                    self._apply_append(block.next)
         except BadRecord as error:
             if (
                 isinstance(error, BadBlockTrailer)
@@ -537,11 +513,6 @@ class LogReplay:
                 raise NewerFormat(segment.path, error.version, TRAILER_VERSION) from error
             return max(offset, self._pending[-1].next if self._pending else self.end), error.reason
         return end, "the append is not finished"
-
-    def _add_block(self, block: Block) -> None:
-        self._pending.append(block)
-        if not block.control.more_follows:
-            self._apply_append(block.next)
 
     def _apply_append(self, end: int) -> None:
         """Apply the pending blocks: of a whole append, or of one whose remaining blocks are lost."""
@@ -588,25 +559,6 @@ class LogReplay:
             self._raise_durable(block.control)
         return next_valid
 
-    def _end_log(self, decision: TailAction, place: int, forced: int, reason: str) -> None:
-        if decision is TailAction.LOST:
-            self._apply_append(place)
-            self._add_damage(place, forced, reason)
-            self.end, self.ordinal = forced, self._ordinal_at.get(forced, self.ordinal)
-        self._pending = []
-        self.tail_action = decision
-
     def _add_damage(self, first: int, next: int, reason: str) -> None:
         if first < next:
             self.damage.append((first, next, reason))
-
-
-def _is_zeros(segment: Segment, first: int, next: int) -> bool:
-    """True if every byte of the range is zero, as in a file that grew but was not written."""
-    position, end = first - segment.base, next - segment.base
-    while position < end:
-        piece = segment.pread(min(PIECE_BYTES, end - position), position)
-        if piece.strip(b"\0"):
-            return False
-        position += max(1, len(piece))
-    return True

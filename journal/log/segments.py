@@ -75,6 +75,11 @@ class SegmentSet:
             numbers = (self.first, self.first_ordinal, self.durable, self.durable_ordinal, self.append_time)
             return LogCheckpoint(*numbers, self.epoch, self.starts, self.clean, self.stopped)
 
+    def adopt(self, checkpoint: LogCheckpoint) -> None:
+        """Set the bounds, the append time and the epochs to those of a checkpoint."""
+        self.first, self.first_ordinal, self.durable, self.durable_ordinal = checkpoint[:4]
+        self.append_time, self.epoch, self.starts = checkpoint[4:7]
+
     def raise_durable(self, offset: int, ordinal: int) -> None:
         """Raise the durable offset to the end of an append; never lowers it."""
         with self.lock:

@@ -101,6 +101,17 @@ class JournalState(Protocol):
         ...
 
 
+class JournalTail(NamedTuple):
+    """The end of the journal: `end` is its LSN, `durable_lsn` the durable LSN.
+
+    `decision`: what recovery does with the bytes after the end.
+    """
+
+    end: int
+    durable_lsn: int
+    decision: TailAction
+
+
 class JournalRecovery:
     """One recovery of the journal in `folder`. After `run` its attributes are the journal's parts."""
 
@@ -128,7 +139,9 @@ class JournalRecovery:
 
     def run(self) -> None:
         """Recover the journal. Raises Corrupt, NewerFormat, Full, OSError."""
-        self._make_folder()
+        if not self._disk.exists(self._folder):
+            self._disk.make_folder(self._folder)
+            self._disk.force_folder(self._folder.rpartition("/")[0] or ".")
         children = self._disk.list(self._folder)
         wanted = [
             name
@@ -137,7 +150,8 @@ class JournalRecovery:
         ]
         check_no_folders(self._disk, self._folder, wanted)
         checkpoint, status = self._read_checkpoint()
-        numbers = self._numbers()
+        found = map(filenames.parse_journal_name, children)
+        numbers = sorted(number for number in found if number is not None)
         if checkpoint is not None:
             self._adopt_checkpoint(checkpoint)
         heads, newest = self._read_snapshots(checkpoint)
@@ -151,11 +165,6 @@ class JournalRecovery:
             return
         self._recover(numbers, heads, newest)
 
-    def _make_folder(self) -> None:
-        if not self._disk.exists(self._folder):
-            self._disk.make_folder(self._folder)
-            self._disk.force_folder(self._folder.rpartition("/")[0] or ".")
-
     def _read_checkpoint(self) -> tuple[JournalCheckpoint | None, str]:
         try:
             checkpoint = self.checkpoint_file.read()
@@ -165,10 +174,6 @@ class JournalRecovery:
         if checkpoint is None:
             self.report.warnings.append("there is no checkpoint")
         return checkpoint, "none" if checkpoint is None else "good"
-
-    def _numbers(self) -> list[int]:
-        found = map(filenames.parse_journal_name, self._disk.list(self._folder))
-        return sorted(number for number in found if number is not None)
 
     def _adopt_checkpoint(self, checkpoint: JournalCheckpoint) -> None:
         self.checkpoint = checkpoint
@@ -240,7 +245,7 @@ class JournalRecovery:
         except BaseException:
             self.files.remove_all()
             raise
-        make_durable(self._disk, self._folder, self.files.active, tail, self.report)
+        self._make_durable(tail)
         self.files.end = self.files.durable_lsn = tail.end
         self._add_references()
         self._remove_obsolete(numbers, [pointer.number for pointer in self.checkpoint.snapshots])
@@ -364,7 +369,8 @@ class JournalRecovery:
             for entry in file.entries(begin, self.seed):
                 apply(entry)
                 if type(entry.content) is LostEntries:
-                    self._warn_of_loss(file, entry)
+                    lost = f"{entry.size} bytes at LSN {lsn} were lost"
+                    self.report.warnings.append(f"{file.path}: {lost}")
                 lsn = entry.next
                 count += 1
                 if entry.durable_lsn > durable_lsn:
@@ -377,9 +383,6 @@ class JournalRecovery:
         self.report.replayed += count
         self.report.walked_bytes += lsn - begin
         return lsn, durable_lsn, reason
-
-    def _warn_of_loss(self, file: JournalFile, filler: JournalEntry) -> None:
-        self.report.warnings.append(f"{file.path}: {filler.size} bytes at LSN {filler.lsn} were lost")
 
     def _tail_facts(self, file: JournalFile, lsn: int, durable_lsn: int, last: bool) -> TailFacts:
         """Return the facts about the rest of a file after its valid entries."""
@@ -454,47 +457,23 @@ class JournalRecovery:
         except Full as error:
             self.report.warnings.append(f"the checkpoint could not be written: {error}")
 
-
-class JournalTail(NamedTuple):
-    """The end of the journal: `end` is its LSN, `durable_lsn` the durable LSN.
-
-    `decision`: what recovery does with the bytes after the end.
-    """
-
-    end: int
-    durable_lsn: int
-    decision: TailAction
-
-
-def make_durable(
-    disk: Disk, folder: str, file: JournalFile, tail: JournalTail, report: JournalRecoveryReport
-) -> None:
-    """Truncate, rewrite and fsync the last file `file`: everything up to the end is durable.
-
-    Raises OSError.
-    """
-    surplus = file.end - tail.end
-    if surplus:
-        report.cut_bytes = surplus
-        if tail.decision is TailAction.CUT:
-            data = file.pread(TORN_SIZE_MAX, tail.end)
-            copy_torn_tail(disk, folder, tail.end, data, report, f"LSN {tail.end}")
-        file.file.truncate(tail.end - file.first)
-        file.size = tail.end - file.first
-        file.file.force()
-    _rewrite_tail(disk, folder, file, tail.durable_lsn, report)
-
-
-def _rewrite_tail(
-    disk: Disk, folder: str, file: JournalFile, durable_lsn: int, report: JournalRecoveryReport
-) -> None:
-    """Rewrite everything after `durable_lsn` with the same bytes in place, and fsync it."""
-    # After a crash the page cache does not prove that these bytes are on the disk.
-    lsn = max(durable_lsn, file.first)
-    if lsn >= file.end:
-        return
-    report.rewritten_bytes = file.end - lsn
-    while lsn < file.end:
-        lsn += write_all(file.file, [file.pread(PIECE_SIZE, lsn)], lsn - file.first)
-    file.file.force()
-    disk.force_folder(folder)
+    def _make_durable(self, tail: JournalTail) -> None:
+        """Truncate, rewrite and fsync the last file: everything up to the end is durable. Raises OSError."""
+        disk, folder, file, report = self._disk, self._folder, self.files.active, self.report
+        if file.end > tail.end:
+            report.cut_bytes = file.end - tail.end
+            if tail.decision is TailAction.CUT:
+                data = file.pread(TORN_SIZE_MAX, tail.end)
+                copy_torn_tail(disk, folder, tail.end, data, report, f"LSN {tail.end}")
+            file.file.truncate(tail.end - file.first)
+            file.size = tail.end - file.first
+            file.file.force()
+        # Everything after the durable LSN is written again, with the same bytes in place: after a crash the page cache
+        # does not prove that these bytes are on the disk.
+        lsn = max(tail.durable_lsn, file.first)
+        if lsn < file.end:
+            report.rewritten_bytes = file.end - lsn
+            while lsn < file.end:
+                lsn += write_all(file.file, [file.pread(PIECE_SIZE, lsn)], lsn - file.first)
+            file.file.force()
+            disk.force_folder(folder)

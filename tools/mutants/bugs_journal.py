@@ -274,8 +274,11 @@ CHECKS: Final = (
         "more-follows-ignored",
         "an append of many blocks is complete or absent",
         "journal/log/recovery.py",
-        ("        if not block.control.more_follows:\n            self._apply_append(block.next)\n"),
-        "        self._apply_append(block.next)\n",
+        (
+            "                if not block.control.more_follows:\n"
+            "                    self._apply_append(block.next)\n"
+        ),
+        "                self._apply_append(block.next)\n",
         ["tests/journal/log/test_recovery.py", RECOVERY],
     ),
     Mutant(

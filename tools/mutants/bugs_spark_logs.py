@@ -176,8 +176,8 @@ SPARK_LOGS: Final = (
         "vanished-segment-is-a-crash",
         "a segment that retention removes during a read is reported as below the start",
         "journal/log/readonly.py",
-        "                if not self._discard_index_file(removed) and not self._is_obsolete(removed):\n",
-        "                if not self._discard_index_file(removed):\n",
+        "                self.refresh()\n                self._apply_checkpoint(self.checkpoint)\n",
+        "",
         [ONLOOKER],
     ),
     Mutant(
