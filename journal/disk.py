@@ -277,12 +277,10 @@ def check_no_folders(disk: Disk, folder: str, children: Iterable[str]) -> None:
 
 
 def folder_error(path: str) -> IsADirectoryError:
-    """Return the system's error for a folder in place of a file."""
     return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
 
 
 def not_a_folder_error(path: str) -> NotADirectoryError:
-    """Return the system's error for something else in place of a folder."""
     return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
 
@@ -521,7 +519,6 @@ def write_new_file(disk: Disk, path: str, pieces: Iterable[Bytes]) -> None:
 
 
 def read_file(disk: Disk, path: str) -> bytes:
-    """Read a whole file. Raises OSError."""
     with contextlib.closing(disk.open_read(path)) as file:
         return file.pread(file.size(), 0)
 
@@ -580,7 +577,6 @@ class FileReferences:
             self._count += 1
 
     def release(self) -> None:
-        """Release one reference."""
         with self._lock:
             self._count -= 1
         if self._retired:

@@ -69,9 +69,8 @@ class DualSlotFile:
     def write(self, payload: bytes, fsync: bool) -> int:
         """Write the older slot and return its sequence.
 
-        With `fsync` durable on return, with the folder entry.
-
-        Raises TooLarge if the payload does not fit a slot, Full, OSError.
+        With `fsync` durable on return, with the folder entry. Raises TooLarge if the payload does not fit a
+        slot, Full, OSError.
         """
         if SLOT_HEADER.size + len(payload) > self._slot_size:
             raise TooLarge("a slot's payload", len(payload), self._slot_size - SLOT_HEADER.size)
@@ -144,7 +143,6 @@ class CheckpointFile(Generic[T]):
         return None if found is None else self._decode(found[1])
 
     def damaged_slots(self) -> list[tuple[int, int]]:
-        """As `DualSlotFile.damaged_slots`."""
         return self._slots.damaged_slots()
 
     def write_durably(self, checkpoint: T) -> None:

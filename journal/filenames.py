@@ -87,23 +87,19 @@ parse_torn_name = partial(parse_segment_name, suffix=TORN_SUFFIX)
 
 
 def journal_name(number: int) -> str:
-    """Name of the file of the transaction journal with this number."""
     return f"{number:016d}{JOURNAL_SUFFIX}"
 
 
 def parse_journal_name(name: str) -> int | None:
-    """Number in the name of a file of the transaction journal, else None."""
     match = _JOURNAL_NAME.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 def snapshot_name(number: int) -> str:
-    """Name of the snapshot of the transaction journal's checkpoint with this number."""
     return f"{number:020d}{SNAPSHOT_SUFFIX}"
 
 
 def parse_snapshot_name(name: str) -> int | None:
-    """Checkpoint number in a snapshot's name, else None."""
     match = _SNAPSHOT_NAME.fullmatch(name)
     return None if match is None else int(match[1])
 
@@ -122,7 +118,6 @@ def is_transactions_file(name: str) -> bool:
 
 
 def log_checkpoint_name() -> str:
-    """Name of a log's checkpoint file in its folder."""
     return LOG_CHECKPOINT_NAME
 
 

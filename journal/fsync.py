@@ -435,9 +435,7 @@ class FsyncGate:
     def fsync(self, file: FsyncFile, how: Callable[[], None] | None = None) -> None:
         """Fsync a file, unless it is sealed.
 
-        `how` replaces the fsync and runs before any other can start.
-
-        Raises OSError.
+        `how` replaces the fsync and runs before any other can start. Raises OSError.
         """
         with self._references, self._lock:
             flight = self._in_progress

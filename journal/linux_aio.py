@@ -121,9 +121,8 @@ class AioFsyncQueue:
     def start(self, file: File, callback: FsyncCallback) -> AioFsync | None:
         """Start an fsync of what was written to `file`.
 
-        None, without effect, if the system does not accept it.
-
-        The caller of `drain_ended` then calls `callback(error)`.
+        None, without effect, if the system does not accept it. The caller of `drain_ended` then calls
+        `callback(error)`.
         """
         if not isinstance(file, RealFile) or len(self._in_progress) >= CONCURRENT_MAX:
             return None

@@ -161,17 +161,14 @@ class Slab:
 
     @property
     def full(self) -> bool:
-        """True if no element is free."""
         return not self._free
 
     @property
     def empty(self) -> bool:
-        """True if every element is free."""
         return self._free == self._all
 
     @property
     def used_count(self) -> int:
-        """Number of allocated elements."""
         return (self._all ^ self._free).bit_count()
 
     def allocate(self) -> int:
@@ -321,7 +318,6 @@ class MemoryChunk:
 
 
 def map_memory(size: int) -> mmap.mmap:
-    """Map `size` bytes of private memory."""
     # Only private memory can be returned page by page.
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
@@ -365,7 +361,6 @@ class ChunkLists:
         return iter(list(self._list_index))
 
     def counts(self) -> tuple[int, ...]:
-        """Number of chunks in each list, the emptiest list first."""
         return tuple(map(len, self._lists))
 
     def allocate(self, depth: int) -> tuple[MemoryChunk, int]:

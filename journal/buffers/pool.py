@@ -54,10 +54,9 @@ class _Local(threading.local):
 class Pool:
     """Pool of buffers. Thread-safe.
 
-    With `debug` each buffer records where it was allocated, which costs time.
-
-    A thread allocates from one arena, assigned round-robin, through a cache of its own; a buffer of another
-    arena is returned to it immediately.
+    With `debug` each buffer records where it was allocated, which costs time. A thread allocates from one
+    arena, assigned round-robin, through a cache of its own; a buffer of another arena is returned to it
+    immediately.
     """
 
     def __init__(self, arena_count: int = ARENA_COUNT, *, debug: bool = False) -> None:
@@ -282,7 +281,6 @@ class AllocationCounts:
         self.allocated = self.allocated_bytes = self.hits = self.released = self.released_bytes = 0
 
     def add(self, other: AllocationCounts) -> None:
-        """Add another thread's counters to these."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -342,7 +340,6 @@ class ThreadCache:
         return True
 
     def drain(self) -> None:
-        """Return all cached allocations to their arenas."""
         for size in self._cached:
             self._free_oldest(size, len(self._cached[size]))
 
@@ -362,7 +359,6 @@ class ThreadCache:
 
 
 def cached_count_max(size: int) -> int:
-    """Return how many freed allocations of (rounded) `size` bytes a thread cache may keep."""
     if size < TINY_LIMIT:
         return TINY_COUNT_MAX
     return SMALL_COUNT_MAX if size < PAGE_BYTES else RUN_COUNT_MAX

@@ -92,7 +92,6 @@ class Verifier:
         weight: str = DAMAGE,
         may_lose: bool = False,
     ) -> None:
-        """Add a finding about a file of the folder."""
         path = filenames.join(self.folder, file)
         self.report.findings.append(Finding(path, first, next, what, field, weight, may_lose))
 

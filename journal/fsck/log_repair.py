@@ -264,7 +264,6 @@ class _LogRepairer:
             self.checkpoint_fault = "it is missing or empty, and there are segments, or were"
 
     def _snapshots(self) -> Iterator[tuple[str, Snapshot | Corrupt]]:
-        """Yield (path, content) of each snapshot."""
         for name in self.disk.list(self.folder):
             offset = filenames.parse_log_snapshot_name(name)
             if offset is not None:
@@ -843,7 +842,6 @@ def _fill_range(size: int, count: int, log_id: int, closing: BlockTrailer) -> Re
 
 
 def _split_pieces(data: bytes, log_id: int) -> Iterator[RangePiece]:
-    """Yield valid records and the gaps between them."""
     position, end = 0, len(data)
     while position < end:
         size = _record_size_at(data, position)

@@ -93,7 +93,6 @@ class _JournalRepairer:
         self.checkpoint_path = scan.checkpoint_file.path
 
     def run(self) -> list[RepairedJournalRange]:
-        """Repair everything that a start needs."""
         base, durable_lsn, file_number = self._repair_checkpoint()
         durable_lsn = max(durable_lsn, self.known_end)
         listed = {file.number: file for file in base.files}
@@ -253,7 +252,6 @@ class _JournalRepairer:
                 begin += part
 
     def _snapshot_lsns(self, gap: JournalGap) -> set[int]:
-        """LSNs of snapshots inside a gap."""
         return {head.lsn for head in self.scan.snapshots.values() if gap.first < head.lsn < gap.next}
 
 

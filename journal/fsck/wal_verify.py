@@ -287,7 +287,6 @@ class JournalScan:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of all existing files, ascending."""
         found = map(filenames.parse_journal_name, self.disk.list(self.folder))
         return sorted(number for number in found if number is not None)
 
@@ -323,11 +322,9 @@ class JournalScan:
         return max(known)
 
     def path(self, number: int) -> str:
-        """Path of a file."""
         return filenames.join(self.folder, filenames.journal_name(number))
 
     def close(self) -> None:
-        """Close the files."""
         for file in self.files:
             file.close()
 

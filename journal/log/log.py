@@ -239,11 +239,10 @@ class Log:
     def before_append(self, size_bytes: int) -> Callable[[], None] | None:
         """Return the file work that an append of `size_bytes` of records needs first.
 
-        None: append at once.
-
-        The work (a roll with its fsync and snapshot, or clearing `clean`) may run in a worker; no append may
-        run until it returns, reads may. The work raises Stopped or Full, and the append then fails with the
-        same error. `append` does the work inline if the caller did not. Raises Stopped, Closed.
+        None: append at once. The work (a roll with its fsync and snapshot, or clearing `clean`) may run in a
+        worker; no append may run until it returns, reads may. The work raises Stopped or Full, and the append
+        then fails with the same error. `append` does the work inline if the caller did not. Raises Stopped,
+        Closed.
         """
         if self.closed or self._segment_set.stopped is not None:
             self._writable()
@@ -514,9 +513,8 @@ class Log:
     def resume(self) -> None:
         """Recover a stopped log so that it accepts writes.
 
-        `recovery` is new, and the state is loaded again.
-
-        May run in a worker. Raises Stopped if the end of the log cannot be made durable, OSError, Full.
+        `recovery` is new, and the state is loaded again. May run in a worker. Raises Stopped if the end of
+        the log cannot be made durable, OSError, Full.
         """
         if self.closed:
             raise Closed()
@@ -532,9 +530,8 @@ class Log:
     def close(self) -> None:
         """Fsync, write a snapshot and set `clean`; a stopped log is only closed.
 
-        Repeated calls do nothing.
-
-        May run in a worker. The log is closed even if this raises Stopped (the fsync failed) or Full.
+        Repeated calls do nothing. May run in a worker. The log is closed even if this raises Stopped (the
+        fsync failed) or Full.
         """
         if self.closed:
             return

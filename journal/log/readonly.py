@@ -150,12 +150,11 @@ Found = TypeVar("Found")
 class ReadOnlyLog:
     """The log of another process, readable up to its durable offset.
 
-    The owner may append, roll and delete meanwhile.
-
-    Nothing is locked and nothing is written. Bytes below the durable offset never change; the owner can only
-    raise that offset, delete old segments, or delete the whole log. `refresh` reads the checkpoint again;
-    later changes are not visible. Searches use the index files on disk, so that neither the number nor the
-    size of segments makes opening expensive. Not thread-safe.
+    The owner may append, roll and delete meanwhile. Nothing is locked and nothing is written. Bytes below the
+    durable offset never change; the owner can only raise that offset, delete old segments, or delete the
+    whole log. `refresh` reads the checkpoint again; later changes are not visible. Searches use the index
+    files on disk, so that neither the number nor the size of segments makes opening expensive. Not
+    thread-safe.
 
     `log_id` as in the checkpoint. The constructor calls `refresh`, and raises as it does.
     """
@@ -363,11 +362,9 @@ def records(
 ) -> Iterator[StoredRecord]:
     """Yield all records from a start position.
 
-    Ends at the durable offset, or with "written" at the end of the log.
-
-    Start with at most one of `offset` (of a record, or any offset inside one), `ordinal` and `time_ms` (first
-    block appended then or later); default: the first record. Raises ValueError, BelowStart, BeyondEnd,
-    Corrupt.
+    Ends at the durable offset, or with "written" at the end of the log. Start with at most one of `offset`
+    (of a record, or any offset inside one), `ordinal` and `time_ms` (first block appended then or later);
+    default: the first record. Raises ValueError, BelowStart, BeyondEnd, Corrupt.
     """
     start = _start_offset(log, offset, ordinal, time_ms)
     at = start

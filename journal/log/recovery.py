@@ -436,11 +436,9 @@ PIECE_BYTES: Final = 1 << 20
 class LogReplay:
     """Replay of a log after its newest snapshot.
 
-    Finds the end of the log and applies its records to the state.
-
-    Call `replay_segment` for each segment in order; the fields are then the log's. Blocks are applied append
-    by append; an unfinished append is not applied. Where valid blocks end, the table TAIL_RULES of
-    `recovery_rules` decides.
+    Finds the end of the log and applies its records to the state. Call `replay_segment` for each segment in
+    order; the fields are then the log's. Blocks are applied append by append; an unfinished append is not
+    applied. Where valid blocks end, the table TAIL_RULES of `recovery_rules` decides.
     """
 
     def __init__(

@@ -47,9 +47,7 @@ def count_expired(sealed: Sequence[SegmentAge], total_bytes: int, now_ms: int, o
 def delete_or_archive(disk: Disk, folder: str, offset: int, options: LogOptions) -> str:
     """Delete or archive one segment and its index; return its name.
 
-    The caller must fsync `folder`.
-
-    Raises OSError, Full.
+    The caller must fsync `folder`. Raises OSError, Full.
     """
     if options.retention_action == "archive" and options.archive_folder is not None:
         _archive_segment(disk, folder, offset, options.archive_folder, options.suffix)

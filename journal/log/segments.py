@@ -24,11 +24,9 @@ _base = attrgetter("base")
 class SegmentSet:
     """Segments and bounds of a log, shared by its reader, writer and durability.
 
-    Built by `LogRecovery`.
-
-    The owner's thread changes it, or a worker on behalf of the owner while the owner does not use the log.
-    Readers in other threads read each field once: the tuple of segments is replaced, never changed, and the
-    numbers only grow. A removed segment is closed when no read uses it.
+    Built by `LogRecovery`. The owner's thread changes it, or a worker on behalf of the owner while the owner
+    does not use the log. Readers in other threads read each field once: the tuple of segments is replaced,
+    never changed, and the numbers only grow. A removed segment is closed when no read uses it.
     """
 
     def __init__(self, log_id: int, folder: str) -> None:

@@ -185,7 +185,6 @@ def records_of(data: Buffer) -> Iterator[Record]:
 
 
 def checksum_matches(data: Buffer, record: Record) -> bool:
-    """True if the body of `record` in `data` has the checksum in its header."""
     body = memoryview(data)[record.position + HEADER_SIZE : record.position + record.size]
     return crc32(body) == record.checksum
 

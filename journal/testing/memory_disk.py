@@ -121,7 +121,6 @@ class FileContent:
         self._image = None
 
     def image(self) -> FileImage:
-        """Return an immutable image of the current state."""
         if self._image is None:
             self.durable = bytes(self.durable)
             seen = bytes(self.data) if self.lost and self.pending else b""
@@ -364,7 +363,6 @@ class SimulatedDisk:
         return bytes(self.tree.file(path).data)
 
     def durable_file(self, path: str) -> bytes:
-        """Return the durable bytes of a file."""
         return bytes(self.tree.file(path).durable)
 
     def write_file(self, path: str, data: bytes) -> None:
@@ -387,7 +385,6 @@ class SimulatedDisk:
         return named + [found for key, found in orphans.items() if key not in known]
 
     def used_bytes(self) -> int:
-        """The sum of the sizes of all files."""
         return sum(len(content.data) for _, content in self.all_files())
 
     def next_number(self) -> int:
@@ -566,7 +563,6 @@ class FolderTree:
         self.pending: list[FolderOperation] = []
 
     def find(self, path: str) -> Node | None:
-        """Return the file or folder at `path`, or None."""
         node: Node = self.root
         for name in path_names(path):
             if not isinstance(node, SimulatedFolder) or name not in node.entries:
@@ -575,7 +571,6 @@ class FolderTree:
         return node
 
     def file(self, path: str) -> FileContent:
-        """Return the file at `path`. Raises the OSError that the system would raise."""
         node = self.find(path)
         if node is None:
             raise system_error(errno.ENOENT, path)
@@ -584,7 +579,6 @@ class FolderTree:
         return node
 
     def folder(self, path: str) -> SimulatedFolder:
-        """Return the folder at `path`. Raises the OSError that the system would raise."""
         node = self.find(path)
         if node is None:
             raise system_error(errno.ENOENT, path)
@@ -601,7 +595,6 @@ class FolderTree:
         self.pending.append(FolderOperation(number, (EntryChange(folder, name, node, None),)))
 
     def remove(self, number: int, path: str) -> None:
-        """Remove the name `path`, as change `number`."""
         folder, name = self._parent_and_name(path)
         old = folder.entries.pop(name)
         self.pending.append(FolderOperation(number, (EntryChange(folder, name, None, old),)))
@@ -649,7 +642,6 @@ def path_names(path: str) -> list[str]:
 
 
 def system_error(number: int, path: str) -> OSError:
-    """Return the error that the system would raise."""
     return OSError(number, os.strerror(number), path)
 
 

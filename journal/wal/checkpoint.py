@@ -59,7 +59,6 @@ class JournalCheckpoint(NamedTuple):
 
 
 def encode_checkpoint(checkpoint: JournalCheckpoint) -> bytes:
-    """Encode a checkpoint as the payload of a slot."""
     *numbers, snapshots = checkpoint
     head = CHECKPOINT_HEAD.pack(VERSION, len(snapshots), *numbers)
     return head + b"".join(POINTER.pack(*pointer) for pointer in snapshots)
@@ -176,7 +175,6 @@ class JournalSnapshotFiles:
         self._journal_id = journal_id
 
     def path(self, number: int) -> str:
-        """Path of the snapshot with this number."""
         return filenames.join(self._folder, filenames.snapshot_name(number))
 
     def read_head(self, number: int) -> SnapshotHead:

@@ -205,10 +205,8 @@ def encode_filler(size: int, lsn: int, durable_lsn: int, seed: int) -> bytes:
 def entries_of(data: Buffer, lsn: int, seed: int) -> Iterator[JournalEntry]:
     """Yield the verified entries in `data`, which starts at `lsn`.
 
-    Their contents are views of `data`.
-
-    Raises BadRecord with the position in `data` of the first invalid entry; Incomplete if only bytes are
-    missing.
+    Their contents are views of `data`. Raises BadRecord with the position in `data` of the first invalid
+    entry; Incomplete if only bytes are missing.
     """
     view = memoryview(data)
     end = len(view)

@@ -57,7 +57,6 @@ class JournalFileHeader(NamedTuple):
 
 
 def encode_header(header: JournalFileHeader) -> bytes:
-    """Encode the header of a file."""
     fields = FILE_HEADER.pack(MAGIC, VERSION, 0, *header, 0)[: -CRC.size]
     return fields + CRC.pack(crc32(fields))
 
@@ -80,9 +79,7 @@ def decode_header(data: bytes | bytearray, path: str) -> JournalFileHeader:
 class JournalFile:
     """One file of the transaction journal, made by `create` or `open`.
 
-    The last one is appended to.
-
-    One owner changes it; `pread` and `pread_cached` are safe in other threads.
+    The last one is appended to. One owner changes it; `pread` and `pread_cached` are safe in other threads.
     """
 
     __slots__ = ("file", "first", "number", "path", "references", "sealed", "size")
@@ -102,9 +99,8 @@ class JournalFile:
     def create(cls, disk: Disk, folder: str, header: JournalFileHeader) -> JournalFile:
         """Create a file with its header, fsynced.
 
-        Its name is durable after the caller has fsynced the folder.
-
-        Raises Full (the file is removed again), OSError.
+        Its name is durable after the caller has fsynced the folder. Raises Full (the file is removed again),
+        OSError.
         """
         path = filenames.join(folder, filenames.journal_name(header.number))
         if disk.exists(path):
@@ -372,7 +368,6 @@ class JournalFiles:
 
 
 def find_file(files: tuple[JournalFile, ...], lsn: int) -> JournalFile | None:
-    """Return the file of `files` that holds `lsn`, or None."""
     number = bisect_right(files, lsn, key=_first) - 1
     if number < 0 or lsn >= files[number].end:
         return None

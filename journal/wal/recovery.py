@@ -72,9 +72,7 @@ class JournalState(Protocol):
     def apply(self, entry: JournalEntry) -> None:
         """Apply one entry, whose `data` is valid only during the call.
 
-        Raises ValueError if it is invalid.
-
-        A filler means that a repair found lost entries there.
+        Raises ValueError if it is invalid. A filler means that a repair found lost entries there.
         """
         ...
 
@@ -276,7 +274,6 @@ class JournalRecovery:
             files.pop()
 
     def _file_facts(self, number: int) -> JournalFileFacts:
-        """Read the header of a file and return the facts about it."""
         path = self._path(number)
         with closing(self._disk.open_read(path)) as file:
             size = file.size()
@@ -289,7 +286,6 @@ class JournalRecovery:
         return JournalFileFacts(number, head.first, size, fault)
 
     def _refusal_error(self, label: str, found: FilesFacts) -> Corrupt:
-        """Return the error that names the file for which a rule refused the start."""
         faulty = [file for file in found.needed if file.fault]
         if label == "listed file missing":
             return Corrupt(
@@ -385,7 +381,6 @@ class JournalRecovery:
         return lsn, durable_lsn, reason
 
     def _tail_facts(self, file: JournalFile, lsn: int, durable_lsn: int, last: bool) -> TailFacts:
-        """Return the facts about the rest of a file after its valid entries."""
         later: int | None = None
         found = file.find_entry(lsn + 1, self.seed) if lsn < file.end else None
         while found is not None:

@@ -41,7 +41,6 @@ class RequiredFiles(NamedTuple):
         return cls(frozenset(file.number for files in lists for file in files), since)
 
     def contains(self, number: int) -> bool:
-        """True if the file with this number is required."""
         return number >= self.since or number in self.listed
 
 

@@ -142,10 +142,9 @@ class JournalStore:
     ) -> JournalStore:
         """Recover and return the journal in `folder`.
 
-        Create one if there is none (only then `new_id` is called).
-
-        Everything up to `end_offset` is durable on return. May run in a worker. Raises Corrupt (nothing was
-        changed), NewerFormat, Full (only when creating), OSError.
+        Create one if there is none (only then `new_id` is called). Everything up to `end_offset` is durable
+        on return. May run in a worker. Raises Corrupt (nothing was changed), NewerFormat, Full (only when
+        creating), OSError.
         """
         recovery = JournalRecovery(disk, folder, state, new_id, randomness)
         recovery.run()
@@ -197,10 +196,9 @@ class JournalStore:
     def append(self, entries: Sequence[Content]) -> list[int]:
         """Append all entries in one write and return their LSNs.
 
-        They are durable after an fsync up to `end_offset`.
-
-        Raises TooLarge, Full (nothing was appended; continue when there is space), Stopped, Closed. A crash
-        during the write may leave the first few of them.
+        They are durable after an fsync up to `end_offset`. Raises TooLarge, Full (nothing was appended;
+        continue when there is space), Stopped, Closed. A crash during the write may leave the first few of
+        them.
         """
         self._writable()
         if not entries:
@@ -273,7 +271,6 @@ class JournalStore:
             return entry
 
     def _unreadable_error(self, file: JournalFile, lsn: int, reason: str) -> Corrupt:
-        """Return the error for an unreadable entry at `lsn` of a file."""
         position = lsn - file.first
         if file.is_lost(lsn, self._seed):
             reason = f"the entry at LSN {lsn} was lost and replaced by a repair"
@@ -363,9 +360,8 @@ class JournalStore:
     def close(self) -> None:
         """Fsync, write a last checkpoint and close; a stopped journal is only closed.
 
-        Repeated calls do nothing.
-
-        May run in a worker. The journal is closed even if this raises Stopped or Full.
+        Repeated calls do nothing. May run in a worker. The journal is closed even if this raises Stopped or
+        Full.
         """
         if self.closed:
             return
@@ -460,7 +456,6 @@ class JournalStore:
             self._stop(f"the checkpoint cannot be written: {error}")
 
     def _listed_files(self) -> tuple[ListedFile, ...]:
-        """Return the files that a snapshot needs now. Called in the owner's thread."""
         files = self._files
         with files.lock:
             *older, active = files.files
