@@ -322,9 +322,6 @@ def _load_syncfs() -> Any:
 _syncfs: Final = _load_syncfs()
 
 
-if sys.platform == "darwin":
-    import fcntl
-
 Bytes: TypeAlias = bytes | bytearray | memoryview
 """Data to write: one-dimensional, contiguous, of single bytes."""
 

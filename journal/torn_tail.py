@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import Final
 
 from journal import filenames
 from journal.disk import Disk, create_anew, write_all
@@ -14,11 +15,21 @@ TORN_FILES_MAX: Final = 4
 """Copies of truncated tails that are kept; older ones are removed."""
 
 
-class RecoveryReport(Protocol):
-    """What is reported of a copy."""
+@dataclass
+class RecoveryReport:
+    """Report of one recovery: what it found and did.
 
-    torn_path: str | None
-    warnings: list[str]
+    `labels`: rows of the decision tables, in order. `walked_bytes` were replayed. `cut_bytes` were truncated and, up
+    to a limit, copied to `torn_path`; `rewritten_bytes` of a tail that was not durable were rewritten and fsynced.
+    `warnings` are sentences for an operator.
+    """
+
+    labels: list[str] = field(default_factory=list)
+    walked_bytes: int = 0
+    cut_bytes: int = 0
+    torn_path: str | None = None
+    rewritten_bytes: int = 0
+    warnings: list[str] = field(default_factory=list)
 
 
 def copy_torn_tail(

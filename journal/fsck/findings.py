@@ -70,17 +70,19 @@ class VerifyReport:
         self.findings.append(Finding(path, 0, 0, what, field, weight))
 
 
+@dataclass
 class Verifier:
     """One verification of `folder`. `records`: verify the checksum of each record too."""
 
-    def __init__(
-        self, disk: Disk, folder: str, report: VerifyReport, records: bool, progress: Progress | None
-    ) -> None:
-        self.disk = disk
-        self.folder = folder
-        self.report = report
-        self.records = records
-        self.progress = progress or no_progress
+    disk: Disk
+    folder: str
+    report: VerifyReport
+    records: bool
+    on_progress: Progress | None
+
+    def progress(self, path: str, done: int, size: int) -> None:
+        if self.on_progress is not None:
+            self.on_progress(path, done, size)
 
     def add_finding(
         self,

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -223,7 +224,7 @@ def verify(
     if not disk.is_folder(path):
         if filenames.parse_segment_name(name, suffix) is None:
             raise FileNotFoundError(f"{path} is not a segment file, a partition's folder or a data folder")
-        _FolderVerifier(disk, folder or ".", report, records, suffix, progress).verify([name], is_whole=False)
+        _FolderVerifier(disk, folder or ".", report, records, progress, suffix).verify([name], is_whole=False)
         return report
     children = disk.list(path)
     partitions = [child for child in children if filenames.parse_partition_folder(child) is not None]
@@ -235,37 +236,28 @@ def verify(
     if not is_partition and not partitions:
         raise FileNotFoundError(f"{path} has neither segment files nor folders of partitions")
     for folder in [path] if is_partition else [filenames.join(path, child) for child in partitions]:
-        _FolderVerifier(disk, folder, report, records, suffix, progress).verify(disk.list(folder))
+        _FolderVerifier(disk, folder, report, records, progress, suffix).verify(disk.list(folder))
     return report
 
 
+@dataclass
 class _FolderVerifier(Verifier):
     """Verification of one partition's folder.
 
     The expected values continue from segment to segment.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        report: VerifyReport,
-        records: bool,
-        suffix: str,
-        progress: Progress | None,
-    ) -> None:
-        super().__init__(disk, folder, report, records, progress)
-        self.suffix = suffix
-        self.log_id: int | None = None
-        self.ordinal: int | None = None
-        self.previous: BlockTrailer | None = None
-        self.end: int | None = None
-        self.append_end = 0
-        """Offset after the last whole append, or after damage that valid blocks follow."""
-        self.trailers_durable = 0
-        """The highest offset that a block trailer says to be durable."""
-        self.described = 0
-        """The highest offset of a snapshot: one is written only of what is forced."""
+    suffix: str
+    log_id: int | None = None
+    ordinal: int | None = None
+    previous: BlockTrailer | None = None
+    end: int | None = None
+    append_end: int = 0
+    """Offset after the last whole append, or after damage that valid blocks follow."""
+    trailers_durable: int = 0
+    """The highest offset that a block trailer says to be durable."""
+    described: int = 0
+    """The highest offset of a snapshot: one is written only of what is forced."""
 
     def verify(self, children: list[str], is_whole: bool = True) -> None:
         bases = self._bases_in(children)
@@ -296,24 +288,19 @@ class _FolderVerifier(Verifier):
             self.ordinal = self.previous = None
         log_id = find_log_id(self.disk, path)
         if log_id is None:
-            self._verify_without_trailer(file, base, last)
+            self.end = base + self.disk.size(path)
+            if self.end > base and last:
+                self._report_tail(file, base, base, self.end, "no valid block trailer", "control record")
+            elif self.end > base:
+                self.add_finding(file, base, self.end, "no valid block trailer", "control record")
             return
         if self.log_id is not None and log_id != self.log_id:
-            self.add_finding(
-                file, base, base, f"of log {log_id:#x}, the others are of {self.log_id:#x}", "id"
-            )
+            what = f"of log {log_id:#x}, the others are of {self.log_id:#x}"
+            self.add_finding(file, base, base, what, "id")
         self.log_id = self.log_id or log_id
         with opened_segment(self.disk, self.folder, base, log_id, self.suffix) as segment:
             self._verify_blocks(file, segment, last)
         self.end = base + segment.size
-
-    def _verify_without_trailer(self, file: str, base: int, last: bool) -> None:
-        size = self.disk.size(filenames.join(self.folder, file))
-        if size and last:
-            self._report_tail(file, base, base, base + size, "no valid block trailer", "control record")
-        elif size:
-            self.add_finding(file, base, base + size, "no valid block trailer", "control record")
-        self.end = base + size
 
     def _verify_blocks(self, file: str, segment: Segment, last: bool) -> None:
         built = SegmentIndex("", segment.base, segment.log_id)
@@ -379,13 +366,8 @@ class _FolderVerifier(Verifier):
             what = f"starts with ordinal {trailer.first_ordinal}, {self.ordinal} was expected"
             self.add_finding(file, block.offset, block.next, what, "first ordinal")
         if trailer.durable_offset > block.offset:
-            self.add_finding(
-                file,
-                block.offset,
-                block.next,
-                f"durable up to {trailer.durable_offset} before it was written",
-                "forced",
-            )
+            what = f"durable up to {trailer.durable_offset} before it was written"
+            self.add_finding(file, block.offset, block.next, what, "forced")
         if previous is not None and trailer.epoch < previous.epoch:
             what = f"epoch {trailer.epoch} after epoch {previous.epoch}"
             self.add_finding(file, block.offset, block.next, what, "epoch")
@@ -393,9 +375,8 @@ class _FolderVerifier(Verifier):
             what = f"appended at {trailer.append_time} ms, the one before at {previous.append_time}"
             self.add_finding(file, block.offset, block.next, what, "append time", NOTE)
         if trailer.source_kind > SOURCE_SUCCESSION:
-            self.add_finding(
-                file, block.offset, block.next, f"source kind {trailer.source_kind} is unknown", "source"
-            )
+            what = f"source kind {trailer.source_kind} is unknown"
+            self.add_finding(file, block.offset, block.next, what, "source")
         if self.records:
             self._verify_records(file, block)
         self.ordinal, self.previous = trailer.next_ordinal, trailer
@@ -411,18 +392,15 @@ class _FolderVerifier(Verifier):
         for record in records_of(block.data):
             filler = bool(record.flag & FLAG_FILLER)
             found += record.checksum if filler else 1
-            fault = self._filler_error(record) if filler else _record_error(block.data, record)
+            fault = None if filler else _record_error(block.data, record)
+            if filler and (record.flag != FLAG_FILLER or record.id != self.log_id):
+                fault = "a filler with another id than its log's, or with other flags", "flag"
             if fault is not None:
                 offset = block.offset + record.position
                 self.add_finding(file, offset, offset + record.size, *fault)
         if found != block.control.records:
             what = f"{found} ordinals, the block trailer has {block.control.records}"
             self.add_finding(file, block.offset, block.next, what, "records")
-
-    def _filler_error(self, record: Record) -> tuple[str, str] | None:
-        if record.flag != FLAG_FILLER or record.id != self.log_id:
-            return "a filler with another id than its log's, or with other flags", "flag"
-        return None
 
     def _verify_index(self, segment: Segment, built: SegmentIndex) -> None:
         file = filenames.index_name(segment.base)
@@ -485,13 +463,8 @@ class _FolderVerifier(Verifier):
     def _compare_checkpoint(self, file: str, marks: LogCheckpoint, bases: list[int]) -> None:
         end = self.end or 0
         if marks.durable > end:
-            self.add_finding(
-                file,
-                end,
-                marks.durable,
-                f"durable up to {marks.durable}, the segments end at {end}",
-                "forced",
-            )
+            what = f"durable up to {marks.durable}, the segments end at {end}"
+            self.add_finding(file, end, marks.durable, what, "forced")
         elif self.described > end:
             what = f"it describes the log up to {self.described}, the segments end at {end}"
             self.add_finding(filenames.log_snapshot_name(self.described), end, self.described, what, "offset")
@@ -502,9 +475,8 @@ class _FolderVerifier(Verifier):
             what = "the newest file is empty" if empty else f"no file follows the snapshot at {end}"
             self.add_finding(name, end, end, f"{what}; {NOT_CLOSED}", "end", NOTE, may_lose=True)
         if marks.first < bases[0]:
-            self.add_finding(
-                file, marks.first, bases[0], "bytes are missing before the first segment", "first"
-            )
+            what = "bytes are missing before the first segment"
+            self.add_finding(file, marks.first, bases[0], what, "first")
 
 
 def _record_error(data: memoryview, record: Record) -> tuple[str, str] | None:

@@ -143,14 +143,8 @@ class _JournalVerifier(Verifier):
         reported = False
         for number, fault in scan.head_faults.items():
             needless = row is not None and row.decision is not FilesAction.REFUSE
-            self.add_finding(
-                filenames.journal_name(number),
-                0,
-                FILE_HEADER_SIZE,
-                fault,
-                "head",
-                NOTE if needless else DAMAGE,
-            )
+            weight = NOTE if needless else DAMAGE
+            self.add_finding(filenames.journal_name(number), 0, FILE_HEADER_SIZE, fault, "head", weight)
             reported = True
         if (
             found is None
@@ -199,9 +193,8 @@ class _JournalVerifier(Verifier):
         content = entry.content
         first = entry.lsn - file.first
         if isinstance(content, LostEntries):
-            self.add_finding(
-                name, first, first + entry.size, "was lost and replaced by a repair", "filler", NOTE
-            )
+            what = "was lost and replaced by a repair"
+            self.add_finding(name, first, first + entry.size, what, "filler", NOTE)
             return
         self.report.blocks += 1
         self.report.bytes += entry.size

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
 from journal.clock import Clock
-from journal.disk import Disk, File, write_all
+from journal.disk import Disk, File, create_anew, write_all
 from journal.errors import BadBatch, Closed, Full, Stopped, TooLarge
 from journal.filenames import join
 from journal.fsync import FsyncPlan
@@ -594,26 +594,21 @@ class Spool:
         while piece := stream.read(PIECE_BYTES):
             if self.size + len(piece) > size_max:
                 raise TooLarge("the stream", self.size + len(piece), size_max)
-            self._write(piece)
+            if self._file is None and self.size + len(piece) > self._memory_bytes:
+                self._file = create_anew(self._disk, self._path)
+                write_all(self._file, [self._memory], 0)
+                self._memory = bytearray()
+            if self._file is None:
+                self._memory += piece
+            else:
+                write_all(self._file, [piece], self.size)
+            self.size += len(piece)
 
     def read(self, size: int, position: int) -> bytes:
         """Return `size` bytes from `position`, fewer at the end."""
         if self._file is not None:
             return self._file.pread(size, position)
         return bytes(memoryview(self._memory)[position : position + size])
-
-    def _write(self, piece: bytes) -> None:
-        if self._file is None and self.size + len(piece) > self._memory_bytes:
-            if self._disk.exists(self._path):
-                self._disk.unlink(self._path)
-            self._file = self._disk.create(self._path)
-            write_all(self._file, [self._memory], 0)
-            self._memory = bytearray()
-        if self._file is None:
-            self._memory += piece
-        else:
-            write_all(self._file, [piece], self.size)
-        self.size += len(piece)
 
 
 def spool_batches(spool: Spool, producer_id: int, sequence: int) -> Iterator[Batch]:

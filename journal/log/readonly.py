@@ -166,7 +166,7 @@ class ReadOnlyLog:
         self._suffix = suffix
         self._checkpoint_file = LogCheckpointFile(disk, folder, log_id)
         self._open_files: OpenFiles = OrderedDict()
-        self._segment_set = SegmentSet(log_id, folder)
+        self._segment_set = SegmentSet(log_id)
         self._reader = LogReader(self._segment_set)
         self._segments: dict[int, ReadOnlySegment] = {}
         self.checkpoint = LogCheckpoint(0, 0, -1, 0, 0)
@@ -235,7 +235,7 @@ class ReadOnlyLog:
             # The owner has truncated the log: no segment or offset is known any more.
             self.close()
             self._segments = {}
-            self._segment_set = SegmentSet(self.log_id, self.folder)
+            self._segment_set = SegmentSet(self.log_id)
             self._reader = LogReader(self._segment_set)
         bases = [filenames.parse_segment_name(name, self._suffix) for name in self._disk.list(self.folder)]
         starts = sorted(base for base in bases if base is not None and base < checkpoint.durable)

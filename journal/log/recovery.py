@@ -88,7 +88,7 @@ class LogRecovery:
         self._state = state
         self._start_offset = start_offset
         self._gaps: list[Damage] = []
-        self.segment_set = SegmentSet(log_id, folder)
+        self.segment_set = SegmentSet(log_id)
         self.checkpoint_file = LogCheckpointFile(disk, folder, log_id)
         self.snapshots = SnapshotFiles(disk, folder, log_id)
         self.report = Recovery()
@@ -378,7 +378,7 @@ class LogRecovery:
             data = segment.pread(TORN_SIZE_MAX, end - segment.base)
             copy_torn_tail(self._disk, self._folder, end, data, self.report, str(end))
         segment.truncate(segment_set.end - segment.base)
-        segment.fsync()
+        segment.file.force()
 
     def _rewrite_tail(self, durable: int) -> None:
         """Rewrite everything after `durable` with the same bytes at the same position, and fsync it."""
@@ -391,7 +391,7 @@ class LogRecovery:
         while position < end:
             piece = segment.pread(min(PIECE_BYTES, end - position), position)
             position += write_all(segment.file, [piece], position)
-        segment.fsync()
+        segment.file.force()
 
     def _remove_obsolete(self, found: FolderFacts) -> None:
         """Remove segments left by an interrupted truncation, and snapshots that are no longer needed."""

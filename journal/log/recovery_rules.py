@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from journal.torn_tail import RecoveryReport
+
 Damage = tuple[int, int, str]
 """(first, next, reason): offsets that cannot be read, `first <= x < next`."""
 
@@ -187,20 +189,8 @@ def decide(rules: Iterable[Rule[Found, Decision]], found: Found) -> Rule[Found, 
 
 
 @dataclass
-class Recovery:
-    """Report of one recovery: what it found and did.
+class Recovery(RecoveryReport):
+    """Report of one recovery of a log. `snapshot_offset`: of the snapshot that was loaded, 0 without one."""
 
-    `labels`: rows of the tables, in order. `snapshot_offset`: offset of the snapshot that was loaded, 0
-    without one. `cut_bytes` were truncated and, up to a limit, copied to `torn_path`. `walked_bytes` were
-    replayed; `rewritten_bytes` of a tail that was not durable were rewritten and fsynced. `warnings` are
-    sentences for an operator.
-    """
-
-    labels: list[str] = field(default_factory=list)
     snapshot_offset: int = 0
-    cut_bytes: int = 0
-    torn_path: str | None = None
-    walked_bytes: int = 0
-    rewritten_bytes: int = 0
     damage: list[Damage] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)

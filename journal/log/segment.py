@@ -186,17 +186,10 @@ class Segment:
         """As `pread`, but None where it would wait for the disk."""
         return self.file.pread_cached(max(0, min(size, self.size - position)), position)
 
-    def fsync(self) -> None:
-        """Fsync the file: every byte written is durable on return.
-
-        After an OSError it must not be called again.
-        """
-        self.file.force()
-
     def seal(self) -> None:
         """Fsync the file and make it read-only. Raises OSError."""
         index = self.index
-        self.fsync()
+        self.file.force()
         self.sealed = True
         index.close_run()
         self.write_index()

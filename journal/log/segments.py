@@ -29,9 +29,8 @@ class SegmentSet:
     never changed, and the numbers only grow. A removed segment is closed when no read uses it.
     """
 
-    def __init__(self, log_id: int, folder: str) -> None:
+    def __init__(self, log_id: int) -> None:
         self.log_id = log_id
-        self.folder = folder
         self.segments: tuple[Segment, ...] = ()
         self.first = 0
         self.first_ordinal = 0

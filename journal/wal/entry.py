@@ -291,15 +291,11 @@ def _decode_operation(view: memoryview, position: int, next: int) -> Operation:
     return Operation(kind, epoch, bytes(view[begins:next]))
 
 
-def _decode_filler(view: memoryview, position: int, next: int) -> LostEntries:
-    return LostEntries(next - position)
-
-
 _Decoder: TypeAlias = Callable[[memoryview, int, int], AppendMsg | Operation | LostEntries]
 _DECODERS: Final[dict[int, _Decoder]] = {
     KIND_APPEND_MSG << KIND_SHIFT: _decode_messages,
     KIND_TX_OP << KIND_SHIFT: _decode_operation,
-    KIND_FILLER << KIND_SHIFT: _decode_filler,
+    KIND_FILLER << KIND_SHIFT: lambda view, position, next: LostEntries(next - position),
 }
 """Decoder per word of kind, flags and zero; a flag of a later version is rejected."""
 

@@ -13,7 +13,7 @@ import errno
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from struct import Struct
 from typing import Final, NamedTuple
@@ -192,11 +192,10 @@ class JournalFile:
         while lsn + HEADER_SIZE <= self.end:
             data = self.pread(SCAN_SIZE, lsn)
             for position in possible_entries(data, lsn):
-                found = self._decode_at(
-                    lsn + position, claimed_size(data[position : position + HEADER_SIZE]), seed
-                )
-                if found is not None:
-                    return found
+                at, size = lsn + position, claimed_size(data[position : position + HEADER_SIZE])
+                if at + size <= self.end:
+                    with suppress(BadRecord):
+                        return decode_entry(self.pread(size, at), at, seed)
             lsn += max(len(data) - HEADER_SIZE + 1, 1)
         return None
 
@@ -244,14 +243,6 @@ class JournalFile:
                 filler_end = entry.next
                 lost.add(place)
         return lost
-
-    def _decode_at(self, lsn: int, size: int, seed: int) -> JournalEntry | None:
-        if lsn + size > self.end:
-            return None
-        try:
-            return decode_entry(self.pread(size, lsn), lsn, seed)
-        except BadRecord:
-            return None
 
     def close(self) -> None:
         """Close the file; repeated calls do nothing."""

@@ -14,12 +14,13 @@ refused with its LSN, and nothing is changed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from journal.log.recovery_rules import Rule
+from journal.torn_tail import RecoveryReport
 from journal.wal.checkpoint import ListedFile
 from journal.wal.file import FILE_HEADER_SIZE
 
@@ -257,18 +258,7 @@ TAIL_RULES: Final[tuple[Rule[TailFacts, TailAction], ...]] = (
 
 
 @dataclass
-class JournalRecoveryReport:
-    """Report of one recovery: what it found and did.
+class JournalRecoveryReport(RecoveryReport):
+    """Report of one recovery of the transaction journal. `replayed` entries were read after the snapshot."""
 
-    `labels`: rows of the tables, in order. `replayed` entries were read after the snapshot, in
-    `walked_bytes`. `cut_bytes` were truncated and, up to a limit, copied to `torn_path`; `rewritten_bytes` of
-    a tail that was not durable were rewritten and fsynced. `warnings` are sentences for an operator.
-    """
-
-    labels: list[str] = field(default_factory=list)
     replayed: int = 0
-    walked_bytes: int = 0
-    cut_bytes: int = 0
-    torn_path: str | None = None
-    rewritten_bytes: int = 0
-    warnings: list[str] = field(default_factory=list)

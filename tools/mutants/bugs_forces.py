@@ -25,9 +25,9 @@ FORCES: Final = (
     Mutant(
         "fsync-does-nothing",
         "messages that are acknowledged as synced survive a power cut",
-        "journal/log/segment.py",
-        '        After an OSError it must not be called again.\n        """\n        self.file.force()\n',
-        '        After an OSError it must not be called again.\n        """\n',
+        "journal/fsync.py",
+        "                (how or file.file.force)()\n",
+        "                (how or file.file.size)()\n",
         [ENUMERATION],
     ),
     Mutant(
@@ -42,7 +42,7 @@ FORCES: Final = (
         "roll-skips-the-fsync-of-the-old-file",
         "only the last file of a log can be torn",
         "journal/log/segment.py",
-        ("        index = self.index\n        self.fsync()\n        self.sealed = True\n"),
+        ("        index = self.index\n        self.file.force()\n        self.sealed = True\n"),
         ("        index = self.index\n        self.sealed = True\n"),
         [KEEPER, ENUMERATION],
     ),
@@ -142,7 +142,9 @@ FORCES: Final = (
         "tail-not-fsynced-again",
         "what recovery accepts after the durable offset is durable before it is served",
         "journal/log/recovery.py",
-        ("            position += write_all(segment.file, [piece], position)\n        segment.fsync()\n"),
+        (
+            "            position += write_all(segment.file, [piece], position)\n        segment.file.force()\n"
+        ),
         "            position += write_all(segment.file, [piece], position)\n",
         [OPENING],
     ),

@@ -61,8 +61,8 @@ _ENTRIES: Final = (
         "search-ends-with-the-first-candidate",
         "the search after damage finds the next whole entry",
         "journal/wal/file.py",
-        "                if found is not None:\n                    return found\n",
-        "                return found\n",
+        "                        return decode_entry(self.pread(size, at), at, seed)\n",
+        "                        return decode_entry(self.pread(size, at), at, seed)\n                return None\n",
         [FILE],
     ),
     Mutant(

@@ -139,7 +139,7 @@ def test_an_error_of_the_index_file_fails_no_append_and_is_kept(disk: SimulatedD
     segment, data, _ = filled(disk, big_groups(40))
     assert segment.index_error is not None
     assert segment.pread(1 << 22, 0) == data
-    segment.fsync()
+    segment.file.force()
     segment.close()
     again = reopened(disk)
     assert again.index.end == len(data)
@@ -148,7 +148,7 @@ def test_an_error_of_the_index_file_fails_no_append_and_is_kept(disk: SimulatedD
 
 def test_a_closed_segment_says_so(disk: SimulatedDisk) -> None:
     segment, _, _ = filled(disk, [records(1)])
-    segment.fsync()
+    segment.file.force()
     segment.close()
     segment.close()
     with pytest.raises(Closed):
@@ -183,7 +183,7 @@ def test_whatever_happens_to_the_index_file_the_answers_stay(disk: SimulatedDisk
 
 def test_entries_of_bytes_that_were_cut_and_written_anew_are_stale(disk: SimulatedDisk) -> None:
     segment, _, starts = filled(disk, big_groups(10))
-    segment.fsync()
+    segment.file.force()
     segment.close()
     path = f"{FOLDER}/{index_name(BASE)}"
     stale = disk.read_file(path)
@@ -195,7 +195,7 @@ def test_entries_of_bytes_that_were_cut_and_written_anew_are_stale(disk: Simulat
             closed(records(700, sequence=number * 700, size=60), segment.end, segment.index.end_ordinal or 0),
         )
     entries = list(segment.index.entries())
-    segment.fsync()
+    segment.file.force()
     segment.close()
     disk.write_file(path, stale)
     assert list(reopened(disk, writable=True).index.entries()) == entries
@@ -259,7 +259,7 @@ def test_any_damaged_range_costs_only_the_blocks_that_it_touches(disk: Simulated
 
 def test_an_index_over_damage_leads_to_sound_blocks_only(disk: SimulatedDisk) -> None:
     segment, data, starts = filled(disk, big_groups(12))
-    segment.fsync()
+    segment.file.force()
     segment.close()
     disk.unlink(f"{FOLDER}/{index_name(BASE)}")
     disk.write_file(

@@ -13,7 +13,7 @@ from tests.journal.logs import FOLDER, LOG_ID, Bench, make_batch, make_disk
 
 def made() -> SegmentSet:
     disk = make_disk()
-    extent = SegmentSet(LOG_ID, FOLDER)
+    extent = SegmentSet(LOG_ID)
     extent.segments = tuple(Segment.create(disk, FOLDER, base, LOG_ID) for base in (0, 100, 200))
     return extent
 
