@@ -74,7 +74,14 @@ class DualSlotFile:
         """
         if SLOT_HEADER.size + len(payload) > self._slot_size:
             raise TooLarge("a slot's payload", len(payload), self._slot_size - SLOT_HEADER.size)
-        sequence = self._next_sequence()
+        if self._sequence is None:
+            try:
+                self.read()
+            except Corrupt:
+                # Both slots are lost: this write defines the content of the file again.
+                self._sequence = 0
+        assert self._sequence is not None
+        sequence = self._sequence + 1
         covered = CHECKSUMMED.pack(sequence, len(payload)) + payload
         slot = SLOT_HEADER.pack(MAGIC, zlib.crc32(covered), sequence, len(payload)) + payload
         made = not self._disk.exists(self.path)
@@ -101,16 +108,6 @@ class DualSlotFile:
             return b""
         with closing(self._disk.open_read(self.path)) as file:
             return file.pread(2 * self._slot_size, 0)
-
-    def _next_sequence(self) -> int:
-        if self._sequence is None:
-            try:
-                self.read()
-            except Corrupt:
-                # Both slots are lost: this write defines the content of the file again.
-                self._sequence = 0
-        assert self._sequence is not None
-        return self._sequence + 1
 
     def _decode(self, data: bytes, number: int) -> tuple[int, bytes] | None:
         start = number * self._slot_size

@@ -47,7 +47,13 @@ class Arena:
     def allocate(self, size: int) -> Allocation:
         """Allocate `size` bytes (rounded). Raises MemoryError when the system has no more."""
         if size > CHUNK_BYTES:
-            return self._allocate_huge(size)
+            try:
+                mapping = map_memory(size)
+            except OSError as error:
+                raise MemoryError(f"no memory for a buffer of {size} bytes: {error}") from error
+            with self._lock:
+                self.huge_bytes += size
+            return Allocation(memoryview(mapping), 0, size, None, None, self)
         with self._lock:
             if size < PAGE_BYTES:
                 slab = self._slab_with_room(size)
@@ -60,11 +66,10 @@ class Arena:
 
     def free(self, allocation: Allocation) -> None:
         """Free an allocation. Raises ValueError on a double free."""
-        if allocation.chunk is None:
-            self._free_huge(allocation)
-            return
         with self._lock:
-            if allocation.slab is None:
+            if allocation.chunk is None:
+                self.huge_bytes -= allocation.size
+            elif allocation.slab is None:
                 node = (1 << run_depth(allocation.size)) + allocation.position // allocation.size
                 self._chunks.free(allocation.chunk, node)
             else:
@@ -127,19 +132,6 @@ class Arena:
             return self._chunks.allocate(depth)
         except OSError as error:
             raise MemoryError(f"no memory for another chunk of {CHUNK_BYTES} bytes: {error}") from error
-
-    def _allocate_huge(self, size: int) -> Allocation:
-        try:
-            mapping = map_memory(size)
-        except OSError as error:
-            raise MemoryError(f"no memory for a buffer of {size} bytes: {error}") from error
-        with self._lock:
-            self.huge_bytes += size
-        return Allocation(memoryview(mapping), 0, size, None, None, self)
-
-    def _free_huge(self, allocation: Allocation) -> None:
-        with self._lock:
-            self.huge_bytes -= allocation.size
 
 
 class Slab:

@@ -81,7 +81,11 @@ class LogReader:
             data = pread(segment, stop - start, start)
             if len(data) != stop - start:
                 data, stop = self._whole_blocks(segment, start, end, data)
-            self._add_known_start(stop)
+            if stop not in self._known_starts:
+                with segment_set.lock:
+                    if len(self._known_starts) >= KNOWN_STARTS_MAX:
+                        self._known_starts.pop(next(iter(self._known_starts)))
+                    self._known_starts[stop] = None
             return Chunk(start, skip_to, stop, data)
 
     def seek_offset(self, offset: int) -> int:
@@ -148,12 +152,6 @@ class LogReader:
 
     def block_of_record(self, offset: int, forced: bool, cached: bool) -> Block | None:
         """As `Log.block_of_record`."""
-        try:
-            return self._block_of_record(offset, forced, cached)
-        except WouldBlock:
-            return None
-
-    def _block_of_record(self, offset: int, forced: bool, cached: bool) -> Block:
         segment_set = self._segment_set
         with segment_set.pinned_segments() as segments:
             limit = self._limit(forced)
@@ -162,13 +160,21 @@ class LogReader:
             if offset >= limit:
                 raise BeyondEnd(offset, limit)
             number = segment_set.index_of(offset, segments)
-            segment, end = (
-                segments[number],
-                self._limit_at_damage(offset, min(limit, segment_limit(segments, number))),
-            )
-            pread = _pread_cached if cached else _pread
-            block = _block_by_trailer(segment, offset, end, pread)
-            return block or self._find_by_walk(segment, offset, end, cached)
+            segment = segments[number]
+            end = self._limit_at_damage(offset, min(limit, segment_limit(segments, number)))
+            try:
+                block = _block_by_trailer(segment, offset, end, _pread_cached if cached else _pread)
+            except WouldBlock:
+                return None
+            if block is not None or cached:
+                return block
+            # The walk from a block start finds the error to raise.
+            block = self._block_at(segment, offset, end, _pread)
+            if crc32(block.data) != block.control.crc:
+                raise self._add_damage(segment, block.offset, block.next, "the block fails its checksum")
+            if offset not in _record_starts(block) or offset == block.control.end:
+                raise NotARecord(offset)
+            return block
 
     @contextmanager
     def unproven(self, cached: bool) -> Iterator[RawRead]:
@@ -193,20 +199,6 @@ class LogReader:
                 return pread(max(0, min(size, end - offset)), offset - base)
 
             yield read
-
-    def _find_by_walk(self, segment: Segment, offset: int, end: int, cached: bool) -> Block:
-        """As `_block_by_trailer`, but walk from a block start to find the error to raise.
-
-        Raises NotARecord, Corrupt.
-        """
-        if cached:
-            raise WouldBlock
-        block = self._block_at(segment, offset, end, _pread)
-        if crc32(block.data) != block.control.crc:
-            raise self._add_damage(segment, block.offset, block.next, "the block fails its checksum")
-        if offset not in _record_starts(block) or offset == block.control.end:
-            raise NotARecord(offset)
-        return block
 
     def oldest_ms(self) -> int:
         """Append time of the first block, read once per first offset. Raises Corrupt."""
@@ -326,7 +318,8 @@ class LogReader:
 
     def _block_at(self, segment: Segment, offset: int, end: int, pread: Pread) -> Block:
         while True:
-            start = self._nearest_known_start(segment, offset)
+            run = segment.base + self._index_position(segment, offset).position
+            start = max([run, *(next for _, next, _ in self._segment_set.damage if next <= offset)])
             try:
                 for block in self._walk_blocks(segment, start, end, pread):
                     if offset < block.next:
@@ -336,11 +329,6 @@ class LogReader:
                     raise
             else:
                 raise Corrupt(segment.path, offset, end, "no block contains this offset")
-
-    def _nearest_known_start(self, segment: Segment, offset: int) -> int:
-        """Nearest known start of a block at or before `offset`."""
-        run = segment.base + self._index_position(segment, offset).position
-        return max([run, *(next for _, next, _ in self._segment_set.damage if next <= offset)])
 
     def _walk_blocks(self, segment: Segment, start: int, end: int, pread: Pread) -> Iterator[Block]:
         """Blocks from `start` on without their checksum, reading as little as possible.
@@ -388,13 +376,6 @@ class LogReader:
             return segment.index
         with self._segment_set.index_lock:
             return segment.index
-
-    def _add_known_start(self, offset: int) -> None:
-        if offset not in self._known_starts:
-            with self._segment_set.lock:
-                if len(self._known_starts) >= KNOWN_STARTS_MAX:
-                    self._known_starts.pop(next(iter(self._known_starts)))
-                self._known_starts[offset] = None
 
 
 def _pread(segment: Segment, size: int, offset: int) -> bytes:

@@ -8,7 +8,7 @@ stopped log is opened without changes and is readable up to its durable offset u
 from __future__ import annotations
 
 from collections import deque
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final
 
 from journal import filenames
@@ -182,12 +182,12 @@ class LogRecovery:
         return snapshot
 
     def _list_segments(self) -> tuple[SegmentFileFacts, ...]:
-        found = []
-        for name in self._disk.list(self._folder):
-            offset = filenames.parse_segment_name(name, self._options.suffix)
-            if offset is not None:
-                found.append(SegmentFileFacts(offset, self._disk.size(filenames.join(self._folder, name))))
-        return tuple(sorted(found))
+        names = self._disk.list(self._folder)
+        return tuple(
+            SegmentFileFacts(offset, self._disk.size(filenames.join(self._folder, name)))
+            for name in names
+            if (offset := filenames.parse_segment_name(name, self._options.suffix)) is not None
+        )
 
     def _create(self, marks: LogCheckpoint, forced: int, ordinal: int) -> None:
         """Create an empty first segment at offset `forced`; an empty one there is replaced.
@@ -228,23 +228,14 @@ class LogRecovery:
         path = filenames.join(self._folder, filenames.segment_name(file.offset, self._options.suffix))
         with closing(self._disk.open_read(path)) as opened:
             data = opened.pread(OTHER_LOG_SIZE_MAX, 0)
-        try:
+        with suppress(BadRecord):
             for record in records_of(data):
-                if (
-                    record.flag == FLAG_TRAILER
-                    and record.size == TRAILER_SIZE
-                    and checksum_matches(data, record)
-                ):
-                    if record.id != self._log_id:
-                        raise WrongLog(
-                            path,
-                            0,
-                            len(data),
-                            f"the folder is of log {record.id:#x}, not of {self._log_id:#x}",
-                        )
-                    return
-        except BadRecord:
-            return
+                is_trailer = record.flag == FLAG_TRAILER and record.size == TRAILER_SIZE
+                if is_trailer and checksum_matches(data, record):
+                    if record.id == self._log_id:
+                        return
+                    reason = f"the folder is of log {record.id:#x}, not of {self._log_id:#x}"
+                    raise WrongLog(path, 0, len(data), reason)
 
     def _open_segments(self, found: FolderFacts) -> None:
         """Open the needed segments, and record each gap between them as damage.

@@ -146,27 +146,23 @@ class Segment:
         try:
             written = write_all(self.file if self._file is None else self._file, buffers, self.size)
         except Full:
-            self._undo_write(buffers)
+            written = self.file.size() - self.size
+            try:
+                self.file.truncate(self.size)
+            except Full as error:
+                # The remaining bytes could complete a shorter append that ends before them, so the log must not
+                # continue.
+                raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
+            # If only zeros were missing, a later append that lets the file grow again could complete the failed write
+            # after a power loss, unless the truncation is durable.
+            if written and not any(b"".join(buffers)[written:]):
+                self.file.force()
             raise
         for trailer in controls:
             index.add(trailer)
         self.size += written
         if index.is_due:
             self.write_index()
-
-    def _undo_write(self, buffers: Sequence[Bytes]) -> None:
-        """Truncate the bytes of a failed write."""
-        written = self.file.size() - self.size
-        try:
-            self.file.truncate(self.size)
-        except Full as error:
-            # The remaining bytes could complete a shorter append that ends before them, so the log must not
-            # continue.
-            raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
-        # If only zeros were missing, a later append that lets the file grow again could complete the failed write
-        # after a power loss, unless the truncation is durable.
-        if written and not any(b"".join(buffers)[written:]):
-            self.file.force()
 
     def write_index(self) -> None:
         """Update the index file. An error is stored in `index_error` and ends all updates."""

@@ -88,7 +88,16 @@ def blocks_of(data: Buffer, offset: int, log_id: int, *, verify: bool = True) ->
     ordinal = -1
     while start < end:
         at = trailer_position(plain, start)
-        trailer = _decode_matching_trailer(plain, start, at, offset, log_id)
+        try:
+            trailer = decode_trailer(plain, at, log_id)
+        except BadRecord as error:
+            raise error.with_position(start) from None
+        if trailer.size != at - start:
+            raise BadRecord(
+                start, f"the block trailer covers {trailer.size} bytes, the block has {at - start}"
+            )
+        if trailer.offset != offset + start:
+            raise BadRecord(start, f"the block is of offset {trailer.offset}, but is at {offset + start}")
         if trailer.first_ordinal != ordinal and ordinal >= 0:
             raise BadRecord(
                 start, f"the block's first ordinal is {trailer.first_ordinal}, {ordinal} was expected"
@@ -142,19 +151,6 @@ def producer_runs(block: Block) -> list[ProducerRun]:
         if whole is not None:
             return [whole]
     return _runs_by_walk(block)
-
-
-def _decode_matching_trailer(data: Bytes, start: int, at: int, offset: int, log_id: int) -> BlockTrailer:
-    """Decode the trailer at `at`, which must describe exactly the block from `start` to `at`."""
-    try:
-        trailer = decode_trailer(data, at, log_id)
-    except BadRecord as error:
-        raise error.with_position(start) from None
-    if trailer.size != at - start:
-        raise BadRecord(start, f"the block trailer covers {trailer.size} bytes, the block has {at - start}")
-    if trailer.offset != offset + start:
-        raise BadRecord(start, f"the block is of offset {trailer.offset}, but is at {offset + start}")
-    return trailer
 
 
 def _leading_size(data: Bytes, start: int) -> int:

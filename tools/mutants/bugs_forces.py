@@ -293,8 +293,8 @@ FORCES: Final = (
         "refused-append-can-come-back",
         "an append that a full disk refused cannot be completed by a later power cut",
         "journal/log/segment.py",
-        "            self.file.force()\n\n    def write_index",
-        "            self.file.size()\n\n    def write_index",
+        "                self.file.force()\n            raise\n",
+        "                self.file.size()\n            raise\n",
         [f"{FAULTS}::test_an_append_that_was_refused_never_comes_back_by_a_power_cut"],
     ),
     Mutant(

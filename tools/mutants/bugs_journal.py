@@ -401,8 +401,8 @@ APPENDS_AND_READS: Final = (
         "no-space-not-cut-back",
         "an append that a full disk refused leaves no bytes",
         "journal/log/segment.py",
-        ("        except Full:\n            self._undo_write(buffers)\n            raise\n"),
-        ("        except Full:\n            raise\n"),
+        "            written = self.file.size() - self.size\n            try:\n",
+        "            raise\n            written = self.file.size() - self.size\n            try:\n",
         [LOG, "tests/journal/log/test_segment.py"],
     ),
     Mutant(
