@@ -24,7 +24,13 @@ from zlib import crc32
 from journal.disk import Disk, read_file, write_new_file
 from journal.dual_slot_file import CheckpointFile, DualSlotFile
 from journal.errors import Corrupt, NewerFormat
-from journal.filenames import join, log_checkpoint_name, log_snapshot_name, parse_log_snapshot_name
+from journal.filenames import (
+    NEW_SUFFIX,
+    join,
+    log_checkpoint_name,
+    log_snapshot_name,
+    parse_log_snapshot_name,
+)
 from journal.record.block import Block
 
 VERSION: Final = 1
@@ -138,7 +144,8 @@ def add_epoch_start(
     kept = [start for start in starts if start[1] < offset]
     kept.append((epoch, offset))
     if len(kept) > STARTS_MAX:
-        uncut = next((start for start in kept if _nothing_truncated(start[0])), None)
+        # Epochs from a clock are even if nothing was truncated. Earlier releases counted from 1 and always truncated.
+        uncut = next((start for start in kept if start[0] >= EPOCH_CLOCK_MIN and start[0] % 2 == 0), None)
         if uncut is not None:
             # Nothing was truncated when this epoch began: its only use is to recognise readers of another
             # copy of the folder.
@@ -158,14 +165,6 @@ def next_epoch(epoch: int, wall_ms: int, *, truncated: bool) -> int:
     """
     found = max(epoch + 1, min(wall_ms // 1000, EPOCH_CLOCK_MAX))
     return found + (found % 2 != truncated)
-
-
-def _nothing_truncated(epoch: int) -> bool:
-    """True if no data was truncated at the epoch.
-
-    Earlier releases counted from 1 and always truncated.
-    """
-    return epoch >= EPOCH_CLOCK_MIN and epoch % 2 == 0
 
 
 def truncated_since(starts: tuple[tuple[int, int], ...], epoch: int) -> int | None:
@@ -202,9 +201,6 @@ SOURCE: Final = Struct(">IQQQ")
 CRC: Final = Struct(">I")
 SNAPSHOTS_KEPT: Final = 2
 """Snapshots kept: the newest, and the previous one in case the newest cannot be read."""
-
-NEW_SUFFIX: Final = ".new"
-"""Suffix of a snapshot's name until it is complete and fsynced."""
 
 SourcePositions = Mapping[tuple[int, int], tuple[int, int]]
 

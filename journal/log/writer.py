@@ -504,8 +504,14 @@ def build_append(
     for block in blocks:
         parts = [views[batch][start:end] for batch, start, end in block.pieces]
         more = more_follows or block is not blocks[-1]
+        crc = block.crc
+        if crc == _NO_CRC:
+            # A checksum that a producer sent, and that was verified, is reused; this one is not known.
+            crc = 0
+            for part in parts:
+                crc = crc32(part, crc)
         trailer = BlockTrailer(
-            block.count, block.size, _block_crc(block, parts), position.append_time, position.epoch,
+            block.count, block.size, crc, position.append_time, position.epoch,
             position.durable_offset, ordinal, block.offset, more, *source,
         )  # fmt: skip
         buffers += parts
@@ -555,7 +561,11 @@ def _join_blocks(
         start = index = 0
         found: list[tuple[int, int]] = []
         firsts.append(ordinal)
-        for size, count, crc in batch.blocks or _split_batch(batch):
+        try:
+            pieces = batch.blocks or split_blocks(batch.data)
+        except BadRecord as error:
+            raise BadBatch(str(error)) from None
+        for size, count, crc in pieces:
             if not block.has_room(size):
                 block = _OpenBlock(block.offset + block.size + TRAILER_SIZE)
                 blocks.append(block)
@@ -567,20 +577,3 @@ def _join_blocks(
         ordinal += index
         positions.append(found)
     return blocks, positions, firsts
-
-
-def _split_batch(batch: Batch) -> list[tuple[int, int, int]]:
-    try:
-        return split_blocks(batch.data)
-    except BadRecord as error:
-        raise BadBatch(str(error)) from None
-
-
-def _block_crc(block: _OpenBlock, parts: Sequence[memoryview]) -> int:
-    """Return the checksum of a block; one that a producer sent, and that was verified, is reused."""
-    if block.crc != _NO_CRC:
-        return block.crc
-    crc = 0
-    for part in parts:
-        crc = crc32(part, crc)
-    return crc

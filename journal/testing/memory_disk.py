@@ -16,7 +16,7 @@ import os
 import random
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -623,8 +623,14 @@ class FolderTree:
 
     def fsync(self, folder: SimulatedFolder | None) -> None:
         """Make the pending operations of `folder` (None: all) durable, with those that they depend on."""
-        chosen = self.pending if folder is None else _with_dependencies(self.pending, folder)
-        for operation in chosen:
+        chosen: list[FolderOperation] = []
+        names: set[tuple[int, str]] = set()
+        for operation in reversed(self.pending):
+            keys = {(id(entry.folder), entry.name) for entry in operation.entries}
+            if folder is None or keys & names or any(entry.folder is folder for entry in operation.entries):
+                chosen.append(operation)
+                names |= keys
+        for operation in reversed(chosen):
             apply_operation(operation, lambda changed: changed.durable)
         reached = {operation.number for operation in chosen}
         self.pending = [operation for operation in self.pending if operation.number not in reached]
@@ -664,18 +670,6 @@ def walk_tree(folder: SimulatedFolder, path: str = "") -> Iterator[tuple[str, No
         yield f"{path}{name}", node
         if isinstance(node, SimulatedFolder):
             yield from walk_tree(node, f"{path}{name}/")
-
-
-def _with_dependencies(pending: Iterable[FolderOperation], folder: SimulatedFolder) -> list[FolderOperation]:
-    """The operations of `folder`, and all earlier ones on the same names."""
-    chosen: list[FolderOperation] = []
-    names: set[tuple[int, str]] = set()
-    for operation in reversed(list(pending)):
-        keys = {(id(entry.folder), entry.name) for entry in operation.entries}
-        if keys & names or any(entry.folder is folder for entry in operation.entries):
-            chosen.append(operation)
-            names |= keys
-    return chosen[::-1]
 
 
 ATTEMPTS_PER_STATE = 4

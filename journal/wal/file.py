@@ -174,18 +174,12 @@ class JournalFile:
                     lsn = entry.next
                 size = SCAN_SIZE
             except Incomplete as error:
-                size = self._read_size(data[lsn - begin : lsn - begin + HEADER_SIZE], lsn, error)
+                claimed = claimed_size(data[lsn - begin : lsn - begin + HEADER_SIZE])
+                if lsn + max(HEADER_SIZE, claimed) > self.end:
+                    raise error.with_position(lsn) from None
+                size = max(SCAN_SIZE, claimed)
             except BadRecord as error:
                 raise error.with_position(begin + error.position) from None
-
-    def _read_size(self, header: bytes, lsn: int, error: Incomplete) -> int:
-        """Number of bytes to read for the whole entry at `lsn`.
-
-        Raises `error` if the file is too short.
-        """
-        if lsn + max(HEADER_SIZE, claimed_size(header)) > self.end:
-            raise error.with_position(lsn) from None
-        return max(SCAN_SIZE, claimed_size(header))
 
     def find_entry(self, lsn: int, seed: int) -> JournalEntry | None:
         """Find the first valid entry at or after `lsn`; None if there is none up to the end."""

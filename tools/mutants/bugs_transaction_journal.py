@@ -43,8 +43,8 @@ _WRITING: Final = (
         "walk-believes-a-length",
         "no length is used before it is compared with the available bytes",
         "journal/wal/file.py",
-        "        if lsn + max(HEADER_SIZE, claimed_size(header)) > self.end:\n",
-        "        if lsn + HEADER_SIZE > self.end:\n",
+        "                if lsn + max(HEADER_SIZE, claimed) > self.end:\n",
+        "                if lsn + HEADER_SIZE > self.end:\n",
         [FILE],
     ),
     Mutant(
