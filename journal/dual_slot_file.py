@@ -32,10 +32,9 @@ T = TypeVar("T")
 class DualSlotFile:
     """The file at `path`, created by the first write. Not thread-safe."""
 
-    def __init__(self, disk: Disk, path: str, slot_size: int = SLOT_SIZE) -> None:
+    def __init__(self, disk: Disk, path: str) -> None:
         self.path = path
         self._disk = disk
-        self._slot_size = slot_size
         self._sequence: int | None = None
         self._next_slot = 1
         """Slot of the next write."""
@@ -60,7 +59,7 @@ class DualSlotFile:
 
     def damaged_slots(self) -> list[tuple[int, int]]:
         """(first, next) positions of the slots that have data but are invalid. Raises OSError."""
-        data, size = self._read_slots(), self._slot_size
+        data, size = self._read_slots(), SLOT_SIZE
         bad = [n for n in (0, 1) if self._decode(data, n) is None]
         if len(bad) > 1:
             bad = [n for n in bad if any(data[n * size : (n + 1) * size])]
@@ -72,8 +71,8 @@ class DualSlotFile:
         With `fsync` durable on return, with the folder entry. Raises TooLarge if the payload does not fit a
         slot, Full, OSError.
         """
-        if SLOT_HEADER.size + len(payload) > self._slot_size:
-            raise TooLarge("a slot's payload", len(payload), self._slot_size - SLOT_HEADER.size)
+        if SLOT_HEADER.size + len(payload) > SLOT_SIZE:
+            raise TooLarge("a slot's payload", len(payload), SLOT_SIZE - SLOT_HEADER.size)
         if self._sequence is None:
             try:
                 self.read()
@@ -89,7 +88,7 @@ class DualSlotFile:
         try:
             if not made and not self._was_fsynced:
                 file.force()
-            write_all(file, [slot], self._next_slot * self._slot_size)
+            write_all(file, [slot], self._next_slot * SLOT_SIZE)
             if fsync:
                 file.force()
         finally:
@@ -107,15 +106,15 @@ class DualSlotFile:
         if not self._disk.exists(self.path):
             return b""
         with closing(self._disk.open_read(self.path)) as file:
-            return file.pread(2 * self._slot_size, 0)
+            return file.pread(2 * SLOT_SIZE, 0)
 
     def _decode(self, data: bytes, number: int) -> tuple[int, bytes] | None:
-        start = number * self._slot_size
+        start = number * SLOT_SIZE
         if start + SLOT_HEADER.size > len(data):
             return None
         magic, crc, sequence, size = SLOT_HEADER.unpack_from(data, start)
         begins = start + SLOT_HEADER.size
-        if magic != MAGIC or size > self._slot_size - SLOT_HEADER.size or begins + size > len(data):
+        if magic != MAGIC or size > SLOT_SIZE - SLOT_HEADER.size or begins + size > len(data):
             return None
         payload = data[begins : begins + size]
         if zlib.crc32(CHECKSUMMED.pack(sequence, size) + payload) != crc:

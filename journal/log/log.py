@@ -572,10 +572,9 @@ class Spool:
     read after a restart.
     """
 
-    def __init__(self, disk: Disk, folder: str, memory_bytes: int = SPOOL_MEMORY_BYTES) -> None:
+    def __init__(self, disk: Disk, folder: str) -> None:
         self._disk = disk
         self._path = join(folder, SPOOL_NAME)
-        self._memory_bytes = memory_bytes
         self._memory = bytearray()
         self._file: File | None = None
         self.size = 0
@@ -594,7 +593,7 @@ class Spool:
         while piece := stream.read(PIECE_BYTES):
             if self.size + len(piece) > size_max:
                 raise TooLarge("the stream", self.size + len(piece), size_max)
-            if self._file is None and self.size + len(piece) > self._memory_bytes:
+            if self._file is None and self.size + len(piece) > SPOOL_MEMORY_BYTES:
                 self._file = create_anew(self._disk, self._path)
                 write_all(self._file, [self._memory], 0)
                 self._memory = bytearray()

@@ -14,14 +14,14 @@ from __future__ import annotations
 import errno
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from journal import filenames
 from journal.clock import Clock, SystemClock
-from journal.disk import Bytes, Disk, File, RealDisk
+from journal.disk import Disk, File, RealDisk
 from journal.errors import BeyondEnd, Corrupt, CutAway
 from journal.log.checkpoint import LogCheckpoint, LogCheckpointFile, truncated_since
 from journal.log.index import InvalidIndex, OnDiskIndex, SegmentIndex
@@ -61,14 +61,10 @@ class ReadOnlyFile:
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
         return self._open_file().pread_cached(size, position)
 
-    def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
-        raise self._read_only_error()
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EROFS, "the log of another process is only read", self.path)
 
-    def force(self) -> None:
-        raise self._read_only_error()
-
-    def truncate(self, size: int) -> None:
-        raise self._read_only_error()
+    pwritev = force = truncate = _refuse
 
     def close(self) -> None:
         """Close the file; the next read opens it again."""
@@ -84,9 +80,6 @@ class ReadOnlyFile:
             file = self._pool[self] = self._disk.open_read(self.path)
         self._pool.move_to_end(self)
         return file
-
-    def _read_only_error(self) -> OSError:
-        return OSError(errno.EROFS, "the log of another process is only read", self.path)
 
 
 class ReadOnlySegment(Segment):

@@ -105,14 +105,10 @@ class Faults:
         for rule in self._rules:
             if rule.matches(kind, path):
                 if rule.short is None:
-                    _raise_error(rule.error, kind, path)
+                    reason = os.strerror(rule.error)
+                    full = FULL_ERRORS | NO_DESCRIPTOR_ERRORS if kind in OPENS else FULL_ERRORS
+                    if rule.error in full and kind not in FSYNCS:
+                        raise Full(f"{path}: {reason}")
+                    raise OSError(rule.error, reason, path)
                 short = rule.short
         return short
-
-
-def _raise_error(error: int, kind: str, path: str) -> None:
-    if kind in FSYNCS:
-        raise OSError(error, os.strerror(error), path)
-    if error in FULL_ERRORS or (error in NO_DESCRIPTOR_ERRORS and kind in OPENS):
-        raise Full(f"{path}: {os.strerror(error)}")
-    raise OSError(error, os.strerror(error), path)

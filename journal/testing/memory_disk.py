@@ -88,10 +88,7 @@ class FileContent:
         self._image = None
 
     def fsync(self) -> None:
-        """Make everything pending durable.
-
-        Lost sectors become durable only if they were written again.
-        """
+        """Make everything pending durable, and of the lost sectors those that were written again."""
         if not self.pending:
             return
         self._image = None
@@ -111,10 +108,7 @@ class FileContent:
         self.pending = []
 
     def fail_fsync(self) -> None:
-        """Let an fsync fail.
-
-        Nothing pending becomes durable, and the system considers it clean all the same.
-        """
+        """Let an fsync fail: nothing pending becomes durable, but the system considers it clean."""
         self.lost |= _all_changed_sectors(len(self.durable), self.pending)
         self.pending = []
         self.errors += 1
@@ -558,8 +552,8 @@ class FolderOperation(NamedTuple):
 class FolderTree:
     """The folders and names of a disk. Paths are split at "/"; "" is the root."""
 
-    def __init__(self, root: SimulatedFolder | None = None) -> None:
-        self.root = root or SimulatedFolder()
+    def __init__(self) -> None:
+        self.root = SimulatedFolder()
         self.pending: list[FolderOperation] = []
 
     def find(self, path: str) -> Node | None:
