@@ -32,8 +32,6 @@ COLUMNS = ("what", "messages", "seconds", "messages/s", "bytes/s", "µs each")
 @output_options
 def bench(messages: int, size: int, topic: str | None, acks: str, output: Output) -> None:
     """Measure the running broker: sending in bulk, one at a time, and reading back."""
-    from tfmq.admin import Admin
-
     name = topic or f"bench-{time.time_ns():x}"
     try:
         rows = [
@@ -43,7 +41,7 @@ def bench(messages: int, size: int, topic: str | None, acks: str, output: Output
         ]
     finally:
         if topic is None:
-            with Admin(output.servers) as admin:
+            with output.admin(may_create=True) as admin:
                 admin.delete_topic(name)
     output.print_rows(rows if output.json else [table_row(each) for each in rows], COLUMNS, "")
 

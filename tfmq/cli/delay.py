@@ -19,7 +19,6 @@ from tfmq.cli.delay_view import (
     count_between,
     detail_row,
     due_fields,
-    iterate_messages,
     json_row,
     print_histogram,
     relative_time,
@@ -30,10 +29,12 @@ from tfmq.cli.delay_view import (
 )
 from tfmq.cli.delay_view import complete_handles as offered
 from tfmq.cli.output import (
+    PAGE_ROWS,
     ROWS_SHOWN,
     Output,
     escape_unprintable,
     iso_text,
+    iterate_pages,
     output_options,
     rows_option,
     time_text,
@@ -47,7 +48,6 @@ from tfmq.limits import DELAYED_HISTOGRAM_EDGES
 if TYPE_CHECKING:
     from tfmq import aio
     from tfmq.admin import Admin
-
 
 ChangeDelayed = Callable[["aio.Admin", str], Awaitable[dict[str, Any]]]
 
@@ -109,14 +109,15 @@ def list_command(
     output: Output,
 ) -> None:
     """List the delayed messages, in the order in which they will be delivered."""
-    from tfmq.admin import Admin
-
     if partition is not None and topic is None:
         raise click.UsageError("--partition needs --topic")
     check_range(first, end)
-    with Admin(output.existing) as admin, with_topic_hint(admin, topic):
-        found = iterate_messages(
-            admin, topic, partition, key, first, end, None if after is None else check_handle(after)
+    with output.admin() as admin, with_topic_hint(admin, topic):
+        chosen = {"partition": partition, "key": key, "first": first, "end": end}
+        found = iterate_pages(
+            lambda last: admin.delayed(topic, **chosen, after=last, limit=PAGE_ROWS),
+            None if after is None else check_handle(after),
+            "handle",
         )
         if output.json:
             output.print_array(json_row(each) for each in islice(found, count))
@@ -126,8 +127,8 @@ def list_command(
         now_ms = broker_now(admin)
     if not rows:
         where = "" if topic is None else f" for {escape_unprintable(topic)}"
-        chosen_of = any(each is not None for each in (first, end, partition, key, after))
-        output.info(f"no delayed messages{where}{' match the options' if chosen_of else ''}")
+        is_filtered = any(each is not None for each in (*chosen.values(), after))
+        output.info(f"no delayed messages{where}{' match the options' if is_filtered else ''}")
     else:
         output.print_rows([table_row(each, now_ms) for each in rows[:most]], COLUMNS, "", BARE)
     if len(rows) > most:
@@ -149,9 +150,7 @@ def check_range(first: datetime | None, end: datetime | None) -> None:
 @output_options
 def show(handle: str, output: Output) -> int:
     """Show the state of a delayed message, its due time, and its partition."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = admin.describe_delayed(check_handle(handle))
         now_ms = broker_now(admin)
     output.print_object(json_row(found) if output.json else detail_row(found, now_ms))
@@ -293,12 +292,10 @@ def histogram(
     topic: str | None, first: datetime | None, end: datetime | None, every: float | None, output: Output
 ) -> None:
     """Count the delayed messages by due time, and print a bar for each range."""
-    from tfmq.admin import Admin
-
     check_range(first, end)
     if every is not None and every <= 0:
         raise click.UsageError("--every should be more than nothing, as in 5m")
-    with Admin(output.existing) as admin, with_topic_hint(admin, topic):
+    with output.admin() as admin, with_topic_hint(admin, topic):
         now_ms = broker_now(admin)
         edges = edges_for(admin, topic, now_ms, first, end, every)
         counts, pending = count_between(admin, topic, sorted({0, *edges, TIME_MAX}))

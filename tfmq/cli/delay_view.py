@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = ("due", "in", "topic", "partition", "key", "tag", "size", "handle")
 BARE: Final = ("in", "handle")
-PAGE: Final = 1_000
 HEADINGS: Final = ("due from", "", "messages")
 BAR_WIDTH_MIN: Final = 10
 BAR_WIDTH: Final = 40
@@ -35,26 +34,6 @@ TABLE_PADDING: Final = 10
 """Characters that a table adds to its texts."""
 KEY_CHARACTERS: Final = 40
 """Maximum characters of a key in a table; a key may have 64 KiB."""
-
-
-def iterate_messages(
-    admin: Admin,
-    topic: str | None,
-    partition: int | None,
-    key: str | None,
-    first: datetime | None,
-    end: datetime | None,
-    after: str | None,
-) -> Iterator[DelayedDescription]:
-    """Yield all matching messages in the order of delivery, one page per request."""
-    while True:
-        page = admin.delayed(
-            topic, partition=partition, key=key, first=first, end=end, after=after, limit=PAGE
-        )
-        yield from page
-        if len(page) < PAGE:
-            return
-        after = page[-1].handle
 
 
 @contextmanager

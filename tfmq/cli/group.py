@@ -38,9 +38,7 @@ def group() -> None:
 @output_options
 def list_command(output: Output) -> None:
     """List the groups with their lag: groups of consumers, and those of Spark queries."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         rows = [{**found._asdict(), "lag": admin.group(found.group).lag} for found in admin.groups()]
     if not output.json:
         rows = [{**row, "lag (messages)": row["lag"]} for row in rows]
@@ -52,9 +50,7 @@ def list_command(output: Output) -> None:
 @output_options
 def show(name: str, output: Output) -> None:
     """Show a group: its members and their partitions, its offsets, and its lag in messages."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = find_group(admin, name)
     summary: dict[str, Any] = {"group": name, "generation": found.generation, "live": found.live}
     summary |= {"strategy": found.strategy, "lag": found.lag}
@@ -157,10 +153,9 @@ def reset(
     name: str, topic: str, place: Any, partition: int | None, create: bool, dry_run: bool, output: Output
 ) -> None:
     """Set where group NAME continues in TOPIC. No member of it may be running."""
-    from tfmq.admin import Admin
     from tfmq.client.admin.admin import refuse_reset_beyond_end
 
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         described = find_topic(admin, topic)
         count = len(described.partitions)
         if isinstance(place, int) and partition is None and count > 1:
@@ -206,14 +201,10 @@ def offset_text(offset: int | None) -> str | None:
 @output_options
 def delete(name: str, yes: bool, output: Output) -> None:
     """Delete a group with all its offsets. No member of it may be running."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = find_group(admin, name)
         if not yes:
             saved = sum(committed_offset(each) is not None for each in found.offsets)
             confirm(f"delete the group {name} with {with_noun(saved, 'saved offset')}")
         admin.delete_group(name)
-    if output.json:
-        output.print_object({"group": name, "deleted": True})
-    output.info(f"deleted the group {name}")
+    output.report({"group": name, "deleted": True}, f"deleted the group {name}")

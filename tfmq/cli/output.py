@@ -20,8 +20,11 @@ from tfmq.message import BORN_MS_MAX
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from tfmq.admin import Admin
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Row = TypeVar("Row")
 
 UNITS = (
     ("y", 31_536_000, "d", 86_400),
@@ -72,6 +75,12 @@ class Output:
             )
         return self.servers
 
+    def admin(self, *, may_create: bool = False) -> "Admin":
+        """Return an administration client; it needs an `existing` broker unless `may_create`."""
+        from tfmq.admin import Admin
+
+        return Admin(self.servers if may_create else self.existing)
+
     def info(self, sentence: str) -> None:
         """Print a sentence on standard error, unless --quiet or --json."""
         if not (self.quiet or self.json):
@@ -88,6 +97,12 @@ class Output:
                 title,
                 header=False,
             )
+
+    def report(self, row: Mapping[str, Any], sentence: str) -> None:
+        """Print the result of a change: `row` as JSON, or `sentence` on standard error."""
+        if self.json:
+            self.print_object(row)
+        self.info(sentence)
 
     def print_array(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Print a long list as one JSON array, one row per line, while the rows are read."""
@@ -134,6 +149,19 @@ rows_option = click.option(
     type=click.IntRange(min=1),
     help=f"At most this many [{ROWS_SHOWN} in a table, all in JSON].",
 )
+
+
+PAGE_ROWS = 1_000
+
+
+def iterate_pages(fetch: Callable[[Any], Sequence[Row]], after: Any, position: str) -> Iterator[Row]:
+    """Yield the rows of all pages: `fetch(after)` returns the page after a row with that `position`."""
+    while True:
+        page = fetch(after)
+        yield from page
+        if len(page) < PAGE_ROWS:
+            return
+        after = getattr(page[-1], position)
 
 
 def offline_options(command: Function) -> Function:

@@ -135,11 +135,6 @@ def print_problems(troubles: list[str]) -> None:
         click.echo(f"tfmq: {trouble}", err=True)
 
 
-def current_ends(output: Output, topic: str, partition: int | None) -> dict[int, int]:
-    """Return the current end of each partition. Raises UnknownTopic with the nearest name."""
-    return partition_states(output, topic, partition)[0]
-
-
 def partition_states(
     output: Output, topic: str, partition: int | None
 ) -> tuple[dict[int, int], set[int], list[str]]:
@@ -147,26 +142,19 @@ def partition_states(
 
     Raises UnknownTopic with the nearest name.
     """
-    from tfmq.admin import Admin
     from tfmq.errors import UnknownPartition
 
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = find_topic(admin, topic)
+    parts = [each for each in found.partitions if partition in (None, each.partition)]
+    if not parts and partition is not None:
+        count = with_noun(len(found.partitions), "partition")
+        raise UnknownPartition(f"{topic} has {count}, numbered from 0; there is no {partition}.")
     # Reading a written message that is not durable makes the broker fsync it, unless the partition is
     # stopped.
-    ends = {p.partition: p.forced_offset if p.state == "stopped" else p.end_offset for p in found.partitions}
-    unserved = {p.partition for p in found.partitions if not p.is_served}
-    troubles = {p.partition: why for p in found.partitions if (why := unread_reason(topic, p))}
-    if partition is None:
-        return ends, unserved, list(troubles.values())
-    if partition not in ends:
-        count = with_noun(len(ends), "partition")
-        raise UnknownPartition(f"{topic} has {count}, numbered from 0; there is no {partition}.")
-    return (
-        {partition: ends[partition]},
-        unserved & {partition},
-        [why for number, why in troubles.items() if number == partition],
-    )
+    ends = {p.partition: p.forced_offset if p.state == "stopped" else p.end_offset for p in parts}
+    unserved = {p.partition for p in parts if not p.is_served}
+    return ends, unserved, [why for p in parts if (why := unread_reason(topic, p))]
 
 
 def unread_reason(topic: str, found: "PartitionDescription") -> str:
@@ -209,7 +197,7 @@ class ReadEnds:
 
         These are the partitions of other members of the group. Raises UnknownTopic.
         """
-        now = current_ends(self.output, self.topic, None)
+        now, _, _ = partition_states(self.output, self.topic, None)
         others = self._partitions_of_others(consumer) if self.group is not None else set()
         self.offsets = {
             number: min(end, now[number]) for number, end in self.offsets.items() if number not in others
@@ -217,21 +205,16 @@ class ReadEnds:
 
     def _partitions_of_others(self, consumer: "Consumer") -> set[int]:
         """Return the partitions assigned to other live members of the group, and not to this one."""
-        from tfmq.admin import Admin
-
         assert self.group is not None
-        with Admin(self.output.servers) as admin:
+        with self.output.admin() as admin:
             members = admin.group(self.group).members
         theirs = {n for each in members if each["live"] for n in each["partitions"].get(self.topic, ())}
         return {number for number in theirs & self.offsets.keys() if self._position(consumer, number) is None}
 
     def are_reached(self, consumer: "Consumer") -> bool:
         """Return whether the consumer has delivered every partition up to its end."""
-        positions = {number: self._position(consumer, number) for number in self.offsets}
-        return all(
-            position is not None and position >= self.offsets[number]
-            for number, position in positions.items()
-        )
+        positions = ((self._position(consumer, number), end) for number, end in self.offsets.items())
+        return all(position is not None and position >= end for position, end in positions)
 
     def _position(self, consumer: "Consumer", number: int) -> int | None:
         """Return the read position in a partition; None if it is not assigned to this member (yet)."""
@@ -328,13 +311,9 @@ def fill_template(
     template: str, message: "ReceivedMessage", written: Callable[[bytes], bytes] = bytes
 ) -> bytes:
     """Return the template with its %-letters, all known, replaced by values of the message."""
-    out, rest = b"", template
-    while rest:
-        text, percent, rest = rest.partition("%")
-        out += text.encode(errors="surrogateescape")
-        if not percent:
-            break
-        value = FIELDS[rest[0]](message)
-        out += written(value if isinstance(value, bytes) else str(value).encode())
-        rest = rest[1:]
-    return out
+
+    def fill(found: re.Match[bytes]) -> bytes:
+        value = FIELDS[found[1].decode()](message)
+        return written(value if isinstance(value, bytes) else str(value).encode())
+
+    return re.sub(rb"%(.)", fill, template.encode(errors="surrogateescape"), flags=re.DOTALL)

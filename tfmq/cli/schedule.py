@@ -88,12 +88,10 @@ def add(
 
     The topic is made on first use. Running the same command again adds no second schedule.
     """
-    from tfmq.admin import Admin
-
     if (payload is None) == (file is None):
         raise click.UsageError("give either a PAYLOAD or --file")
     content = payload.encode(errors="surrogateescape") if payload is not None else b""
-    with Admin(output.servers) as admin:
+    with output.admin(may_create=True) as admin:
         found = admin.schedule(
             cron,
             topic,
@@ -106,23 +104,14 @@ def add(
             partition=partition,
             misfire=misfire,
         )
-    report_schedule(output, found, f"{escape_unprintable(found.name)} is {add_result(found)}")
-
-
-def add_result(found: "ScheduleDescription") -> str:
-    """Return the words that say what `add` did: added, or there before and paused.
-
-    A deployment script should report the latter.
-    """
-    return f"there already, paused: tfmq schedule resume {found.name}" if found.state == "paused" else "added"
+    # A deployment script should report a schedule that is there, but paused.
+    paused = f"there already, paused: tfmq schedule resume {found.name}"
+    what = paused if found.state == "paused" else "added"
+    report_schedule(output, found, f"{escape_unprintable(found.name)} is {what}")
 
 
 names = main.complete_names(lambda admin: (each.name for each in admin.schedules()))
-
-
-def name_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the argument NAME of pause, resume and remove."""
-    return click.argument("name", shell_complete=names)(command)
+name_argument = click.argument("name", shell_complete=names)
 
 
 @schedule.command(
@@ -131,9 +120,7 @@ def name_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 @output_options
 def list_command(output: Output) -> None:
     """List the schedules with their next run, each in its time zone."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = admin.schedules()
         if output.json:
             output.print_array(
@@ -160,9 +147,7 @@ def describe_full(admin: "Admin", name: str) -> "ScheduleDescription | None":
 @output_options
 def show(name: str, output: Output) -> None:
     """Show a schedule, what it sends, and its next run."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = with_name_hint(admin, name, admin.describe_schedule)
     output.print_object(json_row(found) if output.json else detail_row(found))
 
@@ -172,11 +157,10 @@ def show(name: str, output: Output) -> None:
 @output_options
 def run(name: str, output: Output) -> None:
     """Send the message of a schedule once, now, besides its times; also of a paused schedule."""
-    from tfmq.admin import Admin
     from tfmq.client.admin.delayed import datetime_at as moment_at
     from tfmq.producer import Producer
 
-    with Admin(output.existing) as admin, Producer(output.servers) as producer:
+    with output.admin() as admin, Producer(output.servers) as producer:
         found = with_name_hint(admin, name, admin.describe_schedule)
         message, now = found.message, moment_at(admin.ping(), found.timezone)
         assert message is not None and now is not None, "asked for by its name"
@@ -185,11 +169,10 @@ def run(name: str, output: Output) -> None:
             properties={**(message.properties or {}), **own}, partition=found.partition
         )
         sent = producer.send(found.topic, message).result()
-    if output.json:
-        output.print_object(
-            {"name": name, "topic": sent.topic, "partition": sent.partition, "offset": sent.offset}
-        )
-    output.info(f"sent to {sent.topic}, partition {sent.partition}, offset {sent.offset} ({sent.durability})")
+    output.report(
+        {"name": name, "topic": sent.topic, "partition": sent.partition, "offset": sent.offset},
+        f"sent to {sent.topic}, partition {sent.partition}, offset {sent.offset} ({sent.durability})",
+    )
 
 
 @schedule.command(epilog="\b\nExample:\n  tfmq schedule pause cleanup")
@@ -197,9 +180,7 @@ def run(name: str, output: Output) -> None:
 @output_options
 def pause(name: str, output: Output) -> None:
     """Send nothing of a schedule until it is resumed."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = with_name_hint(admin, name, admin.pause_schedule)
     report_schedule(output, found, f"{name} is paused: tfmq schedule resume {name}")
 
@@ -209,9 +190,7 @@ def pause(name: str, output: Output) -> None:
 @output_options
 def resume(name: str, output: Output) -> None:
     """Resume a schedule from now on; also after the broker's clock was set back."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = with_name_hint(admin, name, admin.resume_schedule)
     report_schedule(output, found, f"{name} goes on")
 
@@ -221,13 +200,10 @@ def resume(name: str, output: Output) -> None:
 @output_options
 def remove(name: str, output: Output) -> None:
     """Remove a schedule."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         removed = with_name_hint(admin, name, admin.remove_schedule)
-    if output.json:
-        output.print_object({"name": name, "removed": removed})
-    output.info(f"removed {name}" if removed else f"{name} was removed, and another one made, meanwhile")
+    said = f"removed {name}" if removed else f"{name} was removed, and another one made, meanwhile"
+    output.report({"name": name, "removed": removed}, said)
 
 
 def with_name_hint(admin: "Admin", name: str, call: Callable[[str], Any]) -> Any:

@@ -21,9 +21,7 @@ def status(output: Output) -> None:
     """Show how the broker is: version, uptime, topics, transactions, delayed messages, connections, memory, what is
     stopped.
     """
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = dict(admin.status())
     if output.json:
         if found.get("delay"):

@@ -62,9 +62,7 @@ def table_row(row: dict[str, Any]) -> dict[str, Any]:
 @output_options
 def list_command(output: Output) -> None:
     """List the topics."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         rows = [json_row(admin.topic(found.name)) for found in admin.topics()]
     empty = "no topics yet: tfmq send TOPIC PAYLOAD makes one"
     output.print_rows(rows if output.json else [table_row(row) for row in rows], LIST_COLUMNS, empty)
@@ -83,15 +81,12 @@ def list_command(output: Output) -> None:
 @output_options
 def create(name: str, partitions: int | None, settings: tuple[tuple[str, str], ...], output: Output) -> None:
     """Create a topic."""
-    from tfmq.admin import Admin
-
     check_name(name)
-    with Admin(output.servers) as admin:
+    with output.admin(may_create=True) as admin:
         made = admin.create_topic(name, partitions=partitions, settings=dict(settings))
     count = len(made.partitions)
-    if output.json:
-        output.print_object({"topic": name, "partitions": count})
-    output.info(f"created {name} with {with_noun(count, 'partition')}")
+    said = f"created {name} with {with_noun(count, 'partition')}"
+    output.report({"topic": name, "partitions": count}, said)
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic show orders")
@@ -99,9 +94,7 @@ def create(name: str, partitions: int | None, settings: tuple[tuple[str, str], .
 @output_options
 def show(name: str, output: Output) -> None:
     """Show a topic: its partitions, offsets, sizes, states and damage."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = find_topic(admin, name)
     rows = [partition_row(p) for p in found.partitions]
     if output.json:
@@ -184,15 +177,13 @@ def set_command(
     name: str, settings: tuple[tuple[str, str], ...], unset: tuple[str, ...], output: Output
 ) -> None:
     """Change settings of a topic, at once and permanently; KEY= restores the server's value."""
-    from tfmq.admin import Admin
-
     if not settings and not unset:
         raise click.UsageError("give KEY=VALUE or --unset KEY")
     for key, value in settings:
         if value and key in unset:
             raise click.UsageError(f"{key}={value} and --unset {key} contradict each other: give one of them")
     changes = {key: value or None for key, value in settings} | dict.fromkeys(unset)
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         find_topic(admin, name)
         found = admin.set_topic(name, changes)
     if output.json:
@@ -212,14 +203,10 @@ def grow(name: str, partitions: int, output: Output) -> None:
 
     Keys keep their order in a partition, but may move to a new one.
     """
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         find_topic(admin, name)
         count = admin.grow_topic(name, partitions)
-    if output.json:
-        output.print_object({"topic": name, "partitions": count})
-    output.info(f"{name} has {with_noun(count, 'partition')} now")
+    output.report({"topic": name, "partitions": count}, f"{name} has {with_noun(count, 'partition')} now")
 
 
 @topic.command(
@@ -235,9 +222,7 @@ def resume(name: str, partition: int | None, output: Output) -> int:
     If the folder of the partition did not exist at a start, its messages are given up. Exit code 1 if one
     stays stopped.
     """
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         before = {p.partition: p for p in find_topic(admin, name).partitions}
         stopped = [number for number, p in before.items() if p.state == "stopped"]
         chosen = stopped if partition is None else [partition]
@@ -280,9 +265,7 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
     A group whose next message is removed continues at the first remaining one, unless a member of it is
     running.
     """
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = find_topic(admin, name)
         where = name if partition is None else f"{name}-{partition}"
         if isinstance(before, int) and partition is None and len(found.partitions) > 1:
@@ -315,23 +298,14 @@ def purge(name: str, partition: int | None, before: str | int | datetime, yes: b
 @output_options
 def delete(name: str, yes: bool, output: Output) -> None:
     """Delete a topic with all its messages, also delayed ones. They cannot be restored."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = json_row(find_topic(admin, name))
         if not yes:
             waiting = admin.delayed_histogram([0, 1], name).pending
-            confirm(f"delete {describe_deletion(name, found['messages'], waiting)}")
+            delayed = f" and {waiting:,} that wait for their time" if waiting else ""
+            confirm(f"delete {name} with {with_noun(found['messages'], 'message')}{delayed}")
         admin.delete_topic(name)
-    if output.json:
-        output.print_object({"topic": name, "deleted": True})
-    output.info(f"deleted {name}")
-
-
-def describe_deletion(name: str, messages: int, delayed: int) -> str:
-    """Return a description of the data that is deleted with a topic."""
-    what = f"{name} with {with_noun(messages, 'message')}"
-    return what + (f" and {delayed:,} that wait for their time" if delayed else "")
+    output.report({"topic": name, "deleted": True}, f"deleted {name}")
 
 
 NONE_YET = " There are no topics yet: tfmq send TOPIC PAYLOAD makes one."

@@ -12,11 +12,13 @@ import click
 
 from tfmq.cli import main
 from tfmq.cli.output import (
+    PAGE_ROWS,
     ROWS_SHOWN,
     Output,
     age_text,
     did_you_mean,
     escape_unprintable,
+    iterate_pages,
     output_options,
     rows_option,
     size_text,
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
 
 COLUMNS = ("xid", "epoch", "state", "age", "size", "messages", "topics", "owner", "group")
-PAGE = 1000
 NAMES_COMPARED = 10_000
 """Limit for "did you mean": comparing 100,000 names would take too long."""
 
@@ -42,12 +43,9 @@ def iterate_transactions(
     admin: Admin, states: Sequence[str] | None, group: str | None, after: int
 ) -> Iterator[TransactionDescription]:
     """Yield all transactions in these states with an epoch above `after`, one page per request."""
-    while True:
-        page = admin.transactions(states, group=group, after=after, limit=PAGE)
-        yield from page
-        if len(page) < PAGE:
-            return
-        after = page[-1].epoch
+    return iterate_pages(
+        lambda after: admin.transactions(states, group=group, after=after, limit=PAGE_ROWS), after, "epoch"
+    )
 
 
 def json_row(found: TransactionDescription) -> dict[str, Any]:
@@ -166,9 +164,7 @@ def groups(output: Output) -> None:
     The sequence is the last committed one; for a query, its micro-batch. A member is a transaction that waits
     for the group's next commit; `tfmq tx show XID` shows its sequence and run.
     """
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = admin.commit_groups()
     if output.json:
         output.print_array(group_row(each) for each in found)
@@ -211,9 +207,7 @@ def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
     A writer that continues then writes again what its checkpoint does not contain: make sure that its
     checkpoint is correct.
     """
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         known = {each.group: each for each in admin.commit_groups()}
         for name in names:
             if name not in known:
@@ -300,9 +294,7 @@ def list_command(
     states: tuple[str, ...], group: str | None, after: int, count: int | None, output: Output
 ) -> None:
     """List the transactions that need an operator or are not finished: prepared, applying, or ended by hand."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = iterate_transactions(admin, states or None, group, after)
         if output.json:
             output.print_array(json_row(each) for each in islice(found, count))
@@ -360,9 +352,7 @@ def print_losses(output: Output, shown: Sequence[TransactionDescription]) -> Non
 @output_options
 def show(xid: str, epoch: int | None, output: Output) -> None:
     """Show a transaction: its state, age, size, owner, and targets."""
-    from tfmq.admin import Admin
-
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = find_transaction(admin, xid, epoch)
     if output.json:
         output.print_object(json_row(found))
@@ -444,10 +434,8 @@ def end_by_hand(
 
     Nothing is changed before all of them are found and the operator has confirmed.
     """
-    from tfmq.admin import Admin
-
     check_epoch_option(names, epoch)
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = all_known(admin, names, epoch)
         if not yes:
             confirm(what, found, as_owner)
@@ -549,10 +537,8 @@ def confirm(what: str, found: Sequence[TransactionDescription], as_owner: bool) 
 @output_options
 def forget(xids_given: tuple[str, ...], epoch: int | None, output: Output) -> int:
     """Forget the outcomes of transactions that were ended by hand, after their owners have got them."""
-    from tfmq.admin import Admin
-
     check_epoch_option(xids_given, epoch)
-    with Admin(output.existing) as admin:
+    with output.admin() as admin:
         found = all_known(admin, xids_given, epoch)
         states = {(each.xid, each.epoch): each.state for each in found}
 
