@@ -15,11 +15,9 @@ from tfmq.protocol.commands import BY_REQUEST, COMMANDS
 from tfmq.server.session import (
     HANDLERS,
     HELLO,
-    METHODS,
     Reply,
     Session,
     SessionContext,
-    allow_none,
     unknown_command,
 )
 
@@ -60,12 +58,10 @@ class Client:
                 limits=every_limit,
                 limits_sent=limits.limits_to_send({}),
                 acks=2,
-                features=[],
                 call_later=self.net.reactor.callLater,
                 turn_wanted=self.net.turn.request_end,
                 status=lambda: {"connections": 1},
                 **{
-                    "allow": None,
                     "opened": self.sessions.add,
                     "closed": self.sessions.discard,
                     "header_bounds": commands.header_bounds(),
@@ -330,15 +326,6 @@ def test_a_waiter_for_the_end_is_notified_once_and_replies_are_dropped() -> None
     assert client.net.traffic.arena.buffer.holds == 1
 
 
-def test_whom_the_gate_refuses_gets_that_for_an_answer() -> None:
-    client = Client(
-        allow=lambda session, command: allow_none(session, command) if command.code != 1 else None
-    )
-    client.say(commands.Ping())
-    assert client.replies()[0][2] == "not_allowed"
-    assert client.engine.requests == []
-
-
 @pytest.mark.parametrize(
     ("details", "operator"), [({"operator": True}, True), ({"operator": "x"}, False), ({}, False)]
 )
@@ -363,7 +350,6 @@ def test_every_command_but_hello_is_served_by_the_method_of_its_name() -> None:
     assert {command.code for command in COMMANDS} - {HELLO.code} == set(HANDLERS)
     for command, method in HANDLERS.values():
         assert method.__name__ == command.name.lower()
-    assert len(HANDLERS) == len(METHODS)
 
 
 def test_a_code_of_a_later_release_is_distinguished_from_an_unknown_one() -> None:

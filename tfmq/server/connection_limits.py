@@ -48,7 +48,11 @@ class ReceiveArena:
     def read_buffer(self) -> memoryview:
         """Return memory for one read; its content belongs to `buffer`."""
         if self._position + self._read_bytes > self._arena_bytes:
-            self._start_over()
+            if self.buffer.holds > 1:
+                self.buffer.release()
+                self.buffer = self._pool.allocate(self._arena_bytes)
+                self._view = self.buffer.view
+            self._position = 0
         return self._view[self._position : self._position + self._read_bytes]
 
     def mark_filled(self, size_bytes: int) -> None:
@@ -63,13 +67,6 @@ class ReceiveArena:
     def close(self) -> None:
         """Release the arena; nothing may be received any more."""
         self.buffer.release()
-
-    def _start_over(self) -> None:
-        if self.buffer.holds > 1:
-            self.buffer.release()
-            self.buffer = self._pool.allocate(self._arena_bytes)
-            self._view = self.buffer.view
-        self._position = 0
 
 
 class PartialFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 import socket
+from contextlib import suppress
 
 from tfmq.errors import BadFrame, ConfigError, NotAllowed, TfmqError
 from tfmq.protocol import commands, frames
@@ -32,16 +33,12 @@ def bind_socket(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise _bind_error(error, host, port) from None
+        raise listen_error(error, host, port) from None
     return bound
 
 
 def listen_error(error: OSError, host: str, port: int) -> TfmqError:
-    """Return the error for a bound socket that cannot listen: another process was faster."""
-    return _bind_error(error, host, port)
-
-
-def _bind_error(error: OSError, host: str, port: int) -> TfmqError:
+    """Return the error for an address that cannot be bound, or on which another process listens first."""
     where = address_text(host, port)
     if error.errno == errno.EADDRINUSE:
         return NotAllowed(
@@ -100,18 +97,9 @@ def _probe(connection: socket.socket) -> str:
     )
     for question in questions:
         connection.sendall(question)
-        answer = _receive(connection)
-        if answer is not None:
-            return describe_response(answer)
+        with suppress(TimeoutError):
+            return describe_response(connection.recv(RESPONSE_BYTES_MAX))
     return "something answers there that does not say what it is"
-
-
-def _receive(connection: socket.socket) -> bytes | None:
-    """Return what is received within the timeout; None if nothing is."""
-    try:
-        return connection.recv(RESPONSE_BYTES_MAX)
-    except TimeoutError:
-        return None
 
 
 def describe_response(answer: bytes) -> str:
@@ -119,11 +107,9 @@ def describe_response(answer: bytes) -> str:
     speaker = frames.detect_protocol(answer)
     if speaker is not None:
         return f"{speaker} answers there"
-    try:
+    with suppress(BadFrame):
         frame, _ = frames.frame_at(memoryview(answer), 0)
-    except BadFrame:
-        frame = None
-    if frame is not None:
-        server = frame.header[3] if len(frame.header) > 3 else "of another version"
-        return f"another tfmq server ({server}) answers there"
+        if frame is not None:
+            server = frame.header[3] if len(frame.header) > 3 else "of another version"
+            return f"another tfmq server ({server}) answers there"
     return "something answers there that is neither tfmq nor anything known"

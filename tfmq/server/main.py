@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import os
@@ -248,18 +249,20 @@ def run(config: Config, load: Callable[[], Config]) -> int:
 
     `load` reads the configuration again, for SIGHUP.
     """
-    from tfmq.server import server as memory
-    from tfmq.server.reactor import install_reactor as installed
+    from tfmq.server.reactor import install_reactor
+    from tfmq.server.server import retain_freed_memory
 
     set_up_logging(config.server.log_level, config.server.log_json)
     # SIGHUP is ignored until the server is started: a terminal that is closed sends it, and it must not end
     # the server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    reactor = installed()
+    reactor = install_reactor()
     redirect_twisted_log()
     service = _start_server(config, reactor)
-    _tune_garbage_collector()
-    memory.retain_freed_memory()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    retain_freed_memory()
     data = os.path.abspath(config.server.data)
     reactor.callWhenRunning(_announce_ready, service.address, data)
     _stop_on_signals(reactor, service, data)
@@ -299,14 +302,6 @@ def _announce_ready(address: str, data: str) -> None:
     write_address(data, address)
     print_ready(sys.stdout, address)
     notify_systemd("READY=1")
-
-
-def _tune_garbage_collector() -> None:
-    import gc
-
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _stop_on_signals(reactor: Any, service: Server, data: str) -> None:

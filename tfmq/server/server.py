@@ -310,7 +310,8 @@ class Server:
     def __init__(
         self, config: Config, reactor: Any, disk: Disk, clock: Clock, randomness: Callable[[int], bytes]
     ) -> None:
-        self._config = config
+        self.config = config
+        """The current configuration."""
         self._reactor = reactor
         self._clock = clock
         self._turn = Turn(reactor)
@@ -325,7 +326,10 @@ class Server:
         self.on_idle: Callable[[], None] = lambda: None
         """Called when no client was connected for `server.idle_exit_seconds`."""
         self._idle_monitor = IdleMonitor(
-            reactor.callLater, config.server.idle_exit_seconds, self._session_count, lambda: self.on_idle()
+            reactor.callLater,
+            config.server.idle_exit_seconds,
+            lambda: len(self._sessions),
+            lambda: self.on_idle(),
         )
         self._header_bounds: dict[int, tuple[int, int]] = {}
         self._refused_count = 0
@@ -345,12 +349,12 @@ class Server:
 
     def start(self) -> None:
         """Start and accept connections. Raises the error that prevents it, with nothing left open."""
-        host, port = split_address(self._config.server.listen)
+        host, port = split_address(self.config.server.listen)
         bound = bind_socket(host, port)
         try:
             self.address = address_text(host or bound.getsockname()[0], bound.getsockname()[1])
             self._registration = registration_updater(
-                self._config.server.zookeeper,
+                self.config.server.zookeeper,
                 self.address,
                 self._reactor.callLater,
                 self._request_handler.partition_counts,
@@ -363,7 +367,7 @@ class Server:
             raise
         self._turn.at_end(self._request_handler.broker.end_turn)
         self._connection_limits = ConnectionLimits(
-            self._pool, self._turn, self._clock, self._reactor.callLater, self._config.limits
+            self._pool, self._turn, self._clock, self._reactor.callLater, self.config.limits
         )
         self._turn.at_end(self._set_timer)
         self._bound_headers()
@@ -392,8 +396,8 @@ class Server:
 
         Sessions keep what their HELLO reply contained.
         """
-        self._config = config
-        self.__dict__.pop("_welcomes", None)
+        self.config = config
+        self.__dict__.pop("_session_context", None)
         self._request_handler.reload(config)
         self._connection_limits.set_limits(config.limits)
         self._bound_headers()
@@ -402,9 +406,9 @@ class Server:
 
     def _limit_connections(self) -> None:
         self._sessions_max = connections_max(
-            self._config.limits["connections"], len(os.listdir("/proc/self/fd")) - len(self._sessions)
+            self.config.limits["connections"], len(os.listdir("/proc/self/fd")) - len(self._sessions)
         )
-        if self._sessions_max < self._config.limits["connections"]:
+        if self._sessions_max < self.config.limits["connections"]:
             logger.warning(
                 "at most %d connections: the limit of open files leaves room for no more (ulimit -n)",
                 self._sessions_max,
@@ -412,7 +416,10 @@ class Server:
 
     def _start_listening(self, bound: socket.socket, host: str) -> None:
         self._limit_connections()
-        listener = Listener(bound, SessionFactory(self), self._reactor, self._connection_limits)
+        factory = Factory()
+        factory.noisy = False
+        factory.buildProtocol = lambda address: self.new_session()
+        listener = Listener(bound, factory, self._reactor, self._connection_limits)
         try:
             listener.startListening()
         except OSError as error:
@@ -420,11 +427,6 @@ class Server:
             bound.close()
             raise listen_error(error, host, port) from None
         self._listener = listener
-
-    @property
-    def config(self) -> Config:
-        """The current configuration."""
-        return self._config
 
     def _set_timer(self) -> None:
         self._timer.set_due(self._request_handler.broker.timers.next_due())
@@ -462,7 +464,7 @@ class Server:
             if self._rejecting >= REJECTED_MAX:
                 return None
             self._rejecting += 1
-            is_own = self._sessions_max == self._config.limits["connections"]
+            is_own = self._sessions_max == self.config.limits["connections"]
             limit = "limits.connections" if is_own else "the limit of open files, ulimit -n"
             return RejectedConnection(
                 Busy(
@@ -471,32 +473,28 @@ class Server:
                 ),
                 self._rejected_closed,
             )
-        return Session(self._session_context())
+        return Session(self._session_context)
 
     def _rejected_closed(self) -> None:
         self._rejecting -= 1
 
+    @functools.cached_property
     def _session_context(self) -> SessionContext:
-        welcome = self.__dict__.get("_welcomes")
-        if welcome is None:
-            welcome = self._welcomes = SessionContext(
-                engine=self._request_handler,
-                handlers=HANDLERS,
-                server=server_name(),
-                address=self.address,
-                limits=self._config.limits,
-                limits_sent=limits.limits_to_send(self._config.limits),
-                acks=ACKS[self._config.server.acks],
-                features=[],
-                call_later=self._reactor.callLater,
-                turn_wanted=self._turn.request_end,
-                status=self._status,
-                allow=None,
-                opened=self._session_opened,
-                closed=self._session_closed,
-                header_bounds=self._header_bounds,
-            )
-        return welcome
+        return SessionContext(
+            engine=self._request_handler,
+            handlers=HANDLERS,
+            server=server_name(),
+            address=self.address,
+            limits=self.config.limits,
+            limits_sent=limits.limits_to_send(self.config.limits),
+            acks=ACKS[self.config.server.acks],
+            call_later=self._reactor.callLater,
+            turn_wanted=self._turn.request_end,
+            status=self._status,
+            opened=self._session_opened,
+            closed=self._session_closed,
+            header_bounds=self._header_bounds,
+        )
 
     def _bound_headers(self) -> None:
         """Set the bounds of request headers for as many partitions as may exist, or do exist.
@@ -505,7 +503,7 @@ class Server:
         too.
         """
         existing = sum(self._request_handler.partition_counts().values())
-        self._header_bounds.update(header_bounds(max(self._config.limits["partitions"], existing)))
+        self._header_bounds.update(header_bounds(max(self.config.limits["partitions"], existing)))
 
     def _session_opened(self, session: Session) -> None:
         self._sessions.add(session)
@@ -515,14 +513,11 @@ class Server:
         self._sessions.discard(session)
         self._idle_monitor.check()
 
-    def _session_count(self) -> int:
-        return len(self._sessions)
-
     def _status(self) -> dict[str, Any]:
         pool = self._pool.stats()
         return {
             "version": server_name(),
-            "data": os.path.abspath(self._config.values["server.data"]),
+            "data": os.path.abspath(self.config.values["server.data"]),
             "listen": self.address,
             "connections": len(self._sessions),
             "connections_refused": self._refused_count,
@@ -530,7 +525,7 @@ class Server:
             "unsent_bytes": self._connection_limits.unsent_bytes,
             "buffer_bytes": pool.live_bytes,
             "buffer_chunks": sum(pool.chunk_counts),
-            "settings": self._config.values,
+            "settings": self.config.values,
         }
 
     def _engine_stopped(self, done: Callable[[], None]) -> None:
@@ -557,19 +552,6 @@ class Server:
         if live:
             logger.warning("%d receive buffers were not given back", live)
         done()
-
-
-class SessionFactory(Factory):  # type: ignore[misc]
-    """Factory that creates the session of each connection, as Twisted requires."""
-
-    noisy = False
-
-    def __init__(self, service: Server) -> None:
-        self._service = service
-
-    def buildProtocol(self, address: Any) -> Session | RejectedConnection | None:
-        """Return the protocol; None closes the connection."""
-        return self._service.new_session()
 
 
 def resident_bytes() -> int:

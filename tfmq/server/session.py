@@ -20,7 +20,6 @@ from tfmq.errors import (
     BadFrame,
     BadRequest,
     Busy,
-    NotAllowed,
     NotSupported,
     TfmqError,
     UnknownCommand,
@@ -55,14 +54,11 @@ class SessionContext(NamedTuple):
     limits: Mapping[str, int]
     limits_sent: Mapping[str, int]
     acks: int
-    features: list[str]
     call_later: Callable[[float, Callable[[], None]], Any]
     turn_wanted: Callable[[], None]
     """Called to request that the hooks at the end of this turn run."""
     status: Callable[[], dict[str, Any]]
     """Returns the server's part of STATUS."""
-    allow: Callable[[Session, Command], None] | None
-    """Called before each command; raises NotAllowed if the session may not use it. None: all may be used."""
     opened: Callable[[Session], None]
     closed: Callable[[Session], None]
     header_bounds: Mapping[int, tuple[int, int]]
@@ -138,7 +134,6 @@ class Session:
         self._on_close: dict[Callable[[], None], None] = {}
         self._hello_timer: Any = None
         self.frame_bytes: int = welcome.limits["frame_bytes_before_hello"]
-        self.principal = ""
         self.operator = False
 
     # Methods that the connection calls
@@ -192,8 +187,6 @@ class Session:
             if self._in_flight > self._in_flight_max:
                 raise Busy(f"More than {self._in_flight_max} requests of this connection wait for answers.")
             command, method = entry
-            if self._context.allow is not None:
-                self._context.allow(self, command)
             request = command.request.decode(header, command.name, 2)
         except TfmqError as error:
             reply.error(error)
@@ -297,20 +290,18 @@ class Session:
                 f"This broker speaks protocol versions {commands.VERSION_MIN} to {commands.VERSION_MAX}, "
                 f"the client {hello.version_min} to {hello.version_max}."
             )
-        if self._context.allow is not None:
-            self._context.allow(self, HELLO)
         self._cancel_hello_timer()
         self._set_identity(hello.client)
         self.operator = hello.details.get("operator") is True
         self.frame_bytes = self._context.limits["frame_bytes"]
-        welcome = self._context
+        context = self._context
         return commands.HelloReply(
             version,
-            welcome.server,
+            context.server,
             self._request_handler.node,
-            dict(welcome.limits_sent),
-            welcome.acks,
-            welcome.features,
+            dict(context.limits_sent),
+            context.acks,
+            [],  # features: none that a client could ask for yet
         )
 
     def _set_identity(self, client: str) -> None:
@@ -361,69 +352,16 @@ class RejectedConnection:
         """Ignore bytes that are no frame."""
 
 
-def allow_none(session: Session, command: Command) -> None:
-    """Reject every command; the server is stopping."""
-    raise NotAllowed("The broker is stopping.")
-
-
-# The broker's method for each command. The session handles HELLO itself and completes STATUS.
+# The broker's method for each command has its name. The session handles HELLO itself and completes STATUS.
 
 Method: TypeAlias = Callable[..., None]
 
-METHODS: dict[type[Any], Method] = {
-    commands.Ping: RequestHandler.ping,
-    commands.Status: RequestHandler.status,
-    commands.Cancel: RequestHandler.cancel,
-    commands.Metadata: RequestHandler.metadata,
-    commands.CreateTopic: RequestHandler.create_topic,
-    commands.GrowTopic: RequestHandler.grow_topic,
-    commands.DeleteTopic: RequestHandler.delete_topic,
-    commands.DescribeTopic: RequestHandler.describe_topic,
-    commands.ResumePartition: RequestHandler.resume_partition,
-    commands.Truncate: RequestHandler.truncate,
-    commands.SetTopic: RequestHandler.set_topic,
-    commands.LeaseProducerIds: RequestHandler.lease_producer_ids,
-    commands.Produce: RequestHandler.produce,
-    commands.SucceedProducer: RequestHandler.succeed_producer,
-    commands.Fetch: RequestHandler.fetch,
-    commands.Locate: RequestHandler.locate,
-    commands.JoinGroup: RequestHandler.join_group,
-    commands.Heartbeat: RequestHandler.heartbeat,
-    commands.LeaveGroup: RequestHandler.leave_group,
-    commands.CommitOffsets: RequestHandler.commit_offsets,
-    commands.ReadOffsets: RequestHandler.read_offsets,
-    commands.ListGroups: RequestHandler.list_groups,
-    commands.DescribeGroup: RequestHandler.describe_group,
-    commands.ResetGroup: RequestHandler.reset_group,
-    commands.DeleteGroup: RequestHandler.delete_group,
-    commands.BeginTransaction: RequestHandler.begin_transaction,
-    commands.PrepareTransaction: RequestHandler.prepare_transaction,
-    commands.CommitTransaction: RequestHandler.commit_transaction,
-    commands.RollbackTransaction: RequestHandler.rollback_transaction,
-    commands.ForgetTransaction: RequestHandler.forget_transaction,
-    commands.ListTransactions: RequestHandler.list_transactions,
-    commands.DescribeTransaction: RequestHandler.describe_transaction,
-    commands.Transact: RequestHandler.transact,
-    commands.AwaitChecks: RequestHandler.await_checks,
-    commands.CancelDelayed: RequestHandler.cancel_delayed,
-    commands.RescheduleDelayed: RequestHandler.reschedule_delayed,
-    commands.ListDelayed: RequestHandler.list_delayed,
-    commands.DescribeDelayed: RequestHandler.describe_delayed,
-    commands.DelayedHistogram: RequestHandler.delayed_histogram,
-    commands.AddSchedule: RequestHandler.add_schedule,
-    commands.ListSchedules: RequestHandler.list_schedules,
-    commands.PauseSchedule: RequestHandler.pause_schedule,
-    commands.ResumeSchedule: RequestHandler.resume_schedule,
-    commands.RemoveSchedule: RequestHandler.remove_schedule,
-    commands.CommitGroup: RequestHandler.commit_group,
-    commands.AbortCommitGroup: RequestHandler.abort_commit_group,
-    commands.ListCommitGroups: RequestHandler.list_commit_groups,
-    commands.ForgetCommitGroup: RequestHandler.forget_commit_group,
-}
-HANDLERS: dict[int, tuple[Command, Method]] = {
-    BY_REQUEST[request].code: (BY_REQUEST[request], method) for request, method in METHODS.items()
-}
 HELLO = BY_REQUEST[commands.Hello]
+HANDLERS: dict[int, tuple[Command, Method]] = {
+    command.code: (command, getattr(RequestHandler, command.name.lower()))
+    for command in BY_REQUEST.values()
+    if command is not HELLO
+}
 
 
 def unknown_command(code: int) -> TfmqError:

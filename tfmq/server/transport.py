@@ -289,22 +289,19 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self.resume(PAUSED_FOR_TURN)
         if self._ending or self.disconnecting or self._aborting or self.disconnected:
             return
+        tail = self._partial
         try:
-            self._do_deferred(rest)
+            if tail is not None:
+                self._handle_partial(tail)
+            if rest:
+                buffer = self._limits.pool.allocate(len(rest))
+                buffer.view[:] = rest
+                try:
+                    self._handle_frames(buffer.view, buffer, expensive=tail is None)
+                finally:
+                    buffer.release()
         except MemoryError as error:
             self._cut_off_without_memory(error)
-
-    def _do_deferred(self, rest: bytes) -> None:
-        tail = self._partial
-        if tail is not None:
-            self._handle_partial(tail)
-        if rest:
-            buffer = self._limits.pool.allocate(len(rest))
-            buffer.view[:] = rest
-            try:
-                self._handle_frames(buffer.view, buffer, expensive=tail is None)
-            finally:
-                buffer.release()
 
     def _start_partial(self, part: memoryview, whole: int) -> None:
         traffic = self._limits
@@ -388,7 +385,8 @@ class Connection(tcp.Server):  # type: ignore[misc]
             self.stopWriting()
             self.resume(PAUSED_FOR_UNSENT)
         if self._ending and not self.disconnecting:
-            self._shut_down_sending()
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_WR)
         return main.CONNECTION_DONE if self.disconnecting else None
 
     def _drop_sent(self, size: int) -> bool:
@@ -434,10 +432,6 @@ class Connection(tcp.Server):  # type: ignore[misc]
             self._flushing = True
             self._limits.flush_later(self)
         self.reactor.callLater(LINGER_SECONDS, self.loseConnection)
-
-    def _shut_down_sending(self) -> None:
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_WR)
 
     def waits_for_client(self) -> bool:
         """Return whether sending waits for the client to read."""
