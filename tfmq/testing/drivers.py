@@ -9,7 +9,9 @@ simulation stands still.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -18,6 +20,7 @@ from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.drivers.asyncio import AsyncDriver
 from tfmq.client.drivers.blocking import CLOSE_SECONDS, BlockingDriver
 from tfmq.client.drivers.callbacks import check_not_in_callback
+from tfmq.client.drivers.event_loop import EventDriver
 from tfmq.client.drivers.socket import SocketChannel
 from tfmq.client.operation import Future, Operation, run_inline
 from tfmq.errors import Closed, NotAllowed
@@ -25,6 +28,8 @@ from tfmq.testing.server import SimulatedServer
 from tfmq.testing.simulation import NEVER, WAIT_SECONDS_MAX, Simulation, has_own_deadline
 
 Result = TypeVar("Result")
+Scheduler = Callable[..., Any]
+"""`loop.call_soon` or `loop.call_later`, or the reactor's counterpart."""
 
 IDLE_TURNS: Final = 50
 """Turns of the loop without a change after which all tasks count as waiting. A task that wakes another needs
@@ -46,9 +51,10 @@ class PendingWait(NamedTuple):
 class LoopWaits:
     """The pending waits of the clients of one event loop, which advance the simulated time."""
 
-    def __init__(self, world: Simulation, loop: Any) -> None:
+    def __init__(self, world: Simulation, call_soon: Scheduler, call_later: Scheduler) -> None:
+        self.call_soon = call_soon
+        self._call_later = call_later
         self._simulation = world
-        self._loop = loop
         self._waits: dict[PendingWait, None] = {}
         self._turns = self._seen_changes = 0
         self._scheduled = False
@@ -74,7 +80,7 @@ class LoopWaits:
         if not self._scheduled:
             self._scheduled = True
             self._turns = 0
-            self._loop.call_soon(self._count_turn)
+            self.call_soon(self._count_turn)
 
     def _count_turn(self) -> None:
         self._scheduled = False
@@ -88,7 +94,7 @@ class LoopWaits:
             if not self._advance_time():
                 return
         self._scheduled = True
-        self._loop.call_soon(self._count_turn)
+        self.call_soon(self._count_turn)
 
     def _advance_time(self) -> bool:
         """Advance time until a task is woken or a callback has run.
@@ -100,9 +106,7 @@ class LoopWaits:
         until = min(waiting.until for waiting in self._waits)
         if until == NEVER:
             if self._alarm is None:
-                self._alarm = self._loop.call_later(
-                    REAL_SECONDS, self._fail_endless_waits, world.change_count
-                )
+                self._alarm = self._call_later(REAL_SECONDS, self._fail_endless_waits, world.change_count)
             return False
         for _ in range(STEPS_MAX):
             world.advance_to(min(until, max(world.next_time(), world.clock.monotonic())))
@@ -128,17 +132,27 @@ class LoopWaits:
 _loop_waits: WeakKeyDictionary[Any, dict[int, LoopWaits]] = WeakKeyDictionary()
 
 
-def loop_waits_for(world: Simulation, loop: Any) -> LoopWaits:
-    """Return the pending waits of the simulation `world` in this loop; created at first use."""
+def loop_waits_for(world: Simulation, loop: Any, call_soon: Scheduler, call_later: Scheduler) -> LoopWaits:
+    """Return the pending waits of the simulation `world` in this loop or reactor; created at first use."""
     watches = _loop_waits.setdefault(loop, {})
     found = watches.get(id(world))
     if found is None or found._simulation is not world:
-        found = watches[id(world)] = LoopWaits(world, loop)
+        found = watches[id(world)] = LoopWaits(world, call_soon, call_later)
     return found
 
 
-class SimulatedAsyncDriver(AsyncDriver):
-    """`AsyncDriver` that advances simulated time while it waits."""
+class EndableWait(NamedTuple):
+    """A wait of one caller: the waits of its loop, what it awaits, and the functions that end that."""
+
+    watch: LoopWaits
+    over: Awaitable[None]
+    is_over: Callable[[], bool]
+    end: Callable[[], object]
+    end_with: Callable[[BaseException], object]
+
+
+class SimulatedEventDriver(EventDriver):
+    """Base of the event loop drivers, which advance simulated time while they wait."""
 
     channel: SimulatedChannel
 
@@ -151,32 +165,37 @@ class SimulatedAsyncDriver(AsyncDriver):
         super()._reset_state()
         self.channel = SimulatedChannel(self.link, self.simulation.server)
 
+    @property
+    @abstractmethod
+    def _asleep(self) -> bool:
+        """Whether the driver has no open event loop; then nothing is due."""
+
+    @abstractmethod
+    def _start_wait(self) -> EndableWait:
+        """Return the parts of a wait in the caller's loop."""
+
     async def run(self, operation: Operation[Result]) -> Result:
-        """Run an operation; see `AsyncDriver.run`."""
         self.simulation.client_called()
         return await super().run(operation)
 
     async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """Wait for a future; see `AsyncDriver.wait`.
+        """Wait for a future; see `EventDriver.wait`.
 
         Raises `NothingComes`, after some real seconds, for a wait that nothing can end.
         """
         waited = tuple(futures)
         if any(target.done for target in waited):
             return True
-        loop = self._bind_loop()
-        future = loop.create_future()
-
-        watch = loop_waits_for(self.simulation, loop)
+        watch, over, is_over, end, end_with = self._start_wait()
 
         def wake(_: object = None) -> None:
-            if not future.done():
-                future.set_result(True)
+            if not is_over():
+                end()
                 watch.wake_count += 1
 
         def fail(error: BaseException) -> None:
-            if not future.done():
-                future.set_exception(error)
+            if not is_over():
+                end_with(error)
 
         for target in waited:
             target.add_done_callback(wake)
@@ -185,11 +204,11 @@ class SimulatedAsyncDriver(AsyncDriver):
         patience = WAIT_SECONDS_MAX if seconds is None else seconds
         waiting = PendingWait(NEVER if endless else self.clock() + patience, wake, fail)
         if seconds is not None and seconds <= 0:
-            loop.call_soon(wake)  # after the turn that `self.wake()` scheduled
+            watch.call_soon(wake)  # after the turn that `self.wake()` scheduled
         else:
             watch.add(waiting)
         try:
-            await future
+            await over
         finally:
             watch.remove(waiting)
             for target in waited:
@@ -199,13 +218,62 @@ class SimulatedAsyncDriver(AsyncDriver):
             raise self.simulation.deadlock_error()
         return done
 
+    def _run_turn(self) -> None:
+        self._turn_scheduled = False
+        if not self.closed:
+            self.simulation.settle()
+
+    def close_now(self) -> None:
+        """Close; see `EventDriver.close_now`. The broker is notified at once."""
+        super().close_now()
+        self.simulation.settle()
+
+    # Methods that the simulation calls (`SimulatedClient`)
+
+    def next_time(self) -> float:
+        """Return when the next event is due, in seconds of the clock; infinity without a loop."""
+        return NEVER if self._asleep else super().next_time()
+
+    def run_due(self) -> bool:
+        return not self._asleep and run_due_work(self)
+
+    def run_callbacks(self) -> bool:
+        due = bool(self.callbacks)
+        self.callbacks.run()
+        return due
+
+    def close_at_once(self) -> None:
+        self.close_now()
+
+
+class SimulatedAsyncDriver(SimulatedEventDriver, AsyncDriver):
+    """`AsyncDriver` that advances simulated time while it waits."""
+
+    @property
+    def _asleep(self) -> bool:
+        return self._loop is None or self._loop.is_closed()
+
+    def _start_wait(self) -> EndableWait:
+        loop = self._bind_loop()
+        future = loop.create_future()
+        return EndableWait(
+            self._loop_waits(loop),
+            future,
+            future.done,
+            partial(future.set_result, None),
+            future.set_exception,
+        )
+
+    def _loop_waits(self, loop: asyncio.AbstractEventLoop) -> LoopWaits:
+        return loop_waits_for(self.simulation, loop, loop.call_soon, loop.call_later)
+
     def run_in_threads(
         self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
     ) -> None:
         """Run work in a thread; see `AsyncDriver`. Simulated time does not advance meanwhile."""
         loop = self._bind_loop() if self._asleep else self._loop
         assert loop is not None
-        watch = loop_waits_for(self.simulation, loop)
+        watch = self._loop_waits(loop)
         watch.thread_count += 1
 
         def finished(future: Any) -> None:
@@ -216,48 +284,6 @@ class SimulatedAsyncDriver(AsyncDriver):
             watch.start_counting()
 
         loop.run_in_executor(None, work).add_done_callback(finished)
-
-    def _run_turn(self) -> None:
-        self._turn_scheduled = False
-        if not self.closed:
-            self.simulation.settle()
-
-    def close_now(self) -> None:
-        """Close; see `AsyncDriver.close_now`. The broker is notified at once."""
-        super().close_now()
-        self.simulation.settle()
-
-    # Methods that the simulation calls (`SimulatedClient`)
-
-    @property
-    def _asleep(self) -> bool:
-        """Whether the driver has no open event loop; then nothing is due."""
-        return self._loop is None or self._loop.is_closed()
-
-    def next_time(self) -> float:
-        """Return when the next event is due, in seconds of the clock."""
-        return NEVER if self._asleep else super().next_time()
-
-    def run_due(self) -> bool:
-        """Run everything that is due, and exchange bytes. Return whether any bytes were exchanged."""
-        if self._asleep:
-            return False
-        for ticker in self.tickers:
-            ticker.tick()
-        self.channel.tick()
-        if not self.closed:
-            self.channel.dial()
-        return self.channel.exchange()
-
-    def run_callbacks(self) -> bool:
-        """Run user callbacks. Return whether there were any."""
-        due = bool(self.callbacks)
-        self.callbacks.run()
-        return due
-
-    def close_at_once(self) -> None:
-        """Close without waiting for pending requests, and without a loop."""
-        self.close_now()
 
 
 class NullNetworkThread:
@@ -340,25 +366,27 @@ class SimulatedBlockingDriver(BlockingDriver):
     # Methods that the simulation calls (`SimulatedClient`)
 
     def run_due(self) -> bool:
-        """Run everything that is due, and exchange bytes. Return whether any bytes were exchanged."""
         with self.lock:
-            for ticker in self.tickers:
-                ticker.tick()
-            self.channel.tick()
-            if not self.closed:
-                self.channel.dial()
-            return self.channel.exchange()
+            return run_due_work(self)
 
     def run_callbacks(self) -> bool:
-        """Run user callbacks, without the lock. Return whether there were any."""
         due = bool(self.callbacks) and not self.lock._is_owned()  # type: ignore[attr-defined]
         if due:
             self.callbacks.run()
         return due
 
     def close_at_once(self) -> None:
-        """Close without waiting for pending requests."""
         self.close(0.0)
+
+
+def run_due_work(driver: SimulatedEventDriver | SimulatedBlockingDriver) -> bool:
+    """Run everything that is due, and exchange bytes. Return whether any bytes were exchanged."""
+    for ticker in driver.tickers:
+        ticker.tick()
+    driver.channel.tick()
+    if not driver.closed:
+        driver.channel.dial()
+    return driver.channel.exchange()
 
 
 class SimulatedChannel(SocketChannel):

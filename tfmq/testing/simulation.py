@@ -42,7 +42,7 @@ class SimulatedClient(Protocol):
     tickers: list[Any]
 
     def run_due(self) -> bool:
-        """Run the work that is due now. Return whether bytes were received."""
+        """Run the work that is due now. Return whether bytes were exchanged."""
         ...
 
     def next_time(self) -> float: ...
