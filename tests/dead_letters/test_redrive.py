@@ -298,6 +298,19 @@ def test_only_what_is_chosen_is_sent(broker: SimulatedBroker, store: Path | str)
     assert report.targets == {}
 
 
+def test_a_limit_counts_what_a_given_report_has_of_other_stores(
+    broker: SimulatedBroker, store: Path | str
+) -> None:
+    fill(broker, store)
+    process, report = Process(broker, store), Report(resumed=1, targets={"bills": 2})
+    work = RedriveOperation(
+        process.letter_store, process.link, Wish(limit=2), wall_clock=process.wall_clock, report=report
+    )
+    process.run(work.run())
+    process.kill()
+    assert report.targets == {"bills": 2, "orders": 1}
+
+
 def test_a_dry_run_counts_and_changes_nothing(broker: SimulatedBroker, store: Path | str) -> None:
     fill(broker, store)
     report, steps = redrive(broker, store, Wish(dry=True))

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TypeVar
 
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.factory import make_client_parts
@@ -26,6 +26,8 @@ from tfmq.dead_letters.sql_store import BlockingSqlStore, SqlLetterStore
 from tfmq.dead_letters.store import FILE_SUFFIX, LetterStore, StoreAddress, parse_address, state_directory
 from tfmq.dead_letters.topic_store import TopicLetterStore
 from tfmq.errors import TfmqError
+
+Result = TypeVar("Result")
 
 ALL_LETTERS = Selection()
 RETRY_CALLS = 6
@@ -102,20 +104,15 @@ class Desk:
 
     def starting_with(self, id: str) -> list[Letter]:
         """Return at most two letters whose ids have this prefix: two mean that it is ambiguous."""
-        found: list[Letter] = self._run_operation(
-            self._open_store().find(Selection(ids=(id,)), FIRST_PAGE, 2)
-        )
-        return found
+        return self._run_operation(self._open_store().find(Selection(ids=(id,)), FIRST_PAGE, 2))
 
     def get(self, id: str) -> Letter | None:
         """Return the letter with this complete id, or None, with its body and all tracebacks."""
-        found: Letter | None = self._run_operation(self._open_store().get(id))
-        return found
+        return self._run_operation(self._open_store().get(id))
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Return the number of letters by (group, state)."""
-        found: dict[tuple[str, str], int] = self._run_operation(self._open_store().count_by_state())
-        return found
+        return self._run_operation(self._open_store().count_by_state())
 
     def retry(
         self, ids: Iterable[str], calls: int = RETRY_CALLS, *, force: bool = False
@@ -155,8 +152,7 @@ class Desk:
         work = RedriveOperation(
             self._open_store(), link, wish, wall_clock=self._wall_clock, on_sent=told, report=report
         )
-        found: Report = driver.run(work.run())
-        return found
+        return driver.run(work.run())
 
     def close(self) -> None:
         """Close the store and the connection."""
@@ -196,14 +192,15 @@ class Desk:
             self._letters = TopicLetterStore(link, self.address.value, create=False)
         return self._letters
 
-    def _run_operation(self, operation: Operation[Any]) -> Any:
+    def _run_operation(self, operation: Operation[Result]) -> Result:
         """Run an operation. Those of a database never wait; those of a topic wait for the broker."""
         if self._store is None:
             return self._connect()[1].run(operation)
         try:
             next(operation)
         except StopIteration as end:
-            return end.value
+            result: Result = end.value
+            return result
         raise AssertionError("work that is done inline does not wait")
 
     def _now_ms(self) -> int:

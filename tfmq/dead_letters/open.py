@@ -9,10 +9,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from tfmq.client.connection.connection import (
-    READY,
-    ClientConnection,
-)
+from tfmq.client.connection.connection import READY, ClientConnection
 from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.consumer.message import Codec
 from tfmq.client.operation import Executor, Operation, run_inline
@@ -99,12 +96,12 @@ def ask_broker_id(link: ClientConnection, until: float) -> Operation[str]:
 
 def _has_message(link: ClientConnection, letter: Letter) -> Operation[bool | None]:
     """Return whether the broker has the letter's message; None if it cannot be asked now."""
-    from tfmq.dead_letters.topic_store import has_message as stands_here
+    from tfmq.dead_letters.topic_store import has_message
 
     if link.state != READY:
         return None
     try:
-        return (yield from stands_here(link, letter, link.now() + MESSAGE_LOOKUP_SECONDS))
+        return (yield from has_message(link, letter, link.now() + MESSAGE_LOOKUP_SECONDS))
     except TfmqError:
         return None
 

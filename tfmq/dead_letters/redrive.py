@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -117,6 +117,11 @@ class Report:
         if number:
             self.targets[topic] = self.targets.get(topic, 0) + number
 
+    @property
+    def selected(self) -> int:
+        """Number of letters sent (a dry run: counted), without resumed ones, which no limit counts."""
+        return sum(self.targets.values()) - self.resumed
+
 
 class RedriveOperation:
     """One redrive, over an open store and a connection; `run` executes it once.
@@ -164,7 +169,7 @@ class RedriveOperation:
         states = (DEAD, WAITING) if self._request.selection.ids else (DEAD,)
         chosen = self._request.selection._replace(states=states, until_ms=until_ms)
         page = FIRST_PAGE
-        while self._is_below_limit():
+        while self._request.limit is None or self.report.selected < self._request.limit:
             letters = yield from self._letters.find(chosen, page, PAGE_LETTERS, whole=not self._request.dry)
             if not letters:
                 break
@@ -210,7 +215,7 @@ class RedriveOperation:
         able = [each for each in own if each.redrives < self._request.loop_limit]
         self.report.looping += len(own) - len(able)
         if self._request.limit is not None:
-            able = able[: self._request.limit - self._selected_sent_count()]
+            able = able[: self._request.limit - self.report.selected]
         by_target: dict[tuple[str, int], list[Letter]] = {}
         for each in able:
             target = yield from self._choose_target(each)
@@ -358,7 +363,6 @@ class RedriveOperation:
         return ProducerPartition(topic, self._topics[topic].incarnation, partition, producer_id), 0
 
     def _send_run(self, letters: Sequence[Letter]) -> Operation[RedriveResult]:
-        """Send a run and record the result."""
         if not letters:
             return RedriveResult()
         fate = yield from send_run(self._link, letters, self._deadline(), self._now_ms)
@@ -378,20 +382,10 @@ class RedriveOperation:
             # The producer is closed or in an unknown state, so the next run must use another one.
             self._producers.pop((journey.topic, journey.partition), None)
 
-    def _selected_sent_count(self) -> int:
-        """Return the number of letters sent so far (a dry run: counted), without resumed ones."""
-        return sum(self.report.targets.values()) - self.report.resumed
-
-    def _is_below_limit(self) -> bool:
-        """Return whether the requested `limit` allows more letters."""
-        return self._request.limit is None or self._selected_sent_count() < self._request.limit
-
     def _deadline(self) -> float:
-        """Return the deadline for a request, by the connection's clock."""
         return self._link.now() + TIMEOUT_SECONDS
 
     def _now_ms(self) -> int:
-        """Return the time in ms since 1970."""
         return round(self._wall_clock() * 1000)
 
 
@@ -490,7 +484,10 @@ def send_run(
     except BadRequest as error:
         if len(letters) > 1:
             # Another redrive may have sent a part of the run, if only that part was recorded at the time.
-            return (yield from _send_individually(link, letters, until, now_ms))
+            whole = RedriveResult()
+            for each in letters:
+                whole = whole.combine((yield from send_run(link, [each], until, now_ms)))
+            return whole
         return (yield from close_run(link, letters, until, now_ms))._replace(refused=error.sentence)
     except MessageTooLarge as error:
         return (yield from close_run(link, letters, until, now_ms))._replace(refused=error.sentence)
@@ -498,7 +495,8 @@ def send_run(
         return (yield from close_run(link, letters, until, now_ms))
     except UnknownTopic:
         return RedriveResult(unsure=_unsure_sentences(letters, f"topic {first.topic} was deleted since"))
-    return _arrived_result(letters, offsets, now_ms())
+    sequences = (_redrive_position(each).sequence for each in letters)
+    return _run_result(letters, dict(zip(sequences, offsets, strict=True)), now_ms())
 
 
 def _other_broker_text(link: ClientConnection, journey: RedrivePosition, until: float) -> Operation[str]:
@@ -510,16 +508,6 @@ def _other_broker_text(link: ClientConnection, journey: RedrivePosition, until: 
     return f"is in transit to another broker ({journey.node}): redrive it with that one's address (--servers)"
 
 
-def _send_individually(
-    link: ClientConnection, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
-) -> Operation[RedriveResult]:
-    """Send each letter of a run as a run of its own."""
-    whole = RedriveResult()
-    for each in letters:
-        whole = whole.combine((yield from send_run(link, [each], until, now_ms)))
-    return whole
-
-
 def close_run(
     link: ClientConnection, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
 ) -> Operation[RedriveResult]:
@@ -528,8 +516,8 @@ def close_run(
     The result has the stored letters as redriven, and the others as returned (dead again). Letters of which
     the broker cannot tell remain in transit, with a sentence in `unsure`.
     """
-    stream = producer_of(_redrive_position(letters[0]))
     journeys = [_redrive_position(each) for each in letters]
+    stream = producer_of(journeys[0])
     try:
         last = yield from close_producer(link, stream, until)
         found = {each.sequence: -1 for each in journeys if each.sequence <= last}
@@ -541,28 +529,23 @@ def close_run(
             return RedriveResult(unsure=_unsure_sentences(letters, str(error)))
     except UnknownTopic as error:
         return RedriveResult(unsure=_unsure_sentences(letters, str(error)))
-    there = [each for each in letters if _redrive_position(each).sequence in found]
-    others = [each for each in letters if _redrive_position(each).sequence not in found]
-    arrived = _arrived_result(there, [found[_redrive_position(each).sequence] for each in there], now_ms())
-    return arrived.combine(_returned_result(others, now_ms()))
+    return _run_result(letters, found, now_ms())
 
 
-def _arrived_result(letters: Sequence[Letter], offsets: Sequence[int], now_ms: int) -> RedriveResult:
-    """Return the result for letters that the broker stored at `offsets` (-1: unknown)."""
+def _run_result(letters: Sequence[Letter], found: Mapping[int, int], at_ms: int) -> RedriveResult:
+    """Return the result for letters of which the broker stored `found`: sequence -> offset (-1: unknown).
+
+    The others are certainly not stored.
+    """
     steps: list[Step] = []
-    for each, offset in zip(letters, offsets, strict=True):
-        journey = _redrive_position(each)
-        steps.append((each.id, model.ArriveEvent(now_ms, journey.producer_id, journey.sequence, offset)))
-    return RedriveResult(tuple(steps), arrived=len(steps))
-
-
-def _returned_result(letters: Sequence[Letter], now_ms: int) -> RedriveResult:
-    """Return the result for letters that are certainly not stored."""
-    steps: list[Step] = []
-    for each in letters:
-        journey = _redrive_position(each)
-        steps.append((each.id, model.ReturnEvent(now_ms, each.token, journey.producer_id, journey.sequence)))
-    return RedriveResult(tuple(steps), returned=len(steps))
+    for each, journey in zip(letters, map(_redrive_position, letters), strict=True):
+        sent = (journey.producer_id, journey.sequence)
+        if journey.sequence in found:
+            steps.append((each.id, model.ArriveEvent(at_ms, *sent, found[journey.sequence])))
+        else:
+            steps.append((each.id, model.ReturnEvent(at_ms, each.token, *sent)))
+    arrived = sum(isinstance(event, model.ArriveEvent) for _, event in steps)
+    return RedriveResult(tuple(steps), arrived, len(steps) - arrived)
 
 
 def _unsure_sentences(letters: Sequence[Letter], reason: str) -> tuple[str, ...]:
@@ -575,6 +558,5 @@ def _unsure_sentences(letters: Sequence[Letter], reason: str) -> tuple[str, ...]
 
 
 def _redrive_position(letter: Letter) -> RedrivePosition:
-    """Return the redrive position of a letter in transit."""
     assert letter.journey is not None, "its place is settled"
     return letter.journey

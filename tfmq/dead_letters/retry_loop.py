@@ -157,7 +157,6 @@ class Retrying:
             yield Wait((self.stop_asked,), backoff.advance())
 
     def _create_failure(self, error: Exception) -> Failure:
-        """Create the failure for an exception, with the current time."""
         return Failure.from_exception(error, round(self._wall_clock() * 1000))
 
     def _run_with_lease_renewal(self, handling: Operation[None]) -> Operation[None]:

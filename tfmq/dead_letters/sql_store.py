@@ -318,7 +318,6 @@ def _set_synchronous_full(connection: Any, _: object) -> None:
 
 
 def _enable_wal(connection: Any, _: object) -> None:
-    """Switch SQLite to a write-ahead log."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.close()
@@ -416,21 +415,21 @@ COLUMNS_WITHOUT_BODY: Final = tuple(
 )
 """All columns except those of the body, which may be large."""
 
-_SAME_NAMES: Final = (
-    "id topic incarnation next_offset ordinal appended_ms payload_bytes state calls calls_left put_offs redrives"
-    " next_ms kept_ms changed_ms token lease_ms tag sent_offset broker"
-).split()
+_COLUMN_NAMES: Final = {
+    name: name
+    for name in (
+        "id topic incarnation next_offset ordinal appended_ms payload_bytes state calls calls_left put_offs redrives"
+        " next_ms kept_ms changed_ms token lease_ms tag sent_offset broker"
+    ).split()
+} | {"group": "group_name", "partition": "partition_number", "offset": "message_offset", "epoch": "log_epoch"}
+"""The columns of the fields that have the same value there."""
 
 
 def row_from_letter(letter: Letter) -> dict[str, Any]:
     """Return the row of a letter, with the body columns only if the letter has a body."""
-    row: dict[str, Any] = {name: getattr(letter, name) for name in _SAME_NAMES}
+    row: dict[str, Any] = {column: getattr(letter, name) for name, column in _COLUMN_NAMES.items()}
     row.update(
-        group_name=letter.group,
-        partition_number=letter.partition,
-        message_offset=letter.offset,
         message_id=f"{letter.message_id:016x}",
-        log_epoch=letter.epoch,
         key_text=_storable(key_text(letter.key)),
         key_is_text=int(isinstance(letter.key, str)),
         failures=json.dumps(letter.failures, ensure_ascii=True),
@@ -452,14 +451,9 @@ def letter_from_row(row: Mapping[Any, Any]) -> Letter:
     if key is not None and not row["key_is_text"]:
         key = str(key).encode()
     body = LetterBody(_bytes(row["payload"]), _bytes(row["attribute"])) if "payload" in row else None
-    fields = {name: row[name] for name in _SAME_NAMES}
     return Letter(
-        **fields,
-        group=row["group_name"],
-        partition=row["partition_number"],
-        offset=row["message_offset"],
+        **{name: row[column] for name, column in _COLUMN_NAMES.items()},
         message_id=int(row["message_id"], 16),
-        epoch=row["log_epoch"],
         key=key,
         failures=tuple(Failure(*each) for each in json.loads(row["failures"])),
         journey=None if row["journey"] is None else RedrivePosition(*json.loads(row["journey"])),
@@ -473,7 +467,6 @@ def _storable(text: str | None) -> str | None:
 
 
 def _bytes(value: Any) -> bytes | None:
-    """Convert a driver's binary value to bytes."""
     return None if value is None else bytes(value)
 
 
@@ -493,17 +486,14 @@ HAS_FAILED: Final = or_(COLUMNS.state != HANDLED, COLUMNS.calls > 1, COLUMNS.err
 
 
 class BlockingSqlStore:
-    """Dead letters in a database, with blocking methods. All methods raise StoreFailed."""
+    """Dead letters in a database, with blocking methods; see `LetterStore`. All methods raise StoreFailed."""
 
     def __init__(self, address: StoreAddress) -> None:
         self.database = Database(address)
         self.name = self.database.name
 
     def apply(self, steps: Sequence[Step]) -> list[Letter | None]:
-        """Apply each event to its letter, all in one transaction.
-
-        Returns the letters after their events; None where an event has no effect.
-        """
+        """Apply each event to its letter, all in one transaction."""
         if not steps:
             return []
         for _ in range(TRIES - 1):
@@ -547,16 +537,7 @@ class BlockingSqlStore:
         *,
         whole: bool = False,
     ) -> list[Letter]:
-        """Return at most `count` matching letters after `after`, first stored first.
-
-        See `LetterStore.find`.
-        """
-        query = (
-            _add_conditions(select(*COLUMNS_WITHOUT_BODY), selection)
-            .where(_after_page(after))
-            .order_by(COLUMNS.kept_ms, COLUMNS.id)
-            .limit(count)
-        )
+        query = _page_query(_conditions(selection), after, count)
         with self.database.read_connection() as connection:
             found = [_decode_row(row) for row in connection.execute(query).mappings()]
             if not whole:
@@ -567,32 +548,22 @@ class BlockingSqlStore:
             return [letters[id] for id in ids if id in letters]
 
     def get(self, id: str) -> Letter | None:
-        """Return a letter with its body, or None."""
         with self.database.read_connection() as connection:
             row = connection.execute(select(TABLE).where(COLUMNS.id == id)).mappings().first()
         return None if row is None else _decode_row(row)
 
     def next_due_id(self, group: str, now_ms: int, broker: str = "") -> str | None:
-        """Return the id of a letter of `broker` that is due, or None; expired leases come first."""
+        """Return the id of a letter that is due; expired leases come first."""
         query = select(COLUMNS.id).where(COLUMNS.group_name == group, COLUMNS.broker == broker)
-        waiting = (
-            query.where(COLUMNS.state == WAITING, COLUMNS.next_ms <= now_ms)
-            .order_by(COLUMNS.next_ms, COLUMNS.id)
-            .limit(1)
-        )
-        left = (
-            query.where(COLUMNS.state == RETRYING, COLUMNS.lease_ms <= now_ms)
-            .order_by(COLUMNS.lease_ms, COLUMNS.id)
-            .limit(1)
-        )
         with self.database.read_connection() as connection:
-            return connection.scalar(left) or connection.scalar(waiting)
+            for state, due in ((RETRYING, COLUMNS.lease_ms), (WAITING, COLUMNS.next_ms)):
+                oldest = query.where(COLUMNS.state == state, due <= now_ms).order_by(due, COLUMNS.id).limit(1)
+                id: str | None = connection.scalar(oldest)
+                if id is not None:
+                    return id
+        return None
 
     def next_due_ms(self, group: str, broker: str = "") -> int | None:
-        """Return when the next letter of `broker` is due, in ms since 1970; None if none waits.
-
-        A leased letter is due when its lease ends.
-        """
         own = (COLUMNS.group_name == group, COLUMNS.broker == broker)
         waiting = select(func.min(COLUMNS.next_ms)).where(*own, COLUMNS.state == WAITING)
         left = select(func.min(COLUMNS.lease_ms)).where(*own, COLUMNS.state == RETRYING)
@@ -601,16 +572,13 @@ class BlockingSqlStore:
         return min((int(each) for each in found if each is not None), default=None)
 
     def find_foreign_waiting(self, group: str, broker: str, after: PagePosition = FIRST_PAGE) -> list[Letter]:
-        """Return waiting and leased letters of the group not marked as `broker`'s; at most a page."""
-        query = select(*COLUMNS_WITHOUT_BODY).where(
-            COLUMNS.group_name == group, COLUMNS.state.in_((WAITING, RETRYING)), COLUMNS.broker != broker
-        )
-        query = query.where(_after_page(after)).order_by(COLUMNS.kept_ms, COLUMNS.id).limit(PAGE_LETTERS)
+        waiting = COLUMNS.state.in_((WAITING, RETRYING))
+        conditions = [COLUMNS.group_name == group, waiting, COLUMNS.broker != broker]
+        query = _page_query(conditions, after, PAGE_LETTERS)
         with self.database.read_connection() as connection:
             return [_decode_row(row) for row in connection.execute(query).mappings()]
 
     def failing_offsets(self, group: str, incarnation: int, partition: int) -> list[int]:
-        """Return the message offsets of the group's letters in state "failing", in one partition."""
         query = select(COLUMNS.message_offset).where(
             COLUMNS.group_name == group,
             COLUMNS.state == FAILING,
@@ -621,7 +589,6 @@ class BlockingSqlStore:
             return [int(offset) for offset in connection.scalars(query)]
 
     def count_by_state(self) -> dict[tuple[str, str], int]:
-        """Return (group, state) -> number of letters, without letters that never failed."""
         query = select(COLUMNS.group_name, COLUMNS.state, func.count()).where(HAS_FAILED)
         query = query.group_by(COLUMNS.group_name, COLUMNS.state)
         with self.database.read_connection() as connection:
@@ -639,13 +606,14 @@ class BlockingSqlStore:
         return len(ids)
 
     def close(self) -> None:
-        """Close the connections; a later call opens new ones."""
         self.database.close()
 
 
-def _after_page(page: PagePosition) -> ColumnElement[bool]:
-    """Return the SQL condition for rows after a page position."""
-    return or_(COLUMNS.kept_ms > page.kept_ms, and_(COLUMNS.kept_ms == page.kept_ms, COLUMNS.id > page.id))
+def _page_query(conditions: Sequence[ColumnElement[bool]], page: PagePosition, count: int) -> Select[Any]:
+    """Return the query for at most `count` rows after a page position, first stored first."""
+    after = or_(COLUMNS.kept_ms > page.kept_ms, and_(COLUMNS.kept_ms == page.kept_ms, COLUMNS.id > page.id))
+    found = select(*COLUMNS_WITHOUT_BODY).where(*conditions, after)
+    return found.order_by(COLUMNS.kept_ms, COLUMNS.id).limit(count)
 
 
 def _decode_row(row: Mapping[Any, Any]) -> Letter:
@@ -668,7 +636,7 @@ def _write(connection: Connection, letters: Sequence[Letter], *, new: bool) -> N
         )
         return
     rows = [
-        {f"to_{name}": value for name, value in row_from_letter(_without_body(each)).items()}
+        {f"to_{name}": value for name, value in row_from_letter(replace(each, body=None)).items()}
         for each in letters
     ]
     names = [name.removeprefix("to_") for name in rows[0] if name != "to_id"]
@@ -676,13 +644,8 @@ def _write(connection: Connection, letters: Sequence[Letter], *, new: bool) -> N
     connection.execute(update(TABLE).where(COLUMNS.id == bindparam("to_id")).values(values), rows)
 
 
-def _without_body(letter: Letter) -> Letter:
-    """Return a copy without the body."""
-    return replace(letter, body=None)
-
-
-def _add_conditions(query: Select[Any], selection: Selection) -> Select[Any]:
-    """Return the query with the conditions of `selection`, as in `Selection.holds`."""
+def _conditions(selection: Selection) -> list[ColumnElement[bool]]:
+    """Return the conditions of `selection`, as in `Selection.holds`."""
     equal = (
         (COLUMNS.group_name, selection.group),
         (COLUMNS.topic, selection.topic),
@@ -690,19 +653,18 @@ def _add_conditions(query: Select[Any], selection: Selection) -> Select[Any]:
         (COLUMNS.key_text, selection.key),
         (COLUMNS.tag, selection.tag),
     )
-    for column, value in equal:
-        if value is not None:
-            query = query.where(column == value)
-    query = query.where(HAS_FAILED)
+    found = [HAS_FAILED, *(column == value for column, value in equal if value is not None)]
     if selection.states:
-        query = query.where(COLUMNS.state.in_(selection.states))
+        found.append(COLUMNS.state.in_(selection.states))
     if selection.ids:
-        query = query.where(or_(*(COLUMNS.id.startswith(each, autoescape=True) for each in selection.ids)))
+        found.append(or_(*(COLUMNS.id.startswith(each, autoescape=True) for each in selection.ids)))
     if selection.error is not None:
-        query = query.where(COLUMNS.error.icontains(selection.error, autoescape=True))
+        found.append(COLUMNS.error.icontains(selection.error, autoescape=True))
     if selection.since_ms is not None:
-        query = query.where(COLUMNS.kept_ms >= selection.since_ms)
-    return query if selection.until_ms is None else query.where(COLUMNS.kept_ms < selection.until_ms)
+        found.append(COLUMNS.kept_ms >= selection.since_ms)
+    if selection.until_ms is not None:
+        found.append(COLUMNS.kept_ms < selection.until_ms)
+    return found
 
 
 Parameters = ParamSpec("Parameters")

@@ -32,16 +32,17 @@ PUT_OFFS_MAX: Final = 1000
 
 CRASHED_DURING_CALL: Final = "the process ended while it was being handled, the last time"
 
+_NEW_ROUND: Final[Mapping[type[Any], tuple[str, ...]]] = {
+    model.KeepEvent: (WAITING, DEAD),
+    model.BeginEvent: (FAILING, DEAD),
+    model.NoteEvent: (FAILING, DEAD),
+}
+"""Events that start or continue a round of calls, where no lease or redrive has the letter."""
+
 TRANSITIONS: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
-    "": {
-        model.KeepEvent: (WAITING, DEAD),
-        model.BeginEvent: (FAILING, DEAD),
-        model.NoteEvent: (FAILING, DEAD),
-    },
+    "": _NEW_ROUND,
     FAILING: {
-        model.KeepEvent: (WAITING, DEAD),
-        model.BeginEvent: (FAILING, DEAD),
-        model.NoteEvent: (FAILING, DEAD),
+        **_NEW_ROUND,
         model.PassEvent: (HANDLED,),
         model.DropEvent: (DROPPED,),
         model.AdoptEvent: (FAILING,),
@@ -88,25 +89,9 @@ TRANSITIONS: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
         model.DropEvent: (DROPPED,),
         model.AdoptEvent: (REDRIVING,),
     },
-    REDRIVEN: {
-        model.KeepEvent: (WAITING, DEAD),
-        model.BeginEvent: (FAILING, DEAD),
-        model.NoteEvent: (FAILING, DEAD),
-        model.AdoptEvent: (REDRIVEN,),
-    },
-    HANDLED: {
-        model.KeepEvent: (WAITING, DEAD),
-        model.BeginEvent: (FAILING, DEAD),
-        model.NoteEvent: (FAILING, DEAD),
-        model.AdoptEvent: (HANDLED,),
-    },
-    DROPPED: {
-        model.KeepEvent: (WAITING, DEAD),
-        model.BeginEvent: (FAILING, DEAD),
-        model.NoteEvent: (FAILING, DEAD),
-        model.RetryEvent: (WAITING,),
-        model.AdoptEvent: (DROPPED,),
-    },
+    REDRIVEN: {**_NEW_ROUND, model.AdoptEvent: (REDRIVEN,)},
+    HANDLED: {**_NEW_ROUND, model.AdoptEvent: (HANDLED,)},
+    DROPPED: {**_NEW_ROUND, model.RetryEvent: (WAITING,), model.AdoptEvent: (DROPPED,)},
 }
 """State ("" for no letter) -> event -> possible next states. Other events have no effect.
 
@@ -114,11 +99,25 @@ Also, a `KeepEvent` changes nothing if the same one was applied before.
 """
 
 
+_EVENTS_OF_HOLDER: Final = (
+    model.RenewEvent,
+    model.HandledEvent,
+    model.FailedEvent,
+    model.PutOffEvent,
+    model.GiveBackEvent,
+    model.DepartEvent,
+    model.ReturnEvent,
+)
+"""Events without effect if another lease or redrive has the letter by now."""
+
+
 def apply_event(letter: Letter | None, event: model.Event) -> Letter | None:
     """Return the letter after `event`, or None if the event has no effect."""
     state = letter.state if letter is not None else ""
     allowed = TRANSITIONS[state].get(type(event))
     if allowed is None:
+        return None
+    if isinstance(event, _EVENTS_OF_HOLDER) and letter is not None and letter.token != event.token:
         return None
     found: Letter | None = _HANDLERS[type(event)](letter, event)
     if found is None:
@@ -226,11 +225,6 @@ def _with_call_state(letter: Letter, left: int, state: str) -> Letter:
     return replace(letter, state=state, calls_left=left, next_ms=0, put_offs=0, journey=None, sent_offset=-1)
 
 
-def _apply_pass(letter: Letter, event: model.PassEvent) -> Letter:
-    """Return the letter as handled."""
-    return replace(letter, state=HANDLED)
-
-
 def _apply_take(letter: Letter, event: model.TakeEvent) -> Letter | None:
     """Lease the letter if it is due: its time or its former lease has ended.
 
@@ -241,9 +235,7 @@ def _apply_take(letter: Letter, event: model.TakeEvent) -> Letter | None:
     if letter.state == WAITING and letter.next_ms > event.at_ms:
         return None
     if letter.calls_left <= 0:
-        return _to_dead(
-            letter, Failure(event.at_ms, "the process ended while it was being handled, the last time")
-        )
+        return _to_dead(letter, Failure(event.at_ms, CRASHED_DURING_CALL))
     return replace(
         letter,
         state=RETRYING,
@@ -256,70 +248,51 @@ def _apply_take(letter: Letter, event: model.TakeEvent) -> Letter | None:
 
 def _to_dead(letter: Letter, *failures: Failure) -> Letter:
     """Return the letter as dead, without a lease and with these failures added."""
-    found = letter.with_failures(failures)
-    return replace(found, state=DEAD, next_ms=0, token="", lease_ms=0)
+    return _end_lease(letter.with_failures(failures), DEAD)
 
 
-def _apply_renew(letter: Letter, event: model.RenewEvent) -> Letter | None:
-    """Extend the lease."""
-    return replace(letter, lease_ms=event.lease_ms) if letter.token == event.token else None
+def _end_lease(letter: Letter, state: str, next_ms: int = 0) -> Letter:
+    """Return the letter in a state without a lease; `next_ms`: when a waiting one is due."""
+    return replace(letter, state=state, next_ms=next_ms, token="", lease_ms=0)
 
 
-def _apply_handled(letter: Letter, event: model.HandledEvent) -> Letter | None:
-    """Make the leased letter handled, which ends its lease."""
-    if letter.token != event.token:
-        return None
-    return replace(letter, state=HANDLED, next_ms=0, token="", lease_ms=0)
-
-
-def _apply_failed(letter: Letter, event: model.FailedEvent) -> Letter | None:
+def _apply_failed(letter: Letter, event: model.FailedEvent) -> Letter:
     """Record the failure of a leased letter: it waits for the next call, or is dead."""
-    if letter.token != event.token:
-        return None
     if letter.calls_left <= 0 or not event.next_ms:
         return _to_dead(letter, event.failure)
-    return _to_waiting(letter.with_failures([event.failure]), event.next_ms)
+    return _end_lease(letter.with_failures([event.failure]), WAITING, event.next_ms)
 
 
-def _to_waiting(letter: Letter, next_ms: int) -> Letter:
-    """Return the letter as waiting until `next_ms`, without a lease."""
-    return replace(letter, state=WAITING, next_ms=next_ms, token="", lease_ms=0)
-
-
-def _apply_put_off(letter: Letter, event: model.PutOffEvent) -> Letter | None:
+def _apply_put_off(letter: Letter, event: model.PutOffEvent) -> Letter:
     """Make the leased letter waiting, or dead after PUT_OFFS_MAX postponements.
 
     The call does not count.
     """
-    if letter.token != event.token:
-        return None
     if letter.put_offs >= PUT_OFFS_MAX:
         return _to_dead(
             letter, event.failure._replace(error=f"put off {letter.put_offs} times: {event.failure.error}")
         )
     found = replace(letter, put_offs=letter.put_offs + 1, calls_left=letter.calls_left + 1)
-    return _to_waiting(found.with_failures([event.failure]), event.next_ms)
+    return _end_lease(found.with_failures([event.failure]), WAITING, event.next_ms)
 
 
-def _apply_give_back(letter: Letter, event: model.GiveBackEvent) -> Letter | None:
+def _apply_give_back(letter: Letter, event: model.GiveBackEvent) -> Letter:
     """Make the leased letter waiting, due as before; the call does not count."""
-    if letter.token != event.token:
-        return None
     found = replace(letter, calls=letter.calls - 1, calls_left=letter.calls_left + 1)
-    return _to_waiting(found, letter.next_ms)
+    return _end_lease(found, WAITING, letter.next_ms)
 
 
 def _apply_retry(letter: Letter, event: model.RetryEvent) -> Letter:
     """Make the letter waiting and due now, with at least one call left."""
     found = replace(letter, calls_left=max(1, event.calls_left), put_offs=0, journey=None)
-    return _to_waiting(found, event.at_ms)
+    return _end_lease(found, WAITING, event.at_ms)
 
 
 def _apply_drop(letter: Letter, event: model.DropEvent) -> Letter | None:
     """Drop the letter; one that may have been sent by a redrive only with `force`."""
     if letter.state == REDRIVING and letter.journey is not None and not event.force:
         return None
-    return replace(letter, state=DROPPED, next_ms=0, token="", lease_ms=0)
+    return _end_lease(letter, DROPPED)
 
 
 def _apply_adopt(letter: Letter, event: model.AdoptEvent) -> Letter | None:
@@ -344,9 +317,7 @@ def _apply_claim(letter: Letter, event: model.ClaimEvent) -> Letter | None:
 
 def _apply_depart(letter: Letter, event: model.DepartEvent) -> Letter | None:
     """Record the producer sequence, once, so that the letter cannot be sent with two of them."""
-    if letter.token != event.token or letter.journey is not None:
-        return None
-    return replace(letter, journey=event.journey)
+    return replace(letter, journey=event.journey) if letter.journey is None else None
 
 
 def _apply_arrive(letter: Letter, event: model.ArriveEvent) -> Letter | None:
@@ -363,7 +334,7 @@ def _apply_return(letter: Letter, event: model.ReturnEvent) -> Letter | None:
     Otherwise another redrive may be sending it by now, with another sequence.
     """
     place = (0, 0) if letter.journey is None else (letter.journey.producer_id, letter.journey.sequence)
-    if letter.token != event.token or place != (event.producer_id, event.sequence):
+    if place != (event.producer_id, event.sequence):
         return None
     return replace(letter, state=DEAD, token="", journey=None)
 
@@ -372,10 +343,10 @@ _HANDLERS: Final[Mapping[type[Any], Callable[[Any, Any], Letter | None]]] = {
     model.KeepEvent: _apply_keep,
     model.BeginEvent: _apply_begin,
     model.NoteEvent: _apply_note,
-    model.PassEvent: _apply_pass,
+    model.PassEvent: lambda letter, event: replace(letter, state=HANDLED),
     model.TakeEvent: _apply_take,
-    model.RenewEvent: _apply_renew,
-    model.HandledEvent: _apply_handled,
+    model.RenewEvent: lambda letter, event: replace(letter, lease_ms=event.lease_ms),
+    model.HandledEvent: lambda letter, event: _end_lease(letter, HANDLED),
     model.FailedEvent: _apply_failed,
     model.PutOffEvent: _apply_put_off,
     model.GiveBackEvent: _apply_give_back,

@@ -145,10 +145,10 @@ def time_after_ms(now_ms: int, seconds: float) -> int:
 class GroupDeadLetterStore:
     """Dead-letter store of one group, as its consumers use it; see `DeadLetterStore`.
 
-    `calls_max`: number of handler calls per message before it is dead · `token`: identifies this consumer ·
-    `jitter` returns random numbers from 0 to 1 · `broker` returns the id of the broker whose messages are
-    handled, None until it is reached; letters of other brokers are not leased · `has_message` returns whether
-    the broker has the message of a letter without a broker id; None: unknown at the moment.
+    `calls_max`: number of handler calls per message before it is dead · `jitter` returns random numbers from
+    0 to 1 · `broker` returns the id of the broker whose messages are handled, None until it is reached;
+    letters of other brokers are not leased · `has_message` returns whether the broker has the message of a
+    letter without a broker id; None: unknown at the moment.
     """
 
     lease_seconds = LEASE_SECONDS
@@ -162,7 +162,6 @@ class GroupDeadLetterStore:
         wall_clock: Callable[[], float],
         codec: Codec | Mapping[str, Codec] | None = None,
         jitter: Callable[[], float] = random.random,
-        token: str = "",
         broker: Callable[[], str | None] = lambda: "",
         has_message: Callable[[Letter], Operation[bool | None]] | None = None,
     ) -> None:
@@ -172,7 +171,7 @@ class GroupDeadLetterStore:
         self._wall_clock = wall_clock
         self._codec = codec
         self._jitter = jitter
-        self._token = token or uuid.uuid4().hex
+        self._token = uuid.uuid4().hex  # identifies this consumer
         self._broker = broker
         self._has_message = has_message
         self._adoption_checked_ms: int | None = None
@@ -202,14 +201,9 @@ class GroupDeadLetterStore:
         left = 0 if retry_after is None else max(1, self._calls_max - max(0, count - 1))
         letter = replace(self._letter_of(message), calls=count, calls_left=left).with_failures(failures)
         next_ms = 0 if retry_after is None else time_after_ms(now_ms, retry_after)
-        step = (letter.id, model.KeepEvent(now_ms, letter, next_ms, begun))
-        (kept,) = yield from self.letters.apply([step])
-        assert kept is not None, "every state can be kept"
-        self._log_if_dead(kept)
-        return kept.state
+        return (yield from self._apply_always(letter.id, model.KeepEvent(now_ms, letter, next_ms, begun)))
 
     def count_call(self, message: ReceivedMessage[Any]) -> Operation[str]:
-        """Count a handler call before it starts; see `DeadLetterStore`."""
         letter = replace(self._letter_of(message), calls_left=self._calls_max)
         return (yield from self._apply_always(letter.id, model.BeginEvent(self._now_ms(), letter)))
 
@@ -246,12 +240,10 @@ class GroupDeadLetterStore:
         return frozenset(found)
 
     def record_success(self, message: ReceivedMessage[Any]) -> Operation[None]:
-        """Record that a message was handled whose failed or started calls are recorded."""
         id = self._letter_of(message).id
         yield from self.letters.apply([(id, model.PassEvent(self._now_ms()))])
 
     def lease_next(self) -> Operation[LeasedLetter | None]:
-        """Lease the letter that is due longest and return it, or None."""
         broker = self._broker()
         if broker is None:
             return None
@@ -336,33 +328,25 @@ class GroupDeadLetterStore:
         return None if due_ms is None else max(0.0, (due_ms - self._now_ms()) / 1000)
 
     def renew_lease(self, due: LeasedLetter) -> Operation[bool]:
-        """Extend the lease. Return False if it had expired and another consumer has the letter."""
         now_ms = self._now_ms()
         renewal = model.RenewEvent(now_ms, due.token, now_ms + round(self.lease_seconds * 1000))
         return bool((yield from self._apply_to_leased(due, renewal)))
 
     def mark_handled(self, due: LeasedLetter) -> Operation[bool]:
-        """Mark the letter as handled. Return False if the lease had expired."""
         return bool((yield from self._apply_to_leased(due, model.HandledEvent(self._now_ms(), due.token))))
 
     def mark_failed(self, due: LeasedLetter, failure: Failure, *, rejected: bool = False) -> Operation[str]:
-        """Record a failed call of a leased letter. Return its state; "" if the lease had expired.
-
-        The letter waits for its next call, or is dead if it is `rejected` or no calls are left.
-        """
         now_ms = self._now_ms()
         next_ms = 0 if rejected else now_ms + retry_delay_ms(due.calls, self._jitter())
         return (yield from self._apply_to_leased(due, model.FailedEvent(now_ms, due.token, failure, next_ms)))
 
     def postpone(self, due: LeasedLetter, seconds: float, reason: str = "") -> Operation[str]:
-        """Postpone a leased letter by `seconds`, and return its state; "" if the lease had expired."""
         now_ms = self._now_ms()
         failure = Failure(now_ms, f"RetryLater: {reason or f'after {seconds:g} s'}")
         event = model.PutOffEvent(now_ms, due.token, failure, time_after_ms(now_ms, seconds))
         return (yield from self._apply_to_leased(due, event))
 
     def release(self, due: LeasedLetter) -> Operation[bool]:
-        """Release a leased letter without counting a call. Return False if the lease had expired."""
         return bool((yield from self._apply_to_leased(due, model.GiveBackEvent(self._now_ms(), due.token))))
 
     def delete_expired(self) -> Operation[None]:
@@ -377,7 +361,6 @@ class GroupDeadLetterStore:
             pass
 
     def close(self) -> None:
-        """Close the store."""
         self.letters.close()
 
     def _apply_to_leased(self, due: LeasedLetter, event: model.Event) -> Operation[str]:

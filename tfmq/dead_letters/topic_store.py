@@ -94,19 +94,12 @@ class LetterIndex:
 
         They are those after the page position `after`, in the order of `find`.
         """
-        waiting = [each for each in self._waiting.values() if each.group == group]
-        others = [each for each in waiting if each.broker not in ("", broker)]
-        others = [each for each in others if (each.kept_ms, each.id) > after]
-        return sorted(others, key=lambda each: (each.kept_ms, each.id))[:count]
+        waiting = (each for each in self._waiting.values() if each.group == group)
+        return _page(after, count, (each for each in waiting if each.broker not in ("", broker)))
 
     def find(self, selection: Selection, after: PagePosition, count: int) -> list[Letter]:
-        """Return at most `count` matching letters after the page position `after`.
-
-        In the order in which they were first stored.
-        """
-        meant = [each for each in self.letters.values() if selection.holds(each)]
-        meant = [each for each in meant if (each.kept_ms, each.id) > after]
-        return sorted(meant, key=lambda each: (each.kept_ms, each.id))[:count]
+        """Return at most `count` matching letters after the page position `after`, first stored first."""
+        return _page(after, count, filter(selection.holds, self.letters.values()))
 
     def _due_times(self, group: str, broker: str) -> list[tuple[int, str]]:
         """Return (due time, id) of the group's waiting and leased letters that belong to `broker`.
@@ -119,6 +112,12 @@ class LetterIndex:
             for each in self._waiting.values()
             if each.group == group and each.broker in ("", broker)
         ]
+
+
+def _page(after: PagePosition, count: int, letters: Iterable[Letter]) -> list[Letter]:
+    """Return at most `count` of `letters` after a page position, first stored first."""
+    left = [each for each in letters if (each.kept_ms, each.id) > after]
+    return sorted(left, key=lambda each: (each.kept_ms, each.id))[:count]
 
 
 def without_body(letter: Letter) -> Letter:
@@ -168,7 +167,7 @@ def encode_event(id: str, event: model.Event, bytes_max: int) -> RecordContent:
     instead.
     """
     kind = EVENT_KINDS[type(event)]
-    fields = [_tuple_to_list(each) for each in event[1:]]
+    fields = [list(each) if isinstance(each, tuple) else each for each in event[1:]]
     if isinstance(event, model.KeepEvent):
         fields = [event.next_ms, *_encode_letter(event.letter, bytes_max), event.begun]
     elif isinstance(event, model.BeginEvent | model.NoteEvent):
@@ -224,11 +223,6 @@ def _encode_letter(letter: Letter, bytes_max: int) -> list[Any]:
     stored = list(body) if size + HISTORY_BYTES <= bytes_max else None
     failures = [list(each) for each in letter.failures]
     return [[getattr(letter, name) for name in _LETTER], failures, stored]
-
-
-def _tuple_to_list(value: Any) -> Any:
-    """Return a tuple as a list, any other value unchanged."""
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _decode_letter(fields: list[Any], id: str) -> Letter:
@@ -345,10 +339,6 @@ class TopicLetterStore:
         *,
         whole: bool = False,
     ) -> Operation[list[Letter]]:
-        """Return at most `count` matching letters after `after`, first stored first.
-
-        See `LetterStore.find`.
-        """
         yield from self._refresh_index()
         found = self._index.find(selection, after, count)
         if not whole:
@@ -366,12 +356,10 @@ class TopicLetterStore:
         return read
 
     def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
-        """Return the id of the letter of `broker` that is due longest, or None."""
         yield from self._refresh_index()
         return self._index.next_due_id(group, now_ms, broker)
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        """Return when the next letter of `broker` is due, in ms since 1970; None if none waits."""
         if self._link.now() - self._index_read_at >= INDEX_AGE_MAX:
             yield from self._refresh_index()
         return self._index.next_due_ms(group, broker)
@@ -379,12 +367,10 @@ class TopicLetterStore:
     def find_foreign_waiting(
         self, group: str, broker: str, after: PagePosition = FIRST_PAGE
     ) -> Operation[list[Letter]]:
-        """Return waiting and leased letters of the group of other brokers; at most a page."""
         yield from self._refresh_index()
         return self._index.find_foreign_waiting(group, broker, after, PAGE_LETTERS)
 
     def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
-        """Return the message offsets of the group's letters in state "failing", in one partition."""
         yield from self._refresh_index()
         place = (FAILING, group, incarnation, partition)
         return [
@@ -394,7 +380,6 @@ class TopicLetterStore:
         ]
 
     def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
-        """Return (group, state) -> number of letters, without letters that never failed."""
         yield from self._refresh_index()
         counted: dict[tuple[str, str], int] = {}
         for each in filter(Selection().holds, self._index.letters.values()):
@@ -526,7 +511,8 @@ class TopicLetterStore:
         if not stream.producer_id or remaining_sequences(self._sequence) < len(steps):
             stream = stream._replace(producer_id=(yield from lease_producer_id(self._link, until)))
             self._producer, self._sequence = stream, 0
-        contents = self._encode_events(steps)
+        most = self._link.limits["message_bytes"]
+        contents = [encode_event(id, event, most) for id, event in steps]
         first, sent = self._sequence, False
         try:
             yield from send_idempotent(self._link, stream, first, contents, until)
@@ -537,10 +523,6 @@ class TopicLetterStore:
                 self._drop_producer_id()
         self._sequence = first + len(contents)
         return [pack_id(stream.producer_id, first + number) for number in range(len(contents))]
-
-    def _encode_events(self, steps: Sequence[Step]) -> list[RecordContent]:
-        most = self._link.limits["message_bytes"]
-        return [encode_event(id, event, most) for id, event in steps]
 
     def _drop_producer_id(self) -> None:
         """Drop the producer id, so that the next append leases another."""
@@ -573,30 +555,35 @@ def load_full_letter(
 
 def has_message(link: ClientConnection, letter: Letter, until: float) -> Operation[bool]:
     """Return whether the broker has the letter's message: same offset, id and append time."""
-    stands = ProducerPartition(letter.topic, letter.incarnation, letter.partition, 0)
     try:
-        message = yield from _read_message(link, stands, letter.offset, until)
-    except (UnknownTopic, Damaged):
+        message = yield from _read_original(link, letter, until)
+    except Damaged:
         return False
-    if message is None:
-        return False
-    return (message.id, message.origin.append_ms) == (letter.message_id, letter.appended_ms)
+    return message is not None and message.origin.append_ms == letter.appended_ms
 
 
 def _read_body(link: ClientConnection, letter: Letter, until: float) -> Operation[LetterBody]:
     """Read the letter's body from the message's own topic. Raises StoreFailed if deleted there."""
-    stands = ProducerPartition(letter.topic, letter.incarnation, letter.partition, 0)
-    try:
-        message = yield from _read_message(link, stands, letter.offset, until)
-    except UnknownTopic:
-        message = None
-    if message is None or message.id != letter.message_id:
+    message = yield from _read_original(link, letter, until)
+    if message is None:
         raise StoreFailed(
             f"The message of {letter.id} was too large to be copied, and is deleted at its own location,"
             f" {letter.origin}.",
             retriable=False,
         )
     return LetterBody(message.payload, message.attribute_bytes)
+
+
+def _read_original(
+    link: ClientConnection, letter: Letter, until: float
+) -> Operation[ReceivedMessage[Any] | None]:
+    """Return the letter's message from its own topic; None if it or the topic is deleted."""
+    original = ProducerPartition(letter.topic, letter.incarnation, letter.partition, 0)
+    try:
+        message = yield from _read_message(link, original, letter.offset, until)
+    except UnknownTopic:
+        return None
+    return message if message is not None and message.id == letter.message_id else None
 
 
 def _read_message(

@@ -43,10 +43,8 @@ STATES: Final = (
         "zombie-says-handled",
         "a consumer that lost a dead letter does not change it",
         _COURSE,
-        (
-            '    """Make the leased letter handled, which ends its lease."""\n    if letter.token != event.token:\n'
-        ),
-        ('    """Make the leased letter handled, which ends its lease."""\n    if not event.token:\n'),
+        "    model.HandledEvent,\n    model.FailedEvent,\n",
+        "    model.FailedEvent,\n",
         [COURSE],
     ),
     Mutant(
@@ -61,8 +59,8 @@ STATES: Final = (
         "place-settled-anew",
         "a dead letter that may have been sent under one sequence is never sent under another",
         _COURSE,
-        "    if letter.token != event.token or letter.journey is not None:\n",
-        "    if letter.token != event.token:\n",
+        "    return replace(letter, journey=event.journey) if letter.journey is None else None\n",
+        "    return replace(letter, journey=event.journey)\n",
         [COURSE],
     ),
     Mutant(
@@ -77,8 +75,8 @@ STATES: Final = (
         "due-message-lost-when-its-lease-is-over",
         "messages of a killed consumer are handled by another one",
         "tfmq/dead_letters/sql_store.py",
-        "            return connection.scalar(left) or connection.scalar(waiting)\n",
-        "            return connection.scalar(waiting)\n",
+        "            for state, due in ((RETRYING, COLUMNS.lease_ms), (WAITING, COLUMNS.next_ms)):\n",
+        "            for state, due in ((WAITING, COLUMNS.next_ms),):\n",
         [SHELF, KEEPING],
     ),
     Mutant(
@@ -214,8 +212,8 @@ SENDING: Final = (
         "returned-from-any-place",
         "a slow redrive gives back nothing that is being sent under another sequence",
         _COURSE,
-        "    if letter.token != event.token or place != (event.producer_id, event.sequence):\n",
-        "    if letter.token != event.token:\n",
+        "    if place != (event.producer_id, event.sequence):\n        return None\n",
+        "",
         [COURSE],
     ),
     Mutant(
