@@ -110,7 +110,7 @@ class Shop:
             self._sell()
 
     def _sharing(self, session: Session, hands: Any) -> SharedTransaction:
-        part = SessionParticipant(session, TABLE, self.way.two_phase, rows.utc_now)
+        part = SessionParticipant(session, TABLE, self.way.two_phase)
         sharing = SharedTransaction(part, hands, self._begin, lambda: "node")
         sharing.is_empty = self.is_empty
         return sharing

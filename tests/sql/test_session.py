@@ -71,7 +71,7 @@ def session(engine: Engine) -> Iterator[Session]:
 
 
 def part_of(session: Session, two_phase: bool | None = None) -> SessionParticipant:
-    return SessionParticipant(session, TABLE, two_phase, rows.utc_now)
+    return SessionParticipant(session, TABLE, two_phase)
 
 
 def join(part: SessionParticipant, gid: str = "x") -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -48,21 +48,6 @@ CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, Heurist
 """What a broker may say to the commit of a transaction that the database has committed, and that is not "later"."""
 
 
-class StepExecutor(Protocol):
-    """Executes database work for one API variant (blocking or asyncio).
-
-    Its methods return the result of the work, or an awaitable for it.
-    """
-
-    def in_session(self, work: Callable[[], Any]) -> Any:
-        """Run `work` in the thread or greenlet in which the session may be used."""
-        ...
-
-    def on_connection(self, work: Callable[[Connection], Any]) -> Any:
-        """Run `work` with a new connection of the session's engine."""
-        ...
-
-
 class SharedTransaction:
     """One transaction shared by the database session of `part` and the broker.
 
@@ -85,7 +70,7 @@ class SharedTransaction:
     def __init__(
         self,
         part: SessionParticipant,
-        hands: StepExecutor,
+        hands: BlockingExecutor | AsyncExecutor,
         begin: Callable[[str], Any],
         node: Callable[[], str],
     ) -> None:
@@ -118,7 +103,11 @@ class SharedTransaction:
         elif self.is_empty:
             yield from self._commit_session_only()
         else:
-            yield from self._commit_both()
+            yield from self._prepare_database()
+            is_decided = yield from self._prepare_broker()
+            if not is_decided:
+                yield from self._commit_database()
+            yield from self._commit_broker()
 
     def _commit_session_only(self) -> Steps[None]:
         try:
@@ -127,13 +116,6 @@ class SharedTransaction:
             yield from self._rollback_both(error)
             raise
         yield from self._rollback_broker(None)
-
-    def _commit_both(self) -> Steps[None]:
-        yield from self._prepare_database()
-        decided = yield from self._prepare_broker()
-        if not decided:
-            yield from self._commit_database()
-        yield from self._commit_broker()
 
     def _prepare_database(self) -> Steps[None]:
         try:
@@ -324,6 +306,10 @@ class BlockingExecutor:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    def in_session(self, work: Callable[[], Result]) -> Result:
+        """Run `work` in the thread in which the session may be used."""
+        return work()
+
     def on_connection(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` with a new connection and return its result."""
         with self._engine.connect() as connection:
@@ -331,14 +317,19 @@ class BlockingExecutor:
 
 
 class AsyncExecutor:
-    """Executor of database work for an engine with an asyncio driver."""
+    """Executor of database work for an engine with an asyncio driver, and perhaps an AsyncSession."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, session: Any = None) -> None:
         from sqlalchemy.ext.asyncio import (
             AsyncEngine,
         )  # an asyncio engine implies that its dependencies are installed
 
-        self._engine = AsyncEngine(engine)
+        self._engine, self._session = AsyncEngine(engine), session
+
+    async def in_session(self, work: Callable[[], Result]) -> Result:
+        """Run `work` in the greenlet in which the session may be used."""
+        result: Result = await self._session.run_sync(lambda _: work())
+        return result
 
     async def on_connection(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` with a new connection and return its result."""

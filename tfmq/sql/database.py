@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -132,19 +132,17 @@ def read_capabilities(connection: Connection, table: Table) -> DatabaseCapabilit
     if identity is None:
         ensure_identity(connection.engine, table)
         identity = read_identity(connection, table)
-    facts = DatabaseCapabilities(
-        identity or "", *_read_two_phase(connection), _read_commits_early(connection)
-    )
+    is_postgresql = connection.dialect.name == "postgresql"
+    commits_early = is_postgresql and _read_setting(connection, "synchronous_commit") == "off"
+    facts = DatabaseCapabilities(identity or "", *_read_two_phase(connection), commits_early)
     _capabilities.setdefault(connection.engine, {})[table.fullname] = facts
     return facts
 
 
 def _read_two_phase(connection: Connection) -> tuple[bool, str]:
     if connection.dialect.name != "postgresql":
-        return (
-            False,
-            f"Two-phase commit needs PostgreSQL, not {connection.dialect.name}: without it only the row decides.",
-        )
+        name = connection.dialect.name
+        return False, f"Two-phase commit needs PostgreSQL, not {name}: without it only the row decides."
     if not has_two_phase_driver(connection.engine):
         return False, f"The driver {connection.dialect.driver} cannot prepare transactions: use psycopg."
     if _read_setting(connection, "max_prepared_transactions") == "0":
@@ -153,12 +151,6 @@ def _read_two_phase(connection: Connection) -> tuple[bool, str]:
             " it), or pass two_phase=False, so that only the row decides."
         )
     return True, ""
-
-
-def _read_commits_early(connection: Connection) -> bool:
-    return (
-        connection.dialect.name == "postgresql" and _read_setting(connection, "synchronous_commit") == "off"
-    )
 
 
 def _read_setting(connection: Connection, name: str) -> str:
@@ -289,25 +281,16 @@ def delete_rows_before(connection: Connection, table: Table, before: datetime, k
 
     Return the count. `connection` must not be in a transaction.
     """
-    gone = 0
-    for page in _old_xid_pages(connection, table, before):
+    gone, last = 0, ""
+    old = select(table.c.xid).where(table.c.time < before, table.c.xid != IDENTITY_XID)
+    page_query = old.order_by(table.c.xid).limit(ROWS_PER_DELETE)  # in order: kept rows are skipped only once
+    while True:
+        with connection.begin():
+            page = connection.scalars(page_query.where(table.c.xid > last)).all()
+        if not page:
+            return gone
+        last = page[-1]
         xids = [xid for xid in page if xid not in keep]
         with connection.begin():
             connection.execute(delete(table).where(table.c.xid.in_(xids)))
         gone += len(xids)
-    return gone
-
-
-def _old_xid_pages(connection: Connection, table: Table, before: datetime) -> Iterator[Sequence[str]]:
-    """Yield the old xids in pages, in key order, so that kept rows are skipped only once."""
-    last = ""
-    while True:
-        old = select(table.c.xid).where(
-            table.c.xid > last, table.c.time < before, table.c.xid != IDENTITY_XID
-        )
-        with connection.begin():
-            page = connection.scalars(old.order_by(table.c.xid).limit(ROWS_PER_DELETE)).all()
-        if not page:
-            return
-        last = page[-1]
-        yield page

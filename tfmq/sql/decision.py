@@ -40,9 +40,7 @@ BUSY_SECONDS = LOCK_SECONDS / ATTEMPTS
 DECISIONS: dict[str, Decision] = {rows.COMMITTED: "commit", rows.ABORTED: "rollback"}
 
 
-def decide(
-    connection: Connection, table: Table, xid: str, prepared: Decision, clock: rows.Clock = rows.utc_now
-) -> Decision | None:
+def decide(connection: Connection, table: Table, xid: str, prepared: Decision) -> Decision | None:
     """Decide the transaction `xid` from its row; None if that is not possible yet.
 
     If there is a row, its state is the decision. Otherwise a row "aborted" is inserted under the key that
@@ -72,12 +70,13 @@ def decide(
             finish_prepared(connection, each.gid, prepared)
         if left:
             if 0 < attempt < ATTEMPTS - 1:  # it was finished in the last attempt, but is still listed
-                _sleep_in_database(connection)
+                with connection.begin():  # it sleeps in the database, so that no event loop is blocked
+                    connection.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": BUSY_SECONDS})
             continue
         try:
             with connection.begin():
                 _limit_lock_wait(connection)
-                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, clock())
+                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, rows.utc_now())
         except IntegrityError:
             continue
         except OperationalError:
@@ -93,15 +92,6 @@ def _read_committed(connection: Connection) -> Connection:
         return connection  # PostgreSQL treats READ UNCOMMITTED as READ COMMITTED
     level = "SERIALIZABLE" if dialect == "sqlite" else "READ COMMITTED"
     return connection.execution_options(isolation_level=level)
-
-
-def _sleep_in_database(connection: Connection) -> None:
-    """Sleep inside the database, so that an event loop is not blocked.
-
-    Only used with PostgreSQL.
-    """
-    with connection.begin():
-        connection.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": BUSY_SECONDS})
 
 
 def _limit_lock_wait(connection: Connection) -> None:

@@ -89,7 +89,9 @@ def _commit_in_session(
             'commit_offsets needs a consumer with offsets="sql:URL", the URL of this transaction\'s database: otherwise'
             " it reads its offsets elsewhere."
         )
-    connection = session if isinstance(session, Connection) else _session_connection(session)
+    if isinstance(session, Session):
+        session_bind(session)  # raises if the session has several databases, or none
+    connection = session if isinstance(session, Connection) else session.connection()
     require_no_autocommit(connection)
     _require_same_database(connection, stood.storage)
     lost = save_rows(connection, stood.group, stood.offsets)
@@ -109,11 +111,6 @@ def _redeliver_others(stood: ExternalOffsets, storage: SqlOffsets, lost: Collect
     others = [name for name in stood.positions if name not in lost]
     kept = storage.read(stood.group, others) if others else {}
     stood.mark_fenced(lost, kept)
-
-
-def _session_connection(session: Session) -> Connection:
-    session_bind(session)  # raises if the session has several databases, or none
-    return session.connection()
 
 
 def _require_same_database(connection: Connection, storage: SqlOffsets) -> None:

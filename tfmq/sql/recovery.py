@@ -184,7 +184,16 @@ class OrphanedTransactions:
             return DECISIONS.get(found.state, "wait")
         if left.node == broker_node(producer):
             return "rollback"
-        self._log_foreign(left)
+        if left.gid not in self._logged:  # once: an operator must resolve it
+            self._logged.add(left.gid)
+            log.error(
+                "PostgreSQL has %s prepared, begun at another broker (node %s): if it is unknown there"
+                " (tfmq tx show %s), ROLLBACK PREPARED '%s'. It holds locks.",
+                left.gid,
+                left.node,
+                left.xid,
+                left.gid,
+            )
         return "leave"
 
     def _finish(self, left: PreparedTransaction, decision: Decision) -> Steps[None]:
@@ -195,19 +204,6 @@ class OrphanedTransactions:
         log.warning(
             "PostgreSQL had %s prepared, whose owner is lost: %s, as at the broker.", left.gid, decision
         )
-
-    def _log_foreign(self, left: PreparedTransaction) -> None:
-        """Log once that an operator must resolve a transaction of another broker."""
-        if left.gid not in self._logged:
-            self._logged.add(left.gid)
-            log.error(
-                "PostgreSQL has %s prepared, begun at another broker (node %s): if it is unknown there"
-                " (tfmq tx show %s), ROLLBACK PREPARED '%s'. It holds locks.",
-                left.gid,
-                left.node,
-                left.xid,
-                left.gid,
-            )
 
 
 SCAN_SECONDS: Final = 30.0

@@ -77,13 +77,13 @@ class SessionParticipant:
     that is done.
     """
 
-    def __init__(self, session: Session, table: Table, two_phase: bool | None, clock: rows.Clock) -> None:
+    def __init__(self, session: Session, table: Table, two_phase: bool | None) -> None:
         self.session, self.table = session, table
         self.two_phase = False
         self.may_be_prepared = False
         """A prepare was sent to the database; whether it succeeded is unknown until the reply."""
         self.engine: Engine = session_bind(session).engine
-        self._two_phase_wanted, self._clock = two_phase, clock
+        self._two_phase_wanted = two_phase
         self._capabilities = DatabaseCapabilities()
         self._was_two_phase = session.twophase
         self._begun: SessionTransaction | None = None
@@ -176,7 +176,7 @@ class SessionParticipant:
             connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
         try:
             written = rows.insert_row(
-                connection, self.table, self._capabilities.identity, xid, rows.COMMITTED, self._clock()
+                connection, self.table, self._capabilities.identity, xid, rows.COMMITTED, rows.utc_now()
             )
         except IntegrityError as error:
             raise TransactionRolledBack(

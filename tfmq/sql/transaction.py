@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -42,14 +42,12 @@ class _BaseTransaction:
         timeout: float | None,
         table: Table,
     ) -> None:
-        part = SessionParticipant(session, table, two_phase, rows.utc_now)
+        part = SessionParticipant(session, table, two_phase)
         self._producer = producer
         self._entered = False
-
-        def begin(xid: str) -> Any:
-            return producer.begin(xid, timeout)
-
-        self._shared = SharedTransaction(part, hands, begin, lambda: broker_node(producer))
+        self._shared = SharedTransaction(
+            part, hands, lambda xid: producer.begin(xid, timeout), lambda: broker_node(producer)
+        )
 
     @property
     def xid(self) -> str:
@@ -69,6 +67,13 @@ class _BaseTransaction:
         """
         transaction = self._shared.transaction
         return "new" if transaction is None else str(transaction.state)
+
+    def commit_offsets(self, consumer: Any) -> None:
+        """Ack the messages that `consumer` has returned so far, if this transaction commits.
+
+        See `tfmq.Transaction.commit_offsets`.
+        """
+        self._begun_for_send().commit_offsets(consumer)
 
     def _enter(self) -> None:
         if self._entered:
@@ -122,13 +127,6 @@ class Transaction(_BaseTransaction):
         """Add all of `payloads`, as `tfmq.Transaction.send_many`."""
         sent: Deliveries = self._begun_for_send().send_many(topic, payloads, delay, deliver_at=deliver_at)
         return sent
-
-    def commit_offsets(self, consumer: Any) -> None:
-        """Ack the messages that `consumer` has returned so far, if this transaction commits.
-
-        See `tfmq.Transaction.commit_offsets`.
-        """
-        self._begun_for_send().commit_offsets(consumer)
 
     def __enter__(self) -> Transaction:
         self._enter()
@@ -186,13 +184,6 @@ class AsyncTransaction(_BaseTransaction):
         )
         return sent
 
-    def commit_offsets(self, consumer: Any) -> None:
-        """Ack the messages that `consumer` has returned so far, if this transaction commits.
-
-        See `tfmq.Transaction.commit_offsets`.
-        """
-        self._begun_for_send().commit_offsets(consumer)
-
     async def __aenter__(self) -> AsyncTransaction:
         self._enter()
         await run_steps_async(self._shared.begin())
@@ -209,24 +200,6 @@ class AsyncTransaction(_BaseTransaction):
 
     def __exit__(self, *_: object) -> None:
         """Never called, because `__enter__` raises."""
-
-
-class _BlockingSessionExecutor(BlockingExecutor):
-    """StepExecutor of a transaction with a blocking session."""
-
-    def in_session(self, work: Callable[[], Any]) -> Any:
-        return work()
-
-
-class _AsyncSessionExecutor(AsyncExecutor):
-    """StepExecutor of a transaction with an asyncio session."""
-
-    def __init__(self, session: Any) -> None:
-        super().__init__(session_bind(session.sync_session).engine)
-        self._session = session
-
-    def in_session(self, work: Callable[[], Any]) -> Any:
-        return self._session.run_sync(lambda _: work())
 
 
 @overload
@@ -289,8 +262,7 @@ def transaction(
         raise BadRequest(f"A session of SQLAlchemy is wanted, a Session or an AsyncSession, not {session!r}.")
     require_matching_producer(producer, is_async, "session")
     if is_async:
-        hands = _AsyncSessionExecutor(session)
+        hands = AsyncExecutor(session_bind(session.sync_session).engine, session)
         return AsyncTransaction(session.sync_session, hands, producer, two_phase, timeout, table)
-    return Transaction(
-        session, _BlockingSessionExecutor(session_bind(session).engine), producer, two_phase, timeout, table
-    )
+    executor = BlockingExecutor(session_bind(session).engine)
+    return Transaction(session, executor, producer, two_phase, timeout, table)

@@ -30,15 +30,15 @@ SQL: Final = (
         "the broker is prepared before the database decides",
         "tfmq/sql/commit_protocol.py",
         (
-            "        decided = yield from self._prepare_broker()\n"
-            "        if not decided:\n"
-            "            yield from self._commit_database()\n"
-            "        yield from self._commit_broker()\n"
+            "            is_decided = yield from self._prepare_broker()\n"
+            "            if not is_decided:\n"
+            "                yield from self._commit_database()\n"
+            "            yield from self._commit_broker()\n"
         ),
         (
-            "        yield from self._commit_database()\n"
-            "        yield from self._prepare_broker()\n"
-            "        yield from self._commit_broker()\n"
+            "            yield from self._commit_database()\n"
+            "            yield from self._prepare_broker()\n"
+            "            yield from self._commit_broker()\n"
         ),
         [COURSE + "::test_a_step_that_fails_leaves_both_or_neither"],
     ),
@@ -46,8 +46,12 @@ SQL: Final = (
         "broker-commits-before-the-database-decides",
         "messages are visible only after the database's commit",
         "tfmq/sql/commit_protocol.py",
-        ("            yield from self._commit_database()\n        yield from self._commit_broker()\n"),
-        ("            yield from self._commit_broker()\n        yield from self._commit_database()\n"),
+        (
+            "                yield from self._commit_database()\n            yield from self._commit_broker()\n"
+        ),
+        (
+            "                yield from self._commit_broker()\n            yield from self._commit_database()\n"
+        ),
         [COURSE + "::test_a_step_that_fails_leaves_both_or_neither"],
     ),
     Mutant(
@@ -113,7 +117,7 @@ SQL: Final = (
         "row-of-an-abort-not-written",
         "a reported rollback makes the owner's commit impossible",
         "tfmq/sql/decision.py",
-        "                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, clock())\n",
+        "                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, rows.utc_now())\n",
         "                written = True\n",
         [DECISION],
     ),
@@ -121,11 +125,8 @@ SQL: Final = (
         "answer-before-the-abort-is-committed",
         "a reported rollback makes the owner's commit impossible",
         "tfmq/sql/decision.py",
-        "                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, clock())\n",
-        (
-            "                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, clock())\n"
-            "                connection.rollback()\n"
-        ),
+        "table, identity, xid, rows.ABORTED, rows.utc_now())\n",
+        "table, identity, xid, rows.ABORTED, rows.utc_now())\n                connection.rollback()\n",
         [DECISION],
     ),
     Mutant(
@@ -172,8 +173,8 @@ SQL: Final = (
         "identity-pruned",
         "the identity of a table is kept",
         "tfmq/sql/database.py",
-        "table.c.time < before, table.c.xid != IDENTITY_XID\n",
-        "table.c.time < before\n",
+        "table.c.time < before, table.c.xid != IDENTITY_XID)\n",
+        "table.c.time < before)\n",
         [TABLE, PRUNING],
     ),
     Mutant(
