@@ -91,7 +91,10 @@ class FileOffsets:
                 if name not in lost and (name in new or before[name] < generation)
             ]
             for name in changed:
-                row = rows.setdefault(name.topic, {}).get(str(name.partition)) or _new_row(NO_OFFSET)
+                row = (
+                    rows.setdefault(name.topic, {}).get(str(name.partition))
+                    or StoredOffset(NO_OFFSET)._asdict()
+                )
                 row = new[name]._asdict() if name in new else row
                 rows[name.topic][str(name.partition)] = {**row, "generation": generations[name]}
             if changed:
@@ -116,7 +119,6 @@ class FileOffsets:
             ) from error
 
     def _check_open(self) -> None:
-        """Raise Closed after `close`."""
         if self._closed:
             raise Closed(f"The offset file {self.path} was closed.")
 
@@ -163,7 +165,6 @@ class FileOffsets:
         return groups
 
     def _damaged(self, reason: str) -> Damaged:
-        """Return the error for an invalid file."""
         return Damaged(
             f"{self.path} is not a file of offsets that this release wrote: {reason}. Restore a copy, or move it"
             " away to start as a group without offsets."
@@ -182,11 +183,6 @@ class FileOffsets:
             file.close()
         disk.rename(new, self.path)
         disk.force_folder(os.path.dirname(self.path))
-
-
-def _new_row(offset: int) -> dict[str, Any]:
-    """Return a row for an offset."""
-    return StoredOffset(offset)._asdict()
 
 
 def _stored_offsets(rows: Rows, partitions: Iterable[PartitionName]) -> dict[PartitionName, StoredOffset]:
@@ -225,7 +221,6 @@ def _convert_version_1(group: Any) -> Any:
 
 
 def _is_valid_group(topics: Any) -> bool:
-    """Return whether the parsed rows of a group are valid."""
     return isinstance(topics, dict) and all(
         isinstance(rows, dict) and all(_is_valid_row(partition, row) for partition, row in rows.items())
         for rows in topics.values()
@@ -233,7 +228,6 @@ def _is_valid_group(topics: Any) -> bool:
 
 
 def _is_valid_row(partition: str, row: Any) -> bool:
-    """Return whether a parsed row is valid."""
     return (
         partition.isdecimal()
         and isinstance(row, dict)
@@ -245,5 +239,4 @@ def _is_valid_row(partition: str, row: Any) -> bool:
 
 
 def _is_natural_number(value: Any) -> bool:
-    """Return whether a value is an integer from 0 on."""
     return type(value) is int and value >= 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
@@ -29,7 +30,7 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.engine import URL, Connection, Engine, make_url
+from sqlalchemy.engine import Connection, Engine, make_url
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
@@ -88,11 +89,13 @@ class SqlOffsets:
             ) from None
         if self.url.get_backend_name() == "sqlite" and self.url.database in (None, "", ":memory:"):
             raise BadRequest('An SQLite in memory loses the offsets: write "sql:sqlite:///PATH".')
-        if _is_async(self.url):
-            raise BadRequest(
-                f"The driver of {self.url.drivername} is one for asyncio, and the consumer reads its offsets in a"
-                " thread: use a blocking one, as in sqlite:///PATH or postgresql+psycopg://..., for the same database."
-            )
+        with suppress(ImportError, NoSuchModuleError):  # a missing driver is reported on first use
+            if self.url.get_dialect().is_async:
+                raise BadRequest(
+                    f"The driver of {self.url.drivername} is one for asyncio, and the consumer reads its offsets in a"
+                    " thread: use a blocking one, as in sqlite:///PATH or postgresql+psycopg://..., for the same"
+                    " database."
+                )
         self._engine: Engine | None = None
         self._process = 0
         self._closed = False
@@ -108,14 +111,12 @@ class SqlOffsets:
 
         Waits for transactions that have the rows locked.
         """
-
-        def work(
-            connection: Connection,
-        ) -> tuple[dict[PartitionName, int], dict[PartitionName, StoredOffset]]:
-            lost = claim_rows(connection, group, generation, partitions)
-            return lost, read_rows(connection, group, partitions)
-
-        lost, kept = self._run_transaction(work)
+        lost, kept = self._run_transaction(
+            lambda connection: (
+                claim_rows(connection, group, generation, partitions),
+                read_rows(connection, group, partitions),
+            )
+        )
         self._raise_if_fenced(group, lost)
         return kept
 
@@ -150,9 +151,9 @@ class SqlOffsets:
                 if not left or "locked" in str(error.orig) or "lock timeout" in str(error.orig):
                     raise self._to_transient_error(error) from error
             except DBAPIError as error:
-                where, reason = self.shown, _first_line(error)
                 raise StoreFailed(
-                    f"{where} refuses the table of offsets {TABLE_NAME}: {reason}", retriable=False
+                    f"{self.shown} refuses the table of offsets {TABLE_NAME}: {_first_line(error)}",
+                    retriable=False,
                 ) from error
         raise AssertionError("the last try returns or raises")
 
@@ -172,8 +173,9 @@ class SqlOffsets:
         return self._engine
 
     def _check_columns(self, engine: Engine) -> None:
-        """Raise NotSupported if the table has not all columns."""
-        missing = missing_columns(engine)
+        """Raise NotSupported for a table that another program or another release made."""
+        there = {column["name"] for column in inspect(engine).get_columns(TABLE.name)}
+        missing = [column.name for column in TABLE.columns if column.name not in there]
         if missing:
             raise NotSupported(
                 f"{self.shown}: the table {TABLE_NAME} has no {', '.join(missing)}, so it is of"
@@ -204,14 +206,6 @@ class SqlOffsets:
         if "lock" in reason:
             return Busy(f"{where}: another transaction has the offsets: {reason}")
         return StoreFailed(f"The offsets are in {where}, which does not respond: {reason}")
-
-
-def _is_async(url: URL) -> bool:
-    """Return whether the URL's driver is for asyncio; a missing driver is reported on first use."""
-    try:
-        return bool(url.get_dialect().is_async)
-    except (ImportError, NoSuchModuleError):
-        return False
 
 
 def _first_line(error: DBAPIError) -> str:
@@ -255,15 +249,6 @@ def create_table(engine: Engine) -> None:
         TABLE.create(engine, checkfirst=True)
 
 
-def missing_columns(engine: Engine) -> list[str]:
-    """Return the columns that an existing table `tfmq_offsets` lacks.
-
-    Such a table was made by another program or another release.
-    """
-    there = {column["name"] for column in inspect(engine).get_columns(TABLE.name)}
-    return [column.name for column in TABLE.columns if column.name not in there]
-
-
 def read_rows(
     connection: Connection, group: str, names: Iterable[PartitionName]
 ) -> dict[PartitionName, StoredOffset]:
@@ -273,17 +258,9 @@ def read_rows(
     """
     wanted = set(names)
     table = TABLE.c
-    rows = connection.execute(
-        select(
-            table.topic,
-            table.topic_partition,
-            table.next_offset,
-            table.record_index,
-            table.incarnation,
-            table.log_epoch,
-            table.generation,
-        ).where(table.consumer_group == group, table.topic.in_({name.topic for name in wanted}))
-    )
+    of_group = table.consumer_group == group, table.topic.in_({name.topic for name in wanted})
+    columns = list(table)[1:]  # all but the group: topic and partition, then those of a `StoredOffset`
+    rows = connection.execute(select(*columns).where(*of_group))
     found = {PartitionName(row[0], row[1]): StoredOffset(*row[2:]) for row in rows}
     return {name: row for name, row in found.items() if name in wanted and row.offset != NO_OFFSET}
 
@@ -358,7 +335,6 @@ def _try_insert(
 
 
 def _row_condition(group: str, name: PartitionName) -> ColumnElement[bool]:
-    """Return the SQL condition for the row of a partition."""
     return and_(
         TABLE.c.consumer_group == group,
         TABLE.c.topic == name.topic,

@@ -22,8 +22,6 @@ RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 2.0
 """Pauses between connection attempts, doubled up to the second value."""
 
-Started = Callable[["KazooClient"], None]
-
 
 def require_kazoo() -> None:
     """Raise NotSupported if kazoo is not installed, with the command that installs it."""
@@ -61,11 +59,10 @@ class ZooKeeperConnection:
     Errors of kazoo in the block are raised as StoreFailed (the operation may have been done) or NotAllowed.
     """
 
-    def __init__(self, address: ZooKeeperAddress, session_seconds: float = RESPONSE_SECONDS) -> None:
+    def __init__(self, address: ZooKeeperAddress) -> None:
         """Create the connection without connecting. Raises NotSupported without kazoo."""
         require_kazoo()
         self.address = address
-        self._session_seconds = session_seconds
         self._client: KazooClient | None = None
         self._process = 0
         self._closed = False
@@ -75,7 +72,13 @@ class ZooKeeperConnection:
         if self._closed:
             raise Closed(f"The connection to {self.address} was closed.")
         with translate_errors(self.address):
-            yield self._started_client()
+            if (
+                self._client is None or self._process != os.getpid()
+            ):  # a forked child must not use its parent's session
+                client = new_client(self.address, RESPONSE_SECONDS)
+                client.start(timeout=RESPONSE_SECONDS)
+                self._client, self._process = client, os.getpid()
+            yield self._client
 
     def close(self) -> None:
         """End the session. A second call has no effect."""
@@ -83,15 +86,6 @@ class ZooKeeperConnection:
         client, self._client = self._client, None
         if client is not None and self._process == os.getpid():
             stop(client)
-
-    def _started_client(self) -> KazooClient:
-        if (
-            self._client is None or self._process != os.getpid()
-        ):  # a forked child must not use its parent's session
-            client = new_client(self.address, self._session_seconds)
-            client.start(timeout=RESPONSE_SECONDS)
-            self._client, self._process = client, os.getpid()
-        return self._client
 
 
 def stop(client: KazooClient) -> None:
@@ -115,6 +109,17 @@ def wait_results(waiting: Sequence[Any]) -> list[Any]:
             raise OperationTimeoutError(f"no answer in {RESPONSE_SECONDS:g} seconds")
         found.append(each.value if each.successful() else each.exception)
     return found
+
+
+def result_or_none(answer: Any) -> Any:
+    """Return a result of `wait_results`; None if the node does not exist. Raises any other failure."""
+    from kazoo.exceptions import NoNodeError
+
+    if isinstance(answer, NoNodeError):
+        return None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from tfmq.offsets.storage import PartitionName
 from tfmq.zookeeper.connection import new_client
 from tfmq.zookeeper.paths import BROKER_NUMBER, NodePaths, zookeeper_address
 from tfmq.zookeeper.session import (
+    NEVER,
     ConnectionLost,
     CreateNode,
     DeleteNode,
@@ -20,6 +21,8 @@ from tfmq.zookeeper.session import (
     GetNodes,
     Node,
     Request,
+    RequestSteps,
+    SessionStateMachine,
     SessionThread,
     SetNode,
 )
@@ -161,10 +164,6 @@ ROUND_SECONDS: Final = 5.0
 """Interval of checks for partitions that other members still own; watches report their release as well."""
 ROUNDS_BEFORE_LOG: Final = 7
 """Number of checks after which the wait is logged. It is no error: a message handler may run arbitrarily long."""
-NEVER: Final = float("-inf")
-
-RequestSteps = Generator[Request, Any, None]
-"""Yields requests and receives their responses; a `ConnectionLost` that is thrown in must propagate."""
 
 
 class RangeAssignment(NamedTuple):
@@ -179,7 +178,7 @@ class RangeAssignment(NamedTuple):
     until: float
 
 
-class MembershipStateMachine:
+class MembershipStateMachine(SessionStateMachine):
     """State machine of one member, which yields the requests to ZooKeeper.
 
     There is no leader. Each member computes its range from the list of members, releases partitions outside of it,
@@ -194,57 +193,41 @@ class MembershipStateMachine:
     """
 
     def __init__(self, layout: NodePaths, group: str, member: str, session_seconds: float) -> None:
+        super().__init__(layout, session_seconds)
         self.group, self.member = group, member
-        self.session_seconds = session_seconds
-        self.changed = False
         self.waits_for: dict[PartitionName, str] = {}
         """Partitions that this member should own, with their current owners."""
         self.members = 0
         """Number of members in the group, as far as known."""
         self.is_idle = False
         """Whether there are more members than partitions, and this one's range is empty."""
-        self._layout = layout
         self._subscribed: dict[str, Sequence[int]] = {}
-        self._session = 0
-        self._connected = False
         self._registered = b""
         self._owned: dict[PartitionName, int] = {}
         self._revoked: set[PartitionName] = set()
         self._released: set[PartitionName] = set()
         self._uncertain: set[PartitionName] = set()
         self._until = NEVER
-        self._round_at = NEVER
         self._prove_at = NEVER
         self._rounds_waiting = 0
 
     # Events, which the session's thread and the consumer report
-
-    def on_connected(self, session: int) -> None:
-        """Handle a new connection. In a new session, everything the member owned is lost."""
-        if session != self._session:
-            self.on_session_lost()
-        self._session, self._connected = session, True
-        self.request_round()
 
     def on_disconnected(self) -> None:
         """Handle a lost connection.
 
         The session may still be valid, but nothing is delivered until that is known.
         """
-        self._connected = False
+        super().on_disconnected()
         self._until = self._prove_at = NEVER
         self.changed = True
 
     def on_session_lost(self) -> None:
         """Handle the end of the session: the member's nodes are gone, and it owns nothing."""
-        self.on_disconnected()
-        self._session, self._registered = 0, b""
+        super().on_session_lost()
+        self._registered = b""
         for each in (self._owned, self._revoked, self._released, self.waits_for):
             each.clear()  # `_uncertain` stays: its requests may have been done by the new session
-
-    def request_round(self) -> None:
-        """Let `check_all` run soon: members, owners, subscription or released partitions changed."""
-        self._round_at = NEVER
 
     def set_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
         """Set the subscribed topics with their partitions."""
@@ -262,7 +245,7 @@ class MembershipStateMachine:
 
     def on_write_answered(self, asked_at: float) -> None:
         """Handle the response to a write sent at `asked_at`, which proves the session."""
-        if self._connected:
+        if self.is_connected:
             self._until = max(self._until, asked_at + self.session_seconds * DELIVERY_FRACTION)
             self._prove_at = max(self._prove_at, asked_at + self.session_seconds / WRITES_PER_TIMEOUT)
 
@@ -271,21 +254,14 @@ class MembershipStateMachine:
         granted = {name: number for name, number in self._owned.items() if name not in self._released}
         return RangeAssignment(granted, frozenset(self._revoked), self._until)
 
-    @property
-    def session(self) -> int:
-        """The id of the session in ZooKeeper; 0 if there is none."""
-        return self._session
-
     # Actions: the requests to ZooKeeper that are due
 
     def next_due(self) -> float:
-        """Return when the next action is due; infinity while disconnected."""
-        if not self._connected or not self._subscribed:
+        if not self.is_connected or not self._subscribed:
             return float("inf")
         return min(self._round_at, self._prove_at)
 
     def next_steps(self, now: float) -> RequestSteps | None:
-        """Return the requests that are due at `now`; None if nothing is due."""
         if self.next_due() > now:
             return None
         return self.prove_session() if self._registered and self._prove_at <= now else self.check_all(now)
@@ -321,7 +297,7 @@ class MembershipStateMachine:
             node = yield CreateNode(self._member_path(), topics)
             if node is None:
                 node = yield GetNode(self._member_path())
-            if node is None or node.session != self._session:
+            if node is None or node.session != self.session:
                 return False
             self._registered = node.data
         if self._registered != topics:
@@ -352,7 +328,7 @@ class MembershipStateMachine:
         names = sorted(self._owned)
         nodes = yield GetNodes([self._layout.owner(self.group, name) for name in names])
         for name, node in zip(names, nodes, strict=True):
-            if node is None or node.session != self._session or node.created != self._owned[name]:
+            if node is None or node.session != self.session or node.created != self._owned[name]:
                 del self._owned[name]
                 self._revoked.discard(name)
                 self._released.discard(name)
@@ -380,7 +356,7 @@ class MembershipStateMachine:
         for name in sorted(self._released | (self._uncertain - target - self._owned.keys())):
             path = self._layout.owner(self.group, name)
             node: Node | None = yield GetNode(path)
-            is_mine = node is not None and node.session == self._session
+            is_mine = node is not None and node.session == self.session
             if (
                 node is not None
                 and is_mine
@@ -405,7 +381,7 @@ class MembershipStateMachine:
             if node is None:
                 self.waits_for[name] = ""
                 self.request_round()
-            elif node.session != self._session:
+            elif node.session != self.session:
                 self.waits_for[name] = node.data.decode("utf-8", "replace")
             else:
                 self._owned[name] = node.created

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tfmq.errors import Busy, Damaged
 from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced, under
-from tfmq.zookeeper.connection import ZooKeeperConnection, wait_results
+from tfmq.zookeeper.connection import ZooKeeperConnection, result_or_none, wait_results
 from tfmq.zookeeper.paths import BROKER_NUMBER, NodePaths, zookeeper_address
 
 if TYPE_CHECKING:
@@ -111,13 +111,10 @@ class ZooKeeperOffsets:
         left = list(names)
         synced = client.sync_async(self._layout.root or "/")
         for _ in range(ATTEMPTS_MAX):
-            asked = [
-                client.get_async(path)
-                for name in left
-                for path in _read_order(
-                    self._layout.offset(group, name), self._layout.offset_fields(group, name)
-                )
-            ]
+            asked = []
+            for name in left:
+                offset, fields = self._layout.offset(group, name), self._layout.offset_fields(group, name)
+                asked += [client.get_async(path) for path in (offset, fields, offset)]
             answers = wait_results(asked)
             for name, before, row, after in zip(left, *(answers[each::3] for each in range(3)), strict=True):
                 if _change_id(before) == _change_id(after):
@@ -150,11 +147,8 @@ class ZooKeeperOffsets:
             _add_write(transaction, offset, offset_data(new), found.offset_version)
             _add_write(transaction, row, row_data(new), found.row_version)
             asked.append(transaction.commit_async())
-        left = []
-        for name, answer in zip(writes, wait_results(asked), strict=True):
-            if not _is_committed(answer):
-                left.append(name)
-        return left
+        answers = zip(writes, wait_results(asked), strict=True)
+        return [name for name, answer in answers if not _is_committed(answer)]
 
 
 def _stored_only(found: Mapping[PartitionName, StoredOffset | None]) -> dict[PartitionName, StoredOffset]:
@@ -170,16 +164,12 @@ def _add_write(transaction: Any, path: str, data: bytes, version: int | None) ->
         transaction.set_data(path, data, version)
 
 
-def _read_order(offset: str, row: str) -> tuple[str, str, str]:
-    return offset, row, offset
-
-
 def _change_id(answer: Any) -> int | None:
     """Return the transaction id of the node's last change; None if there is no node.
 
     A response that is an exception is raised.
     """
-    node = _node(answer)
+    node = result_or_none(answer)
     return None if node is None else int(node[1].mzxid)
 
 
@@ -188,23 +178,9 @@ def _decode_nodes(path: str, offset: Any, row: Any) -> NodeContents:
 
     Raises a response that is an exception, and Damaged.
     """
-    shown, kept = _node(offset), _node(row)
+    shown, kept = result_or_none(offset), result_or_none(row)
     stored = stored_offset(path, None if shown is None else shown[0], None if kept is None else kept[0])
     return NodeContents(stored, *(None if node is None else node[1].version for node in (shown, kept)))
-
-
-def _node(answer: Any) -> Any:
-    """Return (data, state) of a node; None if it does not exist.
-
-    A response that is any other exception is raised.
-    """
-    from kazoo.exceptions import NoNodeError
-
-    if isinstance(answer, NoNodeError):
-        return None
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
 
 
 def _is_committed(answer: Any) -> bool:
@@ -217,12 +193,10 @@ def _is_committed(answer: Any) -> bool:
     if isinstance(answer, BaseException):
         raise answer
     errors = [each for each in answer if isinstance(each, BaseException)]
-    if not errors:
-        return True
-    raced = [each for each in errors if isinstance(each, BadVersionError | NodeExistsError | NoNodeError)]
-    if not raced:
+    raced = any(isinstance(each, BadVersionError | NodeExistsError | NoNodeError) for each in errors)
+    if errors and not raced:
         raise errors[0]
-    return False
+    return not errors
 
 
 # Content of the nodes. The offset node has `0-OFFSET`, in the layout of MetaMorphosis. Its child `tfmq` has all
@@ -282,8 +256,4 @@ def _row(path: str, data: bytes) -> StoredOffset:
         raise Damaged(
             f"The node {path}/tfmq holds no offset but {data[:40]!r}; delete it to begin anew there."
         )
-    return StoredOffset(*(_number(found, field) for field in StoredOffset._fields))
-
-
-def _number(found: dict[str, Any], field: str) -> int:
-    return int(found[field])
+    return StoredOffset(*(found[field] for field in StoredOffset._fields))

@@ -15,7 +15,7 @@ PORT: Final = 2181
 BROKER_NUMBER: Final = 0
 """Number of the broker in partition names, `BROKER-PARTITION`."""
 
-_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _NODE: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -34,29 +34,17 @@ def zookeeper_address(text: str) -> ZooKeeperAddress:
 
     Raises BadRequest, which shows the format.
     """
-    rest = text.removeprefix(SCHEME)
-    hosts, slash, path = rest.partition("/")
-    names = hosts.split(",")
-    root = "/".join(("", *filter(None, path.split("/")))) if path or slash else ROOT
-    if not all(map(_is_host, names)) or not all(_is_node(node) for node in root.split("/")[1:]):
+    names, slash, path = text.removeprefix(SCHEME).partition("/")
+    matches = (_HOST.fullmatch(name) for name in names.split(","))
+    hosts = [found.groups() if found else ("", "") for found in matches]
+    nodes = [node for node in path.split("/") if node]
+    are_hosts = all(host and 0 < int(port or PORT) < 1 << 16 for host, port in hosts)
+    if not are_hosts or not all(_NODE.fullmatch(node) and node not in (".", "..") for node in nodes):
         raise BadRequest(
             f"{url_without_passwords(text)!r} is no address of a ZooKeeper; write {SCHEME}HOST:PORT,HOST:PORT{ROOT}"
         )
-    return ZooKeeperAddress(",".join(map(_with_port, names)), root)
-
-
-def _is_host(text: str) -> bool:
-    found = _HOST.fullmatch(text)
-    return found is not None and (found[2] is None or 0 < int(found[2][1:]) < 1 << 16)
-
-
-def _with_port(host: str) -> str:
-    found = _HOST.fullmatch(host)
-    return host if found is not None and found[2] else f"{host}:{PORT}"
-
-
-def _is_node(text: str) -> bool:
-    return _NODE.fullmatch(text) is not None and text not in (".", "..")
+    root = "".join(f"/{node}" for node in nodes) if slash else ROOT
+    return ZooKeeperAddress(",".join(f"{host}:{port or PORT}" for host, port in hosts), root)
 
 
 class NodePaths(NamedTuple):

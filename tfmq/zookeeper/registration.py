@@ -16,6 +16,8 @@ from tfmq.zookeeper.session import (
     GetNodes,
     Node,
     Request,
+    RequestSteps,
+    SessionStateMachine,
     SessionThread,
     SetNode,
 )
@@ -102,10 +104,8 @@ RETRY_SECONDS: Final = 5.0
 CHECK_SECONDS: Final = 60.0
 """Interval of checks whether the registered nodes still exist."""
 
-RequestSteps = Generator[Request, Any, None]
 
-
-class RegistrationStateMachine:
+class RegistrationStateMachine(SessionStateMachine):
     """State machine for the nodes of one broker at `address`.
 
     `registered`: all nodes exist, as far as known. Only one broker at a time may use a broker number. While
@@ -113,53 +113,17 @@ class RegistrationStateMachine:
     """
 
     def __init__(self, layout: NodePaths, address: str, session_seconds: float) -> None:
+        super().__init__(layout, session_seconds)
         self.address = address
-        self.session_seconds = session_seconds
-        self.changed = False
         self.registered = False
-        self._layout = layout
         self._wanted_nodes: dict[str, bytes] = {}
         self._registered_nodes: dict[str, bytes] = {}
-        self._session = 0
-        self._connected = False
-        self._round_at = float("-inf")
         self._logged_owner = b""
 
-    @property
-    def session(self) -> int:
-        """The id of the session in ZooKeeper; 0 if there is none."""
-        return self._session
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a connection to ZooKeeper now."""
-        return self._connected
-
-    # Events, which the session's thread and the broker report
-
-    def on_connected(self, session: int) -> None:
-        """Handle a new connection. Nodes of another session do not exist any more."""
-        if session != self._session:
-            self.on_session_lost()
-        self._session, self._connected = session, True
-        self.request_round()
-
-    def on_disconnected(self) -> None:
-        """Handle a lost connection; the nodes stay as long as the session."""
-        self._connected = False
-
     def on_session_lost(self) -> None:
-        """Handle the end of the session: its nodes are gone."""
-        self.on_disconnected()
-        self._session, self.registered = 0, False
+        super().on_session_lost()
+        self.registered = False
         self._registered_nodes.clear()
-
-    def request_round(self) -> None:
-        """Let `check_all` run soon."""
-        self._round_at = float("-inf")
-
-    def on_write_answered(self, asked_at: float) -> None:
-        """Do nothing: the session timeout does not matter here."""
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
         """Set the current topics with their numbers of partitions."""
@@ -167,16 +131,6 @@ class RegistrationStateMachine:
         if wanted != self._wanted_nodes:
             self._wanted_nodes = wanted
             self.request_round()
-
-    # Actions: the requests to ZooKeeper that are due
-
-    def next_due(self) -> float:
-        """Return when the next action is due; infinity while disconnected."""
-        return self._round_at if self._connected else float("inf")
-
-    def next_steps(self, now: float) -> RequestSteps | None:
-        """Return the requests that are due at `now`; None if nothing is due."""
-        return None if self.next_due() > now else self.check_all(now)
 
     def check_all(self, now: float) -> RequestSteps:
         """Check and correct all nodes of the broker.
@@ -218,14 +172,14 @@ class RegistrationStateMachine:
             node = yield GetNode(self._layout.broker_address())
         if node is None:
             return b""
-        return None if node.session == self._session else node.data
+        return None if node.session == self.session else node.data
 
     def _verify(self) -> RequestSteps:
         """Drop nodes that others have deleted or changed from the list of registered nodes."""
         paths = sorted(self._registered_nodes)
         nodes = yield GetNodes(paths)
         for path, node in zip(paths, nodes, strict=True):
-            if node is None or node.session != self._session or node.data != self._registered_nodes[path]:
+            if node is None or node.session != self.session or node.data != self._registered_nodes[path]:
                 del self._registered_nodes[path]
 
     def _put_node(self, path: str, count: bytes) -> RequestSteps:
@@ -234,7 +188,7 @@ class RegistrationStateMachine:
             node = yield GetNode(path)
             if node is None:
                 return
-            if node.session != self._session:
+            if node.session != self.session:
                 # The node is of an earlier process of this broker, whose session has not expired. That
                 # process removed its address when it stopped.
                 yield DeleteNode(path, node.version, self._layout.broker_address())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tfmq.errors import NotAllowed, NotSupported, StoreFailed, TfmqError
-from tfmq.zookeeper.connection import error_text, new_client, stop, wait_results
-from tfmq.zookeeper.paths import ZooKeeperAddress
+from tfmq.zookeeper.connection import error_text, new_client, result_or_none, stop, wait_results
+from tfmq.zookeeper.paths import NodePaths, ZooKeeperAddress
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
@@ -93,15 +94,12 @@ def send_request(client: KazooClient, request: Request, watch: Callable[[Any], N
     try:
         return _send(client, request, watch)
     except (exceptions.NoAuthError, exceptions.AuthFailedError) as error:
+        paths = ", ".join(request.paths) if isinstance(request, GetNodes) else request.path
         raise NotAllowed(
-            f"ZooKeeper does not allow the use of {_path(request)} ({error_text(error)}); tfmq brings no credentials."
+            f"ZooKeeper does not allow the use of {paths} ({error_text(error)}); tfmq brings no credentials."
         ) from error
     except (exceptions.KazooException, exceptions.ZookeeperError) as error:
         raise ConnectionLost(repr(error)) from error
-
-
-def _path(request: Request) -> str:
-    return ", ".join(request.paths) if isinstance(request, GetNodes) else request.path
 
 
 def _send(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
@@ -111,7 +109,7 @@ def _send(client: KazooClient, request: Request, watch: Callable[[Any], None]) -
         return _node(_single_result(client.get_async(request.path, watch)))
     if isinstance(request, GetNodes):
         return [
-            _node(_result_or_none(each))
+            _node(result_or_none(each))
             for each in wait_results([client.get_async(path) for path in request.paths])
         ]
     if isinstance(request, SetNode):
@@ -128,7 +126,7 @@ def _create(client: KazooClient, request: CreateNode) -> Node | None:
     made = wait_results([asked])[0]
     if isinstance(made, NodeExistsError):
         return None
-    return _node((request.data, _result_or_none(made)[1]))
+    return _node((request.data, result_or_none(made)[1]))
 
 
 def _delete(client: KazooClient, request: DeleteNode) -> bool:
@@ -138,7 +136,7 @@ def _delete(client: KazooClient, request: DeleteNode) -> bool:
     transaction = client.transaction()
     transaction.check(request.beside, -1)
     transaction.delete(request.path, request.version)
-    beside, deleted = _result_or_none(wait_results([transaction.commit_async()])[0])
+    beside, deleted = result_or_none(wait_results([transaction.commit_async()])[0])
     if isinstance(deleted, NoNodeError):
         return True
     return not isinstance(beside, BaseException) and not isinstance(deleted, BaseException)
@@ -146,19 +144,8 @@ def _delete(client: KazooClient, request: DeleteNode) -> bool:
 
 def _single_result(asked: Any, missing: Any = None) -> Any:
     """Wait for the response and return it; `missing` if the node does not exist."""
-    answer = _result_or_none(wait_results([asked])[0])
+    answer = result_or_none(wait_results([asked])[0])
     return missing if answer is None else answer
-
-
-def _result_or_none(answer: Any) -> Any:
-    """Return the response; None if the node does not exist. Raises any other failure."""
-    from kazoo.exceptions import NoNodeError
-
-    if isinstance(answer, NoNodeError):
-        return None
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
 
 
 def _node(answer: Any) -> Node | None:
@@ -175,27 +162,64 @@ READ_TIMEOUT_SHARE: Final = 2 / 3
 NEVER: Final = float("-inf")
 
 RequestSteps = Generator[Request, Any, None]
+"""Yields requests and receives their responses; a `ConnectionLost` that is thrown in must propagate."""
 
 
-class SessionClient(Protocol):
+class SessionStateMachine(ABC):
     """What a SessionThread runs: the state machine of a membership or of a registration.
 
     Its methods are called by one thread at a time and must not block. `session_seconds` is the session
     timeout granted by ZooKeeper; `changed` is set when others should be notified.
     """
 
-    session_seconds: float
-    changed: bool
+    def __init__(self, layout: NodePaths, session_seconds: float) -> None:
+        self.session_seconds = session_seconds
+        self.changed = False
+        self.session = 0
+        """The id of the session in ZooKeeper; 0 if there is none."""
+        self.is_connected = False
+        """Whether there is a connection to ZooKeeper now."""
+        self._layout = layout
+        self._round_at = NEVER
 
-    @property
-    def session(self) -> int: ...
-    def on_connected(self, session: int) -> None: ...
-    def on_disconnected(self) -> None: ...
-    def on_session_lost(self) -> None: ...
-    def request_round(self) -> None: ...
-    def on_write_answered(self, asked_at: float) -> None: ...
-    def next_due(self) -> float: ...
-    def next_steps(self, now: float) -> RequestSteps | None: ...
+    # Events, which the session's thread reports
+
+    def on_connected(self, session: int) -> None:
+        """Handle a new connection. In a new session, the nodes of the former one do not exist any more."""
+        if session != self.session:
+            self.on_session_lost()
+        self.session, self.is_connected = session, True
+        self.request_round()
+
+    def on_disconnected(self) -> None:
+        """Handle a lost connection; the nodes stay as long as the session."""
+        self.is_connected = False
+
+    def on_session_lost(self) -> None:
+        """Handle the end of the session: its nodes are gone."""
+        self.on_disconnected()
+        self.session = 0
+
+    def on_write_answered(self, asked_at: float) -> None:  # noqa: B027 - only a membership needs it
+        """Handle the response to a write sent at `asked_at`, which proves the session."""
+
+    def request_round(self) -> None:
+        """Let `check_all` run soon."""
+        self._round_at = NEVER
+
+    # Actions: the requests to ZooKeeper that are due
+
+    def next_due(self) -> float:
+        """Return when the next action is due; infinity while disconnected."""
+        return self._round_at if self.is_connected else float("inf")
+
+    def next_steps(self, now: float) -> RequestSteps | None:
+        """Return the requests that are due at `now`; None if nothing is due."""
+        return None if self.next_due() > now else self.check_all(now)
+
+    @abstractmethod
+    def check_all(self, now: float) -> RequestSteps:
+        """Check and correct all nodes."""
 
 
 class SessionThread:
@@ -210,7 +234,7 @@ class SessionThread:
     def __init__(
         self,
         address: ZooKeeperAddress,
-        subject: SessionClient,
+        subject: SessionStateMachine,
         on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -327,15 +351,10 @@ class SessionThread:
                 self.failure = StoreFailed(f"Asking {self._address} failed: {error!r}", retriable=False)
                 self.failure.__cause__ = error
             self._notify()
-            if not whole:
-                self._pause()
-
-    def _pause(self) -> None:
-        """Pause after requests were interrupted, then request another round."""
-        with self.condition:
-            if not self.is_closed:
-                self.condition.wait(RETRY_SECONDS)
-                self._subject.request_round()
+            with self.condition:
+                if not whole and not self.is_closed:
+                    self.condition.wait(RETRY_SECONDS)
+                    self._subject.request_round()
 
     def _run_steps(self, client: KazooClient, course: RequestSteps, session: int) -> bool:
         """Send the requests of `course` one by one. Return False if it was interrupted."""
