@@ -158,7 +158,49 @@ class SimulatedBroker:
         not acknowledged. Time advances only while the consumer cannot read yet, at most `timeout` seconds;
         raises `TimedOut` then.
         """
-        return drain(self.clock, self.settle, self._has_topic, consumer, handler, timeout)
+        if not isinstance(consumer, Consumer):
+            raise TypeError(
+                f"drain() takes a tfmq.Consumer, not {type(consumer).__name__}: with asyncio await"
+                " consumer.poll(timeout=0) until it returns nothing."
+            )
+        found: list[ReceivedMessage[Any]] = []
+        until = self.clock.monotonic() + timeout
+        empty_polls = 0
+        while True:
+            self.settle()
+            messages = consumer.poll(timeout=0, max_messages=POLL_MESSAGES if handler is None else 1)
+            for message in messages:
+                if handler is not None:
+                    handler(message)
+            found += messages
+            if messages or self._is_reading(consumer):
+                empty_polls = 0 if messages else empty_polls + 1
+                if empty_polls == EMPTY_POLLS:
+                    return found
+                continue
+            if self.clock.monotonic() >= until:
+                raise TimedOut(
+                    f"The consumer could not read everything within {timeout:g} s of the test's clock; it took"
+                    f" {len(found)} messages. Its log (tfmq.consumer) has the reason."
+                )
+            self.clock.advance(min(STEP_SECONDS, until - self.clock.monotonic()))
+
+    def _is_reading(self, consumer: Consumer[Any]) -> bool:
+        """Return whether the consumer is connected, knows its partitions, and has none to retry.
+
+        A consumer does not know the partitions of a topic that was created after its last metadata refresh.
+        """
+        core = consumer._core
+        if any(map(self._has_topic, core.options.subscription.missing_names(core.assignment.wanted))):
+            return False
+        return core.link.state == READY and core.assignment.discovered and core.fetcher.next_retry() is None
+
+    def _has_topic(self, topic: str) -> bool:
+        engine = self._server.engine
+        try:
+            return engine is not None and engine.broker.topics.topic(topic) is not None
+        except UnknownTopic:
+            return False
 
     def settle(self) -> None:
         """Run all work of broker and clients that is due now; lingering batches are sent.
@@ -166,10 +208,6 @@ class SimulatedBroker:
         Time does not advance.
         """
         self._simulation.settle_and_flush()
-
-    def _has_topic(self, topic: str) -> bool:
-        engine = self._server.engine
-        return engine is not None and topic_exists(engine, topic)
 
     @property
     def disk(self) -> SimulatedDisk:
@@ -283,61 +321,6 @@ STEP_SECONDS: Final = 0.05
 """How far time advances between two polls of a consumer that cannot read yet."""
 POLL_MESSAGES: Final = 500
 
-Handler = Callable[[ReceivedMessage[Any]], object]
-
-
-def drain(
-    clock: VirtualClock,
-    settle: Callable[[], None],
-    there: Callable[[str], bool],
-    consumer: Consumer[Any],
-    handler: Handler | None,
-    timeout: float,
-) -> list[ReceivedMessage[Any]]:
-    """Let `consumer` read all messages; see `SimulatedBroker.drain`.
-
-    `settle` runs all work that is due now; `there` returns whether the broker has a topic.
-    """
-    if not isinstance(consumer, Consumer):
-        raise TypeError(
-            f"drain() takes a tfmq.Consumer, not {type(consumer).__name__}: with asyncio await consumer.poll(timeout=0)"
-            " until it returns nothing."
-        )
-    found: list[ReceivedMessage[Any]] = []
-    until = clock.monotonic() + timeout
-    looks = 0
-    while True:
-        settle()
-        messages = consumer.poll(timeout=0, max_messages=POLL_MESSAGES if handler is None else 1)
-        for message in messages:
-            if handler is not None:
-                handler(message)
-        found += messages
-        if messages or is_reading(consumer, there):
-            looks = 0 if messages else looks + 1
-            if looks == EMPTY_POLLS:
-                return found
-            continue
-        if clock.monotonic() >= until:
-            raise TimedOut(
-                f"The consumer could not read everything within {timeout:g} s of the test's clock; it took"
-                f" {len(found)} messages. Its log (tfmq.consumer) has the reason."
-            )
-        clock.advance(min(STEP_SECONDS, until - clock.monotonic()))
-
-
-def is_reading(consumer: Consumer[Any], there: Callable[[str], bool]) -> bool:
-    """Return whether the consumer is connected, knows its partitions, and has none to retry.
-
-    `there` returns whether the broker has a topic: a consumer does not know the partitions of a topic that
-    was created after its last metadata refresh.
-    """
-    core = consumer._core
-    if any(there(name) for name in core.options.subscription.missing_names(core.assignment.wanted)):
-        return False
-    return core.link.state == READY and core.assignment.discovered and core.fetcher.next_retry() is None
-
-
 READ_BYTES: Final = 8 << 20
 """Bytes of one read."""
 
@@ -357,15 +340,6 @@ def sent_messages(engine: RequestHandler, topic: str, partition: int | None = No
     partitions = found.partitions if partition is None else found.partitions[partition : partition + 1]
     streams = [partition_messages(topic, each) for each in partitions]
     return list(heapq.merge(*streams, key=lambda message: message.origin.append_ms))
-
-
-def topic_exists(engine: RequestHandler, topic: str) -> bool:
-    """Return whether the broker has that topic."""
-    try:
-        engine.broker.topics.topic(topic)
-    except UnknownTopic:
-        return False
-    return True
 
 
 def partition_messages(topic: str, partition: Partition | str) -> Iterator[ReceivedMessage]:

@@ -17,6 +17,7 @@ from journal.testing import SimulatedDisk
 from tfmq import limits
 from tfmq.broker.request_handler import RequestHandler
 from tfmq.broker.timers import Timer, Timers
+from tfmq.client.operation import run_inline
 from tfmq.config import Config
 from tfmq.protocol.commands import ACKS, Command, header_bounds
 from tfmq.server.session import HANDLERS, Method, Session, SessionContext
@@ -150,7 +151,7 @@ class SimulatedServer:
             did = end.deliver() or did
         self._ends = [end for end in self._ends if not end.is_lost]
         if self._pending_jobs:
-            self._run_now(*self._pending_jobs.popleft())
+            run_inline(*self._pending_jobs.popleft())
             did = True
         now = self._clock.monotonic()
         if self._earliest(engine.next_due()) <= now:
@@ -180,15 +181,6 @@ class SimulatedServer:
 
     def _enqueue_job(self, work: Callable[[], Any], done: Done) -> None:
         self._pending_jobs.append((work, done))
-
-    @staticmethod
-    def _run_now(work: Callable[[], Any], done: Done) -> None:
-        try:
-            result = work()
-        except Exception as error:
-            done(None, error)
-        else:
-            done(result, None)
 
     def _discard_state(self) -> None:
         self.engine = None

@@ -93,17 +93,17 @@ TESTING: Final[tuple[Mutant, ...]] = (
         "draining-hides-what-the-handler-raised",
         "exceptions of a handler are raised",
         "tfmq/testing/broker.py",
-        "                handler(message)\n",
-        "                try:\n                    handler(message)\n"
-        "                except Exception:\n                    pass\n",
+        "                    handler(message)\n",
+        "                    try:\n                        handler(message)\n"
+        "                    except Exception:\n                        pass\n",
         [DRAINING],
     ),
     Mutant(
         "draining-stops-before-the-last",
         "a drain handles all messages, and those that the handlers sent",
         "tfmq/testing/broker.py",
-        "            continue\n",
-        "            return found\n",
+        "                continue\n",
+        "                return found\n",
         [DRAINING],
     ),
     Mutant(
