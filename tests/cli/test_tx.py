@@ -165,9 +165,9 @@ def test_a_person_is_asked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(click, "confirm", answer)
     with pytest.raises(click.Abort):
-        tx.confirm("commit", found, as_owner=True)
+        tx.confirm_end("commit", found, as_owner=True)
     with pytest.raises(click.Abort):
-        tx.confirm("rollback", found * 3, as_owner=False)
+        tx.confirm_end("rollback", found * 3, as_owner=False)
     assert asked[0].startswith("Commit order-42 (prepared, 1 min 30 s old, by a client")
     assert "in its owner's name" in asked[0] and "cannot be undone" in asked[0]
     assert asked[1].startswith("Roll back 3 transactions (6.0 KiB; the first is order-42")

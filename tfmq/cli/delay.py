@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -70,18 +71,15 @@ def delay() -> None:
 
 def message_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options by which `list` and `histogram` select messages."""
-    for option in (
-        click.option("--to", "end", type=Moment(), help="Only messages that are due before this time."),
-        click.option(
-            "--from",
-            "first",
-            type=Moment(),
-            help="Only messages that are due from this time on, such as +1h. Without a zone: local time.",
-        ),
-        click.option("--topic", shell_complete=main.complete_topics, help="Only messages for this topic."),
-    ):
-        command = option(command)
-    return command
+    to = click.option("--to", "end", type=Moment(), help="Only messages that are due before this time.")
+    start = click.option(
+        "--from",
+        "first",
+        type=Moment(),
+        help="Only messages that are due from this time on, such as +1h. Without a zone: local time.",
+    )
+    topic = click.option("--topic", shell_complete=main.complete_topics, help="Only messages for this topic.")
+    return topic(start(to(command)))
 
 
 @delay.command(
@@ -113,12 +111,11 @@ def list_command(
         raise click.UsageError("--partition needs --topic")
     check_range(first, end)
     with output.admin() as admin, with_topic_hint(admin, topic):
-        chosen = {"partition": partition, "key": key, "first": first, "end": end}
-        found = iterate_pages(
-            lambda last: admin.delayed(topic, **chosen, after=last, limit=PAGE_ROWS),
-            None if after is None else check_handle(after),
-            "handle",
+        find = partial(
+            admin.delayed, topic, partition=partition, key=key, first=first, end=end, limit=PAGE_ROWS
         )
+        start = None if after is None else check_handle(after)
+        found = iterate_pages(lambda last: find(after=last), start, "handle")
         if output.json:
             output.print_array(json_row(each) for each in islice(found, count))
             return
@@ -127,7 +124,7 @@ def list_command(
         now_ms = broker_now(admin)
     if not rows:
         where = "" if topic is None else f" for {escape_unprintable(topic)}"
-        is_filtered = any(each is not None for each in (*chosen.values(), after))
+        is_filtered = any(each is not None for each in (first, end, partition, key, after))
         output.info(f"no delayed messages{where}{' match the options' if is_filtered else ''}")
     else:
         output.print_rows([table_row(each, now_ms) for each in rows[:most]], COLUMNS, "", BARE)

@@ -65,7 +65,8 @@ def count_between(admin: Admin, topic: str | None, edges: Sequence[int]) -> tupl
     The second result is the number of all delayed messages.
     """
     known = sorted({round_edge(edge) for edge in edges})
-    found = admin.delayed_histogram([edge_datetime(edge) for edge in known], topic)
+    moments = [edge // 1_000 if edge % 1_000 == 0 else EPOCH + timedelta(milliseconds=edge) for edge in known]
+    found = admin.delayed_histogram(moments, topic)
     counts = dict(zip(known, found.counts, strict=False))
     rows = ((round_edge(low), round_edge(high)) for low, high in pairwise(edges))
     return [counts[low] if low != high else 0 for low, high in rows], found.pending
@@ -74,10 +75,6 @@ def count_between(admin: Admin, topic: str | None, edges: Sequence[int]) -> tupl
 def round_edge(edge: int) -> int:
     """Round an edge after the year 9999 to seconds: only datetimes represent a ms exactly."""
     return edge if edge <= BORN_MS_MAX else edge // 1_000 * 1_000
-
-
-def edge_datetime(edge: int) -> datetime | int:
-    return edge // 1_000 if edge % 1_000 == 0 else EPOCH + timedelta(milliseconds=edge)
 
 
 complete_handles: Final = main.complete_names(
@@ -259,7 +256,9 @@ def sensible_edges(ask: CountBetween, now: int, first: int = 0, end: int = TIME_
     counts = ask(even)
     if len(counts) > 2 and max(counts) > CONCENTRATED_SHARE * sum(counts):
         growing = coarse_edges(now, low, high, first, end)
-        if heaviest_range_ms(growing, ask(growing)) < step:
+        counts = list(ask(growing))
+        heaviest = counts.index(max(counts))
+        if growing[heaviest + 1] - growing[heaviest] < step:
             return growing
     return even
 
@@ -273,12 +272,6 @@ def coarse_edges(now: int, low: int, high: int, first: int, end: int) -> list[in
     lowest = max((each for each in steps if each <= low), default=low)
     highest = min((each for each in steps if each >= high), default=high)
     return clip_edges(steps, max(first, lowest), min(end, highest))
-
-
-def heaviest_range_ms(edges: Sequence[int], counts: Sequence[int]) -> int:
-    """Return the length of the range (between two edges) with the most messages."""
-    row = list(counts).index(max(counts))
-    return edges[row + 1] - edges[row]
 
 
 def fine_edges(now: int, low: int, high: int) -> list[int]:
@@ -308,9 +301,9 @@ def main_range(edges: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
     return edges[lowest], edges[highest + 1]
 
 
-def round_step(span: int, rows: int = RANGES_MAX) -> int:
-    """Return the shortest of STEPS that divides `span` ms into at most `rows` ranges."""
-    return next((step for step in STEPS if step * rows >= span), STEPS[-1])
+def round_step(span: int) -> int:
+    """Return the shortest of STEPS that divides `span` ms into at most RANGES_MAX ranges."""
+    return next((step for step in STEPS if step * RANGES_MAX >= span), STEPS[-1])
 
 
 def round_edges(low: int, high: int, step: int, first: int = 0, end: int = TIME_MAX) -> list[int]:

@@ -117,16 +117,14 @@ def filter_options(command: Function) -> Function:
     return command
 
 
-def state_option(command: Function) -> Function:
-    """Add --state, which may be repeated."""
-    return click.option(
-        "--state",
-        "states",
-        metavar="STATE",
-        type=click.Choice(STATES),
-        multiple=True,
-        help=f"Only this state, of {', '.join(STATES)}; may be repeated.",
-    )(command)
+state_option = click.option(
+    "--state",
+    "states",
+    metavar="STATE",
+    type=click.Choice(STATES),
+    multiple=True,
+    help=f"Only this state, of {', '.join(STATES)}; may be repeated.",
+)
 
 
 @contextmanager
@@ -213,7 +211,7 @@ def json_row(letter: Letter) -> dict[str, Any]:
 
 def table_row(letter: Letter) -> dict[str, str]:
     """Return the row of `list` for a letter."""
-    row = json_row(letter)
+    row, error = json_row(letter), escape_unprintable(letter.error)
     return {
         "id": escape_unprintable(letter.id),
         "state": letter.state,
@@ -223,7 +221,7 @@ def table_row(letter: Letter) -> dict[str, str]:
         "key": escape_unprintable(row["key"] or "-"),
         "calls": str(letter.calls),
         "kept": time_text(letter.kept_ms),
-        "error": shorten_error(escape_unprintable(letter.error)),
+        "error": error if len(error) <= ERROR_CHARACTERS else f"{error[: ERROR_CHARACTERS - 3]}...",
     }
 
 
@@ -235,11 +233,6 @@ def detail_row(letter: Letter) -> dict[str, Any]:
     }
     times = ("kept", "changed", "next", "appended")
     return row | {f"{name}_at": time_text(getattr(letter, f"{name}_ms") or None) for name in times}
-
-
-def shorten_error(error: str) -> str:
-    """Return the text of an error for a table, at most ERROR_CHARACTERS long."""
-    return error if len(error) <= ERROR_CHARACTERS else f"{error[: ERROR_CHARACTERS - 3]}..."
 
 
 def export_row(letter: Letter) -> dict[str, Any]:
@@ -436,14 +429,15 @@ def retry(
 
     Consumers at their broker look for them every few seconds.
     """
-    with open_stores(choice, output) as found:
-        meant = select_letters(found, ids, choice, everything, ("dead", "waiting"))
-        results = [
-            (desk, letters, desk.retry([each.id for each in letters], calls, force=force))
-            for desk, letters in meant
-        ]
-    return report_changes(
-        output, results, "retried", "will be handled again by a running consumer of the group", choice
+    what = "will be handled again by a running consumer of the group"
+    return change_letters(
+        output,
+        choice,
+        ids,
+        everything,
+        lambda desk, ids: desk.retry(ids, calls, force=force),
+        "retried",
+        what,
     )
 
 
@@ -456,12 +450,9 @@ def drop(ids: tuple[str, ...], choice: LetterChoice, everything: bool, force: bo
 
     They remain in the store for a month, and can be retried until then.
     """
-    with open_stores(choice, output) as found:
-        meant = select_letters(found, ids, choice, everything, ("dead", "waiting"))
-        results = [
-            (desk, letters, desk.drop([each.id for each in letters], force=force)) for desk, letters in meant
-        ]
-    return report_changes(output, results, "dropped", "dropped", choice)
+    return change_letters(
+        output, choice, ids, everything, lambda desk, ids: desk.drop(ids, force=force), "dropped", "dropped"
+    )
 
 
 def select_letters(
@@ -484,15 +475,23 @@ def select_letters(
     return [(desk, list(desk.letters(choice.selection(states)))) for desk in found]
 
 
-Results = list[tuple["Desk", list["Letter"], list["Letter | None"]]]
-
-
-def report_changes(output: Output, results: Results, word: str, what: str, choice: LetterChoice) -> int:
-    """Print which letters were changed, as JSON or as sentences; return the exit code.
+def change_letters(
+    output: Output,
+    choice: LetterChoice,
+    ids: Sequence[str],
+    everything: bool,
+    change: Callable[[Desk, list[str]], list[Letter | None]],
+    word: str,
+    what: str,
+) -> int:
+    """Change the selected letters, and print which were changed; return the exit code.
 
     `word` is the JSON key of the ids of changed letters, `what` says in the sentence what was done.
     """
-    pairs = [pair for _, letters, changed in results for pair in zip(letters, changed, strict=True)]
+    pairs: list[tuple[Letter, Letter | None]] = []
+    with open_stores(choice, output) as found:
+        for desk, letters in select_letters(found, ids, choice, everything, ("dead", "waiting")):
+            pairs += zip(letters, change(desk, [each.id for each in letters]), strict=True)
     done = [letter.id for letter, now in pairs if now is not None]
     left = [letter for letter, now in pairs if now is None]
     if output.json:
@@ -577,39 +576,20 @@ def redrive_stores(desks: Sequence[Desk], wish: Wish, output: Output) -> int:
     total = Report()
     with progress(output, "redriving", None) as advance:
         for desk in desks:
-            left = None if wish.limit is None else wish.limit - sum(total.targets.values()) + total.resumed
-            if left is not None and left <= 0:
+            if wish.limit is not None and total.selected >= wish.limit:
                 break
-            own = Report()
             try:
-                desk.redrive(wish._replace(limit=left), advance, own)
+                desk.redrive(wish, advance, total)
             except TfmqError as error:
-                add(total, own)
                 report_redrive(total, wish, output)
                 if not wish.dry and not isinstance(error, BadRequest):
-                    first = (
-                        "run the same command again"
-                        if error.retriable
-                        else "correct the cause and run the same command again"
+                    first = "" if error.retriable else "correct the cause and "
+                    output.info(
+                        f"the redrive is incomplete: {first}run the same command again; it continues where it stopped"
                     )
-                    output.info(f"the redrive is incomplete: {first}; it continues where it stopped")
                 raise
-            add(total, own)
     report_redrive(total, wish, output)
     return NOT_DONE if total.unsure or total.unsendable or total.foreign else 0
-
-
-def add(total: Report, more: Report) -> None:
-    total.sent += more.sent
-    total.resumed += more.resumed
-    total.looping += more.looping
-    total.unsendable += more.unsendable
-    total.unsure += more.unsure
-    for topic, number in more.targets.items():
-        total.count(topic, number)
-    total.broker = more.broker or total.broker
-    for broker, number in more.foreign.items():
-        total.foreign[broker] = total.foreign.get(broker, 0) + number
 
 
 def report_redrive(total: Report, wish: Wish, output: Output) -> None:

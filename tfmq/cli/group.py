@@ -54,41 +54,33 @@ def show(name: str, output: Output) -> None:
         found = find_group(admin, name)
     summary: dict[str, Any] = {"group": name, "generation": found.generation, "live": found.live}
     summary |= {"strategy": found.strategy, "lag": found.lag}
+    offsets = [{**each, "offset": committed_offset(each), "lag": known_lag(each)} for each in found.offsets]
     if output.json:
-        offsets = [
-            {**each, "offset": committed_offset(each), "lag": known_lag(each)} for each in found.offsets
-        ]
         output.print_object({**summary, "members": found.members, "offsets": offsets})
         return
     output.print_object(summary)
-    output.print_rows(
-        [_member_row(each) for each in found.members], MEMBER_COLUMNS, f"{name} has no member at the moment"
-    )
-    output.print_rows(
-        [_offset_row(each) for each in found.offsets], OFFSET_COLUMNS, f"{name} has saved no offset yet"
-    )
-
-
-def _member_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table row of a member, with its partitions as ranges of numbers."""
-    return {
-        **row,
-        "last_heard": f"{age_text(row['silent_ms'] / 1000)} ago",
-        "client": escape_unprintable(row["client"]),
-        "partitions": format_partitions(row["partitions"]),
-        "leaving": format_partitions(row["leaving"]),
-        "note": escape_unprintable(row["note"]),
-    }
-
-
-def _offset_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table row of a committed offset; offsets count bytes, the lag counts messages."""
-    return {
-        **row,
-        "offset (bytes)": committed_offset(row),
-        "end offset (bytes)": row["end_offset"],
-        "lag (messages)": known_lag(row),
-    }
+    members = [
+        {
+            **row,
+            "last_heard": f"{age_text(row['silent_ms'] / 1000)} ago",
+            "client": escape_unprintable(row["client"]),
+            "partitions": format_partitions(row["partitions"]),
+            "leaving": format_partitions(row["leaving"]),
+            "note": escape_unprintable(row["note"]),
+        }
+        for row in found.members
+    ]
+    output.print_rows(members, MEMBER_COLUMNS, f"{name} has no member at the moment")
+    committed = [
+        {
+            **row,
+            "offset (bytes)": row["offset"],
+            "end offset (bytes)": row["end_offset"],
+            "lag (messages)": row["lag"],
+        }
+        for row in offsets
+    ]
+    output.print_rows(committed, OFFSET_COLUMNS, f"{name} has saved no offset yet")
 
 
 def committed_offset(row: Mapping[str, Any]) -> int | None:
@@ -103,19 +95,17 @@ def known_lag(row: Mapping[str, Any]) -> int | None:
 
 def format_partitions(partitions: Mapping[str, Sequence[int]]) -> str:
     """Format partitions: {"orders": [0, 1, 2, 7]} -> 'orders 0-2 7'."""
-    return ", ".join(
-        f"{topic} {_format_ranges(sorted(numbers))}" for topic, numbers in sorted(partitions.items())
-    )
-
-
-def _format_ranges(numbers: Sequence[int]) -> str:
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+    found = []
+    for topic, numbers in sorted(partitions.items()):
+        ranges: list[list[int]] = []
+        for number in sorted(numbers):
+            if ranges and ranges[-1][1] == number - 1:
+                ranges[-1][1] = number
+            else:
+                ranges.append([number, number])
+        texts = (str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+        found.append(" ".join([topic, *texts]))
+    return ", ".join(found)
 
 
 def find_group(admin: "Admin", name: str) -> "GroupDescription":
@@ -178,21 +168,16 @@ def reset(
         {"topic": topic, "partition": number, "before": before.get(number), "offset": offset}
         for number, offset in offsets.items()
     ]
-    shown = [
-        {**row, "before": offset_text(row["before"]), "offset": offset_text(row["offset"])} for row in rows
-    ]
-    output.print_rows(rows if output.json else shown, ("topic", "partition", "before", "offset"), "")
+    if not output.json:  # digits only, as options accept an offset
+        for row in rows:
+            row |= {key: None if row[key] is None else str(row[key]) for key in ("before", "offset")}
+    output.print_rows(rows, ("topic", "partition", "before", "offset"), "")
     if dry_run:
         live = "; a member of it is running, so the reset would be rejected" if group.live else ""
         output.info(f"nothing was changed: this was a dry run{live}")
     for number, offset in offsets.items():
         if isinstance(place, int) and offset != place:
             output.info(f"partition {number}: no message begins at {place}; the group continues at {offset}")
-
-
-def offset_text(offset: int | None) -> str | None:
-    """Return an offset as digits only, as options accept it; None for None."""
-    return None if offset is None else str(offset)
 
 
 @group.command(epilog="\b\nExample:\n  tfmq group delete old-reports --yes")

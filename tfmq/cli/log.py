@@ -34,7 +34,7 @@ from journal.record.format import (
     records_of,
     split_body,
 )
-from journal.wal.entry import OPERATION_NAMES, AppendMsg, JournalEntry, LostEntries, Operation
+from journal.wal.entry import OPERATION_NAMES, JournalEntry, LostEntries, Operation
 from tfmq import ids
 from tfmq.broker.catalog import SUFFIX as CATALOG_SUFFIX
 from tfmq.broker.data_repair import (
@@ -130,6 +130,11 @@ def start_position(row: dict[str, Any]) -> int:
     return found
 
 
+def make_row(kind: str, **fields: Any) -> dict[str, Any]:
+    """Return a row of `dump`, with its fields by the keys that they have in JSON."""
+    return {"kind": kind, **fields}
+
+
 def segment_rows(disk: Disk, path: Path, control: bool) -> Iterator[dict[str, Any]]:
     """Yield every record of a segment, in order; an unreadable range is a row too."""
     base = int(path.name.split(".")[0])
@@ -137,18 +142,13 @@ def segment_rows(disk: Disk, path: Path, control: bool) -> Iterator[dict[str, An
         return  # an empty log is no error here; verify reports missing data
     log_id = find_log_id(disk, str(path))
     if log_id is None:
-        yield {
-            "kind": "damaged",
-            "offset": base,
-            "next": base + path.stat().st_size,
-            "reason": "no whole block in it",
-        }
+        size = path.stat().st_size
+        yield make_row("damaged", offset=base, next=base + size, reason="no whole block in it")
         return
     with opened_segment(disk, str(path.parent), base, log_id, suffix_of(path)) as segment:
         for part in scan_segment(segment):
             if isinstance(part, DamagedRange):
-                first, following = base + part.first, base + part.next
-                yield {"kind": "damaged", "offset": first, "next": following, "reason": part.reason}
+                yield make_row("damaged", offset=base + part.first, next=base + part.next, reason=part.reason)
             else:
                 yield from block_rows(part, control)
 
@@ -158,16 +158,16 @@ def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
     for record in records_of(block.data):
         offset = block.offset + record.position
         if record.flag & FLAG_FILLER:
-            yield {"kind": "filler", "offset": offset, "ordinal": ordinal, "count": record.checksum}
+            yield make_row("filler", offset=offset, ordinal=ordinal, count=record.checksum)
             ordinal += record.checksum
             continue
         note = arrival_fields(record, block.data)
         if note is not None:
-            yield {"kind": "note", "offset": offset, "ordinal": ordinal, **note}
+            yield make_row("note", offset=offset, ordinal=ordinal, **note)
             ordinal += 1
             continue
         body = block.data[record.position + HEADER_SIZE : record.position + record.size]
-        yield {"kind": "record", "offset": offset, "ordinal": ordinal, **record_content(record, body)}
+        yield make_row("record", offset=offset, ordinal=ordinal, **record_content(record, body))
         ordinal += 1
     if control:
         fields = {
@@ -175,7 +175,7 @@ def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
             for k, v in block.control._asdict().items()
             if k not in ("offset", "version")
         }
-        yield {"kind": "control", "offset": block.next - BLOCK_TRAILER_BYTES, **fields}
+        yield make_row("control", offset=block.next - BLOCK_TRAILER_BYTES, **fields)
 
 
 ROW_KEYS = {"durable_offset": "forced", "positions": "places"}
@@ -406,22 +406,10 @@ def is_meta(disk: Disk, folder: Path) -> bool:
 
 
 def report_repair(output: Output, done: DataRepairResult, dry_run: bool) -> None:
-    columns = (
-        "file",
-        "first",
-        "next",
-        "kept",
-        "lost",
-        *(["lost_bytes"] if done.journal else []),
-        "reason",
-        "note",
-    )
-    rows = [
-        *map(asdict, done.folder),
-        *map(asdict, done.logs),
-        *map(asdict, done.journal),
-        *map(asdict, done.buckets),
-    ]
+    lost_bytes = ("lost_bytes",) if done.journal else ()
+    columns = ("file", "first", "next", "kept", "lost", *lost_bytes, "reason", "note")
+    found: list[Any] = [*done.folder, *done.logs, *done.journal, *done.buckets]
+    rows = list(map(asdict, found))
     output.print_rows(rows, columns, "" if done.failed else "nothing to repair")
     verbs = ("would be kept", "would be lost") if dry_run else ("kept", "lost")
     if done.logs:
@@ -458,10 +446,8 @@ def arrival_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
             "log_id": note.log_id,
             "count": note.record_count,
             "size": note.size_bytes,
-            "first_due": note.dues.low,
-            "last_due": note.dues.high,
-            "absolute": sum(note.dues.absolute),
         }
+        row |= {"first_due": note.dues.low, "last_due": note.dues.high, "absolute": sum(note.dues.absolute)}
     if note.old_turns.dues:
         row["cancelled"] = [list(turn) for turn in zip(*note.old_turns, strict=True)]
     return row
@@ -492,43 +478,30 @@ def delayed_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> 
     `control`, the checkpoint, each file and each chunk are rows too.
     """
     with closing(BucketScan(disk, str(folder))) as survey:
+        checkpoint = survey.checkpoint
         if file is None and survey.fault is not None:
             yield _damaged_row(survey.fault, 0)
-        elif file is None and control and survey.checkpoint is not None:
-            yield _checkpoint_row(survey)
+        elif file is None and control and checkpoint is not None:
+            yield make_row(
+                "checkpoint", due=0, store=checkpoint.identity.store_id, arrivals=checkpoint.spilled_offset,
+                number=checkpoint.spilled_number, broker_ms=checkpoint.broker_ms, buckets=len(checkpoint.buckets),
+            )  # fmt: skip
         for _, bucket in survey.buckets():
             if file is None or bucket.path == str(file):
                 yield from _bucket_rows(survey, bucket, control)
 
 
-def _checkpoint_row(survey: BucketScan) -> dict[str, Any]:
-    checkpoint = survey.checkpoint
-    assert checkpoint is not None
-    return {
-        "kind": "checkpoint", "due": 0, "store": checkpoint.identity.store_id, "arrivals": checkpoint.spilled_offset,
-        "number": checkpoint.spilled_number, "broker_ms": checkpoint.broker_ms, "buckets": len(checkpoint.buckets),
-    }  # fmt: skip
-
-
 def _bucket_rows(survey: BucketScan, bucket: Bucket, control: bool) -> Iterator[dict[str, Any]]:
     start = bucket.span.start
     if control:
-        yield {
-            "kind": "bucket",
-            "due": start,
-            "end": bucket.span.end,
-            "size": bucket.size,
-            "count": bucket.count,
-        }
+        yield make_row("bucket", due=start, end=bucket.span.end, size=bucket.size, count=bucket.count)
     for part in survey.chunks(bucket):
         if isinstance(part, Corrupt):
             yield _damaged_row(part, start)
             continue
         if control:
-            yield {
-                "kind": "chunk", "due": start, "position": part.position, "size": part.size, "count": part.count,
-                "arrivals": part.arrival_offset,
-            }  # fmt: skip
+            place = {"due": start, "position": part.position, "size": part.size, "count": part.count}
+            yield make_row("chunk", **place, arrivals=part.arrival_offset)
         yield from _chunk_rows(survey, bucket, part)
 
 
@@ -541,11 +514,9 @@ def _chunk_rows(survey: BucketScan, bucket: Bucket, chunk: ChunkHead) -> Iterato
         yield _damaged_row(error, bucket.span.start)
         return
     for start in range(0, columns.length, READ_COUNT):
-        positions, numbers = (
-            columns.positions[start : start + READ_COUNT],
-            columns.numbers[start : start + READ_COUNT],
-        )
-        for index, record in enumerate(bucket.read(survey.files, positions, numbers, NO_BYTE_LIMIT), start):
+        page = slice(start, start + READ_COUNT)
+        records = bucket.read(survey.files, columns.positions[page], columns.numbers[page], NO_BYTE_LIMIT)
+        for index, record in enumerate(records, start):
             yield _message_row(columns, index, record, bucket)
 
 
@@ -561,23 +532,15 @@ def _message_row(columns: ChunkColumns, index: int, record: bytes | None, bucket
         "size": columns.sizes[index],
     }
     if record is None:
-        position = columns.positions[index]
-        return {
-            "kind": "damaged",
-            **row,
-            "file": bucket.path,
-            "position": position,
-            "reason": "its checksum fails",
-        }
+        place = {"file": bucket.path, "position": columns.positions[index]}
+        return make_row("damaged", **row, **place, reason="its checksum fails")
     (found,) = records_of(record)
-    return {"kind": "delayed", **row, **record_content(found, memoryview(record)[HEADER_SIZE:])}
+    return make_row("delayed", **row, **record_content(found, memoryview(record)[HEADER_SIZE:]))
 
 
 def _damaged_row(error: Corrupt, due: int) -> dict[str, Any]:
-    return {
-        "kind": "damaged", "due": due, "file": error.path, "position": error.first, "next": error.next,
-        "reason": error.reason,
-    }  # fmt: skip
+    place = {"due": due, "file": error.path, "position": error.first, "next": error.next}
+    return make_row("damaged", **place, reason=error.reason)
 
 
 def format_delayed(row: dict[str, Any]) -> str:
@@ -614,15 +577,10 @@ def journal_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> 
             if file is not None and each.path != str(file):
                 continue
             if control:
-                yield {"kind": "file", "place": each.first, "number": each.number, "size": each.size}
+                yield make_row("file", place=each.first, number=each.number, size=each.size)
             if each.number in survey.head_faults:
-                reason = survey.head_faults[each.number]
-                yield {
-                    "kind": "damaged",
-                    "place": each.first,
-                    "next": each.first,
-                    "reason": f"head: {reason}",
-                }
+                reason = f"head: {survey.head_faults[each.number]}"
+                yield make_row("damaged", place=each.first, next=each.first, reason=reason)
             for part in survey.scan_file(each):
                 yield entry_row(part)
 
@@ -630,45 +588,39 @@ def journal_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> 
 def _checkpoint_rows(survey: JournalScan) -> Iterator[dict[str, Any]]:
     checkpoint = survey.checkpoint
     if checkpoint is None:
-        yield {"kind": "damaged", "place": 0, "next": 0, "reason": f"checkpoint: {survey.checkpoint_fault}"}
+        yield make_row("damaged", place=0, next=0, reason=f"checkpoint: {survey.checkpoint_fault}")
         return
-    yield {"kind": "checkpoint", "place": checkpoint.durable_lsn, "journal": checkpoint.journal_id}
+    yield make_row("checkpoint", place=checkpoint.durable_lsn, journal=checkpoint.journal_id)
     for pointer in checkpoint.snapshots:
         head = survey.snapshots.get(pointer.number)
         files = [file.number for file in head.files] if head is not None else None
-        yield {"kind": "snapshot", "place": pointer.lsn, "number": pointer.number, "files": files}
+        yield make_row("snapshot", place=pointer.lsn, number=pointer.number, files=files)
 
 
 def entry_row(part: JournalEntry | JournalGap) -> dict[str, Any]:
     """Return the row of a journal entry, or of a gap between valid entries."""
     if isinstance(part, JournalGap):
-        return {"kind": "damaged", "place": part.first, "next": part.next, "reason": part.reason}
+        return make_row("damaged", place=part.first, next=part.next, reason=part.reason)
     row: dict[str, Any] = {"place": part.lsn, "size": part.size}
     content = part.content
     if isinstance(content, LostEntries):
-        return {"kind": "filler", **row}
+        return make_row("filler", **row)
     if isinstance(content, Operation):
         name = OPERATION_NAMES.get(content.kind, f"operation {content.kind}")
-        return {
-            "kind": "operation",
-            **row,
-            "operation": name,
-            "epoch": content.epoch,
-            **_operation_fields(content),
-        }
-    return {"kind": "messages", **row, "epoch": content.epoch, **_batch_fields(content)}
-
-
-def _batch_fields(content: AppendMsg) -> dict[str, Any]:
-    return {
-        "incarnation": ids.producer_of(content.log_id),
-        "partition": ids.sequence_of(content.log_id),
-        "producer": content.producer_id,
-        "sequence": content.sequence,
-        "count": content.count,
-        "bytes": len(content.data),
-        "moved_from": content.moved_from or None,
-    }
+        row |= {"operation": name, "epoch": content.epoch, **_operation_fields(content)}
+        return make_row("operation", **row)
+    return make_row(
+        "messages",
+        **row,
+        epoch=content.epoch,
+        incarnation=ids.producer_of(content.log_id),
+        partition=ids.sequence_of(content.log_id),
+        producer=content.producer_id,
+        sequence=content.sequence,
+        count=content.count,
+        bytes=len(content.data),
+        moved_from=content.moved_from or None,
+    )
 
 
 def _operation_fields(content: Operation) -> dict[str, Any]:
@@ -753,24 +705,16 @@ def segments_of(path: Path) -> list[Path]:
     return found or [s for folder in partitions_of(path) for s in segments_of(folder)]
 
 
-def is_journal_file(path: Path) -> bool:
-    return path.is_file() and filenames.parse_journal_name(path.name) is not None
-
-
 def journal_of(path: Path) -> Path | None:
     """Return the folder of the transaction journal at `path`, or in the data folder `path`.
 
     Returns None if there is none.
     """
-    if is_journal_file(path):
+    if path.is_file() and filenames.parse_journal_name(path.name) is not None:
         return path.parent
     disk, folders = RealDisk(), (path, path / filenames.TRANSACTIONS_FOLDER)
     found = (f for f in folders if is_journal(disk, str(f)) and not is_bucket_folder(disk, str(f)))
     return next(found, None)
-
-
-def is_bucket_file(path: Path) -> bool:
-    return path.is_file() and parse_bucket_name(path.name) is not None
 
 
 def delay_of(path: Path) -> Path | None:
@@ -778,7 +722,7 @@ def delay_of(path: Path) -> Path | None:
 
     None if there is none.
     """
-    if is_bucket_file(path):
+    if path.is_file() and parse_bucket_name(path.name) is not None:
         return path.parent
     return next((f for f in (path, path / DELAY_FOLDER) if is_bucket_folder(RealDisk(), str(f))), None)
 
@@ -817,19 +761,12 @@ def size_of(path: Path) -> int:
     """Return about how many bytes a verification of `path` reads."""
     if path.is_file():
         return path.stat().st_size
-    suffixes = {
-        filenames.SEGMENT_SUFFIX,
-        filenames.JOURNAL_SUFFIX,
-        CATALOG_SUFFIX,
-        ARRIVALS_SUFFIX,
-        ".bucket",
-    }
+    logs = {filenames.SEGMENT_SUFFIX, filenames.JOURNAL_SUFFIX, CATALOG_SUFFIX, ARRIVALS_SUFFIX, ".bucket"}
     total = 0
     for folder, _, files in os.walk(path):
-        for name in files:
-            if Path(name).suffix in suffixes:
-                with suppress(OSError):  # the verification itself reports it
-                    total += (Path(folder) / name).stat().st_size
+        for file in (Path(folder, name) for name in files if Path(name).suffix in logs):
+            with suppress(OSError):  # the verification itself reports it
+                total += file.stat().st_size
     return total
 
 
@@ -846,12 +783,12 @@ def explain_path_errors(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def lock_data_folder(path: Path, disk: Disk | None = None) -> Iterator[Disk]:
+def lock_data_folder(path: Path) -> Iterator[Disk]:
     """Context that locks the data folder that contains `path`, if any; yields its disk.
 
     Raises an error while a server runs on it.
     """
-    disk = disk or RealDisk()
+    disk = RealDisk()
     folder = path.parent if path.is_file() else path
     near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)
     place = next((folder / LOCK for folder in near if (folder / LOCK).exists()), None)

@@ -164,28 +164,22 @@ def run(
         return 1
     except click.UsageError as error:
         if isinstance(error, click.NoSuchOption):
-            known = similar_options(error.option_name, error.possibilities)
-            error = click.NoSuchOption(error.option_name, error.message, known, error.ctx)
+            # click's own choice of similar options counts the dashes as common characters.
+            known = {each.lstrip("-"): each for each in error.possibilities or ()}
+            close = [known[each] for each in difflib.get_close_matches(error.option_name.lstrip("-"), known)]
+            error = click.NoSuchOption(error.option_name, error.message, close, error.ctx)
         error.show()
         return error.exit_code
     except click.ClickException as error:
         click.echo(f"tfmq: {error.format_message()}", err=True)
         return error.exit_code
-    except OutputClosed:
-        return handle_closed_output()
+    except OutputClosed:  # no error: the reader of standard output closed it (`tfmq read t | head`)
+        discard_output()
+        return 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
         return report_error(error)
-
-
-def similar_options(option: str, possibilities: Sequence[str] | None) -> list[str]:
-    """Return the options that are similar to a mistyped one.
-
-    click's own choice counts the dashes as common characters.
-    """
-    known = {each.lstrip("-"): each for each in possibilities or ()}
-    return [known[each] for each in difflib.get_close_matches(option.lstrip("-"), known)]
 
 
 def open_closed_streams() -> None:
@@ -227,12 +221,6 @@ def print_log_warnings() -> None:
             logging.getLogger(what_waits).setLevel(logging.INFO)
 
 
-def handle_closed_output() -> int:
-    """Exit silently because the reader of standard output closed it (`tfmq read t | head`): that is no error."""
-    discard_output()
-    return 0
-
-
 def discard_output() -> None:
     """Discard buffered output: otherwise Python writes it again at the end, and exits with 120."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -244,7 +232,7 @@ def report_error(error: Exception) -> int:
     Other errors keep their traceback.
     """
     from journal.errors import JournalError
-    from tfmq.errors import TfmqError
+    from tfmq.errors import DeliveryFailed, TfmqError
 
     if isinstance(error, UnicodeEncodeError):
         click.echo(f"tfmq: {error.object!r} is not UTF-8: only payloads may be any bytes.", err=True)
@@ -262,7 +250,9 @@ def report_error(error: Exception) -> int:
         except OSError:
             discard_output()
         return NOT_DONE
-    said: object = delivery_cause(error)
+    said: object = error
+    if isinstance(error, DeliveryFailed) and len(error.deliveries) == 1:
+        said = error.deliveries[0].peek() or error  # more specific than the error of the flush
     if isinstance(error, OSError) and not isinstance(error, TfmqError | JournalError) and error.filename:
         said = f"{error.filename}: {error.strerror}"  # without [Errno 13]
     click.echo(f"tfmq: {said}", err=True)
@@ -270,15 +260,6 @@ def report_error(error: Exception) -> int:
 
 
 NOT_DONE, WRONG_USAGE, NOT_REACHED, DAMAGE_FOUND = 1, 2, 3, 4
-
-
-def delivery_cause(error: Exception) -> Exception:
-    """Return the cause of a single failed delivery, which is more specific than the error of the flush."""
-    from tfmq.errors import DeliveryFailed
-
-    if isinstance(error, DeliveryFailed) and len(error.deliveries) == 1:
-        return error.deliveries[0].peek() or error
-    return error
 
 
 def exit_code(error: BaseException) -> int:
@@ -340,8 +321,6 @@ complete_groups: Final = complete_names(lambda admin: (each.group for each in ad
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script for SHELL."""
-    from tfmq.cli.main import commands
-
     kind = get_completion_class(shell)
     if kind is None:
         raise click.UsageError(f"no completion for {shell}")

@@ -86,17 +86,13 @@ class Output:
         if not (self.quiet or self.json):
             click.echo(sentence, err=True)
 
-    def print_object(self, row: Mapping[str, Any], title: str = "") -> None:
+    def print_object(self, row: Mapping[str, Any]) -> None:
         """Print one object: as JSON, or its fields in two columns."""
         if self.json:
             click.echo(json_text(row))
         elif not self.quiet:
-            print_table(
-                ("", ""),
-                [(heading(key), format_cell(value)) for key, value in row.items()],
-                title,
-                header=False,
-            )
+            cells = [(heading(key), format_cell(value)) for key, value in row.items()]
+            print_table(("", ""), cells, header=False)
 
     def report(self, row: Mapping[str, Any], sentence: str) -> None:
         """Print the result of a change: `row` as JSON, or `sentence` on standard error."""
@@ -182,16 +178,12 @@ def json_text(value: Any) -> str:
 
 
 def json_default(value: Any) -> Any:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return text_or_base64(bytes(value))
-    return str(value)
-
-
-def text_or_base64(data: bytes) -> str:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        return str(value)
     try:
-        return data.decode()
+        return bytes(value).decode()
     except UnicodeDecodeError:
-        return base64.b64encode(data).decode()
+        return base64.b64encode(value).decode()
 
 
 def payload_fields(payload: bytes | None) -> dict[str, str | None]:
@@ -211,14 +203,14 @@ def heading(key: str) -> str:
     return key.replace("_", " ")
 
 
-def confirm(what: str) -> None:
+def confirm(what: str, advice: str = ", say --yes.", warning: str = "") -> None:
     """Ask on a terminal whether to do `what`; without one raise UsageError, to require --yes.
 
     So no script deletes by accident.
     """
     if not sys.stdin.isatty():
-        raise click.UsageError(f"To {what}, say --yes.")
-    click.confirm(f"{what[0].upper()}{what[1:]}?", abort=True, err=True)
+        raise click.UsageError(f"To {what}{advice}")
+    click.confirm(f"{what[0].upper()}{what[1:]}?{warning}", abort=True, err=True)
 
 
 def format_cell(value: Any) -> str:
@@ -240,7 +232,6 @@ def format_cell(value: Any) -> str:
 def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
-    title: str = "",
     header: bool = True,
     bare: Sequence[str] = (),
 ) -> None:
@@ -268,11 +259,9 @@ def print_table(
         return
     console.width = max(console.width, sum(least) + edges)
     table = Table(
-        title=title or None,
         show_header=header,
         box=SIMPLE_HEAD if header else None,
         padding=(0, 1, 0, 0) if header else (0, 1),
-        title_justify="left",
     )
     for column, width in zip(columns, column_widths(least, most, console.width - edges), strict=True):
         table.add_column(column, overflow="fold", width=width)

@@ -4,6 +4,7 @@ import base64
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -212,22 +213,20 @@ def print_result(
             output.info(f"they are delivered when due: tfmq delay list --topic {topic}")
 
 
+@dataclass(frozen=True)
 class SharedOptions:
     """The options that all messages of one command line share."""
 
-    def __init__(
-        self,
-        key: str | None,
-        tag: str | None,
-        properties: dict[str, str],
-        partition: int | None,
-        delay: float | None,
-        at: datetime | None,
-    ) -> None:
-        if delay is not None and at is not None:
+    key: str | None
+    tag: str | None
+    properties: dict[str, str]
+    partition: int | None
+    delay: float | None
+    at: datetime | None
+
+    def __post_init__(self) -> None:
+        if self.delay is not None and self.at is not None:
             raise click.UsageError("give either --delay or --at")
-        self.key, self.tag, self.properties, self.partition = key, tag, properties, partition
-        self.delay, self.at = delay, at
 
     @property
     def is_delayed(self) -> bool:

@@ -30,7 +30,11 @@ def status(output: Output) -> None:
         return
     settings = found.pop("settings", {})
     transactions, delay = found.pop("transactions", {}), found.pop("delay", {})
-    shown = {row_label(key): format_value(key, value) for key, value in found.items() if not is_nested(value)}
+    shown = {
+        row_label(key): format_value(key, value)
+        for key, value in found.items()
+        if not isinstance(value, dict)
+    }
     rows = {
         **transaction_rows(transactions),
         **delay_rows(delay),
@@ -130,7 +134,3 @@ def format_value(key: str, value: Any) -> Any:
         hours, rest = divmod(int(value), 3600)
         return f"{hours}:{rest // 60:02}:{rest % 60:02}"
     return value
-
-
-def is_nested(value: Any) -> bool:
-    return isinstance(value, dict)

@@ -19,18 +19,8 @@ if TYPE_CHECKING:
 
 
 LIST_COLUMNS = ("topic", "partitions", "messages", "size", "state")
-SHOW_COLUMNS = (
-    "partition",
-    "state",
-    "first_offset",
-    "forced_offset",
-    "end_offset",
-    "messages",
-    "size",
-    "segments",
-)
-
-SETTING_COLUMNS = ("setting", "value", "from")
+OFFSET_COLUMNS = ("first_offset", "forced_offset", "end_offset")
+SHOW_COLUMNS = ("partition", "state", *OFFSET_COLUMNS, "messages", "size", "segments")
 
 
 @click.group()
@@ -107,18 +97,8 @@ def show(name: str, output: Output) -> None:
         return
     own = ", ".join(f"{key}={setting_text(value)}" for key, value in found.settings.items())
     output.print_object({**table_row(json_row(found)), "settings": own or None})
-    output.print_rows(settings_rows(found), SETTING_COLUMNS, "")
-    output.print_rows([table_row(row) for row in rows], SHOW_COLUMNS, "")
-    for row in rows:
-        print_problem(output, name, row)
-
-
-def settings_rows(found: TopicDescription) -> list[dict[str, Any]]:
-    """Return the topic's settings that differ from the defaults, each with its origin.
-
-    Values are in the format that --set accepts.
-    """
-    return [
+    # Those that differ from the defaults, in the format that --set accepts.
+    different = [
         {
             "setting": key,
             "value": setting_text(value),
@@ -127,6 +107,10 @@ def settings_rows(found: TopicDescription) -> list[dict[str, Any]]:
         for key, (value, origin) in found.effective.items()
         if origin != "default"
     ]
+    output.print_rows(different, ("setting", "value", "from"), "")
+    output.print_rows([table_row(row) for row in rows], SHOW_COLUMNS, "")
+    for row in rows:
+        print_problem(output, name, row)
 
 
 def setting_text(value: Any) -> str:
@@ -135,20 +119,9 @@ def setting_text(value: Any) -> str:
 
 
 def partition_row(found: PartitionDescription) -> dict[str, Any]:
-    return {
-        "partition": found.partition,
-        "state": found.state,
-        "reason": found.reason,
-        "first_offset": found.first_offset,
-        "forced_offset": found.forced_offset,
-        "end_offset": found.end_offset,
-        "messages": found.messages,
-        "size_bytes": found.size_bytes,
-        "segments": found.segments,
-        "damage": [
-            {"first": first, "next": following, "reason": why} for first, following, why in found.damage
-        ],
-    }
+    names = ("partition", "state", "reason", *OFFSET_COLUMNS, "messages", "size_bytes", "segments")
+    damage = [{"first": first, "next": following, "reason": why} for first, following, why in found.damage]
+    return {name: getattr(found, name) for name in names} | {"damage": damage}
 
 
 def print_problem(output: Output, name: str, row: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -16,6 +15,7 @@ from tfmq.cli.output import (
     ROWS_SHOWN,
     Output,
     age_text,
+    confirm,
     did_you_mean,
     escape_unprintable,
     iterate_pages,
@@ -56,29 +56,19 @@ def json_row(found: TransactionDescription) -> dict[str, Any]:
 
 
 def table_row(found: TransactionDescription) -> dict[str, Any]:
-    """Return the row of `list` for a transaction."""
+    """Return the row of `list` for a transaction, with what damage of the journal did to it."""
+    lost = found.details.get("lost")
     return {
         "xid": escape_unprintable(found.xid),
         "epoch": str(found.epoch),
-        "state": state_text(found),
+        "state": f"{found.state}, journal damaged" if found.details.get("damage") else found.state,
         "age": age_text(found.age_seconds),
         "size": size_text(found.size_bytes),
-        "messages": messages_text(found),
+        "messages": f"{found.messages:,}, {lost:,} lost" if lost else found.messages,
         "topics": list(found.topics),
         "owner": escape_unprintable(found.owner),
         "group": found.group or found.commit_group or None,
     }
-
-
-def state_text(found: TransactionDescription) -> str:
-    """Return the state, and whether damage of the transaction journal blocks the transaction."""
-    return f"{found.state}, journal damaged" if found.details.get("damage") else found.state
-
-
-def messages_text(found: TransactionDescription) -> int | str:
-    """Return the number of messages, and how many of them were lost to damage of the journal."""
-    lost = found.details.get("lost")
-    return f"{found.messages:,}, {lost:,} lost" if lost else found.messages
 
 
 def detail_row(found: TransactionDescription) -> dict[str, Any]:
@@ -145,6 +135,11 @@ def find_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionDe
 
 
 xids = main.complete_names(lambda admin: (each.xid for each in iterate_transactions(admin, None, None, 0)))
+epoch_option = click.option(
+    "--epoch",
+    type=click.IntRange(min=1),
+    help="The epoch of the transaction, if its xid was used several times.",
+)
 xids_argument = click.argument("xids_given", metavar="XID...", nargs=-1, required=True, shell_complete=xids)
 
 
@@ -235,15 +230,12 @@ def remaining_text(members: int) -> str:
 
 
 def confirm_forgetting(found: list[CommitGroupDescription]) -> None:
-    """Ask on a terminal; otherwise require --yes, so that no script forgets by accident."""
     first = found[0]
     where = "has committed nothing yet" if first.sequence < 0 else f"is at sequence {first.sequence}"
     which = f"{escape_unprintable(first.group)}, which {where}"
     if len(found) > 1:
         which = f"{with_noun(len(found), 'commit group')}; the first is {which}"
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"To forget {which}, say --yes. It cannot be undone.")
-    click.confirm(f"Forget {which}? This cannot be undone.", abort=True, err=True)
+    confirm(f"forget {which}", ", say --yes. It cannot be undone.", " This cannot be undone.")
 
 
 STATES = (
@@ -343,12 +335,7 @@ def print_losses(output: Output, shown: Sequence[TransactionDescription]) -> Non
 
 @tx.command(epilog="\b\nExample:\n  tfmq tx show order-42")
 @click.argument("xid", shell_complete=xids)
-@click.option(
-    "--epoch",
-    type=click.IntRange(min=1),
-    default=None,
-    help="The epoch of the transaction, if its xid was used several times.",
-)
+@epoch_option
 @output_options
 def show(xid: str, epoch: int | None, output: Output) -> None:
     """Show a transaction: its state, age, size, owner, and targets."""
@@ -362,22 +349,11 @@ def show(xid: str, epoch: int | None, output: Output) -> None:
 
 def decision_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments and options that commit and rollback have in common."""
-    for option in (
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option(
-            "--as-owner",
-            is_flag=True,
-            help="In its owner's name: the owner does not get a heuristic outcome.",
-        ),
-        click.option(
-            "--epoch",
-            type=click.IntRange(min=1),
-            help="The epoch of the transaction, if its xid was used several times.",
-        ),
-        xids_argument,
-    ):
-        command = option(command)
-    return command
+    as_owner = click.option(
+        "--as-owner", is_flag=True, help="In its owner's name: the owner does not get a heuristic outcome."
+    )
+    yes = click.option("--yes", is_flag=True, help="Do not ask.")
+    return xids_argument(epoch_option(as_owner(yes(command))))
 
 
 @tx.command(
@@ -438,7 +414,7 @@ def end_by_hand(
     with output.admin() as admin:
         found = all_known(admin, names, epoch)
         if not yes:
-            confirm(what, found, as_owner)
+            confirm_end(what, found, as_owner)
         method: Callable[..., Any] = admin.rollback_transaction
         if what == "commit":
             method = partial(admin.commit_transaction, force=force)
@@ -508,9 +484,8 @@ def report_end(output: Output, row: dict[str, Any]) -> None:
         output.info(f"  after its owner has the outcome: tfmq tx forget {name}")
 
 
-def confirm(what: str, found: Sequence[TransactionDescription], as_owner: bool) -> None:
-    """Ask on a terminal; otherwise require --yes, so that no script decides by accident."""
-    verb = "Commit" if what == "commit" else "Roll back"
+def confirm_end(what: str, found: Sequence[TransactionDescription], as_owner: bool) -> None:
+    verb = "commit" if what == "commit" else "roll back"
     how = "in its owner's name" if as_owner else "by hand"
     if len(found) == 1:
         which = describe_transaction(found[0])
@@ -519,9 +494,7 @@ def confirm(what: str, found: Sequence[TransactionDescription], as_owner: bool) 
         which = (
             f"{with_noun(len(found), 'transaction')} ({size}; the first is {describe_transaction(found[0])})"
         )
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"To {verb.lower()} {which} {how}, which cannot be undone, say --yes.")
-    click.confirm(f"{verb} {which} {how}? This cannot be undone.", abort=True, err=True)
+    confirm(f"{verb} {which} {how}", ", which cannot be undone, say --yes.", " This cannot be undone.")
 
 
 @tx.command(
@@ -529,11 +502,7 @@ def confirm(what: str, found: Sequence[TransactionDescription], as_owner: bool) 
     epilog="\b\nExample:\n  tfmq tx forget order-42",
 )
 @xids_argument
-@click.option(
-    "--epoch",
-    type=click.IntRange(min=1),
-    help="The epoch of the transaction, if its xid was used several times.",
-)
+@epoch_option
 @output_options
 def forget(xids_given: tuple[str, ...], epoch: int | None, output: Output) -> int:
     """Forget the outcomes of transactions that were ended by hand, after their owners have got them."""

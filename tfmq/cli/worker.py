@@ -189,9 +189,6 @@ class Supervisor:
         place.start_at = self._clock() + pause
 
 
-ORDERS = ("partition", "key", "none")
-
-
 @click.command(
     short_help="Run the listeners of a consumer.",
     epilog="\b\nExamples:\n  tfmq run billing:consumer\n  tfmq run shop.billing:consumer --processes 4\n"
@@ -211,7 +208,10 @@ ORDERS = ("partition", "key", "none")
     help="Messages handled at a time in each process [1].",
 )
 @click.option(
-    "--order", type=click.Choice(ORDERS), default="partition", help="What a message waits for [partition]."
+    "--order",
+    type=click.Choice(["partition", "key", "none"]),
+    default="partition",
+    help="What a message waits for [partition].",
 )
 @click.option(
     "--tracebacks/--no-tracebacks",
@@ -351,11 +351,10 @@ def import_consumer_module(module_name: str) -> Any:
     """Import the module. Raises like `consumer_of`."""
     try:
         return import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise click.UsageError(f"there is no module {module_name!r} here ({os.getcwd()}).") from None
-        raise ImportFailed(f"{module_name} cannot be imported: {import_error_text(error)}") from None
     except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            raise click.UsageError(f"there is no module {module_name!r} here ({os.getcwd()}).") from None
         raise ImportFailed(f"{module_name} cannot be imported: {import_error_text(error)}") from None
 
 
@@ -435,7 +434,6 @@ def exit_on_stdin_eof() -> None:
     threading.Thread(target=wait, name="tfmq-parent", daemon=True).start()
 
 
-SUFFIX: Final = ".py"
 FILES_MAX: Final = 10_000
 """More Python files than this are probably the whole disk; checking them would take too much time."""
 
@@ -465,7 +463,7 @@ class SourceWatcher:
                 and not (Path(folder) / name / "pyvenv.cfg").exists()
             ]
             for name in names:
-                if name.endswith(SUFFIX) and len(found) < FILES_MAX:
+                if name.endswith(".py") and len(found) < FILES_MAX:
                     path = os.path.join(folder, name)
                     try:
                         found[path] = os.stat(path).st_mtime_ns

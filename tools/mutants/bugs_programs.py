@@ -36,8 +36,8 @@ PROGRAMS: Final = (
         "limit-for-each-store",
         "the limit of a redrive counts over all stores",
         _REDRIVING,
-        "                desk.redrive(wish._replace(limit=left), advance, own)\n",
-        "                desk.redrive(wish, advance, own)\n",
+        "            if wish.limit is not None and total.selected >= wish.limit:\n",
+        "            if False:\n",
         [REDRIVING],
     ),
     Mutant(
@@ -52,8 +52,8 @@ PROGRAMS: Final = (
         "half-a-redrive-says-nothing",
         "an interrupted redrive reports how far it came",
         _REDRIVING,
-        ("                add(total, own)\n                report_redrive(total, wish, output)\n"),
-        "                add(total, own)\n",
+        "                report_redrive(total, wish, output)\n                if not wish.dry",
+        "                if not wish.dry",
         [REDRIVING],
     ),
     Mutant(
