@@ -1,6 +1,7 @@
 """Parsers and click types for times, durations, properties and start positions."""
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,29 +51,42 @@ def point_in_time(text: str) -> datetime:
         ) from None
 
 
-class StartPosition(click.ParamType):  # type: ignore[type-arg]
+class TextType(click.ParamType):  # type: ignore[type-arg]
+    """Click parameter type whose `parse` converts a text; the reason of its ValueError is a usage error."""
+
+    def parse(self, text: str) -> Any:
+        raise NotImplementedError
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value  # a default, which is converted already
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, context)
+
+
+class StartPosition(TextType):
     """Click parameter type of a start position: earliest, latest, an offset, or a time."""
 
     name = "earliest|latest|OFFSET|TIME"
 
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
-        if not isinstance(value, str) or value in ("earliest", "latest"):
-            return value
-        if value.isdecimal():
-            return int(value)
-        if UNITLESS.fullmatch(value):
-            self.fail(
-                f"{value!r} has no unit: for a time write {value}s or {value}m; an offset is 0 or more",
-                param,
-                context,
+    def parse(self, text: str) -> str | int | datetime:
+        if text in ("earliest", "latest"):
+            return text
+        if text.isdecimal():
+            return int(text)
+        if UNITLESS.fullmatch(text):
+            raise ValueError(
+                f"{text!r} has no unit: for a time write {text}s or {text}m; an offset is 0 or more"
             )
         try:
-            return point_in_time(value)
+            return point_in_time(text)
         except ValueError as error:
-            self.fail(f"{error}; or earliest, latest, or an offset", param, context)
+            raise ValueError(f"{error}; or earliest, latest, or an offset") from None
 
 
-class PositiveInteger(click.ParamType):  # type: ignore[type-arg]
+class PositiveInteger(TextType):
     """Click parameter type of an integer from 1 on; `what` is its noun in errors."""
 
     name = "NUMBER"
@@ -80,16 +94,13 @@ class PositiveInteger(click.ParamType):  # type: ignore[type-arg]
     def __init__(self, what: str) -> None:
         self.noun = what
 
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
-        text = str(value)
+    def parse(self, text: str) -> int:
         if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:20]) < 10**19:
-            self.fail(
-                f"{text[:40]!r} is no number of {self.noun}: write a whole number from 1 on", param, context
-            )
+            raise ValueError(f"{text[:40]!r} is no number of {self.noun}: write a whole number from 1 on")
         return int(text)
 
 
-class Rate(click.ParamType):  # type: ignore[type-arg]
+class Rate(TextType):
     """Click parameter type of a number per second above 0, without infinity and NaN.
 
     Python's `float` accepts these.
@@ -97,91 +108,69 @@ class Rate(click.ParamType):  # type: ignore[type-arg]
 
     name = "NUMBER"
 
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
-        try:
-            rate = float(value)
-        except ValueError:
-            rate = 0.0
-        if not 0 < rate < float("inf"):
-            text = str(value)[:40]
-            self.fail(f"{text!r} is no rate: write a number of messages per second above 0", param, context)
-        return rate
+    def parse(self, text: str) -> float:
+        with suppress(ValueError):
+            if 0 < float(text) < float("inf"):
+                return float(text)
+        raise ValueError(f"{text[:40]!r} is no rate: write a number of messages per second above 0")
 
 
-class Moment(click.ParamType):  # type: ignore[type-arg]
+class Moment(TextType):
     """Click parameter type of a point in time."""
 
     name = "TIME"
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        try:
-            return point_in_time(value)
-        except ValueError as error:
-            self.fail(str(error), param, context)
+    parse = staticmethod(point_in_time)
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]
+class Duration(TextType):
     """Click parameter type of a duration, in seconds."""
 
     name = "DURATION"
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
-        if isinstance(value, float | int):
-            return float(value)
-        try:
-            return duration_seconds(value)
-        except ValueError as error:
-            self.fail(str(error), param, context)
+    parse = staticmethod(duration_seconds)
 
 
-class Delay(Duration):
+class Delay(TextType):
     """Click parameter type of the delay of a message, in seconds."""
 
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
+    name = "DURATION"
+
+    def parse(self, text: str) -> float:
         from tfmq.client.send.delivery_time import DELAY_DAYS_MAX
 
-        seconds = super().convert(value, param, context)
+        seconds = duration_seconds(text)
         if seconds > DELAY_DAYS_MAX * 86_400:
-            self.fail(
-                f"a delay is at most {DELAY_DAYS_MAX:,} days, 100 years; for a later time say --at",
-                param,
-                context,
+            raise ValueError(
+                f"a delay is at most {DELAY_DAYS_MAX:,} days, 100 years; for a later time say --at"
             )
         return seconds
 
 
-class Property(click.ParamType):  # type: ignore[type-arg]
+class Property(TextType):
     """Click parameter type of KEY=VALUE, converted to a pair."""
 
     name = "KEY=VALUE"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, context: click.Context | None
-    ) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        key, equals, text = value.partition("=")
+    def parse(self, text: str) -> tuple[str, str]:
+        key, equals, value = text.partition("=")
         if not equals or not key:
-            self.fail(f"{value!r} should be KEY=VALUE", param, context)
-        return key, text
+            raise ValueError(f"{text!r} should be KEY=VALUE")
+        return key, value
 
 
-class ClientId(click.ParamType):  # type: ignore[type-arg]
+class ClientId(TextType):
     """Click parameter type of a client id."""
 
     name = "NAME"
 
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> str:
+    def parse(self, text: str) -> str:
         from tfmq.client.connection.factory import check_client_id
         from tfmq.errors import BadRequest
 
         try:
-            check_client_id(value)
+            check_client_id(text)
         except BadRequest as error:
-            self.fail(error.sentence, param, context)
-        return str(value)
+            raise ValueError(error.sentence) from None
+        return text
 
 
 client_id_option = click.option(

@@ -122,8 +122,8 @@ COMMAND_LINE: Final = (
         "rate-that-is-no-number",
         "--rate is a number above 0",
         "tfmq/cli/values.py",
-        '        if not 0 < rate < float("inf"):\n',
-        "        if rate <= 0:\n",
+        '            if 0 < float(text) < float("inf"):\n',
+        "            if not float(text) <= 0:\n",
         ["tests/cli/test_dlq.py::test_what_is_wrong_is_reported_in_a_sentence"],
     ),
     Mutant(

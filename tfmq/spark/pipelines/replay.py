@@ -26,7 +26,7 @@ import pyarrow as pa
 from tfmq.admin import Admin
 from tfmq.arrow import partition_of
 from tfmq.cli.output import with_noun
-from tfmq.cli.values import Moment
+from tfmq.cli.values import Moment, point_in_time
 from tfmq.errors import BadRequest, Damaged, TopicExists, UnknownTopic
 from tfmq.limits import is_valid_name
 from tfmq.protocol.commands import CommitMember
@@ -368,15 +368,14 @@ Examples:
 class FixedMoment(Moment):
     """Click parameter type of an absolute point in time, which is the same in each run."""
 
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> datetime:
-        if isinstance(value, str) and value[:1] in ("-", "+"):
-            self.fail(
-                f"{value!r} is another time in each run, so that each run would be another replay:"
-                " write a date or time, as 2026-11-21T09:30+01:00",
-                param,
-                context,
+    @staticmethod
+    def parse(text: str) -> datetime:
+        if text[:1] in ("-", "+"):
+            raise ValueError(
+                f"{text!r} is another time in each run, so that each run would be another replay:"
+                " write a date or time, as 2026-11-21T09:30+01:00"
             )
-        return super().convert(value, param, context)
+        return point_in_time(text)
 
 
 @click.command(epilog=EXAMPLES, context_settings=HELP)
