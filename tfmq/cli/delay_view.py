@@ -98,7 +98,6 @@ def json_row(found: DelayedDescription) -> dict[str, Any]:
 
 
 def table_row(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
-    """Return the row of `list` for a delayed message."""
     return {
         "due": time_text(found.due_ms),
         "in": relative_time(found.due_ms - now_ms),

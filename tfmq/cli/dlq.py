@@ -69,7 +69,6 @@ class LetterChoice(NamedTuple):
 
     @property
     def has_filters(self) -> bool:
-        """Whether --group or any other filter is set."""
         return self.group is not None or any(value not in (None, ()) for value in self.filters.values())
 
 
@@ -147,7 +146,6 @@ def open_stores(choice: LetterChoice, output: Output) -> Iterator[list[Desk]]:
 
 
 def none_found_text(choice: LetterChoice) -> str:
-    """Return the sentence that says that no letter matches."""
     return f"no matching dead letters in {store_text(choice)}; another place: --store PATH, URL or topic:NAME"
 
 
@@ -210,7 +208,6 @@ def json_row(letter: Letter) -> dict[str, Any]:
 
 
 def table_row(letter: Letter) -> dict[str, str]:
-    """Return the row of `list` for a letter."""
     row, error = json_row(letter), escape_unprintable(letter.error)
     return {
         "id": escape_unprintable(letter.id),
@@ -593,7 +590,6 @@ def redrive_stores(desks: Sequence[Desk], wish: Wish, output: Output) -> int:
 
 
 def report_redrive(total: Report, wish: Wish, output: Output) -> None:
-    """Print the result of a redrive as JSON or as sentences."""
     if output.json:
         row: dict[str, Any] = {"dry_run": wish.dry, "sent": total.sent, "resumed": total.resumed}
         row.update(targets=total.targets, passed_over=total.looping)

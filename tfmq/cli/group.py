@@ -89,7 +89,6 @@ def committed_offset(row: Mapping[str, Any]) -> int | None:
 
 
 def known_lag(row: Mapping[str, Any]) -> int | None:
-    """Return the lag, or None if it is unknown."""
     return None if row["lag"] < 0 else int(row["lag"])
 
 

@@ -454,7 +454,6 @@ def arrival_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
 
 
 def format_arrival(row: dict[str, Any]) -> str:
-    """Format the row of an arrival header as a line."""
     said = row["what"]
     if "count" in row:
         first, last = time_text(row["first_due"], exact=True), time_text(row["last_due"], exact=True)
@@ -544,7 +543,6 @@ def _damaged_row(error: Corrupt, due: int) -> dict[str, Any]:
 
 
 def format_delayed(row: dict[str, Any]) -> str:
-    """Format a row of `delayed_rows` as a line."""
     kind, at = row["kind"], time_text(row["due"], exact=True)
     if kind == "damaged" and "number" in row:
         return f"{at}  {row['number']:>9}  DAMAGED, for {row['topic']}-{row['partition']}: {row['reason']}"
@@ -645,7 +643,6 @@ def _json_value(value: Any) -> Any:
 
 
 def format_entry(row: dict[str, Any]) -> str:
-    """Format a row of `journal_rows` as a line."""
     place, kind = f"{row['place']:>12}", row["kind"]
     if kind == "damaged":
         return f"{place}  DAMAGED up to {row['next']}: {row['reason']}"

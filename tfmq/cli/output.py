@@ -323,7 +323,6 @@ def print_lines(
 
 
 def terminal_width() -> int:
-    """Return the width of the terminal in characters."""
     from rich.console import Console
 
     return Console(file=sys.stdout).width

@@ -243,7 +243,6 @@ def json_row(found: "ScheduleDescription") -> dict[str, Any]:
 
 
 def detail_row(found: "ScheduleDescription") -> dict[str, Any]:
-    """Return the fields of a schedule that `show` prints."""
     row = json_row(found)
     for name in ("next_ms", "last_ms", "made_ms", "made_at", "id", "size_bytes"):
         del row[name]
@@ -267,7 +266,6 @@ def format_payload(value: Any) -> str:
 
 
 def table_row(found: "ScheduleDescription") -> dict[str, Any]:
-    """Return the row of `list` for a schedule."""
     row = {
         key: escape_unprintable(str(getattr(found, key)))
         for key in ("name", "state", "cron", "timezone", "topic")

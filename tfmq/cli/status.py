@@ -69,7 +69,6 @@ def schedule_rows(found: Mapping[str, int]) -> dict[str, str]:
 
 
 def print_transaction_problems(output: Output, found: Mapping[str, Any], alarm_seconds: float) -> None:
-    """Print the transaction problems that need an operator."""
     if found.get("alarm"):
         output.info(
             f"transactions have been prepared for longer than {age_text(alarm_seconds)} and wait for their owners:"

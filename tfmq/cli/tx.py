@@ -49,7 +49,6 @@ def iterate_transactions(
 
 
 def json_row(found: TransactionDescription) -> dict[str, Any]:
-    """Return the JSON object of a transaction."""
     row = found._asdict()
     row |= row.pop("details") | {"topics": list(found.topics)}
     return with_times(row, *(name.removesuffix("_ms") for name in row if name.endswith("_ms")))
@@ -170,13 +169,11 @@ def groups(output: Output) -> None:
 
 
 def group_row(found: CommitGroupDescription) -> dict[str, Any]:
-    """Return the JSON object of a commit group."""
     row = found._asdict()
     return with_times(row | row.pop("details"), "committed")
 
 
 def group_table_row(found: CommitGroupDescription) -> dict[str, Any]:
-    """Return the row of `groups` for a commit group."""
     row, none = group_row(found), found.sequence < 0
     return {
         "group": escape_unprintable(found.group),
@@ -465,7 +462,6 @@ def end_each(
 
 
 def report_end(output: Output, row: dict[str, Any]) -> None:
-    """Print what became of one transaction that the command ended."""
     name, state, by_hand = escape_unprintable(row["xid"]), row["state"], row.get("by_hand", False)
     output.info(
         f"{name}: {state.removeprefix('heuristic_').replace('_', ' ')}{' by hand' if by_hand else ''}"

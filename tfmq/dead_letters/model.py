@@ -355,7 +355,6 @@ def letter_from_message(message: ReceivedMessage[Any], group: str, broker: str =
 
 
 def letter_id(group: str, incarnation: int, partition: int, offset: int, appended_ms: int) -> str:
-    """Return the letter id of a message."""
     text = f"{group}/{incarnation}/{partition}/{offset}/{appended_ms}"
     return hashlib.sha256(text.encode()).hexdigest()[:ID_CHARACTERS]
 

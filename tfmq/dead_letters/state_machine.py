@@ -257,7 +257,6 @@ def _end_lease(letter: Letter, state: str, next_ms: int = 0) -> Letter:
 
 
 def _apply_failed(letter: Letter, event: model.FailedEvent) -> Letter:
-    """Record the failure of a leased letter: it waits for the next call, or is dead."""
     if letter.calls_left <= 0 or not event.next_ms:
         return _to_dead(letter, event.failure)
     return _end_lease(letter.with_failures([event.failure]), WAITING, event.next_ms)
@@ -277,7 +276,6 @@ def _apply_put_off(letter: Letter, event: model.PutOffEvent) -> Letter:
 
 
 def _apply_give_back(letter: Letter, event: model.GiveBackEvent) -> Letter:
-    """Make the leased letter waiting, due as before; the call does not count."""
     found = replace(letter, calls=letter.calls - 1, calls_left=letter.calls_left + 1)
     return _end_lease(found, WAITING, letter.next_ms)
 

@@ -81,24 +81,17 @@ class LetterIndex:
             self._waiting.pop(id, None)
 
     def next_due_id(self, group: str, now_ms: int, broker: str = "") -> str | None:
-        """Return the id of the letter of `broker` that is due longest, or None."""
         found = [(time, id) for time, id in self._due_times(group, broker) if time <= now_ms]
         return min(found)[1] if found else None
 
     def next_due_ms(self, group: str, broker: str = "") -> int | None:
-        """Return when the next letter of `broker` is due, in ms since 1970; None if none waits."""
         return min((time for time, _ in self._due_times(group, broker)), default=None)
 
     def find_foreign_waiting(self, group: str, broker: str, after: PagePosition, count: int) -> list[Letter]:
-        """Return at most `count` waiting or leased letters of the group of other brokers.
-
-        They are those after the page position `after`, in the order of `find`.
-        """
         waiting = (each for each in self._waiting.values() if each.group == group)
         return _page(after, count, (each for each in waiting if each.broker not in ("", broker)))
 
     def find(self, selection: Selection, after: PagePosition, count: int) -> list[Letter]:
-        """Return at most `count` matching letters after the page position `after`, first stored first."""
         return _page(after, count, filter(selection.holds, self.letters.values()))
 
     def _due_times(self, group: str, broker: str) -> list[tuple[int, str]]:
@@ -402,7 +395,6 @@ class TopicLetterStore:
         )
 
     def exists(self) -> Operation[bool]:
-        """Return whether the topic exists."""
         found = yield from fetch_topics(self._link, self._cluster, [self._topic])
         return bool(found)
 

@@ -49,7 +49,6 @@ class FileOffsets:
         self._closed = False
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
-        """Return the committed offsets; see `OffsetStorage.read`."""
         self._check_open()
         with self._translated_errors():
             return _stored_offsets(self._load().get(group, {}), partitions)
@@ -57,12 +56,10 @@ class FileOffsets:
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
     ) -> dict[PartitionName, StoredOffset]:
-        """Claim partitions; see `ClaimingStorage.claim`."""
         with self._translated_errors():
             return self._change(group, dict.fromkeys(partitions, generation), {})
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
-        """Commit offsets; see `OffsetStorage.save`."""
         new = {name: under(generation, row) for name, row in offsets.items()}
         with self._translated_errors():
             self._change(group, {name: row.generation for name, row in new.items()}, new)

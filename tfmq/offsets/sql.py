@@ -101,7 +101,6 @@ class SqlOffsets:
         self._closed = False
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
-        """Return the committed offsets; see `OffsetStorage.read`."""
         return self._run_transaction(lambda connection: read_rows(connection, group, partitions))
 
     def claim(
@@ -121,7 +120,6 @@ class SqlOffsets:
         return kept
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
-        """Commit offsets; see `OffsetStorage.save`."""
         new = {name: under(generation, row) for name, row in offsets.items()}
         self._raise_if_fenced(
             group, self._run_transaction(lambda connection: save_rows(connection, group, new))

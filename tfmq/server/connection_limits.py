@@ -88,12 +88,10 @@ class PartialFrame:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole frame has arrived."""
         return self.filled == self.needed
 
     @property
     def has_room_for_rest(self) -> bool:
-        """Whether the buffer has room for the rest of the frame."""
         return self.buffer.size == self.needed
 
     def free_buffer(self) -> memoryview:
@@ -113,7 +111,6 @@ class PartialFrame:
             self.buffer = larger
 
     def release(self) -> None:
-        """Release the frame's buffer."""
         self.buffer.release()
 
 
@@ -201,7 +198,6 @@ class ConnectionLimits:
         turn.at_end(self.end_turn)
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
-        """Replace the limits on unsent replies."""
         self.unsent_bytes_max = limits["unsent_bytes"]
         self._unsent_seconds = limits["unsent_seconds"]
 

@@ -142,7 +142,6 @@ class InDoubtMonitor:
             self._call = self._call_later(self._pause_seconds, self._check)
 
     def stop(self) -> None:
-        """Stop the periodic checks."""
         if self._call is not None and self._call.active():
             self._call.cancel()
 

@@ -78,7 +78,6 @@ class Reply:
         """The client wants no reply, not even an error."""
 
     def body_done(self) -> None:
-        """Release the request's body."""
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.release()
@@ -231,17 +230,14 @@ class Session:
             self._on_close[callback] = None
 
     def pause(self) -> None:
-        """Stop reading from the client."""
         self.transport.pause("engine")
 
     def resume(self) -> None:
-        """Continue reading."""
         self.transport.resume("engine")
 
     # Methods that replies call
 
     def send(self, buffers: list[Any]) -> None:
-        """Send a frame, given as its buffers."""
         if not self.is_closed:
             self.transport.send(buffers)
 

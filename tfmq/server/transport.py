@@ -434,14 +434,9 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self.reactor.callLater(LINGER_SECONDS, self.loseConnection)
 
     def waits_for_client(self) -> bool:
-        """Return whether sending waits for the client to read."""
         return self._waiting
 
     def stalled_since(self) -> float | None:
-        """Return when the client last made progress: read from us, or sent a part of a frame.
-
-        Return None if neither a reply nor an incomplete frame waits for it.
-        """
         halfway = self._partial is not None and not self._pauses
         return self._progress_at if self._waiting or halfway else None
 

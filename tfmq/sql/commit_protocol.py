@@ -332,11 +332,9 @@ class AsyncExecutor:
         return result
 
     async def on_connection(self, work: Callable[[Connection], Result]) -> Result:
-        """Run `work` with a new connection and return its result."""
         async with self._engine.connect() as connection:
             return await connection.run_sync(work)
 
 
 def executor_for(engine: Engine) -> Any:
-    """Return the executor for the engine's driver."""
     return AsyncExecutor(engine) if engine.dialect.is_async else BlockingExecutor(engine)

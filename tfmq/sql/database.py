@@ -176,7 +176,6 @@ Clock = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """Return the time in UTC."""
     return datetime.now(UTC)
 
 
@@ -227,7 +226,6 @@ def create_table(bind: Engine | Connection, table: Table = TABLE) -> None:
 
 
 def table_exists(connection: Connection, table: Table) -> bool:
-    """Return whether the table exists."""
     return inspect(connection).has_table(table.name, schema=table.schema)
 
 

@@ -72,7 +72,6 @@ def commit_offsets(
 
 
 def _unscoped(session: Any) -> Any:
-    """Return the actual session of a scoped session."""
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
     is_scoped = isinstance(session, scoped_session) or (
         asynchronous is not None and isinstance(session, asynchronous.async_scoped_session)

@@ -99,7 +99,6 @@ class CheckBackResponder:
         return run_steps(self._decision_steps(asked.xid))
 
     async def decide_async(self, asked: Any) -> Decision | None:
-        """Return the decision for the prepared transaction `asked`; None if it is not known yet."""
         return await run_steps_async(self._decision_steps(asked.xid))
 
     def _decision_steps(self, xid: str) -> Steps[Decision | None]:

@@ -51,7 +51,6 @@ def broker_node(producer: Any) -> str:
 
 
 def is_closed(producer: Any) -> bool:
-    """Whether the producer is closed."""
     return bool(producer._core.closed)
 
 

@@ -319,7 +319,6 @@ class SimulatedBlockingDriver(BlockingDriver):
         self.network_thread = NullNetworkThread(self)  # type: ignore[assignment]
 
     def run(self, operation: Operation[Result]) -> Result:
-        """Run an operation; see `BlockingDriver.run`."""
         self.simulation.client_called()
         with self.simulation.client_call():
             return super().run(operation)

@@ -18,6 +18,7 @@ from tfmq.broker.request_handler import RequestHandler
 from tfmq.errors import BadRequest
 from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_CODE, BY_REQUEST, JoinGroup, LeaveGroup
+from tfmq.testing.faults import ReplyProxy
 from tfmq.testing.simulation import Simulation
 
 MARKER: Final = "tfmq_faults"
@@ -238,7 +239,6 @@ class PytestRun:
         self.teardown = _call_and_report(self._item, "teardown", log=False, nextitem=nextitem)
 
     def run_reports(self) -> list[Any]:
-        """Return the reports, in order."""
         return [report for report in (self.setup, self.call, self.teardown) if report is not None]
 
     @property
@@ -263,34 +263,21 @@ FOREIGN_MEMBER: Final = "another-member"
 SESSION_MS: Final = 30_000
 
 
-class ForeignReply:
-    """Receives the replies to the requests of the foreign member, and ignores them.
+class ForeignMember:
+    """Session of the foreign member, which has no connection, and the replies to it, which are ignored.
 
     The foreign member is one that the fault "rebalance" adds to a group. What it is assigned is visible in
-    what the other members lose.
+    what the other members lose. Hashed by identity.
     """
-
-    silent = True
-
-    def ok(self, *fields: Any, body: Any = b"") -> None:
-        """Do nothing: the foreign member has joined or left the group."""
-
-    def error(self, error: BaseException) -> None:
-        """Do nothing: the foreign member may not join, so the other members have only left."""
-
-    def body_done(self) -> None:
-        """Do nothing: there is no body."""
-
-
-class ForeignSession:
-    """The session of the foreign member, which has no connection. Hashed by identity."""
 
     identity = "another member, for a moment"
     operator = False
     number = 0
 
-    def on_close(self, callback: Callable[[], None]) -> None:
-        """Do nothing: there is no connection to lose."""
+    def ignore(self, *_: Any, **__: Any) -> None:
+        """Do nothing: there is no body and no connection to lose, and the broker's replies do not matter."""
+
+    ok = error = body_done = on_close = ignore
 
 
 def live_groups(engine: RequestHandler, names: Iterable[str]) -> list[str]:
@@ -310,12 +297,12 @@ def expire_members(engine: RequestHandler, name: str, *, stranger: bool) -> None
     topics = sorted(
         {topic for member in members for topic in (member.subscription.topics if member.subscription else ())}
     )
-    session, reply = ForeignSession(), ForeignReply()
+    foreign: Any = ForeignMember()
     for member in members:
-        engine.leave_group(LeaveGroup(name, member.id, member.joined), b"", reply, session)  # type: ignore[arg-type]
+        engine.leave_group(LeaveGroup(name, member.id, member.joined), b"", foreign, foreign)
     if stranger and topics:
         request = JoinGroup(name, FOREIGN_MEMBER, topics, SESSION_MS)
-        engine.join_group(request, b"", reply, session)  # type: ignore[arg-type]
+        engine.join_group(request, b"", foreign, foreign)
     engine.end_turn()  # assigns all partitions to the foreign member before another member can request them
 
 
@@ -324,8 +311,8 @@ def remove_foreign_member(engine: RequestHandler, name: str) -> None:
     group = engine.broker.group_coordinator.find(name)
     stranger = None if group is None else group.members.get(FOREIGN_MEMBER)
     if stranger is not None:
-        request = LeaveGroup(name, FOREIGN_MEMBER, stranger.joined)
-        engine.leave_group(request, b"", ForeignReply(), ForeignSession())  # type: ignore[arg-type]
+        foreign: Any = ForeignMember()
+        engine.leave_group(LeaveGroup(name, FOREIGN_MEMBER, stranger.joined), b"", foreign, foreign)
         engine.end_turn()
 
 
@@ -372,39 +359,29 @@ class InjectedFault(NamedTuple):
         }[self.kind]
 
 
-class LostReply:
+class LostReply(ReplyProxy):
     """Executes a request, but breaks the connection in place of the reply, and calls `then()` afterwards."""
 
     def __init__(self, reply: Any, session: Any, then: Callable[[], None]) -> None:
+        super().__init__(reply)
         self._then = then
-        self._reply = reply
         self._session = session
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reply, name)
-
-    def ok(self, *fields: Any, body: Any = b"") -> None:
-        self._lose()
-
-    def error(self, error: BaseException) -> None:
-        self._lose()
-
-    def _lose(self) -> None:
+    def ok(self, *_: Any, **__: Any) -> None:
         self._reply.is_silent = True
         self._reply.ok()
         self._session.transport.cut_off("a test lost the reply")
         self._then()
 
+    error = ok
 
-class FetchReplyObserver:
+
+class FetchReplyObserver(ReplyProxy):
     """Passes on the reply to a FETCH, and records in the fault run whether it had messages."""
 
     def __init__(self, reply: Any, trial: FaultRun) -> None:
-        self._reply = reply
+        super().__init__(reply)
         self._fault_run = trial
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reply, name)
 
     def ok(self, *fields: Any, body: Any = b"") -> None:
         self._fault_run.has_delivered = self._fault_run.has_delivered or len(body) > 0

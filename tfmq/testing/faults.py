@@ -45,15 +45,22 @@ class PlannedFault(NamedTuple):
     done: bool
 
 
-class ErrorReplacingReply:
-    """A reply that sends `error` in place of a success."""
+class ReplyProxy:
+    """A reply that passes on to `reply` what a subclass does not replace."""
 
-    def __init__(self, reply: Any, error: TfmqError) -> None:
+    def __init__(self, reply: Any) -> None:
         self._reply = reply
-        self._error = error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reply, name)
+
+
+class ErrorReplacingReply(ReplyProxy):
+    """A reply that sends `error` in place of a success."""
+
+    def __init__(self, reply: Any, error: TfmqError) -> None:
+        super().__init__(reply)
+        self._error = error
 
     def ok(self, *fields: Any, body: Any = b"") -> None:
         self._reply.error(self._error)
@@ -102,20 +109,15 @@ class PlannedFaults:
             reply = self.observer(engine, request, reply, session)
             if reply is None:
                 return
-        fault = self._next_fault(type(request))
+        fault = next((each for each in self._planned if type(request) in each.requests), None)
         if fault is None:
             method(engine, request, body, reply, session)
-        elif fault.done:
+            return
+        self._planned.remove(fault)
+        if fault.done:
             method(engine, request, body, ErrorReplacingReply(reply, fault.error), session)
         else:
             reply.error(fault.error)
-
-    def _next_fault(self, request: type[Any]) -> PlannedFault | None:
-        for fault in self._planned:
-            if request in fault.requests:
-                self._planned.remove(fault)
-                return fault
-        return None
 
 
 def request_types(what: str) -> tuple[type[Any], ...]:

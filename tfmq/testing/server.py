@@ -37,11 +37,9 @@ class DelayedCall:
         self._timer = timer
 
     def active(self) -> bool:
-        """Return whether the call is still pending."""
         return self._timer.call is not None
 
     def cancel(self) -> None:
-        """Cancel the call."""
         self._timers.cancel(self._timer)
 
 

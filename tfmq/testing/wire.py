@@ -45,7 +45,6 @@ class ClientEnd:
         self._wire = wire
 
     def fileno(self) -> int:
-        """Return -1: there is no descriptor."""
         return -1
 
     def sendmsg(self, buffers: Iterable[bytes | bytearray | memoryview]) -> int:
@@ -111,7 +110,6 @@ class BrokerEnd:
         self._pauses.discard(reason)
 
     def send(self, buffers: Iterable[Any]) -> None:
-        """Send bytes to the client."""
         wire = self.wire
         if not (wire.broken or wire.client_closed or wire.broker_ended):
             for buffer in buffers:

@@ -230,13 +230,11 @@ class MembershipStateMachine(SessionStateMachine):
             each.clear()  # `_uncertain` stays: its requests may have been done by the new session
 
     def set_topics(self, partitions: Mapping[str, Sequence[int]]) -> None:
-        """Set the subscribed topics with their partitions."""
         if partitions != self._subscribed:
             self._subscribed = dict(partitions)
             self.request_round()
 
     def release(self, names: Iterable[PartitionName]) -> None:
-        """Release partitions. The caller has finished their messages and stored their offsets."""
         for name in names:
             if name in self._owned:
                 self._released.add(name)
@@ -244,13 +242,11 @@ class MembershipStateMachine(SessionStateMachine):
                 self.request_round()
 
     def on_write_answered(self, asked_at: float) -> None:
-        """Handle the response to a write sent at `asked_at`, which proves the session."""
         if self.is_connected:
             self._until = max(self._until, asked_at + self.session_seconds * DELIVERY_FRACTION)
             self._prove_at = max(self._prove_at, asked_at + self.session_seconds / WRITES_PER_TIMEOUT)
 
     def assignment(self) -> RangeAssignment:
-        """Return the current assignment."""
         granted = {name: number for name, number in self._owned.items() if name not in self._released}
         return RangeAssignment(granted, frozenset(self._revoked), self._until)
 

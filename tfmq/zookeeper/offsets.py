@@ -47,7 +47,6 @@ class ZooKeeperOffsets:
         self._layout = NodePaths(self._connection.address.root, BROKER_NUMBER)
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> dict[PartitionName, StoredOffset]:
-        """Read offsets; see `OffsetStorage.read`."""
         with self._connection.client() as client:
             found = self._read_nodes(client, group, partitions)
         return _stored_only({name: each.stored for name, each in found.items()})
@@ -55,12 +54,9 @@ class ZooKeeperOffsets:
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
     ) -> dict[PartitionName, StoredOffset]:
-        """Claim partitions; see `ClaimingStorage.claim`."""
-
         return self._update(group, dict.fromkeys(partitions, generation), {})
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
-        """Store offsets; see `OffsetStorage.save`."""
         new = {name: under(generation, row) for name, row in offsets.items()}
         self._update(group, {name: row.generation for name, row in new.items()}, new)
 

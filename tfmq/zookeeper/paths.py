@@ -64,33 +64,25 @@ class NodePaths(NamedTuple):
     broker: int = 0
 
     def broker_address(self) -> str:
-        """Return the path of the broker's address."""
         return f"{self.root}/brokers/ids/{self.broker}/master"
 
     def topics(self) -> str:
-        """Return the path of the node with the topics of all brokers below it."""
         return f"{self.root}/brokers/topics"
 
     def topic(self, topic: str) -> str:
-        """Return the path of the topic's number of partitions on the broker."""
         return f"{self.root}/brokers/topics/{topic}/{self.broker}-m"
 
     def members(self, group: str) -> str:
-        """Return the path of the node whose children are a group's members."""
         return f"{self.root}/consumers/{group}/ids"
 
     def member(self, group: str, member: str) -> str:
-        """Return the path of a member's node, which has the topics of the member."""
         return f"{self.members(group)}/{member}"
 
     def owner(self, group: str, name: PartitionName) -> str:
-        """Return the path of the node that names the partition's owner."""
         return f"{self.root}/consumers/{group}/owners/{name.topic}/{self.broker}-{name.partition}"
 
     def offset(self, group: str, name: PartitionName) -> str:
-        """Return the path of the group's offset in the partition."""
         return f"{self.root}/consumers/{group}/offsets/{name.topic}/{self.broker}-{name.partition}"
 
     def offset_fields(self, group: str, name: PartitionName) -> str:
-        """Return the path of the node with all fields of the group's offset in the partition."""
         return f"{self.offset(group, name)}/tfmq"

@@ -126,7 +126,6 @@ class RegistrationStateMachine(SessionStateMachine):
         self._registered_nodes.clear()
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
-        """Set the current topics with their numbers of partitions."""
         wanted = {self._layout.topic(topic): b"%d" % count for topic, count in topics.items()}
         if wanted != self._wanted_nodes:
             self._wanted_nodes = wanted

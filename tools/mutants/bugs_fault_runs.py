@@ -68,8 +68,8 @@ ACCIDENTS: Final = (
         "stranger-stays",
         "the extra member of a rebalance gives the partitions back at once",
         _TAKEOVER,
-        '        engine.leave_group(request, b"", ForeignReply(), ForeignSession())  # type: ignore[arg-type]\n',
-        "        request.pack()\n",
+        '        engine.leave_group(LeaveGroup(name, FOREIGN_MEMBER, stranger.joined), b"", foreign, foreign)\n',
+        "",
         [TAKEOVER, TRIAL],
     ),
 )

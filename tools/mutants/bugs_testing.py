@@ -85,7 +85,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
         "a-planned-error-stays",
         "as many requests fail as were planned",
         "tfmq/testing/faults.py",
-        "                self._planned.remove(fault)\n",
+        "        self._planned.remove(fault)\n",
         "",
         [BROKER, "tests/testing/test_faults.py"],
     ),
