@@ -257,7 +257,6 @@ def export_row(letter: Letter) -> dict[str, Any]:
 
 
 NOT_DONE = 1
-STANDARD_OUTPUT = Path("-")
 
 
 @click.group(epilog="\b\nExample:\n  tfmq dlq list --group billing")
@@ -336,7 +335,7 @@ def export(choice: LetterChoice, path: Path | None, output: Output) -> None:
     send --json` reads them.
     """
     number = 0
-    path = None if path == STANDARD_OUTPUT else path
+    path = None if path == Path("-") else path
     with open_stores(choice, output) as found:
         letters = (
             each for desk in found for each in desk.letters(choice.selection(PENDING_STATES), whole=True)
@@ -453,7 +452,7 @@ def drop(ids: tuple[str, ...], choice: LetterChoice, everything: bool, force: bo
 
 
 def select_letters(
-    found: Sequence[Desk], ids: Sequence[str], choice: LetterChoice, everything: bool, states: Sequence[str]
+    found: Sequence[Desk], ids: Sequence[str], choice: LetterChoice, everything: bool
 ) -> list[tuple[Desk, list[Letter]]]:
     """Return each store with the letters to change: those with these ids, or those that match.
 
@@ -469,7 +468,7 @@ def select_letters(
         return list(by_desk.values())
     if not (everything or choice.has_filters):
         raise click.UsageError("give IDs, filters or --all")
-    return [(desk, list(desk.letters(choice.selection(states)))) for desk in found]
+    return [(desk, list(desk.letters(choice.selection(("dead", "waiting"))))) for desk in found]
 
 
 def change_letters(
@@ -487,7 +486,7 @@ def change_letters(
     """
     pairs: list[tuple[Letter, Letter | None]] = []
     with open_stores(choice, output) as found:
-        for desk, letters in select_letters(found, ids, choice, everything, ("dead", "waiting")):
+        for desk, letters in select_letters(found, ids, choice, everything):
             pairs += zip(letters, change(desk, [each.id for each in letters]), strict=True)
     done = [letter.id for letter, now in pairs if now is not None]
     left = [letter for letter, now in pairs if now is None]

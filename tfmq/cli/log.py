@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -789,19 +789,12 @@ def lock_data_folder(path: Path) -> Iterator[Disk]:
     folder = path.parent if path.is_file() else path
     near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)
     place = next((folder / LOCK for folder in near if (folder / LOCK).exists()), None)
-    if place is None:
-        with explain_path_errors(path):
-            yield disk
-        return
-    try:
-        with explain_path_errors(path):
-            lock = disk.lock(str(place))
-    except Locked as error:
-        raise click.ClickException(
-            f"a server is running on {place.parent}: stop it first, or use a copy"
-        ) from error
-    try:
-        with explain_path_errors(path):
-            yield disk
-    finally:
-        lock.release()
+    with ExitStack() as held, explain_path_errors(path):
+        if place is not None:
+            try:
+                held.callback(disk.lock(str(place)).release)
+            except Locked as error:
+                raise click.ClickException(
+                    f"a server is running on {place.parent}: stop it first, or use a copy"
+                ) from error
+        yield disk

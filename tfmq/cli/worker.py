@@ -53,16 +53,6 @@ def worker_command(target: str, workers: int, order: str, tracebacks: bool, quie
     return [sys.executable, "-c", main, "run", *options, "--", target]
 
 
-def run_check(command: Sequence[str]) -> int:
-    """Run a process that only checks the consumer, and return its exit code.
-
-    The supervisor does so first, so that an error of the module is printed once.
-    """
-    return subprocess.run(
-        [*command[: command.index("--")], "--check", "--", command[-1]], check=False
-    ).returncode
-
-
 class WorkerSlot:
     """One of the supervised processes: the one that runs, or when to start the next.
 
@@ -260,8 +250,10 @@ def run(
             exit_on_stdin_eof()
         return run_worker(target, workers, order, tracebacks, output.quiet, watched)
     begin = worker_command(target, workers, order, tracebacks, output.quiet)
-    if not reload and (code := run_check(begin)):
-        return code
+    if not reload:  # a process that only checks the consumer, so that an error of the module is printed once
+        checked = subprocess.run([*begin[:-2], "--check", "--", target], check=False)
+        if checked.returncode:
+            return checked.returncode
     return Supervisor(begin, processes, say=output.info, folder=Path.cwd() if reload else None).run()
 
 

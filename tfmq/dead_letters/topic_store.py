@@ -6,11 +6,11 @@ and tracebacks, and the offsets of its events, from which these are read again o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import UnionType
-from typing import Any, Final, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_origin, get_type_hints
 
 from tfmq.bounded_msgpack import Malformed, pack, unpack
 from tfmq.client.connection.connection import ClientConnection
@@ -246,6 +246,8 @@ def _decode_event_fields(shape: Any, at_ms: int, fields: list[Any], id: str) -> 
     return event
 
 
+Result = TypeVar("Result")
+
 TIMEOUT_SECONDS: Final = 30.0
 """How long a method retries while the broker does not respond.
 
@@ -292,23 +294,16 @@ class TopicLetterStore:
         If all are `KeepEvent`s the topic is not read, since every state accepts them; each letter is then
         returned as if it had not been stored before.
         """
-        if not steps:
-            return []
-        yield from self._acquire()
-        try:
-            until = self._link.now() + TIMEOUT_SECONDS
-            if all(isinstance(event, model.KeepEvent) for _, event in steps):
-                yield from self._append(steps, until)
-                return [apply_event(None, event) for _, event in steps]
-            return (yield from self._append_and_read(steps, until))
-        finally:
-            self._release()
+        return (yield from self._run_alone(partial(self._append_and_read, steps))) if steps else []
 
     def _append_and_read(self, steps: Sequence[Step], until: float) -> Operation[list[Letter | None]]:
         """Append the events that have an effect, and read the log to see which effect they had.
 
         An event of another client may have been appended before.
         """
+        if all(isinstance(event, model.KeepEvent) for _, event in steps):
+            yield from self._append(steps, until)
+            return [apply_event(None, event) for _, event in steps]
         yield from self._read_new_events(until)
         wanted = [
             step for step in steps if apply_event(self._index.letters.get(step[0]), step[1]) is not None
@@ -400,39 +395,31 @@ class TopicLetterStore:
 
     def delete_expired(self, now_ms: int) -> Operation[int]:
         """Remove letters from memory whose events the topic's retention deleted. Always returns 0."""
-        yield from self._acquire()
-        try:
-            if self._producer is not None:
-                until = self._link.now() + TIMEOUT_SECONDS
-                self._index.delete_before(
-                    (yield from locate_log_end(self._link, self._producer, BY_EARLIEST, until))
-                )
-        finally:
-            self._release()
+        return (yield from self._run_alone(self._delete_expired))
+
+    def _delete_expired(self, until: float) -> Operation[int]:
+        if self._producer is not None:
+            start = yield from locate_log_end(self._link, self._producer, BY_EARLIEST, until)
+            self._index.delete_before(start)
         return 0
 
     def close(self) -> None:
         """Do nothing: the connection belongs to the caller."""
 
-    def _acquire(self) -> Operation[None]:
-        """Wait until no other method of this store is running, and reserve it for the caller."""
+    def _run_alone(self, work: Callable[[float], Operation[Result]]) -> Operation[Result]:
+        """Run `work(deadline)` when no other method of this store is running; others wait meanwhile."""
         while self._method_ended is not None:
             yield Wait((self._method_ended,))
-        self._method_ended = Event()
-
-    def _release(self) -> None:
-        """End the reservation by `_acquire`, so that the next waiting method runs."""
-        busy, self._method_ended = self._method_ended, None
-        if busy is not None:
-            busy.complete()
+        self._method_ended = ended = Event()
+        try:
+            return (yield from work(self._link.now() + TIMEOUT_SECONDS))
+        finally:
+            self._method_ended = None
+            ended.complete()
 
     def _refresh_index(self) -> Operation[None]:
         """Apply events to the index that were appended since it was last read."""
-        yield from self._acquire()
-        try:
-            yield from self._read_new_events(self._link.now() + TIMEOUT_SECONDS)
-        finally:
-            self._release()
+        yield from self._run_alone(self._read_new_events)
 
     def _find_partition(self, until: float) -> Operation[ProducerPartition]:
         """Return the store's partition; its producer id is 0 until `_append_once` leases one.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from journal.errors import Corrupt, Full, JournalError, Locked, NewerFormat
+from journal.filenames import TRANSACTIONS_FOLDER
 from tfmq.data_dir import path_error_advice
 from tfmq.errors import ConfigError, TfmqError
 
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 
 # The server's log on standard error: plain lines for people, or one JSON object a line. Never payloads.
-
-PLAIN_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-LEVELS = ("debug", "info", "warning", "error")
 
 
 class JsonFormatter(logging.Formatter):
@@ -61,7 +59,8 @@ class PlainFormatter(logging.Formatter):
 def set_up_logging(level: str, as_json: bool, stream: TextIO = sys.stderr) -> None:
     """Log to `stream` from `level` on; Twisted's own messages from warnings on."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter() if as_json else PlainFormatter(PLAIN_FORMAT))
+    plain = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    handler.setFormatter(JsonFormatter() if as_json else PlainFormatter(plain))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -105,8 +104,6 @@ def notify_systemd(state: str, environment: Mapping[str, str] = os.environ) -> b
 
 EXIT_FAILED = 1
 EXIT_WRONG_USAGE = 2
-TRANSACTIONS_FOLDER = "transactions"
-"""Name of the transaction journal's folder in the data folder."""
 
 
 def exit_code(error: BaseException) -> int:

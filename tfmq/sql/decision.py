@@ -75,7 +75,8 @@ def decide(connection: Connection, table: Table, xid: str, prepared: Decision) -
             continue
         try:
             with connection.begin():
-                _limit_lock_wait(connection)
+                if connection.dialect.name == "postgresql":  # SQLite: by its driver's timeout, 5 s by default
+                    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}")
                 written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, rows.utc_now())
         except IntegrityError:
             continue
@@ -92,15 +93,6 @@ def _read_committed(connection: Connection) -> Connection:
         return connection  # PostgreSQL treats READ UNCOMMITTED as READ COMMITTED
     level = "SERIALIZABLE" if dialect == "sqlite" else "READ COMMITTED"
     return connection.execution_options(isolation_level=level)
-
-
-def _limit_lock_wait(connection: Connection) -> None:
-    """Limit the lock wait of this transaction.
-
-    SQLite uses its driver's timeout, five seconds by default.
-    """
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}")
 
 
 Decision = Literal["commit", "rollback"]

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -168,7 +169,13 @@ class OrphanedTransactions:
         for each in found:
             decision = yield from self._decision(each, producer)
             if decision in ("commit", "rollback"):
-                yield from self._finish(each, decision)
+                finish = partial(finish_prepared, gid=each.gid, decision=decision)
+                yield Step("finish it", partial(self._executor.on_connection, finish))
+                log.warning(
+                    "PostgreSQL had %s prepared, whose owner is lost: %s, as at the broker.",
+                    each.gid,
+                    decision,
+                )
                 finished += 1
             waiting += decision == "wait"
         return ScanResult(finished, waiting)
@@ -194,15 +201,6 @@ class OrphanedTransactions:
                 left.gid,
             )
         return "leave"
-
-    def _finish(self, left: PreparedTransaction, decision: Decision) -> Steps[None]:
-        def work(connection: Connection) -> None:
-            finish_prepared(connection, left.gid, decision)
-
-        yield Step("finish it", lambda: self._executor.on_connection(work))
-        log.warning(
-            "PostgreSQL had %s prepared, whose owner is lost: %s, as at the broker.", left.gid, decision
-        )
 
 
 SCAN_SECONDS: Final = 30.0

@@ -66,9 +66,13 @@ class GroupMembership:
         self.address = zookeeper_address(address)
         new_client(self.address, session_seconds)
         self._group, self._seconds, self._on_change, self._clock = group, session_seconds, on_change, clock
-        self._start(member)
+        self.restart_as(member)
 
-    def _start(self, member: str) -> None:
+    def restart_as(self, member: str) -> None:
+        """Become a new member, in a forked child.
+
+        It joins at the next `set_topics`; the parent's session stays as it is.
+        """
         layout = NodePaths(self.address.root, BROKER_NUMBER)
         self._state_machine = MembershipStateMachine(layout, self._group, member, self._seconds)
         self._session_thread = SessionThread(self.address, self._state_machine, self._on_change, self._clock)
@@ -142,13 +146,6 @@ class GroupMembership:
         Its partitions are free on return, or after the session timeout if that takes too long.
         """
         self._session_thread.close(seconds)
-
-    def restart_as(self, member: str) -> None:
-        """Become a new member, in a forked child.
-
-        It joins at the next `set_topics`; the parent's session stays as it is.
-        """
-        self._start(member)
 
 
 # The membership state machine, without ZooKeeper, threads or clock.

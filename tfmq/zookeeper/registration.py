@@ -145,7 +145,9 @@ class RegistrationStateMachine(SessionStateMachine):
             return
         yield from self._verify()
         for path in sorted(self._registered_nodes.keys() - self._wanted_nodes.keys()):
-            yield from self._remove(path)
+            node: Node | None = yield GetNode(path)
+            if node is None or (yield DeleteNode(path, node.version, self._layout.broker_address())):
+                self._registered_nodes.pop(path, None)
         for path, count in sorted(self._wanted_nodes.items()):
             if self._registered_nodes.get(path) != count:
                 yield from self._put_node(path, count)
@@ -196,11 +198,6 @@ class RegistrationStateMachine(SessionStateMachine):
             if node.data != count and not (yield SetNode(path, count)):
                 return
         self._registered_nodes[path] = count
-
-    def _remove(self, path: str) -> RequestSteps:
-        node: Node | None = yield GetNode(path)
-        if node is None or (yield DeleteNode(path, node.version, self._layout.broker_address())):
-            self._registered_nodes.pop(path, None)
 
     def _log_other_broker(self, owner: bytes) -> None:
         """Log another broker with this number, once for each."""

@@ -244,7 +244,8 @@ class SessionThread:
         self.is_started = self.is_closed = False
         self._address, self._subject, self._on_change, self._clock = address, subject, on_change, clock
         self._seconds = subject.session_seconds
-        self._client: KazooClient | None = None
+        self.client: KazooClient | None = None
+        """The client of kazoo; None before the start and after the end."""
         self._thread = threading.Thread(target=self._run, name="tfmq-zookeeper", daemon=True)
 
     def start(self) -> None:
@@ -255,7 +256,7 @@ class SessionThread:
         client = new_client(self._address, self._seconds)
         self._record_session_timeout(client)
         client.add_listener(self._session_changed)
-        self._client, self.is_started = client, True
+        self.client, self.is_started = client, True
         client.start_async()
         self._thread.start()
 
@@ -268,7 +269,7 @@ class SessionThread:
         with self.condition:
             self.is_closed = True
             self.wake()
-        client, self._client = self._client, None
+        client, self.client = self.client, None
         if client is None:
             return
         ending = threading.Thread(target=stop, args=(client,), name="tfmq-zookeeper-end", daemon=True)
@@ -276,11 +277,6 @@ class SessionThread:
         ending.join(seconds)
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
-
-    @property
-    def client(self) -> KazooClient | None:
-        """The client of kazoo, for tests; None before the start and after the end."""
-        return self._client
 
     def _record_session_timeout(self, client: KazooClient) -> None:
         """Record the session timeout that ZooKeeper grants, which may be less than requested.
@@ -306,7 +302,7 @@ class SessionThread:
     def _session_changed(self, state: str) -> None:
         """Pass a changed connection state to the subject, in kazoo's thread."""
         with self.condition:
-            client = self._client
+            client = self.client
             if client is None or self.is_closed:
                 return
             if state == "CONNECTED":
@@ -337,7 +333,7 @@ class SessionThread:
                     return
                 now = self._clock()
                 course = self._subject.next_steps(now)
-                client, session = self._client, self._subject.session
+                client, session = self.client, self._subject.session
                 if course is None or client is None:
                     due = self._subject.next_due() - now
                     self.condition.wait(None if due == float("inf") else max(due, 0.0))

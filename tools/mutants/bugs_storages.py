@@ -255,8 +255,8 @@ ZOOKEEPER: Final = (
         "deleted-topic-stays-registered",
         "a deleted topic is no longer registered",
         _REGISTRY,
-        "            yield from self._remove(path)\n",
-        "            yield from ()\n",
+        "            if node is None or (yield DeleteNode(path, node.version, self._layout.broker_address())):\n",
+        "            if node is None:\n",
         [REGISTRY],
     ),
     Mutant(

@@ -50,8 +50,8 @@ _TWO_PHASES: Final = (
         "writer-of-an-abort-waits-without-end",
         "the owner of a transaction that takes long is asked again",
         "tfmq/sql/decision.py",
-        "                _limit_lock_wait(connection)\n",
-        "",
+        '                    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}")\n',
+        "                    pass\n",
         [DECISION + "::test_an_owner_that_takes_long_is_asked_about_again"],
     ),
     Mutant(
