@@ -138,6 +138,10 @@ def test_a_file_of_the_first_version_fences_with_its_group(path: Path) -> None:
         '{"version": 1, "groups": {"g": {"generation": 1, "offsets": {"t": 5}}}}',
         '{"version": 1, "groups": {"g": 5}}',
         '{"version": 2, "groups": {"g": {"t": {"0": {"offset": -2, "index": 0, "incarnation": 0, "epoch": 0}}}}}',
+        '{"version": 2, "groups": {"g": {"t": {"0": {"offset": -2, "index": 0, "incarnation": 0, "epoch": 0,'
+        ' "generation": 0}}}}}',
+        '{"version": 2, "groups": {"g": {"t": {"0": {"offset": 5, "index": 0, "incarnation": 0, "epoch": 0,'
+        ' "generation": "1"}}}}}',
         '{"version": 2, "groups": {"g": {"t": []}}}',
         "\0" * 100,
     ],

@@ -26,8 +26,9 @@ LOCK_PAUSE_SECONDS: Final = 0.005
 LOCK_TRIES: Final = 2000
 """Attempts to lock the file: ten seconds in all, for other processes on a very slow disk."""
 
-Rows = dict[str, dict[str, dict[str, Any]]]
-"""Rows by topic and partition."""
+Rows = dict[PartitionName, StoredOffset]
+UNKNOWN: Final = StoredOffset(NO_OFFSET, generation=-1)
+"""Stands for the row of a partition that has none."""
 
 
 class FileOffsets:
@@ -80,22 +81,18 @@ class FileOffsets:
         try:
             groups = self._load()
             rows = groups.setdefault(group, {})
-            before = _generations(rows, generations)
-            lost = {name: kept for name, kept in before.items() if kept > generations[name]}
-            changed = [
-                name
+            before = {name: rows.get(name, UNKNOWN) for name in generations}
+            lost = {
+                name: row.generation for name, row in before.items() if row.generation > generations[name]
+            }
+            changed = {
+                name: new.get(name, before[name])._replace(generation=generation)
                 for name, generation in generations.items()
-                if name not in lost and (name in new or before[name] < generation)
-            ]
-            for name in changed:
-                row = (
-                    rows.setdefault(name.topic, {}).get(str(name.partition))
-                    or StoredOffset(NO_OFFSET)._asdict()
-                )
-                row = new[name]._asdict() if name in new else row
-                rows[name.topic][str(name.partition)] = {**row, "generation": generations[name]}
+                if name not in lost and (name in new or before[name].generation < generation)
+            }
+            rows |= changed
             if changed:
-                self._replace_file(json.dumps({"version": FILE_VERSION, "groups": groups}, indent=1).encode())
+                self._replace_file(_encode(groups))
         finally:
             lock.release()
         if lost:
@@ -147,19 +144,13 @@ class FileOffsets:
             whole = json.loads(text)
         except ValueError as error:
             raise self._damaged(str(error)) from None
-        return self._check_content(whole)
-
-    def _check_content(self, whole: Any) -> dict[str, Rows]:
-        """Validate the parsed file and return its groups. Raises Damaged, NotSupported."""
         version = whole.get("version") if isinstance(whole, dict) else None
         if isinstance(version, int) and version > FILE_VERSION:
             raise NotSupported(f"{self.path} is of version {version}; this release knows {FILE_VERSION}.")
-        groups = whole.get("groups") if version in (1, FILE_VERSION) else None
-        if isinstance(groups, dict) and version == 1:
-            groups = {name: _convert_version_1(group) for name, group in groups.items()}
-        if not isinstance(groups, dict) or not all(map(_is_valid_group, groups.values())):
-            raise self._damaged("its fields are not those of offsets")
-        return groups
+        try:
+            return {name: DECODERS[version](group) for name, group in whole["groups"].items()}
+        except (LookupError, TypeError, ValueError, AttributeError):
+            raise self._damaged("its fields are not those of offsets") from None
 
     def _damaged(self, reason: str) -> Damaged:
         return Damaged(
@@ -182,58 +173,45 @@ class FileOffsets:
         disk.force_folder(os.path.dirname(self.path))
 
 
-def _stored_offsets(rows: Rows, partitions: Iterable[PartitionName]) -> dict[PartitionName, StoredOffset]:
+def _stored_offsets(rows: Rows, partitions: Iterable[PartitionName]) -> Rows:
     """Return the committed offsets of `partitions`."""
-    found = {name: rows.get(name.topic, {}).get(str(name.partition)) for name in partitions}
-    return {
-        name: StoredOffset(*map(row.__getitem__, StoredOffset._fields))
-        for name, row in found.items()
-        if row is not None and row["offset"] != NO_OFFSET
-    }
+    found = {name: rows.get(name, UNKNOWN) for name in partitions}
+    return {name: row for name, row in found.items() if row.offset != NO_OFFSET}
 
 
-def _generations(rows: Rows, names: Iterable[PartitionName]) -> dict[PartitionName, int]:
-    """Return the stored generations; -1 where there is no row."""
-    found = {name: rows.get(name.topic, {}).get(str(name.partition)) for name in names}
-    return {name: -1 if row is None else row["generation"] for name, row in found.items()}
+def _encode(groups: Mapping[str, Rows]) -> bytes:
+    nested: dict[str, dict[str, dict[str, Any]]] = {}
+    for group, rows in groups.items():
+        topics = nested.setdefault(group, {})
+        for name, row in rows.items():
+            topics.setdefault(name.topic, {})[str(name.partition)] = row._asdict()
+    return json.dumps({"version": FILE_VERSION, "groups": nested}, indent=1).encode()
 
 
-def _convert_version_1(group: Any) -> Any:
-    """Convert the rows of a group from version 1, which had one generation per group.
-
-    Invalid parts are converted to None, which fails the validation.
-    """
-    if not isinstance(group, dict) or not _is_natural_number(group.get("generation")):
-        return None
-    topics = group.get("offsets")
-    if not isinstance(topics, dict) or not all(isinstance(rows, dict) for rows in topics.values()):
-        return None
-    return {
-        topic: {
-            partition: {**row, "generation": group["generation"]} if isinstance(row, dict) else None
-            for partition, row in rows.items()
-        }
-        for topic, rows in topics.items()
-    }
+def _decode_group(topics: Any, generation: int | None = None) -> Rows:
+    """Decode the parsed rows of a group; `generation`: that of all. Raises various errors for invalid ones."""
+    own = {} if generation is None else {"generation": generation}
+    found: Rows = {}
+    for topic, rows in topics.items():
+        for partition, row in rows.items():
+            values = {**row, **own}
+            stored = StoredOffset(*(values[field] for field in StoredOffset._fields))
+            natural = (stored.index, stored.incarnation, stored.generation, stored.offset - NO_OFFSET)
+            if any(type(value) is not int for value in stored) or min(natural) < 0:
+                raise ValueError(row)
+            found[PartitionName(topic, int(partition))] = stored
+    return found
 
 
-def _is_valid_group(topics: Any) -> bool:
-    return isinstance(topics, dict) and all(
-        isinstance(rows, dict) and all(_is_valid_row(partition, row) for partition, row in rows.items())
-        for rows in topics.values()
-    )
+def _decode_group_of_version_1(group: Any) -> Rows:
+    """Decode a group of version 1, which had one generation for all of its rows."""
+    if type(group["generation"]) is not int or group["generation"] < 0:
+        raise ValueError(group)
+    return _decode_group(group["offsets"], group["generation"])
 
 
-def _is_valid_row(partition: str, row: Any) -> bool:
-    return (
-        partition.isdecimal()
-        and isinstance(row, dict)
-        and all(_is_natural_number(row.get(field)) for field in ("index", "incarnation", "generation"))
-        and type(row.get("epoch")) is int
-        and type(row.get("offset")) is int
-        and row["offset"] >= NO_OFFSET
-    )
-
-
-def _is_natural_number(value: Any) -> bool:
-    return type(value) is int and value >= 0
+DECODERS: Final[Mapping[Any, Callable[[Any], Rows]]] = {
+    1: _decode_group_of_version_1,
+    FILE_VERSION: _decode_group,
+}
+"""How the rows of a group are decoded, by the version of the file."""

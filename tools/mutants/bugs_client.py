@@ -423,8 +423,8 @@ READING: Final = (
         "offset-file-takes-an-older-generation",
         "a member that lost a partition changes none of its rows in an offset file",
         "tfmq/offsets/file.py",
-        "for name, kept in before.items() if kept > generations[name]}\n",
-        "for name, kept in before.items() if kept > generations[name] + (1 << 63)}\n",
+        "for name, row in before.items() if row.generation > generations[name]\n",
+        "for name, row in before.items() if row.generation > generations[name] + (1 << 63)\n",
         [STORAGE],
     ),
 )

@@ -30,7 +30,7 @@ IN_STORAGES: Final = (
         "claim-writes-nothing-to-the-file",
         "a claim fences before any offset is committed",
         "tfmq/offsets/file.py",
-        "                if name not in lost and (name in new or before[name] < generation)\n",
+        "                if name not in lost and (name in new or before[name].generation < generation)\n",
         "                if name not in lost and name in new\n",
         [FILE],
     ),
