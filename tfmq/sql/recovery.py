@@ -271,13 +271,14 @@ class _OrphanScanner:
         self.producers: WeakSet[Any] = WeakSet()
         self._name = name
         self._orphans = OrphanedTransactions(executor_for(engine))
-        self._failed = False
         self._stopped = False
-        self._woken = threading.Event()
+        self._woken: Any = threading.Event()
 
     def start(self) -> None:
         atexit.register(self.stop)
-        threading.Thread(target=self._run, name="tfmq-sql-leftovers", daemon=True).start()
+        threading.Thread(
+            target=run_steps, args=(self._scans(),), name="tfmq-sql-leftovers", daemon=True
+        ).start()
 
     def scan_now(self) -> None:
         """Let the scanner scan at once instead of after its pause."""
@@ -288,18 +289,31 @@ class _OrphanScanner:
         self._stopped = True
         self.scan_now()
 
-    def _run(self) -> None:
-        while (producer := self._open_producer()) is not None:
-            self._woken.clear()
-            looked = ScanResult()
-            try:
-                looked = run_steps(self._orphans.scan(producer))
-                self._failed = False
-            except (SQLAlchemyError, TfmqError, OSError) as error:
-                self._log_failure(error)
-            del producer  # do not keep the producer alive while waiting
-            self._woken.wait(scan_pause(looked))
-        atexit.unregister(self.stop)
+    def _pause(self, seconds: float) -> Any:
+        self._woken.wait(seconds)
+
+    def _scans(self) -> Steps[None]:
+        failed = False
+        try:
+            while (producer := self._open_producer()) is not None:
+                self._woken.clear()
+                looked = ScanResult()
+                try:
+                    looked = yield from self._orphans.scan(producer)
+                    failed = False
+                except (SQLAlchemyError, TfmqError, OSError) as error:
+                    if not failed:  # only the first failure after a successful scan
+                        log.warning(
+                            "The scan for orphaned prepared transactions of PostgreSQL failed: %s", error
+                        )
+                    failed = True
+                del producer  # do not keep the producer alive while waiting
+                yield Step("pause", partial(self._pause, scan_pause(looked)))
+        finally:
+            atexit.unregister(self.stop)
+            with _lock:
+                if _scanners.get(self._name) is self:
+                    del _scanners[self._name]
 
     def _open_producer(self) -> Any:
         """Return an open producer; None if there is none, and then the scanner ends."""
@@ -311,36 +325,15 @@ class _OrphanScanner:
             _scanners.pop(self._name, None)
             return None
 
-    def _log_failure(self, error: Exception) -> None:
-        """Log the first failure after a successful scan; the next ones are not logged."""
-        if not self._failed:
-            log.warning("The scan for orphaned prepared transactions of PostgreSQL failed: %s", error)
-        self._failed = True
-
 
 class _AsyncOrphanScanner(_OrphanScanner):
     """As `_OrphanScanner`, in a task of the running event loop."""
 
     def start(self) -> None:
-        self._woken_event = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._run_async(), name="tfmq-sql-leftovers")
+        self._woken = asyncio.Event()
+        scans = run_steps_async(self._scans())
+        self._task = asyncio.get_running_loop().create_task(scans, name="tfmq-sql-leftovers")
 
-    def scan_now(self) -> None:
-        self._woken_event.set()
-
-    async def _run_async(self) -> None:
-        try:
-            while (producer := self._open_producer()) is not None:
-                self._woken_event.clear()
-                looked = ScanResult()
-                try:
-                    looked = await run_steps_async(self._orphans.scan(producer))
-                    self._failed = False
-                except (SQLAlchemyError, TfmqError, OSError) as error:
-                    self._log_failure(error)
-                del producer
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken_event.wait(), scan_pause(looked))
-        finally:
-            with _lock:
-                _scanners.pop(self._name, None)
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), seconds)
