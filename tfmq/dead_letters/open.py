@@ -116,17 +116,15 @@ def open_letter_store(
     """
     address = parse_address(where)
     if address.kind != "topic":
-        from tfmq.dead_letters.sql_store import BlockingSqlStore as SqlStore
-        from tfmq.dead_letters.sql_store import (  # a consumer without a store needs no database
-            SqlLetterStore as SqlShelf,
-        )
+        # a consumer without a store needs no database
+        from tfmq.dead_letters.sql_store import BlockingSqlStore, SqlLetterStore
 
-        return SqlShelf(SqlStore(address), run)
+        return SqlLetterStore(BlockingSqlStore(address), run)
     if link is None:
         raise BadRequest(f"{address} is in the broker: name its servers.")
-    from tfmq.dead_letters.topic_store import TopicLetterStore as TopicShelf
+    from tfmq.dead_letters.topic_store import TopicLetterStore
 
-    return TopicShelf(link, address.value)
+    return TopicLetterStore(link, address.value)
 
 
 Parameters = ParamSpec("Parameters")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -220,11 +220,13 @@ class RedriveOperation:
         for each in able:
             target = yield from self._choose_target(each)
             by_target.setdefault(target, []).append(each)
+        rate = self._request.rate
+        most = PAGE_LETTERS if rate is None else max(1, int(rate / BATCHES_PER_SECOND))
         for target, meant in by_target.items():
             if self._request.dry:
                 self.report.count(target[0], len(meant))
                 continue
-            for batch in self._split_batches(meant):
+            for batch in split_batches(filter(self._is_sendable, meant), most):
                 yield from self._wait_for_rate(len(batch))
                 yield from self._send_batch(target, batch)
 
@@ -264,27 +266,6 @@ class RedriveOperation:
         key = exact_key(letter)
         data = key.encode() if isinstance(key, str) else key
         return name, zlib.crc32(data) % count
-
-    def _split_batches(self, letters: Sequence[Letter]) -> Iterator[list[Letter]]:
-        """Split the letters of one target into batches, without those that cannot be sent."""
-        most = (
-            PAGE_LETTERS
-            if self._request.rate is None
-            else max(1, int(self._request.rate / BATCHES_PER_SECOND))
-        )
-        batch: list[Letter] = []
-        size = 0
-        for each in letters:
-            if not self._is_sendable(each):
-                continue
-            own = max(0, each.payload_bytes)
-            if batch and (len(batch) >= most or size + own > BATCH_BYTES):
-                yield batch
-                batch, size = [], 0
-            batch.append(each)
-            size += own
-        if batch:
-            yield batch
 
     def _is_sendable(self, letter: Letter) -> bool:
         """Return whether a letter can be sent; if not, add the reason to the report."""
@@ -410,17 +391,28 @@ def group_runs(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
         return (letter.journey.node, ProducerPartition(*letter.journey[:4])), letter.journey.sequence
 
     for _, group in itertools.groupby(sorted(letters, key=place), key=lambda each: place(each)[0]):
-        run: list[Letter] = []
-        size = 0
-        for each in group:
-            own = max(0, each.payload_bytes)
-            if run and (place(each)[1] != place(run[-1])[1] + 1 or size + own > BATCH_BYTES):
-                yield run
-                run, size = [], 0
-            run.append(each)
-            size += own
-        if run:
-            yield run
+        yield from split_batches(
+            group, PAGE_LETTERS, lambda before, each: place(each)[1] != place(before)[1] + 1
+        )
+
+
+def split_batches(
+    letters: Iterable[Letter],
+    most: int,
+    is_gap: Callable[[Letter, Letter], bool] = lambda before, each: False,
+) -> Iterator[list[Letter]]:
+    """Split letters into batches of at most `most` letters and BATCH_BYTES, and where `is_gap(before, each)`."""
+    batch: list[Letter] = []
+    size = 0
+    for each in letters:
+        own = max(0, each.payload_bytes)
+        if batch and (len(batch) >= most or size + own > BATCH_BYTES or is_gap(batch[-1], each)):
+            yield batch
+            batch, size = [], 0
+        batch.append(each)
+        size += own
+    if batch:
+        yield batch
 
 
 class RedriveResult(NamedTuple):
