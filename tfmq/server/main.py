@@ -19,7 +19,7 @@ import click
 
 from journal.errors import Corrupt, Full, JournalError, Locked, NewerFormat
 from journal.filenames import TRANSACTIONS_FOLDER
-from tfmq.data_dir import path_error_advice
+from tfmq.data_dir import check_data_folder, path_error_advice, remove_address, write_address
 from tfmq.errors import ConfigError, TfmqError
 
 if TYPE_CHECKING:
@@ -222,7 +222,6 @@ def main(
         tfmq-server --data ./tfmq-data --listen 127.0.0.1:8367
     """
     from tfmq import config as configuration
-    from tfmq.errors import ConfigError
 
     flags = {
         "server.data": data,
@@ -277,7 +276,6 @@ def _start_server(config: Config, reactor: Any) -> Server:
     """
     from journal.clock import SystemClock
     from journal.disk import RealDisk
-    from tfmq.data_dir import check_data_folder
     from tfmq.server.server import Server as Service
 
     try:
@@ -294,8 +292,6 @@ def _start_server(config: Config, reactor: Any) -> Server:
 
 
 def _announce_ready(address: str, data: str) -> None:
-    from tfmq.data_dir import write_address
-
     write_address(data, address)
     print_ready(sys.stdout, address)
     notify_systemd("READY=1")
@@ -324,11 +320,10 @@ def reload(service: Server, load: Callable[[], Config]) -> None:
 
     One line in the log has the result.
     """
-    from tfmq.config import merge_reload as reloaded
-    from tfmq.errors import ConfigError
+    from tfmq.config import merge_reload
 
     try:
-        config, changed, later = reloaded(service.config, load())
+        config, changed, later = merge_reload(service.config, load())
     except ConfigError as error:
         logger.error("SIGHUP: the configuration stays as it was: %s", error.sentence)
         return
@@ -345,8 +340,6 @@ def reload(service: Server, load: Callable[[], Config]) -> None:
 
 
 def _stop(reactor: Any, service: Server, data: str, why: str) -> None:
-    from tfmq.data_dir import remove_address
-
     logger.info("stopping on %s", why)
     remove_address(data)
     notify_systemd("STOPPING=1")

@@ -41,7 +41,7 @@ from tfmq.consumer import Consumer
 from tfmq.errors import StorageStopped, TfmqError, TimedOut, UnknownTopic
 from tfmq.producer import Producer
 from tfmq.testing.clock import START, VirtualClock, to_seconds
-from tfmq.testing.drivers import SimulatedBlockingDriver
+from tfmq.testing.drivers import SimulatedAsyncDriver, SimulatedBlockingDriver
 from tfmq.testing.fault_runs import FaultRun
 from tfmq.testing.faults import PlannedFaults
 from tfmq.testing.server import SimulatedServer as InsideServer
@@ -303,14 +303,11 @@ class SimulatedBroker:
         if driver_type is BlockingDriver:
             made: Any = SimulatedBlockingDriver(link, self._simulation)
         elif getattr(driver_type, "uses_reactor", False):
-            from tfmq.testing.twisted_driver import SimulatedDeferredDriver as InsideDeferredDriver
+            from tfmq.testing.twisted_driver import SimulatedDeferredDriver
 
-            made = InsideDeferredDriver(link, self._simulation)
+            made = SimulatedDeferredDriver(link, self._simulation)
         else:
-            # Imported here, so that blocking tests load no event loop.
-            from tfmq.testing.drivers import SimulatedAsyncDriver as InsideAsyncDriver
-
-            made = InsideAsyncDriver(link, self._simulation)
+            made = SimulatedAsyncDriver(link, self._simulation)
         return ClientParts(link, cast(Driver, made), self.clock.time)
 
 
