@@ -34,9 +34,11 @@ def bench(messages: int, size: int, topic: str | None, acks: str, output: Output
     """Measure the running broker: sending in bulk, one at a time, and reading back."""
     name = topic or f"bench-{time.time_ns():x}"
     try:
+        bulk = measure_send(output, name, messages, size, acks, in_bulk=True)
+        singles = measure_send(output, name, SINGLES, size, acks, in_bulk=False)
         rows = [
-            json_row("send in bulk", messages, size, measure_bulk(output, name, messages, size, acks)),
-            json_row("send one at a time", SINGLES, size, measure_singles(output, name, size, acks)),
+            json_row("send in bulk", messages, size, bulk),
+            json_row("send one at a time", SINGLES, size, singles),
             json_row("read", messages, size, measure_read(output, name, messages)),
         ]
     finally:
@@ -67,42 +69,25 @@ def json_row(what: str, messages: int, size: int, seconds: float) -> dict[str, A
     }
 
 
-def measure_bulk(output: Output, topic: str, messages: int, size: int, acks: str) -> float:
-    """Send `messages` messages of `size` bytes in bulk; return the seconds that it took."""
+def measure_send(output: Output, topic: str, messages: int, size: int, acks: str, *, in_bulk: bool) -> float:
+    """Send messages of `size` bytes, in bulk or each after the ack of the one before; return the seconds."""
     from tfmq.producer import Producer
 
-    payload = b"x" * size
+    payload, step = b"x" * size, BULK_CHUNK if in_bulk else 1
     with (
         Producer(output.servers, acks=acks) as producer,
-        progress(output, "sending in bulk", messages) as advance,
+        progress(output, "sending in bulk" if in_bulk else "one at a time", messages) as advance,
     ):
         producer.send(topic, b"first").result()
         begun = time.perf_counter()
-        for start in range(0, messages, BULK_CHUNK):
-            count = min(BULK_CHUNK, messages - start)
-            producer.send_many(topic, [payload] * count)
+        for start in range(0, messages, step):
+            count = min(step, messages - start)
+            if in_bulk:
+                producer.send_many(topic, [payload] * count)
+            else:
+                producer.send(topic, payload).result()
             advance(count)
         producer.flush()
-        return time.perf_counter() - begun
-
-
-def measure_singles(output: Output, topic: str, size: int, acks: str) -> float:
-    """Send `SINGLES` messages, each after the ack of the one before.
-
-    Returns the seconds that it took.
-    """
-    from tfmq.producer import Producer
-
-    payload = b"x" * size
-    with (
-        Producer(output.servers, acks=acks) as producer,
-        progress(output, "one at a time", SINGLES) as advance,
-    ):
-        producer.send(topic, payload).result()
-        begun = time.perf_counter()
-        for _ in range(SINGLES):
-            producer.send(topic, payload).result()
-            advance(1)
         return time.perf_counter() - begun
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from click.shell_completion import CompletionItem
 
 from tfmq.cli import main
-from tfmq.cli.output import EPOCH, age_text, escape_unprintable, iso_text, size_text, time_text
+from tfmq.cli.output import EPOCH, age_text, escape_unprintable, escape_values, iso_text, size_text, time_text
 from tfmq.cli.topic import find_topic
 from tfmq.errors import UnknownTopic
 from tfmq.message import BORN_MS_MAX
@@ -116,10 +116,7 @@ def detail_row(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
         "state": found.state,
         **table_row(found, now_ms),
         "born": time_text(found.born_ms),
-        **{
-            key: escape_unprintable(each) if isinstance(each, str) else each
-            for key, each in found.details.items()
-        },
+        **escape_values(found.details),
     }
     if found.state != "pending":
         del rows["in"]

@@ -21,6 +21,7 @@ from tfmq.cli.output import (
     ROWS_SHOWN,
     Output,
     escape_unprintable,
+    escape_values,
     json_text,
     output_options,
     progress,
@@ -224,10 +225,7 @@ def table_row(letter: Letter) -> dict[str, str]:
 
 def detail_row(letter: Letter) -> dict[str, Any]:
     """Return the fields of a letter that `show` prints as a table, without body and failures."""
-    row = {
-        key: escape_unprintable(each) if isinstance(each, str) else each
-        for key, each in json_row(letter).items()
-    }
+    row = escape_values(json_row(letter))
     times = ("kept", "changed", "next", "appended")
     return row | {f"{name}_at": time_text(getattr(letter, f"{name}_ms") or None) for name in times}
 

@@ -384,6 +384,11 @@ def escape_unprintable(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
+def escape_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row with its texts escaped."""
+    return {key: escape_unprintable(each) if isinstance(each, str) else each for key, each in row.items()}
+
+
 def with_noun(count: int, one: str, many: str = "") -> str:
     """Format a number with its noun: '1 segment', '2,000 segments'."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -198,18 +198,16 @@ class ReadEnds:
         These are the partitions of other members of the group. Raises UnknownTopic.
         """
         now, _, _ = partition_states(self.output, self.topic, None)
-        others = self._partitions_of_others(consumer) if self.group is not None else set()
+        theirs: set[int] = set()
+        if self.group is not None:
+            with self.output.admin() as admin:
+                members = admin.group(self.group).members
+            theirs = {n for each in members if each["live"] for n in each["partitions"].get(self.topic, ())}
         self.offsets = {
-            number: min(end, now[number]) for number, end in self.offsets.items() if number not in others
+            number: min(end, now[number])
+            for number, end in self.offsets.items()
+            if number not in theirs or self._position(consumer, number) is not None
         }
-
-    def _partitions_of_others(self, consumer: "Consumer") -> set[int]:
-        """Return the partitions assigned to other live members of the group, and not to this one."""
-        assert self.group is not None
-        with self.output.admin() as admin:
-            members = admin.group(self.group).members
-        theirs = {n for each in members if each["live"] for n in each["partitions"].get(self.topic, ())}
-        return {number for number in theirs & self.offsets.keys() if self._position(consumer, number) is None}
 
     def are_reached(self, consumer: "Consumer") -> bool:
         """Return whether the consumer has delivered every partition up to its end."""

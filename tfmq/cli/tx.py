@@ -18,6 +18,7 @@ from tfmq.cli.output import (
     confirm,
     did_you_mean,
     escape_unprintable,
+    escape_values,
     iterate_pages,
     output_options,
     rows_option,
@@ -79,10 +80,7 @@ def detail_row(found: TransactionDescription) -> dict[str, Any]:
         "prepared": time_text(found.prepared_ms or None),
         "ends_by_itself": time_text(found.expires_ms or None),
         "commit_group": found.commit_group,
-        **{
-            key: escape_unprintable(each) if isinstance(each, str) else each
-            for key, each in found.details.items()
-        },
+        **escape_values(found.details),
     }
     for name in [name for name in rows if name.endswith("_ms")]:
         rows[name.removesuffix("_ms")] = time_text(rows.pop(name) or None)
