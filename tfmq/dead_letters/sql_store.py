@@ -222,9 +222,8 @@ class Database:
             hide_parameters=True,
             execution_options={FILE_OPTION: file_identity(self._own_path)},
         )
-        event.listen(engine, "connect", _set_synchronous_full)
-        if self._own_path is not None:
-            event.listen(engine, "connect", _enable_wal)
+        has_wal = self._own_path is not None
+        event.listen(engine, "connect", lambda connection, _: _set_up_sqlite(connection, has_wal))
         event.listen(engine, "begin", _begin_transaction)
         return engine
 
@@ -308,18 +307,14 @@ def _parse_url(address: StoreAddress) -> Any:
         raise BadRequest(f"{address} is no URL that SQLAlchemy can read: {ADDRESS_FORMS}.") from None
 
 
-def _set_synchronous_full(connection: Any, _: object) -> None:
-    """Make SQLite commits survive a power failure."""
+def _set_up_sqlite(connection: Any, has_wal: bool) -> None:
+    """Make SQLite commits survive a power failure; `has_wal`: with a write-ahead log."""
     # SQLAlchemy starts transactions, not the driver: see _begin_transaction.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()
-
-
-def _enable_wal(connection: Any, _: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
+    if has_wal:
+        cursor.execute("PRAGMA journal_mode=WAL")
     cursor.close()
 
 

@@ -102,13 +102,10 @@ def notify_systemd(state: str, environment: Mapping[str, str] = os.environ) -> b
 
 # Start failures: a sentence that says what to do, and the exit code
 
-EXIT_FAILED = 1
-EXIT_WRONG_USAGE = 2
-
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code for an error at the start: 2 for a wrong configuration, else 1."""
-    return EXIT_WRONG_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+    return 2 if isinstance(error, ConfigError) else 1
 
 
 def startup_sentence(error: BaseException, data: str) -> str | None:

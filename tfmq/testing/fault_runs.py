@@ -29,31 +29,24 @@ FAULTS_SHOWN_MAX: Final = 20
 """Maximum number of faults that are listed with a failure."""
 
 
-class MarkerArguments(NamedTuple):
-    """The arguments of the marker `tfmq_faults` of one test."""
+def marker_arguments(item: Any) -> tuple[tuple[str, ...], int]:
+    """Return the marker's fault kinds and maximum of runs. Raises `BadRequest`."""
 
-    kinds: tuple[str, ...]
-    runs: int
-
-
-def marker_arguments(item: Any) -> MarkerArguments:
-    """Return the marker's arguments. Raises `BadRequest`."""
-
-    def read(faults: Sequence[str] = KINDS, runs: int = DEFAULT_RUNS_MAX) -> MarkerArguments:
-        return MarkerArguments((faults,) if isinstance(faults, str) else tuple(faults), runs)
+    def read(faults: Sequence[str] = KINDS, runs: int = DEFAULT_RUNS_MAX) -> tuple[tuple[str, ...], int]:
+        return (faults,) if isinstance(faults, str) else tuple(faults), runs
 
     mark = item.get_closest_marker(MARKER)
     try:
-        found = read(*mark.args, **mark.kwargs)
+        kinds, runs = read(*mark.args, **mark.kwargs)
     except TypeError as error:
         raise BadRequest(f"@pytest.mark.{MARKER} takes faults= (of {', '.join(KINDS)}) and runs=.") from error
-    if strange := [kind for kind in found.kinds if kind not in KINDS]:
+    if strange := [kind for kind in kinds if kind not in KINDS]:
         raise BadRequest(f"{strange[0]!r} is no fault kind of @pytest.mark.{MARKER}: {', '.join(KINDS)}.")
-    if found.runs < 1:
-        raise BadRequest(f"runs={found.runs} tries nothing; it takes a number from 1 on.")
+    if runs < 1:
+        raise BadRequest(f"runs={runs} tries nothing; it takes a number from 1 on.")
     if FIXTURE not in item.fixturenames:
         raise BadRequest(f"A test with @pytest.mark.{MARKER} takes the fixture {FIXTURE}.")
-    return found
+    return kinds, runs
 
 
 def check_marker(item: Any) -> None:
@@ -82,7 +75,7 @@ class RepeatedTest:
         self._item = item
         self._nextitem = nextitem
         self._key = stash_key
-        self._arguments = marker_arguments(item)
+        self._kinds, self._runs_max = marker_arguments(item)
         self._failed_faults: list[tuple[InjectedFault, Any]] = []
         self._not_injected = 0
 
@@ -90,8 +83,8 @@ class RepeatedTest:
         """Run the test without a fault, then once for each fault; return the reports for pytest."""
         trial = FaultRun()
         with self._run(trial) as plain:
-            possible = trial.possible_faults(self._arguments.kinds) if plain.passed else []
-            plan = sample_faults(possible, self._arguments.runs)
+            possible = trial.possible_faults(self._kinds) if plain.passed else []
+            plan = sample_faults(possible, self._runs_max)
             plain.tear_down(self._item.parent if plan else self._nextitem)
         if (
             plan and not plain.passed

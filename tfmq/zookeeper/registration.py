@@ -139,7 +139,15 @@ class RegistrationStateMachine(SessionStateMachine):
         self._round_at = now + CHECK_SECONDS
         owner = yield from self._claim_number()
         if owner is not None:
-            self._log_other_broker(owner)
+            if owner not in (self._logged_owner, self.address.encode()):  # once for each other broker
+                self._logged_owner = owner
+                log.error(
+                    "%s is the broker at %s already: this one, at %s, is not registered; give it a root of its own"
+                    " with server.zookeeper",
+                    self._layout.broker_address(),
+                    owner.decode("utf-8", "replace"),
+                    self.address,
+                )
             self.registered = False
             self._round_at = min(self._round_at, now + RETRY_SECONDS)
             return
@@ -198,15 +206,3 @@ class RegistrationStateMachine(SessionStateMachine):
             if node.data != count and not (yield SetNode(path, count)):
                 return
         self._registered_nodes[path] = count
-
-    def _log_other_broker(self, owner: bytes) -> None:
-        """Log another broker with this number, once for each."""
-        if owner not in (self._logged_owner, self.address.encode()):
-            self._logged_owner = owner
-            log.error(
-                "%s is the broker at %s already: this one, at %s, is not registered; give it a root of its own with"
-                " server.zookeeper",
-                self._layout.broker_address(),
-                owner.decode("utf-8", "replace"),
-                self.address,
-            )
