@@ -289,8 +289,8 @@ READING: Final = (
     Mutant(
         "lost-offsets-reset-in-silence",
         "offsets that retention removed stop the partition unless a reset is configured",
-        "tfmq/client/consumer/fetcher.py",
-        "        if self._reset is None:\n            return None\n",
+        "tfmq/client/consumer/positions.py",
+        "    if reset is None:\n        return None\n",
         "",
         [FETCHER],
     ),

@@ -25,7 +25,7 @@ from tfmq.client.connection.connection import READY, ClientConnection, PendingRe
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.options import FETCH_BYTES, ConsumerOptions
-from tfmq.client.consumer.positions import UNKNOWN, Batch, ReadPosition
+from tfmq.client.consumer.positions import UNKNOWN, Batch, ReadPosition, reset_offset
 from tfmq.errors import (
     Abandoned,
     BadRequest,
@@ -250,7 +250,7 @@ class Fetcher:
             self._record_skipped(feed, max(error.first, plan.offset), error.next, str(error))
             self._continue_at(feed, error.next, feed.fetch_epoch)
             return
-        place = self._reset_offset(error)
+        place = reset_offset(error, self._reset)
         if place is None or place < 0:
             feed.failure = add_partition_to_error(error, plan.name, plan.offset)
             return
@@ -276,16 +276,6 @@ class Fetcher:
         feed.fetching = False
         self.fetchable[feed] = None
         return feed
-
-    def _reset_offset(self, error: TfmqError) -> int | None:
-        """Return where to continue after `error` as configured, or None."""
-        if self._reset is None:
-            return None
-        if isinstance(error, LogTruncated):
-            return error.cut
-        if isinstance(error, OffsetOutOfRange):
-            return error.first if self._reset == "earliest" else error.end
-        return None
 
     # Delivery
 

@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from tfmq.client.consumer.message import ReceivedMessage
-from tfmq.errors import BadRequest, Fenced, NotAllowed
+from tfmq.errors import BadRequest, Fenced, LogTruncated, NotAllowed, OffsetOutOfRange, TfmqError
 from tfmq.offsets.storage import PartitionName as PartitionName
 
 
@@ -569,6 +569,20 @@ class Batch(NamedTuple):
         """Return whether `message` is the last one. Another thread may clear the list at any moment."""
         last = self.messages[-1:]
         return bool(last) and last[0] is message
+
+
+def reset_offset(error: TfmqError, reset: str | None) -> int | None:
+    """Return where to continue when the log has no longer what was to be read; None: stop with `error`.
+
+    `reset`: "earliest" or "latest", None to stop. A log that lost its end is read on where it was cut.
+    """
+    if reset is None:
+        return None
+    if isinstance(error, LogTruncated):
+        return error.cut
+    if isinstance(error, OffsetOutOfRange):
+        return error.first if reset == "earliest" else error.end
+    return None
 
 
 def partition_of(message: ReceivedMessage) -> PartitionName:
