@@ -1,13 +1,13 @@
 """All configuration keys: section, type, default, accepted values and explanation.
 
-A section is a frozen dataclass whose annotations contain the kind of the value. conf/server.toml and
+A section is a frozen dataclass with a `setting` for each key. conf/server.toml and
 docs/configuration.md are generated from this module. A key marked `later` only reserves its name: any value
 but its default is rejected until a later release implements it.
 """
 
 import re
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, get_type_hints
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from tfmq import limits
 from tfmq.units import parse_duration, parse_size
@@ -20,11 +20,8 @@ class Kind(Protocol):
     be". `is_text`: a value may be a string even in the file, where numbers and booleans have types.
     """
 
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def is_text(self) -> bool: ...
+    text: str
+    is_text: bool
 
     def read(self, value: Any) -> Any: ...
 
@@ -171,201 +168,157 @@ class Setting(NamedTuple):
     later: str = ""
 
 
+def setting(default: Any, kind: Kind, line: str, later: str = "") -> Any:
+    """Return the field of a section's dataclass for one key; the parameters are those of `Setting`."""
+    return field(default=default, metadata={"setting": Setting(kind, line, later)})
+
+
 GIB = 1 << 30
 YEARS = 100 * 365 * 86_400
 
 
 @dataclass(frozen=True)
 class Server:
-    data: Annotated[str, Setting(Text("the path of a folder"), "The data folder.")] = "./tfmq-data"
-    listen: Annotated[str, Setting(Address(), "The address for clients; port 0 takes a free port.")] = (
-        "127.0.0.1:8367"
+    data: str = setting("./tfmq-data", Text("the path of a folder"), "The data folder.")
+    listen: str = setting("127.0.0.1:8367", Address(), "The address for clients; port 0 takes a free port.")
+    acks: str = setting(
+        "synced", Choice("synced", "written", "none"), "What a send waits for if the client does not choose."
     )
-    acks: Annotated[
-        str,
-        Setting(Choice("synced", "written", "none"), "What a send waits for if the client does not choose."),
-    ] = "synced"
-    insecure: Annotated[
-        bool,
-        Setting(
-            Boolean(),
-            "Allow listening on other interfaces than loopback although there are no users and no TLS.",
-        ),
-    ] = False
-    idle_exit_seconds: Annotated[
-        float,
-        Setting(
-            Duration(0, YEARS), "Stop when no client was connected for this time; 0: never. For `file:PATH`."
-        ),
-    ] = 0
-    log_level: Annotated[
-        str, Setting(Choice("debug", "info", "warning", "error"), "Log level on standard error.")
-    ] = "info"
-    log_json: Annotated[bool, Setting(Boolean(), "Log lines are JSON objects.")] = False
-    zookeeper: Annotated[
-        str,
-        Setting(
-            ZooKeeperAddress(),
-            "Register this broker and its topics there; needs kazoo (tfmq[zookeeper]).",
-        ),
-    ] = ""
-    tls_certificate: Annotated[
-        str, Setting(Text("the path of a PEM file", empty=True), "The server's certificate.", later="TLS")
-    ] = ""
-    tls_key: Annotated[
-        str, Setting(Text("the path of a PEM file", empty=True), "The certificate's key.", later="TLS")
-    ] = ""
-    users: Annotated[
-        str, Setting(Text("the path of a file", empty=True), "Who may connect.", later="users")
-    ] = ""
+    insecure: bool = setting(
+        False,
+        Boolean(),
+        "Allow listening on other interfaces than loopback although there are no users and no TLS.",
+    )
+    idle_exit_seconds: float = setting(
+        0, Duration(0, YEARS), "Stop when no client was connected for this time; 0: never. For `file:PATH`."
+    )
+    log_level: str = setting(
+        "info", Choice("debug", "info", "warning", "error"), "Log level on standard error."
+    )
+    log_json: bool = setting(False, Boolean(), "Log lines are JSON objects.")
+    zookeeper: str = setting(
+        "", ZooKeeperAddress(), "Register this broker and its topics there; needs kazoo (tfmq[zookeeper])."
+    )
+    tls_certificate: str = setting(
+        "", Text("the path of a PEM file", empty=True), "The server's certificate.", later="TLS"
+    )
+    tls_key: str = setting(
+        "", Text("the path of a PEM file", empty=True), "The certificate's key.", later="TLS"
+    )
+    users: str = setting("", Text("the path of a file", empty=True), "Who may connect.", later="users")
 
 
 @dataclass(frozen=True)
 class Http:
-    listen: Annotated[
-        str,
-        Setting(
-            Text("HOST:PORT", empty=True),
-            "Address of the HTTP server for health, metrics and a status page.",
-            later="the HTTP page",
-        ),
-    ] = ""
+    listen: str = setting(
+        "",
+        Text("HOST:PORT", empty=True),
+        "Address of the HTTP server for health, metrics and a status page.",
+        later="the HTTP page",
+    )
 
 
 @dataclass(frozen=True)
 class Flush:
-    messages: Annotated[
-        int, Setting(Integer(0, 10**9), "Fsync after this many messages; 0: after every batch.")
-    ] = 1000
-    seconds: Annotated[
-        float, Setting(Duration(0, 86_400), "Fsync after this time; 0: after every batch.")
-    ] = 10.0
-    method: Annotated[
-        Literal["auto", "fdatasync", "syncfs"],
-        Setting(Choice("auto", "fdatasync", "syncfs"), "Fsync method: auto uses one syncfs for many files."),
-    ] = "auto"
+    messages: int = setting(1000, Integer(0, 10**9), "Fsync after this many messages; 0: after every batch.")
+    seconds: float = setting(10.0, Duration(0, 86_400), "Fsync after this time; 0: after every batch.")
+    method: Literal["auto", "fdatasync", "syncfs"] = setting(
+        "auto", Choice("auto", "fdatasync", "syncfs"), "Fsync method: auto uses one syncfs for many files."
+    )
 
 
 @dataclass(frozen=True)
 class Log:
-    segment_bytes: Annotated[
-        int,
-        Setting(
-            Integer(1 << 16, 1 << 40, is_size=True),
-            "A segment file is closed before it passes this; a batch that is larger gets a file of its own.",
-        ),
-    ] = GIB
-    segment_seconds: Annotated[
-        float,
-        Setting(
-            Duration(1, YEARS),
-            "A segment file is closed this long after its first message, sooner where retention.seconds is shorter; the"
-            " default applies only where retention.seconds is set.",
-        ),
-    ] = 604_800
-    state_bytes: Annotated[
-        int,
-        Setting(
-            Integer(1 << 16, 1 << 40, is_size=True),
-            "Write a snapshot of the producers' state after this many bytes, for short starts.",
-        ),
-    ] = 64 << 20
-    verify: Annotated[
-        str,
-        Setting(
-            Choice("blocks", "records"),
-            "Checks before a write: checksums of blocks, or of every record.",
-        ),
-    ] = "blocks"
+    segment_bytes: int = setting(
+        GIB,
+        Integer(1 << 16, 1 << 40, is_size=True),
+        "A segment file is closed before it passes this; a batch that is larger gets a file of its own.",
+    )
+    segment_seconds: float = setting(
+        604_800,
+        Duration(1, YEARS),
+        "A segment file is closed this long after its first message, sooner where retention.seconds is shorter; the"
+        " default applies only where retention.seconds is set.",
+    )
+    state_bytes: int = setting(
+        64 << 20,
+        Integer(1 << 16, 1 << 40, is_size=True),
+        "Write a snapshot of the producers' state after this many bytes, for short starts.",
+    )
+    verify: str = setting(
+        "blocks",
+        Choice("blocks", "records"),
+        "Checks before a write: checksums of blocks, or of every record.",
+    )
 
 
 @dataclass(frozen=True)
 class Retention:
-    seconds: Annotated[
-        float,
-        Setting(
-            Duration(0, YEARS),
-            "Closed segments go when all in them is older: a message is kept at most this long plus"
-            " log.segment_seconds (or twice this long, if less) plus two minutes; 0: never.",
-        ),
-    ] = 0
-    bytes: Annotated[
-        int,
-        Setting(
-            Integer(0, 1 << 60, is_size=True),
-            "The oldest segments are deleted when a partition is larger than this; 0: never.",
-        ),
-    ] = 0
-    action: Annotated[
-        str,
-        Setting(Choice("delete", "archive"), "Delete these segments, or archive: move them to DATA/archive."),
-    ] = "delete"
+    seconds: float = setting(
+        0,
+        Duration(0, YEARS),
+        "Closed segments go when all in them is older: a message is kept at most this long plus"
+        " log.segment_seconds (or twice this long, if less) plus two minutes; 0: never.",
+    )
+    bytes: int = setting(
+        0,
+        Integer(0, 1 << 60, is_size=True),
+        "The oldest segments are deleted when a partition is larger than this; 0: never.",
+    )
+    action: str = setting(
+        "delete", Choice("delete", "archive"), "Delete these segments, or archive: move them to DATA/archive."
+    )
 
 
 @dataclass(frozen=True)
 class Topics:
-    auto_create: Annotated[bool, Setting(Boolean(), "Create a topic at the first send to it.")] = True
-    partitions: Annotated[
-        int, Setting(Integer(1, limits.PARTITIONS_PER_TOPIC.cap), "Number of partitions of a new topic.")
-    ] = 1
+    auto_create: bool = setting(True, Boolean(), "Create a topic at the first send to it.")
+    partitions: int = setting(
+        1, Integer(1, limits.PARTITIONS_PER_TOPIC.cap), "Number of partitions of a new topic."
+    )
 
 
 @dataclass(frozen=True)
 class Transaction:
-    timeout_seconds: Annotated[
-        float,
-        Setting(
-            Duration(0.001, 86_400),
-            "Timeout of an unprepared transaction, unless its client asks for another.",
-        ),
-    ] = 60
-    outcome_seconds: Annotated[
-        float,
-        Setting(Duration(1, YEARS), "How long the outcome of a transaction is kept."),
-    ] = 7 * 86_400
-    check_seconds: Annotated[
-        float,
-        Setting(
-            Duration(0.001, 86_400),
-            "Check back with the producer group when a transaction has been prepared for this time.",
-        ),
-    ] = 60
-    alarm_seconds: Annotated[
-        float,
-        Setting(Duration(0.001, YEARS), "Warn when a transaction has been prepared for longer than this."),
-    ] = 3600
-    group_ttl_seconds: Annotated[
-        float,
-        Setting(
-            Duration(1, 365 * 86_400),
-            "Timeout of a prepared member of a commit group, unless its writer asks for another.",
-        ),
-    ] = 86_400
-    journal_file_bytes: Annotated[
-        int,
-        Setting(
-            Integer(1 << 16, 1 << 40, is_size=True),
-            "Size after which a new file of the journal is started.",
-        ),
-    ] = 64 << 20
+    timeout_seconds: float = setting(
+        60,
+        Duration(0.001, 86_400),
+        "Timeout of an unprepared transaction, unless its client asks for another.",
+    )
+    outcome_seconds: float = setting(
+        7 * 86_400, Duration(1, YEARS), "How long the outcome of a transaction is kept."
+    )
+    check_seconds: float = setting(
+        60,
+        Duration(0.001, 86_400),
+        "Check back with the producer group when a transaction has been prepared for this time.",
+    )
+    alarm_seconds: float = setting(
+        3600, Duration(0.001, YEARS), "Warn when a transaction has been prepared for longer than this."
+    )
+    group_ttl_seconds: float = setting(
+        86_400,
+        Duration(1, 365 * 86_400),
+        "Timeout of a prepared member of a commit group, unless its writer asks for another.",
+    )
+    journal_file_bytes: int = setting(
+        64 << 20,
+        Integer(1 << 16, 1 << 40, is_size=True),
+        "Size after which a new file of the journal is started.",
+    )
 
 
 @dataclass(frozen=True)
 class Delay:
-    tick_ms: Annotated[
-        int, Setting(Integer(1, 60_000), "Interval at which the broker delivers due delayed messages, in ms.")
-    ] = 10
-    levels: Annotated[
-        tuple[float, ...],
-        Setting(DelayLevels(), "Delays that clients can choose by number, starting with the first."),
-    ] = ()
-    outcome_seconds: Annotated[
-        float,
-        Setting(
-            Duration(1, YEARS),
-            "How long after its due time the state of a delayed message is kept.",
-        ),
-    ] = 86_400
+    tick_ms: int = setting(
+        10, Integer(1, 60_000), "Interval at which the broker delivers due delayed messages, in ms."
+    )
+    levels: tuple[float, ...] = setting(
+        (), DelayLevels(), "Delays that clients can choose by number, starting with the first."
+    )
+    outcome_seconds: float = setting(
+        86_400, Duration(1, YEARS), "How long after its due time the state of a delayed message is kept."
+    )
 
 
 SECTIONS: dict[str, type[Any]] = {
@@ -380,23 +333,21 @@ SECTIONS: dict[str, type[Any]] = {
 }
 
 
-def _settings() -> dict[str, tuple[Setting, Any]]:
-    found: dict[str, tuple[Setting, Any]] = {}
-    for section, shape in SECTIONS.items():
-        hints = get_type_hints(shape, include_extras=True)
-        for field in fields(shape):
-            found[f"{section}.{field.name}"] = (hints[field.name].__metadata__[0], field.default)
-    for name, limit in limits.ALL.items():
-        if limit.configurable:
-            line = f"Limit in {limit.unit}. Reason: {limit.reason}."
-            found[f"limits.{name}"] = (
-                Setting(Integer(1, limit.cap, is_size=limit.unit == "bytes"), line),
-                int(limit),
-            )
-    return found
-
-
-SETTINGS: dict[str, tuple[Setting, Any]] = _settings()
+SETTINGS: dict[str, tuple[Setting, Any]] = {
+    f"{section}.{each.name}": (each.metadata["setting"], each.default)
+    for section, shape in SECTIONS.items()
+    for each in fields(shape)
+} | {
+    f"limits.{name}": (
+        Setting(
+            Integer(1, limit.cap, is_size=limit.unit == "bytes"),
+            f"Limit in {limit.unit}. Reason: {limit.reason}.",
+        ),
+        int(limit),
+    )
+    for name, limit in limits.ALL.items()
+    if limit.configurable
+}
 """Every key -> (its metadata, its default), in the order of the reference pages."""
 
 TOPIC_KEYS: tuple[str, ...] = (
