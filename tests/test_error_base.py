@@ -3,15 +3,15 @@
 import pytest
 
 from tfmq import errors
-from tfmq.errors import NOT_DONE, UNKNOWN, IntDetail, TextDetail, TfmqError
+from tfmq.errors import NOT_DONE, UNKNOWN, Detail, TfmqError
 
 
 class Sample(TfmqError):
     outcome = NOT_DONE
     happened = "It broke."
     advice = "Mend it."
-    place = IntDetail()
-    word = TextDetail()
+    place = Detail(-1)
+    word = Detail("")
 
 
 def test_the_tree_and_its_root_are_found_in_one_module() -> None:
@@ -42,4 +42,4 @@ def test_details_are_attributes_of_one_type_whatever_travelled(
 ) -> None:
     error = Sample(**given)  # type: ignore[arg-type]
     assert (error.place, error.word) == (place, word)
-    assert isinstance(Sample.place, IntDetail) and isinstance(Sample.word, TextDetail)
+    assert isinstance(Sample.place, Detail) and isinstance(Sample.word, Detail)

@@ -55,11 +55,13 @@ and numbers are never reused for another error. A code that this release does no
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, overload
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
 
 Outcome = Literal["not done", "unknown"]
 NOT_DONE: Outcome = "not done"
 UNKNOWN: Outcome = "unknown"
+
+DetailValue = TypeVar("DetailValue", int, str)
 
 
 class TfmqError(Exception):
@@ -100,38 +102,24 @@ class TfmqError(Exception):
         return self.sentence
 
 
-class IntDetail:
-    """A number in `details`, read as an attribute; -1 if it is unknown."""
+class Detail(Generic[DetailValue]):
+    """A value in `details`, read as an attribute; `unknown` if it is missing or of another type."""
+
+    def __init__(self, unknown: DetailValue) -> None:
+        self.unknown: DetailValue = unknown
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     @overload
-    def __get__(self, instance: None, owner: type) -> IntDetail: ...
+    def __get__(self, instance: None, owner: type) -> Detail[DetailValue]: ...
     @overload
-    def __get__(self, instance: TfmqError, owner: type) -> int: ...
-    def __get__(self, instance: TfmqError | None, owner: type) -> IntDetail | int:
+    def __get__(self, instance: TfmqError, owner: type) -> DetailValue: ...
+    def __get__(self, instance: TfmqError | None, owner: type) -> Detail[DetailValue] | DetailValue:
         if instance is None:
             return self
-        value = instance.details.get(self.name, -1)
-        return value if isinstance(value, int) else -1
-
-
-class TextDetail:
-    """A text in `details`, read as an attribute; "" if it is unknown."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> TextDetail: ...
-    @overload
-    def __get__(self, instance: TfmqError, owner: type) -> str: ...
-    def __get__(self, instance: TfmqError | None, owner: type) -> TextDetail | str:
-        if instance is None:
-            return self
-        value = instance.details.get(self.name, "")
-        return value if isinstance(value, str) else ""
+        value: DetailValue = instance.details.get(self.name, self.unknown)
+        return value if isinstance(value, type(self.unknown)) else self.unknown
 
 
 class ConnectionFailed(TfmqError, ConnectionError):
@@ -174,8 +162,8 @@ class Damaged(TfmqError):
     number, code, outcome = 7, "damaged", NOT_DONE
     happened = "A range of the partition is damaged on the disk."
     advice = 'Skip the range with on_damage="skip", or run tfmq log repair.'
-    first = IntDetail()
-    next = IntDetail()
+    first = Detail(-1)
+    next = Detail(-1)
 
 
 class OffsetOutOfRange(TfmqError):
@@ -184,8 +172,8 @@ class OffsetOutOfRange(TfmqError):
     number, code, outcome = 8, "offset_out_of_range", NOT_DONE
     happened = "The offset is outside of the range that the partition has."
     advice = "Seek to an offset in the range, for example to the earliest; this reader missed the messages in between."
-    first = IntDetail()
-    end = IntDetail()
+    first = Detail(-1)
+    end = Detail(-1)
 
 
 class LogTruncated(TfmqError):
@@ -194,7 +182,7 @@ class LogTruncated(TfmqError):
     number, code, outcome = 9, "log_truncated", NOT_DONE
     happened = "The log was truncated after a crash, at an offset before the read position of this reader."
     advice = "Continue at the offset of the truncation, and discard the messages that were read after it."
-    cut = IntDetail()
+    cut = Detail(-1)
 
 
 class MessageTooLarge(TfmqError):
@@ -268,7 +256,7 @@ class StaleProducer(TfmqError):
     number, code, outcome = 19, "stale_producer", NOT_DONE
     happened = "The producer id was closed and replaced by its successor."
     advice = "Continue with the successor."
-    successor = IntDetail()
+    successor = Detail(-1)
 
 
 class NotAllowed(TfmqError):
@@ -345,7 +333,7 @@ class HeuristicOutcome(TransactionError):
     number, code, outcome = 35, "heuristic_outcome", NOT_DONE
     happened = "An operator ended the transaction by hand before its owner did."
     advice = "Compare .state with the outcome in the other systems; when they agree, run tfmq tx forget."
-    state = TextDetail()
+    state = Detail("")
 
 
 class TransactionExists(TransactionError):
@@ -426,7 +414,7 @@ class NotARecord(BadRequest):
     number, code = 29, "not_a_record"
     happened = "No record starts at that offset."
     advice = "Use the offset of a message, or seek, which finds the nearest record before the offset."
-    offset = IntDetail()
+    offset = Detail(-1)
 
 
 class ServerError(TfmqError):

@@ -13,14 +13,12 @@ Invalid arguments fail the Deferred too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import tfmq.admin
 import tfmq.aio
 import tfmq.producer
 from tfmq.client.admin.admin import AdminCore
-from tfmq.client.connection.addresses import describe_client
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
@@ -207,18 +205,9 @@ class Admin:
     resume_schedule = deferred(awaitable(AdminCore.resume_schedule))
     remove_schedule = deferred(awaitable(AdminCore.remove_schedule))
 
-    @deferred
-    async def close(self) -> None:
-        self._driver.check_caller()
-        await self._driver.close()
-
-    def __repr__(self) -> str:
-        return describe_client(self, self._driver.link.servers)
+    close = deferred(tfmq.aio.Admin.close)
+    __repr__ = shared(tfmq.aio.Admin.__repr__)
+    __aexit__ = shared(tfmq.aio.Admin.__aexit__)
 
     async def __aenter__(self) -> Admin:
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
