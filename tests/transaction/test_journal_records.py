@@ -126,15 +126,9 @@ def damaged(generator: random.Random, payload: bytes) -> bytes:
 )
 @pytest.mark.parametrize("kind", sorted(entry.OPERATION_NAMES))
 def test_a_payload_of_another_shape_is_refused(kind: int, value: Any) -> None:
-    if (
-        kind in (journal_records.COMMIT, journal_records.ROLLBACK, journal_records.FORGET)
-        and value[:1] == b"\x94"
-    ):
+    if kind in (entry.COMMIT, entry.ROLLBACK, entry.FORGET) and value[:1] == b"\x94":
         return
-    if (
-        kind in (journal_records.HEURISTIC_COMMIT, journal_records.HEURISTIC_ROLLBACK)
-        and value[:1] == b"\x94"
-    ):
+    if kind in (entry.HEURISTIC_COMMIT, entry.HEURISTIC_ROLLBACK) and value[:1] == b"\x94":
         return
     with pytest.raises(ValueError, match="does not fit"):
         journal_records.unpack(kind, 1, value)

@@ -5,25 +5,12 @@ uses defaults for those that an older writer omitted. docs/formats/operations.md
 raises `ValueError` for every malformed payload, and nothing else.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
-from journal.wal.entry import (
-    COMMIT,
-    EPOCHS,
-    FORGET,
-    GROUP_ABORT,
-    GROUP_COMMIT,
-    GROUP_FORGET,
-    HEURISTIC_COMMIT,
-    HEURISTIC_ROLLBACK,
-    LOCAL_COMMIT,
-    LOCAL_ROLLBACK,
-    PREPARE,
-    ROLLBACK,
-)
+from journal.wal import entry
 from tfmq.apply_target import GroupPositions
 from tfmq.bounded_msgpack import unpack_stored
 from tfmq.transaction.requests import CommitGroupMember
@@ -70,18 +57,17 @@ class PrepareRecord(NamedTuple):
     expires_ms: int
 
 
-class CommitRecord(NamedTuple):
+class _Step(NamedTuple):
+    epoch: int
+    time_ms: int
+
+
+class CommitRecord(_Step):
     """Commit decision of a prepared transaction."""
 
-    epoch: int
-    time_ms: int
 
-
-class RollbackRecord(NamedTuple):
+class RollbackRecord(_Step):
     """Rollback of a prepared transaction."""
-
-    epoch: int
-    time_ms: int
 
 
 class LocalCommitRecord(NamedTuple):
@@ -103,25 +89,16 @@ class LocalRollbackRecord(NamedTuple):
     origin: Origin
 
 
-class HeuristicCommitRecord(NamedTuple):
+class HeuristicCommitRecord(_Step):
     """An operator's commit decision of a prepared transaction."""
 
-    epoch: int
-    time_ms: int
 
-
-class HeuristicRollbackRecord(NamedTuple):
+class HeuristicRollbackRecord(_Step):
     """An operator's rollback of a prepared transaction."""
 
-    epoch: int
-    time_ms: int
 
-
-class ForgetRecord(NamedTuple):
+class ForgetRecord(_Step):
     """An operator's request to forget a heuristic outcome."""
-
-    epoch: int
-    time_ms: int
 
 
 class EpochLeaseRecord(NamedTuple):
@@ -248,71 +225,43 @@ def unpack_offsets(rows: Sequence[Any]) -> tuple[GroupPositions, ...]:
     return tuple(found)
 
 
-def _unpack_prepare(epoch: int, fields: Any) -> PrepareRecord:
-    time_ms, origin, topics, offsets, messages, expires_ms = _checked_fields(
-        fields, int, tuple, tuple, tuple, int, int
-    )
-    described = unpack_origin(origin), unpack_topics(topics), unpack_offsets(offsets)
-    return PrepareRecord(epoch, time_ms, *described, messages, expires_ms)
-
-
-def _unpack_local_commit(epoch: int, fields: Any) -> LocalCommitRecord:
-    time_ms, origin, topics, offsets, messages = _checked_fields(fields, int, tuple, tuple, tuple, int)
-    return LocalCommitRecord(
-        epoch, time_ms, unpack_origin(origin), unpack_topics(topics), unpack_offsets(offsets), messages
-    )
-
-
-def _unpack_local_rollback(epoch: int, fields: Any) -> LocalRollbackRecord:
-    time_ms, origin = _checked_fields(fields, int, tuple)
-    return LocalRollbackRecord(epoch, time_ms, unpack_origin(origin))
-
-
-def _unpack_group_commit(epoch: int, fields: Any) -> GroupCommitRecord:
-    record = GroupCommitRecord(*_checked_fields(fields, str, int, str, int, tuple, tuple, int))
-    return record._replace(members=_unpack_epochs(record.members), dropped=_unpack_epochs(record.dropped))
-
-
-def _unpack_group_abort(epoch: int, fields: Any) -> GroupAbortRecord:
-    record = GroupAbortRecord(*_checked_fields(fields, str, int, str, tuple, int))
-    return record._replace(dropped=_unpack_epochs(record.dropped))
-
-
 def _unpack_epochs(found: Sequence[Any]) -> Sequence[int]:
     return _checked_fields(found, *[int] * len(found))
 
 
-_UNPACKERS: Final[dict[int, Callable[[int, Any], Operation]]] = {
-    PREPARE: _unpack_prepare,
-    COMMIT: lambda epoch, fields: CommitRecord(epoch, *_checked_fields(fields, int)),
-    ROLLBACK: lambda epoch, fields: RollbackRecord(epoch, *_checked_fields(fields, int)),
-    LOCAL_COMMIT: _unpack_local_commit,
-    LOCAL_ROLLBACK: _unpack_local_rollback,
-    HEURISTIC_COMMIT: lambda epoch, fields: HeuristicCommitRecord(epoch, *_checked_fields(fields, int)),
-    HEURISTIC_ROLLBACK: lambda epoch, fields: HeuristicRollbackRecord(epoch, *_checked_fields(fields, int)),
-    FORGET: lambda epoch, fields: ForgetRecord(epoch, *_checked_fields(fields, int)),
-    EPOCHS: lambda epoch, fields: EpochLeaseRecord(*_checked_fields(fields, int, int, bytes)),
-    GROUP_COMMIT: _unpack_group_commit,
-    GROUP_ABORT: _unpack_group_abort,
-    GROUP_FORGET: lambda epoch, fields: GroupForgetRecord(*_checked_fields(fields, str, int)),
+_TYPES: Final[dict[str, type]] = {
+    **dict.fromkeys(("origin", "topics", "offsets", "members", "dropped"), tuple),
+    **dict.fromkeys(("group", "run"), str),
+    "key": bytes,
 }
+"""The types of the fields of a payload, by name; all others are `int`."""
 
-KINDS: Final[dict[type, int]] = {
-    PrepareRecord: PREPARE,
-    CommitRecord: COMMIT,
-    RollbackRecord: ROLLBACK,
-    LocalCommitRecord: LOCAL_COMMIT,
-    LocalRollbackRecord: LOCAL_ROLLBACK,
-    HeuristicCommitRecord: HEURISTIC_COMMIT,
-    HeuristicRollbackRecord: HEURISTIC_ROLLBACK,
-    ForgetRecord: FORGET,
-    EpochLeaseRecord: EPOCHS,
-    GroupCommitRecord: GROUP_COMMIT,
-    GroupAbortRecord: GROUP_ABORT,
-    GroupForgetRecord: GROUP_FORGET,
+_UNPACKERS: Final[dict[str, Any]] = {
+    "origin": unpack_origin,
+    "topics": unpack_topics,
+    "offsets": unpack_offsets,
+    "members": _unpack_epochs,
+    "dropped": _unpack_epochs,
 }
+"""The functions that decode the fields with a structure."""
 
-_SINGLE_TRANSACTION_KINDS: Final = frozenset(kind for kind in KINDS if "epoch" in kind._fields)  # type: ignore[attr-defined]
+KINDS: Final[dict[type[Any], int]] = {
+    PrepareRecord: entry.PREPARE,
+    CommitRecord: entry.COMMIT,
+    RollbackRecord: entry.ROLLBACK,
+    LocalCommitRecord: entry.LOCAL_COMMIT,
+    LocalRollbackRecord: entry.LOCAL_ROLLBACK,
+    HeuristicCommitRecord: entry.HEURISTIC_COMMIT,
+    HeuristicRollbackRecord: entry.HEURISTIC_ROLLBACK,
+    ForgetRecord: entry.FORGET,
+    EpochLeaseRecord: entry.EPOCHS,
+    GroupCommitRecord: entry.GROUP_COMMIT,
+    GroupAbortRecord: entry.GROUP_ABORT,
+    GroupForgetRecord: entry.GROUP_FORGET,
+}
+_RECORDS: Final = {kind: record for record, kind in KINDS.items()}
+
+_SINGLE_TRANSACTION_KINDS: Final = frozenset(kind for kind in KINDS if "epoch" in kind._fields)
 """Operations whose epoch is in the journal entry's header, not in the payload."""
 
 _pack: Final = msgpack.Packer(autoreset=True).pack
@@ -331,10 +280,18 @@ def unpack(kind: int, epoch: int, payload: bytes) -> Operation:
 
     Raises: ValueError.
     """
-    reader = _UNPACKERS.get(kind)
-    if reader is None:
+    record = _RECORDS.get(kind)
+    if record is None:
         raise ValueError(f"an operation of the unknown kind {kind}; a later version may know it")
+    header = (epoch,) if record in _SINGLE_TRANSACTION_KINDS else ()
+    names = record._fields[len(header) :]
     try:
-        return reader(epoch, unpack_stored(payload))
+        fields = _checked_fields(unpack_stored(payload), *[_TYPES.get(name, int) for name in names])
+        decoded = [
+            _UNPACKERS[name](value) if name in _UNPACKERS else value
+            for name, value in zip(names, fields, strict=False)
+        ]
+        operation: Operation = record(*header, *decoded)
     except (ValueError, TypeError, IndexError) as error:
         raise ValueError(f"an operation of kind {kind} that does not fit: {error!r}") from error
+    return operation
