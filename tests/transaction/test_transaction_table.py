@@ -21,7 +21,7 @@ from tfmq.apply_target import GroupPositions
 from tfmq.transaction import journal_records, snapshot, states
 from tfmq.transaction.commit_groups import CommitGroups
 from tfmq.transaction.journal_records import Origin
-from tfmq.transaction.model import WORDS_PER_BATCH, BatchLocations, Transaction
+from tfmq.transaction.model import ENTRY_BYTES, WORDS_PER_BATCH, BatchLocations, Transaction
 from tfmq.transaction.outcomes import Outcomes
 from tfmq.transaction.producer_state import ProducerStates
 from tfmq.transaction.requests import CommitGroupMember
@@ -428,7 +428,7 @@ def test_item_18_what_was_never_prepared_is_gone_after_a_start_and_leaves_nothin
     for _ in range(3):
         life.send(life.begin())
     found = replayed(b"", life.entries)
-    assert not found.transactions and not found.by_xid and not found.retained_size.batch_count
+    assert not found.transactions and not found.by_xid and not found.retained_batches
     assert not any(found.state_counts.values())
     assert list(found.epoch_index.epochs_after(0)) == []
 
@@ -645,7 +645,7 @@ def test_messages_of_a_transaction_that_is_over_are_not_counted() -> None:
     transaction = life.begin()
     life.ledger.remove(transaction)
     life.send(transaction)
-    assert not life.ledger.transactions and life.ledger.retained_size.size_bytes == 0
+    assert not life.ledger.transactions and life.ledger.retained_bytes == 0
 
 
 def test_bytes_are_counted_while_the_journal_keeps_them() -> None:
@@ -655,16 +655,18 @@ def test_bytes_are_counted_while_the_journal_keeps_them() -> None:
         life.send(each)
         life.prepare(each)
     sizes = [each.size_bytes for each in (one, two, three)]
-    assert life.ledger.retained_size.size_bytes == sum(sizes)
+    assert life.ledger.retained_bytes == sum(sizes)
+    batches = sum(each.locations.batch_count for each in (one, two, three))
+    assert life.ledger.retained_journal_bytes == sum(sizes) + batches * ENTRY_BYTES
     life.enter(journal_records.RollbackRecord(one.epoch, life.time_ms))
     life.enter(journal_records.HeuristicRollbackRecord(two.epoch, life.time_ms))
-    assert life.ledger.retained_size.size_bytes == sizes[2]
+    assert life.ledger.retained_bytes == sizes[2]
     life.enter(journal_records.HeuristicCommitRecord(three.epoch, life.time_ms))
-    assert life.ledger.retained_size.size_bytes == sizes[2]
+    assert life.ledger.retained_bytes == sizes[2]
     life.settle()
-    assert life.ledger.retained_size.size_bytes == 0
+    assert life.ledger.retained_bytes == 0
     life.enter(journal_records.ForgetRecord(three.epoch, life.time_ms))
-    assert life.ledger.retained_size.size_bytes == 0
+    assert life.ledger.retained_bytes == 0
     assert life.ledger.find_outcome(three.xid) is not None or not three.xid
 
 

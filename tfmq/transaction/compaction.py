@@ -78,7 +78,7 @@ class JournalCompaction:
     def needed(self) -> bool:
         """Whether the journal files are so large, compared with the live bytes, that a round is needed."""
         return self._journal.size_bytes > max(
-            LIVE_FACTOR * self._table.retained_size.journal_bytes, self._bytes_min
+            LIVE_FACTOR * self._table.retained_journal_bytes, self._bytes_min
         )
 
     def run_if_needed(self) -> None:

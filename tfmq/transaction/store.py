@@ -573,12 +573,12 @@ class TransactionStore(TransactionRecorder):
     @property
     def retained_bytes(self) -> int:
         """Bytes retained in the journal for transactions: messages and one entry header per batch."""
-        return self._table.retained_size.journal_bytes
+        return self._table.retained_journal_bytes
 
     @property
     def batch_count(self) -> int:
         """Number of batches retained in the journal; each also needs some memory."""
-        return self._table.retained_size.batch_count
+        return self._table.retained_batches
 
     def is_durable(self, transaction: Transaction) -> bool:
         """Return whether the record of the transaction's state is durable: else it may be undone."""
@@ -704,7 +704,7 @@ class TransactionStore(TransactionRecorder):
         return {
             "journal": self._journal.stopped or "open",
             "journal_bytes": self._journal.size_bytes,
-            "bytes": self._table.retained_size.size_bytes,
+            "bytes": self._table.retained_bytes,
         }
 
     @property

@@ -8,11 +8,11 @@ epochs for paging.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Container, Iterable, Iterator, Set
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Container, Iterator, Set
+from typing import Any, Final
 
 from journal.wal.entry import AppendMsg, JournalEntry, LostEntries
-from journal.wal.store import JournalFileInfo
+from journal.wal.store import JournalStore
 from tfmq.transaction import journal_records, snapshot, states
 from tfmq.transaction.commit_groups import CommitGroups
 from tfmq.transaction.journal_records import Origin
@@ -30,15 +30,6 @@ from tfmq.transaction.outcomes import Outcome, Outcomes
 from tfmq.transaction.producer_state import ProducerStates
 
 
-class FileReferenceCounter(Protocol):
-    """The methods of `JournalStore` that count file references."""
-
-    @property
-    def files(self) -> list[JournalFileInfo]: ...
-    def add_reference(self, lsn: int) -> None: ...
-    def release_reference(self, lsn: int) -> None: ...
-
-
 class FileReferences:
     """File references of transactions: they keep the journal files that contain their batches.
 
@@ -47,7 +38,7 @@ class FileReferences:
     comparison with that file's first LSN.
     """
 
-    def __init__(self, journal: FileReferenceCounter) -> None:
+    def __init__(self, journal: JournalStore) -> None:
         self._journal = journal
         self._first_lsns: list[int] = []
         self._current_first_lsn = 0
@@ -93,39 +84,6 @@ class FileReferences:
 
     def _file_index(self, lsn: int) -> int:
         return bisect_right(self._first_lsns, lsn)
-
-
-class RetainedSize:
-    """Total size of messages and number of batches that the journal retains for transactions."""
-
-    __slots__ = ("batch_count", "size_bytes")
-
-    def __init__(self) -> None:
-        self.size_bytes = self.batch_count = 0
-
-    @property
-    def journal_bytes(self) -> int:
-        """Size in the journal files: the messages and the headers of their entries."""
-        return self.size_bytes + self.batch_count * ENTRY_BYTES
-
-    def add_batch(self, size_bytes: int) -> None:
-        """Count one batch."""
-        self.size_bytes += size_bytes
-        self.batch_count += 1
-
-    def add_transaction(self, transaction: Transaction) -> None:
-        """Count all batches of a transaction that was loaded from a snapshot."""
-        self.size_bytes += transaction.size_bytes
-        self.batch_count += transaction.locations.batch_count
-
-    def lose(self, size_bytes: int) -> None:
-        """Subtract the size of a batch lost in a repair; it stays in the number of batches."""
-        self.size_bytes -= size_bytes
-
-    def remove_transaction(self, transaction: Transaction) -> None:
-        """Subtract all batches of a transaction; call it before its locations are cleared."""
-        self.size_bytes -= transaction.size_bytes
-        self.batch_count -= transaction.locations.batch_count
 
 
 UNKNOWN_ORIGIN: Final = Origin("", True, 0, 0, 0)
@@ -180,7 +138,8 @@ class TransactionTable:
 
         Outcomes, producers and commit groups expire by this time, not by the clock, so that replay is deterministic.
         """
-        self.retained_size = RetainedSize()
+        self.retained_bytes = self.retained_batches = 0
+        """Size of the messages, and number of batches, that the journal retains for transactions."""
         self.file_references: FileReferences | None = None
         """The file references of the transactions; None during recovery."""
         self.fillers_seen = 0
@@ -188,6 +147,11 @@ class TransactionTable:
         self.pending_rollbacks: dict[int, Transaction] = {}
         """Prepared transactions whose rollback record may not be durable yet, in LSN order."""
         self._relocations = EntryRelocations()
+
+    @property
+    def retained_journal_bytes(self) -> int:
+        """Size in the journal files of the retained batches: the messages and the headers of their entries."""
+        return self.retained_bytes + self.retained_batches * ENTRY_BYTES
 
     # Changes without a journal entry
 
@@ -218,8 +182,7 @@ class TransactionTable:
         origin = transaction.origin
         if origin.xid and self.by_xid.get(origin.xid) is transaction:
             del self.by_xid[origin.xid]
-        if origin.member is not None:
-            self.commit_groups.remove_member(transaction.epoch, origin.member)
+        self._leave_commit_group(transaction)
         if origin.producer_id:
             self.producer_states.discard_begun(origin.producer_id, origin.number)
         self._release_entries(transaction)
@@ -257,14 +220,20 @@ class TransactionTable:
         else:
             self.apply_operation(entry.lsn, journal_records.unpack(*content))
 
-    def apply_batch(self, lsn: int, message: AppendMsg) -> Transaction | None:
-        """Apply a batch whose entry is at `lsn`. Return its transaction; None if that has ended."""
+    def apply_batch(self, lsn: int, message: AppendMsg) -> None:
+        """Apply a batch whose entry is at `lsn`."""
         epoch, log_id, producer_id, sequence, count, _, data, moved_from = message
         if moved_from:
-            return self._apply_relocation(lsn, epoch, moved_from)
+            # A copy that compaction has made of the batch at that LSN.
+            found = self.transactions.get(epoch)
+            if found is None or found.decision is not None or found.obsolete:
+                return
+            if self._relocations.relocate(found, lsn, moved_from) and self.file_references is not None:
+                self.file_references.add_batch(found, lsn)
+            return
         missing = self.producer_states.apply_batch(producer_id, epoch, sequence, count)
         if self.file_references is not None and epoch not in self.transactions:
-            return None
+            return
         transaction = self._get_or_add(epoch)
         if missing and self.fillers_seen:
             self._add_lost_messages(transaction, missing)
@@ -272,10 +241,10 @@ class TransactionTable:
         transaction.locations.add_batch(lsn, log_id, count, size)
         transaction.messages += count
         transaction.size_bytes += size
-        self.retained_size.add_batch(size)
+        self.retained_bytes += size
+        self.retained_batches += 1
         if self.file_references is not None:
             self.file_references.add_batch(transaction, lsn)
-        return transaction
 
     def apply_operation(self, lsn: int, operation: journal_records.Operation) -> None:
         """Apply an operation whose entry is at `lsn`.
@@ -289,69 +258,60 @@ class TransactionTable:
             self.local_outcomes.expire(time_ms)
             self.commit_groups.expire(time_ms)
         self.producer_states.expire(time_ms)
-        _APPLY_METHODS[type(operation)](self, lsn, operation)
+        match operation:
+            case journal_records.PrepareRecord() as record:
+                transaction = self._update_from_record(record)
+                transaction.lsn = lsn
+                transaction.prepared_ms = record.time_ms
+                transaction.expires_ms = record.expires_ms
+                self.change_state(transaction, states.PREPARE)
+                self._record_producer_outcome(transaction, states.PREPARED)
+            case journal_records.LocalCommitRecord() as record:
+                self._decide(lsn, record.time_ms, [self._update_from_record(record)], states.COMMIT)
+            case journal_records.CommitRecord(epoch, time_ms):
+                self._decide(lsn, time_ms, self._existing(epoch), states.COMMIT)
+            case journal_records.HeuristicCommitRecord(epoch, time_ms):
+                self._decide(lsn, time_ms, self._existing(epoch), states.HEURISTIC_COMMIT)
+            case journal_records.RollbackRecord(epoch, time_ms):
+                self._roll_back(lsn, time_ms, self._existing(epoch))
+            case journal_records.LocalRollbackRecord(epoch, time_ms, origin):
+                transaction = self._get_or_add(epoch)
+                self._set_origin(transaction, origin)
+                self._roll_back(lsn, time_ms, [transaction])
+            case journal_records.HeuristicRollbackRecord(epoch, time_ms):
+                for transaction in self._existing(epoch):
+                    transaction.lsn = lsn
+                    transaction.decided_ms = time_ms
+                    self.change_state(transaction, states.HEURISTIC_ROLLBACK)
+                    self._record_producer_outcome(transaction, states.ROLLED_BACK)
+                    self._leave_commit_group(transaction)
+                    self._release_entries(transaction)
+            case journal_records.ForgetRecord(epoch):
+                for transaction in self._existing(epoch):
+                    self._forget(transaction)
+            case journal_records.EpochLeaseRecord() as record:
+                self.epochs_end = max(self.epochs_end, record.end)
+                for outcomes in (self.outcomes, self.local_outcomes):
+                    outcomes.key = outcomes.key or record.key
+                    outcomes.mark_epochs_leased(record.end)
+            case journal_records.GroupCommitRecord(group, sequence, run, rows, members, dropped, time_ms):
+                self.commit_groups.apply_commit(group, sequence, run, rows, time_ms)
+                self._decide(lsn, time_ms, self._existing(*members), states.COMMIT)
+                self._roll_back(lsn, time_ms, self._existing(*dropped))
+            case journal_records.GroupAbortRecord(group, sequence, run, dropped, time_ms):
+                self._roll_back(lsn, time_ms, self._existing(*dropped))
+                self.commit_groups.apply_abort(group, sequence, run, self.latest_ms)
+            case journal_records.GroupForgetRecord(group):
+                self.commit_groups.forget_group(group)
 
-    def _apply_prepare(self, lsn: int, record: journal_records.PrepareRecord) -> None:
-        transaction = self._update_from_record(record)
-        transaction.lsn = lsn
-        transaction.prepared_ms = record.time_ms
-        transaction.expires_ms = record.expires_ms
-        self.change_state(transaction, states.PREPARE)
-        self._record_producer_outcome(transaction, states.PREPARED)
-
-    def _apply_local_commit(self, lsn: int, record: journal_records.LocalCommitRecord) -> None:
-        self._decide(Decision(lsn, record.time_ms, (self._update_from_record(record),)), states.COMMIT)
-
-    def _apply_commit(self, lsn: int, record: journal_records.CommitRecord) -> None:
-        self._decide_prepared(lsn, record.time_ms, (record.epoch,), states.COMMIT)
-
-    def _apply_heuristic_commit(self, lsn: int, record: journal_records.HeuristicCommitRecord) -> None:
-        self._decide_prepared(lsn, record.time_ms, (record.epoch,), states.HEURISTIC_COMMIT)
-
-    def _apply_rollback(self, lsn: int, record: journal_records.RollbackRecord) -> None:
-        self._roll_back(lsn, (record.epoch,), record.time_ms)
-
-    def _apply_local_rollback(self, lsn: int, record: journal_records.LocalRollbackRecord) -> None:
-        self._set_origin(self._get_or_add(record.epoch), record.origin)
-        self._roll_back(lsn, (record.epoch,), record.time_ms)
-
-    def _apply_heuristic_rollback(self, lsn: int, record: journal_records.HeuristicRollbackRecord) -> None:
-        for transaction in self._existing((record.epoch,)):
-            transaction.lsn = lsn
-            transaction.decided_ms = record.time_ms
-            self.change_state(transaction, states.HEURISTIC_ROLLBACK)
-            self._record_producer_outcome(transaction, states.ROLLED_BACK)
-            self._leave_commit_group(transaction)
-            self._release_entries(transaction)
-
-    def _apply_forget(self, lsn: int, record: journal_records.ForgetRecord) -> None:
-        for transaction in self._existing((record.epoch,)):
-            if transaction.state not in states.HEURISTIC_STATES:
-                raise ValueError(f"transaction {record.epoch} is {transaction.state}: it cannot be forgotten")
-            committed = transaction.state == states.HEURISTIC_COMMITTED
-            self._record_outcome(transaction, states.COMMITTED if committed else states.ROLLED_BACK)
-            self.remove(transaction)
-
-    def _apply_epoch_lease(self, lsn: int, record: journal_records.EpochLeaseRecord) -> None:
-        self.epochs_end = max(self.epochs_end, record.end)
-        for outcomes in (self.outcomes, self.local_outcomes):
-            outcomes.key = outcomes.key or record.key
-            outcomes.mark_epochs_leased(record.end)
-
-    def _apply_group_commit(self, lsn: int, record: journal_records.GroupCommitRecord) -> None:
-        self.commit_groups.apply_commit(
-            record.group, record.sequence, record.run, record.rows, record.time_ms
-        )
-        if record.members:
-            self._decide_prepared(lsn, record.time_ms, record.members, states.COMMIT)
-        self._roll_back(lsn, record.dropped, record.time_ms)
-
-    def _apply_group_abort(self, lsn: int, record: journal_records.GroupAbortRecord) -> None:
-        self._roll_back(lsn, record.dropped, record.time_ms)
-        self.commit_groups.apply_abort(record.group, record.sequence, record.run, self.latest_ms)
-
-    def _apply_group_forget(self, lsn: int, record: journal_records.GroupForgetRecord) -> None:
-        self.commit_groups.forget_group(record.group)
+    def _forget(self, transaction: Transaction) -> None:
+        if transaction.state not in states.HEURISTIC_STATES:
+            raise ValueError(
+                f"transaction {transaction.epoch} is {transaction.state}: it cannot be forgotten"
+            )
+        committed = transaction.state == states.HEURISTIC_COMMITTED
+        self._record_outcome(transaction, states.COMMITTED if committed else states.ROLLED_BACK)
+        self.remove(transaction)
 
     # Shared by several operations
 
@@ -390,7 +350,7 @@ class TransactionTable:
         self.epochs_end = max(self.epochs_end, epoch + 1)
         return self.transactions.get(epoch) or self._add(Transaction(epoch, UNKNOWN_ORIGIN))
 
-    def _existing(self, epochs: Iterable[int]) -> list[Transaction]:
+    def _existing(self, *epochs: int) -> list[Transaction]:
         """Return the transactions with these epochs; after a repair some may be missing.
 
         Raises: ValueError if one is missing and nothing was lost in a repair.
@@ -404,24 +364,20 @@ class TransactionTable:
                 raise ValueError(f"there is no transaction {epoch}")
         return found
 
-    def _decide_prepared(self, lsn: int, time_ms: int, epochs: Iterable[int], event: str) -> None:
-        transactions = tuple(self._existing(epochs))
-        if transactions:
-            self._decide(Decision(lsn, time_ms, transactions), event)
-
-    def _decide(self, decision: Decision, event: str) -> None:
-        for transaction in decision.transactions:
-            transaction.lsn = decision.lsn
+    def _decide(self, lsn: int, time_ms: int, transactions: list[Transaction], event: str) -> None:
+        decision = Decision(lsn, time_ms, tuple(transactions))
+        for transaction in transactions:
+            transaction.lsn = lsn
             transaction.decision = decision
-            transaction.decided_ms = decision.time_ms
+            transaction.decided_ms = time_ms
             self.change_state(transaction, event)
             self._record_producer_outcome(transaction, states.COMMITTED)
             self._leave_commit_group(transaction)
             if event == states.COMMIT:
                 self._record_outcome(transaction, states.COMMITTED)
 
-    def _roll_back(self, lsn: int, epochs: Iterable[int], time_ms: int) -> None:
-        for transaction in self._existing(epochs):
+    def _roll_back(self, lsn: int, time_ms: int, transactions: list[Transaction]) -> None:
+        for transaction in transactions:
             transaction.lsn = lsn
             transaction.decided_ms = time_ms
             self.change_state(transaction, states.ROLLBACK)
@@ -454,24 +410,11 @@ class TransactionTable:
         if transaction.obsolete:
             return
         transaction.obsolete = True
-        self.retained_size.remove_transaction(transaction)
+        self.retained_bytes -= transaction.size_bytes
+        self.retained_batches -= transaction.locations.batch_count
         transaction.locations = BatchLocations()
         if self.file_references is not None:
             self.file_references.release_all(transaction)
-
-    def _apply_relocation(self, lsn: int, epoch: int, moved_from: int) -> Transaction | None:
-        """Apply a copy that compaction has made of the batch at `moved_from`; return the transaction.
-
-        None if the transaction has ended or does not need the batch any more.
-        """
-        transaction = self.transactions.get(epoch)
-        if transaction is None or transaction.decision is not None or transaction.obsolete:
-            return None
-        if not self._relocations.relocate(transaction, lsn, moved_from):
-            return None
-        if self.file_references is not None:
-            self.file_references.add_batch(transaction, lsn)
-        return transaction
 
     # Entries lost in a repair
 
@@ -489,7 +432,7 @@ class TransactionTable:
     def _add_lost_messages(self, transaction: Transaction, missing: int) -> None:
         """Count messages lost before the next batch; they keep their ordinals."""
         transaction.locations.add_batch(0, LOST_LOG_ID, missing, 0)
-        self.retained_size.add_batch(0)
+        self.retained_batches += 1
         transaction.messages += missing
         transaction.lost_messages += missing
 
@@ -509,7 +452,7 @@ class TransactionTable:
                     words[at : at + WORDS_PER_BATCH] = BatchLocations((0, LOST_LOG_ID, count << SIZE_BITS))
                     transaction.lost_messages += count
                     transaction.size_bytes -= size
-                    self.retained_size.lose(size)
+                    self.retained_bytes -= size
 
     # The interface journal.wal.store.JournalState
 
@@ -531,14 +474,11 @@ class TransactionTable:
         except (TypeError, IndexError) as error:
             raise ValueError(f"{snapshot.NAME} does not decode: {error!r}") from error
         for transaction in transactions:
-            self._add_restored(transaction)
-
-    def _add_restored(self, transaction: Transaction) -> None:
-        """Add a transaction loaded from a snapshot."""
-        self._add(transaction)
-        self._index_origin(transaction)
-        if not transaction.obsolete:
-            self.retained_size.add_transaction(transaction)
+            self._add(transaction)
+            self._index_origin(transaction)
+            if not transaction.obsolete:
+                self.retained_bytes += transaction.size_bytes
+                self.retained_batches += transaction.locations.batch_count
 
     def dump(self) -> Callable[[], bytes]:
         """Capture the state and return a function that encodes it.
@@ -569,22 +509,6 @@ class TransactionTable:
         for transaction in dropped:
             self.remove(transaction)
         return dropped
-
-
-_APPLY_METHODS: Final[dict[type, Callable[[TransactionTable, int, Any], None]]] = {
-    journal_records.PrepareRecord: TransactionTable._apply_prepare,
-    journal_records.CommitRecord: TransactionTable._apply_commit,
-    journal_records.RollbackRecord: TransactionTable._apply_rollback,
-    journal_records.LocalCommitRecord: TransactionTable._apply_local_commit,
-    journal_records.LocalRollbackRecord: TransactionTable._apply_local_rollback,
-    journal_records.HeuristicCommitRecord: TransactionTable._apply_heuristic_commit,
-    journal_records.HeuristicRollbackRecord: TransactionTable._apply_heuristic_rollback,
-    journal_records.ForgetRecord: TransactionTable._apply_forget,
-    journal_records.EpochLeaseRecord: TransactionTable._apply_epoch_lease,
-    journal_records.GroupCommitRecord: TransactionTable._apply_group_commit,
-    journal_records.GroupAbortRecord: TransactionTable._apply_group_abort,
-    journal_records.GroupForgetRecord: TransactionTable._apply_group_forget,
-}
 
 
 class EntryRelocations:

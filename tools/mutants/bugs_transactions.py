@@ -70,8 +70,8 @@ DECISIONS: Final = (
         "group-commits-its-first-member",
         "a commit group is committed as a whole by one record",
         "tfmq/transaction/transaction_table.py",
-        "            self._decide_prepared(lsn, record.time_ms, record.members, states.COMMIT)\n",
-        "            self._decide_prepared(lsn, record.time_ms, record.members[:1], states.COMMIT)\n",
+        "                self._decide(lsn, time_ms, self._existing(*members), states.COMMIT)\n",
+        "                self._decide(lsn, time_ms, self._existing(*members[:1]), states.COMMIT)\n",
         [KILL],
     ),
     Mutant(
@@ -79,11 +79,10 @@ DECISIONS: Final = (
         "a commit of a group drops its other members in the same record",
         "tfmq/transaction/transaction_table.py",
         (
-            "        self._roll_back(lsn, record.dropped, record.time_ms)\n"
-            "\n"
-            "    def _apply_group_abort(self, lsn: int, record: journal_records.GroupAbortRecord) -> None:\n"
+            "                self._roll_back(lsn, time_ms, self._existing(*dropped))\n"
+            "            case journal_records.GroupAbortRecord("
         ),
-        ("\n    def _apply_group_abort(self, lsn: int, record: journal_records.GroupAbortRecord) -> None:\n"),
+        "            case journal_records.GroupAbortRecord(",
         [KILL],
     ),
     Mutant(
@@ -168,16 +167,16 @@ STARTS: Final = (
         "epochs-start-again",
         "an epoch is never given twice",
         "tfmq/transaction/transaction_table.py",
-        "        self.epochs_end = max(self.epochs_end, record.end)\n",
-        "        self.epochs_end = self.epochs_end or record.end\n",
+        "                self.epochs_end = max(self.epochs_end, record.end)\n",
+        "                self.epochs_end = self.epochs_end or record.end\n",
         [KILL],
     ),
     Mutant(
         "heuristics-forgotten",
         "a decision of an operator is reported until it is forgotten by request",
         "tfmq/transaction/transaction_table.py",
-        "            self.change_state(transaction, states.HEURISTIC_ROLLBACK)\n",
-        "            self.change_state(transaction, states.ROLLBACK)\n",
+        "                    self.change_state(transaction, states.HEURISTIC_ROLLBACK)\n",
+        "                    self.change_state(transaction, states.ROLLBACK)\n",
         [KILL],
     ),
 )
