@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -21,6 +22,7 @@ from tfmq.transaction.active_transactions import (
     SessionTransactions,
     SpaceReservations,
     TransactionRuntimeState,
+    runtime_state,
 )
 from tfmq.transaction.journal_records import Origin
 from tfmq.transaction.model import Transaction
@@ -113,7 +115,7 @@ def test_steps_that_wait_go_on_in_their_order() -> None:
     transaction = rig.store.transactions[began.epoch]
     went: list[int] = []
     for number in range(3):
-        books(rig).run_after_pending(transaction, lambda number=number: went.append(number))  # type: ignore[misc]
+        runtime_state(transaction).waiting_commands.append(partial(went.append, number))
     books(rig).retry_waiting(transaction)
     books(rig).retry_waiting(transaction)
     assert went == [0, 1, 2]

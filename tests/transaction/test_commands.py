@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +13,9 @@ from journal.errors import Corrupt
 from journal.wal.entry import KIND_FILLER, JournalEntry, LostEntries
 from tests.transaction.rig import BILLS, FOLDER, ORDERS, Answer, Rig, Session, Stream, piece
 from tests.transaction.targets import Row
-from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, TfmqError
-from tfmq.transaction import rejections, store
-from tfmq.transaction.commands import reply_when_durable, retry_command
+from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, TfmqError, TransactionCommitted
+from tfmq.transaction import store
+from tfmq.transaction.commands import Wait, command, reply_when_durable
 from tfmq.transaction.requests import CommitGroupMember, TransactRequest
 
 
@@ -1049,9 +1051,9 @@ def full_of_steps(rig: Rig) -> None:
 def test_an_answer_is_an_error_where_its_force_failed() -> None:
     for reported, refusal, error, code in (
         ("well", None, None, "ok"),
-        (None, rejections.already_committed(5), None, "transaction_committed"),
+        (None, TransactionCommitted(epoch=5), None, "transaction_committed"),
         ("well", None, OSError(), "internal_error"),
-        (None, rejections.already_committed(5), OSError(), "internal_error"),
+        (None, TransactionCommitted(epoch=5), OSError(), "internal_error"),
     ):
         done = Answer()
         reply_when_durable(done, reported, error, refusal)
@@ -1059,11 +1061,21 @@ def test_an_answer_is_an_error_where_its_force_failed() -> None:
 
 
 def test_a_step_that_had_to_wait_reports_its_refusal() -> None:
-    def refuse(done: Answer) -> None:
-        raise TfmqError("no", outcome=NOT_DONE)
+    waiting: list[Callable[[], None]] = []
+
+    class Steps:
+        _active = SimpleNamespace(stopping=False)
+
+        @command
+        def refuse(self, done: Answer) -> None:
+            if not waiting:
+                raise Wait(waiting)
+            raise TfmqError("no", outcome=NOT_DONE)
 
     done = Answer()
-    retry_command(refuse, (done,), done)
+    Steps().refuse(done)
+    assert done.code == "waiting"
+    waiting[0]()
     assert done.code == "error"
 
 

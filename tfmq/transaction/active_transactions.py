@@ -116,6 +116,8 @@ class ActiveTransactions:
             on_applied=self._on_applied,
             mark_ready=mark_ready,
         )
+        self.stopping = False
+        """Whether new requests are rejected."""
         self.queued_bytes = 0
         """Bytes of batches that are queued for the journal."""
         self._last_lsn = 0
@@ -182,12 +184,8 @@ class ActiveTransactions:
                 runtime.queued_records -= 1
             raise
 
-    def run_after_pending(self, transaction: Transaction, again: Callable[[], None]) -> None:
-        """Call `again()` once the pending records and batches of the transaction are written or failed."""
-        runtime_state(transaction).waiting_commands.append(again)
-
     def retry_waiting(self, transaction: Transaction) -> None:
-        """Call what `run_after_pending` has added for the transaction, in order."""
+        """Try the commands that wait for the transaction's records and batches again, in order."""
         runtime = runtime_state(transaction)
         waiting, runtime.waiting_commands = runtime.waiting_commands, []
         for again in waiting:
@@ -255,8 +253,8 @@ class ActiveTransactions:
         self.check_back.unwatch_transaction(epoch)
         self.prepared_expiries.clear_deadline(epoch)
 
-    def on_committed(self, decision: Decision, waiting: ProgressCallback) -> None:
-        """Handle a written commit record: the applier starts with it once it is durable.
+    def on_committed(self, decision: Decision, waiting: ProgressCallback) -> ApplyProgress:
+        """Handle a written commit record: the applier starts with it once it is durable; return its progress.
 
         `waiting` is called when the decision is applied, is late, or not known to be durable.
         """
@@ -277,11 +275,6 @@ class ActiveTransactions:
         for transaction in decision.transactions:
             if runtime_state(transaction).waiting_commands:
                 self.retry_waiting(transaction)
-
-    def apply_progress(self, transaction: Transaction) -> ApplyProgress:
-        """Return the apply progress of a committed transaction."""
-        progress = runtime_state(transaction).apply_progress
-        assert progress is not None
         return progress
 
     @property

@@ -8,7 +8,7 @@ from tfmq.errors import BadRequest, GroupIncomplete
 from tfmq.transaction import rejections, states
 from tfmq.transaction.active_transactions import ActiveTransactions
 from tfmq.transaction.apply_progress import ApplyProgress
-from tfmq.transaction.commands import CommandSupport, reply_when_durable, retry_command
+from tfmq.transaction.commands import TransactionCommandHandler, Wait, command, reply_when_durable
 from tfmq.transaction.journal_writer import UncertainWrite, WrittenCallback
 from tfmq.transaction.model import Transaction
 from tfmq.transaction.requests import DoneCallback, GroupAbortResult, GroupCommitRequest, GroupCommitResult
@@ -35,14 +35,14 @@ MISSING_NAMED_MAX: Final = 100
 
 
 class CommitGroupCommands:
-    """Commands of commit groups; each calls `done` once or raises the error of its rejection.
+    """Commands of commit groups; each calls `done` once.
 
     Commands of one group run one after the other: while a record of the group is being written, later
     commands wait.
     """
 
-    def __init__(self, active: ActiveTransactions, steps: CommandSupport) -> None:
-        self._active, self._support = active, steps
+    def __init__(self, active: ActiveTransactions, commands: TransactionCommandHandler) -> None:
+        self._active, self._commands = active, commands
         self._store = active.store
         self._waiting_commands: dict[str, list[Callable[[], None]]] = {}
         self._last_progress: dict[str, tuple[int, ApplyProgress]] = {}
@@ -54,13 +54,15 @@ class CommitGroupCommands:
 
     # Commit
 
+    @command
     def commit(self, request: GroupCommitRequest, done: DoneCallback) -> None:
-        """Commit all named members with one record; roll back other members up to that sequence."""
+        """Commit all named members atomically; `done(GroupCommitResult)`.
+
+        The same record rolls back other members up to that sequence.
+        Errors: GroupStale, GroupFenced, GroupIncomplete, NotAllowed, BadRequest.
+        """
         group, sequence, run, names, rows, other_total = request
-        self._require_certain(group)
-        if group in self._waiting_commands:
-            self._waiting_commands[group].append(partial(retry_command, self.commit, (request, done), done))
-            return
+        self._wait_for_records(group)
         self._require_valid(names)
         first = self._store.commit_groups.find_commit(group, sequence, run, rows, other_total=other_total)
         if first is not None:
@@ -136,8 +138,8 @@ class CommitGroupCommands:
         if members:
             decision = members[0].decision
             assert decision is not None
-            self._active.on_committed(decision, tell)
-            self._keep_progress(request.group, request.sequence, self._active.apply_progress(members[0]))
+            progress = self._active.on_committed(decision, tell)
+            self._keep_progress(request.group, request.sequence, progress)
         else:
             self._last_progress.pop(request.group, None)
             result = GroupCommitResult(states.COMMITTED, False, request.rows, 0)
@@ -180,24 +182,19 @@ class CommitGroupCommands:
         if progress is not None and known == sequence:
             progress.add_callback(partial(_reply_commit, True, rows, done))
         else:
-            self._active.when_all_durable(
-                partial(reply_when_durable, done, GroupCommitResult(states.COMMITTED, True, rows, 0))
-            )
+            self._commands.reply_when_all_durable(done, GroupCommitResult(states.COMMITTED, True, rows, 0))
 
     # Abort, forget, list
 
+    @command
     def abort(self, group: str, sequence: int, run: str, done: DoneCallback) -> None:
-        """Fence a run and roll back its members, unless its sequence is committed."""
-        self._require_certain(group)
-        if group in self._waiting_commands:
-            self._waiting_commands[group].append(
-                partial(retry_command, self.abort, (group, sequence, run, done), done)
-            )
-            return
+        """Fence a run of a commit group and roll back its members; `done(GroupAbortResult)`. Errors: NotAllowed.
+
+        If its sequence is committed, nothing is changed.
+        """
+        self._wait_for_records(group)
         if self._store.commit_groups.is_committed(group, sequence):
-            self._active.when_all_durable(
-                partial(reply_when_durable, done, GroupAbortResult(states.COMMITTED))
-            )
+            self._commands.reply_when_all_durable(done, GroupAbortResult(states.COMMITTED))
             return
         self._store.commit_groups.require_fence_capacity(group, run)
         left = self._store.commit_groups.find_run_members(group, run)
@@ -215,8 +212,9 @@ class CommitGroupCommands:
         call = partial(self._store.abort_group, group, sequence, run, dropped)
         self._submit(group, dropped, call, written)
 
+    @command
     def forget(self, group: str, done: DoneCallback) -> None:
-        """Forget the committed sequence and the fences of a group."""
+        """Forget commit and aborted runs of a commit group; `done(True)`, `done(False)` if none."""
         known = self._store.commit_groups.by_name.get(group)
         if known is None or not known.has_history:
             done(False, None)
@@ -233,7 +231,7 @@ class CommitGroupCommands:
         self._store.forget_group(group, written)
 
     def list_groups(self, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
-        """Return one row per group with a name above `after`, and whether there are more."""
+        """Return (rows of commit groups with names above `after`, in order, whether there are more)."""
         found = []
         page, more = self._store.commit_groups.page(after, limit)
         for name, group in page:
@@ -265,7 +263,7 @@ class CommitGroupCommands:
         for epoch in epochs:
             transaction = self._store.transactions.get(epoch)
             if transaction is not None and self._is_certainly(transaction, states.OPEN):
-                self._support.roll_back(transaction)
+                self._commands.roll_back(transaction)
 
     def _is_certainly(self, transaction: Transaction, wanted: str) -> bool:
         """Return whether a transaction is in that state, and no record is pending that changes it."""
@@ -280,7 +278,7 @@ class CommitGroupCommands:
         """
         done(None, rejections.from_journal_error(error))
         for transaction in transactions:
-            self._support.resume_commands(transaction)
+            self._commands.resume_commands(transaction)
 
     def _submit(
         self,
@@ -303,13 +301,15 @@ class CommitGroupCommands:
             self._retry_waiting(group)
             raise
 
-    def _require_certain(self, group: str) -> None:
-        """Raise an error if it is not known whether a record of the group is written.
+    def _wait_for_records(self, group: str) -> None:
+        """Raise `Wait` while a record of the group is being written.
 
-        Raises: StorageStopped, outcome unknown.
+        Raises: StorageStopped, outcome unknown, if it is not known whether one is written.
         """
         if group in self._uncertain_writes:
             raise rejections.from_journal_error(self._uncertain_writes[group])
+        if group in self._waiting_commands:
+            raise Wait(self._waiting_commands[group])
 
     def _retry_waiting(self, group: str) -> None:
         for waiting in self._waiting_commands.pop(group, ()):

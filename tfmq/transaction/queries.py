@@ -35,9 +35,14 @@ class TransactionQueries:
         self._store = active.store
 
     def page(
-        self, wanted: Sequence[str] | None, after_epoch: int, limit: int, group: str
+        self, wanted: Sequence[str] | None, after_epoch: int, limit: int, group: str = ""
     ) -> tuple[list[dict[str, Any]], bool, int]:
-        """Return one page of rows; see `TransactionCoordinator.list`."""
+        """Return a page of transactions: (rows by epoch, whether there are more, last epoch).
+
+        The next page continues after the last epoch. Rows are as in LIST_TRANSACTIONS. `wanted` has states; None
+        selects transactions that need an operator's attention. `group` "" selects all producer groups. A page
+        scans a bounded number of transactions, so it may be short or empty although there are more.
+        """
         rows: list[dict[str, Any]] = []
         after = after_epoch
         for scanned, transaction in enumerate(self._store.transactions_after(after_epoch)):
@@ -106,7 +111,10 @@ class TransactionQueries:
         return "" if live is None or live.apply_progress is None else live.apply_progress.damage
 
     def describe(self, xid: str, epoch: int) -> dict[str, Any]:
-        """Return the details of one transaction; see `TransactionCoordinator.describe`."""
+        """Return the details of one transaction; epoch 0 means the latest with that name.
+
+        If there is none, `state` is "unknown".
+        """
         transaction = self._find(xid, epoch)
         if transaction is not None:
             return self._details(transaction)
@@ -157,7 +165,7 @@ class TransactionQueries:
         return {applier.target_name(key): why for key, why in list(parked.items())[:TARGETS_DESCRIBED]}
 
     def status(self) -> dict[str, Any]:
-        """Return the status fields; see `TransactionCoordinator.status`."""
+        """Return the "transactions" part of STATUS."""
         counts, active = self._store.state_counts, self._active
         oldest_ms = active.prepared_by_age.oldest_ms
         age_seconds = 0 if oldest_ms is None else max(0, active.clock.wall_ms() - oldest_ms) // 1000

@@ -17,8 +17,6 @@ from tfmq.errors import (
     StaleEpoch,
     StorageStopped,
     TfmqError,
-    TransactionCommitted,
-    TransactionRolledBack,
     TransactionState,
     UnknownTransaction,
 )
@@ -155,16 +153,6 @@ def stale_epoch(epoch: int, newest: int) -> StaleEpoch:
     """Return the error for an epoch that a newer transaction of the same name has replaced."""
     # The older outcome is no longer remembered, so it may have been a commit.
     return StaleEpoch(epoch=epoch, newest=newest, outcome=UNKNOWN)
-
-
-def already_committed(epoch: int) -> TransactionCommitted:
-    """Return the error for a transaction that is already committed."""
-    return TransactionCommitted(epoch=epoch)
-
-
-def already_rolled_back(epoch: int) -> TransactionRolledBack:
-    """Return the error for a transaction that is already rolled back."""
-    return TransactionRolledBack(epoch=epoch)
 
 
 def group_committed(member: CommitGroupMember) -> GroupStale:

@@ -140,16 +140,8 @@ COMMIT_GROUPS: Final = (
         "group-commands-overtake",
         "commands of a group are executed one after the other",
         "tfmq/transaction/commit_group_commands.py",
-        (
-            "        if group in self._waiting_commands:\n"
-            "            self._waiting_commands[group].append(partial(retry_command, self.commit,"
-            " (request, done), done))\n"
-        ),
-        (
-            "        if not group:\n"
-            "            self._waiting_commands[group].append(partial(retry_command, self.commit,"
-            " (request, done), done))\n"
-        ),
+        "        if group in self._waiting_commands:\n            raise Wait(",
+        "        if not group:\n            raise Wait(",
         [GROUP_COMMITS],
     ),
     Mutant(

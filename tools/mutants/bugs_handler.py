@@ -48,16 +48,19 @@ HANDLING: Final = (
         "repeated-begin-begins-again",
         "a repeated begin gets the first reply",
         "tfmq/transaction/commands.py",
-        ("            done(self._repeated_result(request, ending, timeout_ms), None)\n            return\n"),
-        "            self._repeated_result(request, ending, timeout_ms)\n",
+        (
+            "            done(BeginResult(ending.epoch, xid, states.OPEN, timeout_ms), None)\n"
+            "            return\n"
+        ),
+        "",
         [BEGINNING],
     ),
     Mutant(
         "session-begins-any-number",
         "the number of open transactions of a session is limited",
         "tfmq/transaction/commands.py",
-        '        if self._active.sessions.open_count(session) >= limits["transactions_per_session"]:\n',
-        '        if self._active.sessions.open_count(session) > limits["transactions_per_session"]:\n',
+        '        if active.sessions.open_count(session) >= active.limits["transactions_per_session"]:\n',
+        '        if active.sessions.open_count(session) > active.limits["transactions_per_session"]:\n',
         [BEGINNING],
     ),
     Mutant(
@@ -72,8 +75,8 @@ HANDLING: Final = (
         "prepare-passes-batches-on-their-way",
         "a step waits for the batches that were sent before it",
         "tfmq/transaction/commands.py",
-        "        return self._active.is_pending(transaction) or runtime_state(transaction).queued_batches > 0\n",
-        "        return self._active.is_pending(transaction)\n",
+        "        if self._active.is_pending(transaction) or runtime.queued_batches > 0:\n",
+        "        if self._active.is_pending(transaction):\n",
         [STEPS, PREPARING, ENDING],
     ),
     Mutant(
@@ -129,8 +132,8 @@ HANDLING: Final = (
         "member-prepared-after-its-group",
         "a member that was prepared for an earlier sequence of its group ends at once",
         "tfmq/transaction/commands.py",
-        "            if self._may_join(transaction):\n",
-        "            if self._may_join(transaction) or lsn:\n",
+        "            if member is None or self._may_join(member):\n",
+        "            if member is None or self._may_join(member) or lsn:\n",
         [PREPARING, GROUP_COMMITS],
     ),
     Mutant(
@@ -147,13 +150,13 @@ HANDLING: Final = (
         "tfmq/transaction/commands.py",
         (
             "            if heuristic:\n"
-            '                raise rejections.wrong_state(xid, transaction.state, "only a '
-            'prepared one is decided by hand")\n'
+            '                raise rejections.wrong_state(xid, state, "only a prepared one is '
+            'decided by hand")\n'
         ),
         (
             "            if heuristic and one_phase is None:\n"
-            '                raise rejections.wrong_state(xid, transaction.state, "only a '
-            'prepared one is decided by hand")\n'
+            '                raise rejections.wrong_state(xid, state, "only a prepared one is '
+            'decided by hand")\n'
         ),
         [ENDING],
     ),
@@ -161,18 +164,29 @@ HANDLING: Final = (
         "rollback-of-a-prepared-one-acked-before-the-fsync",
         "the rollback of a prepared transaction is durable when it is acknowledged",
         "tfmq/transaction/commands.py",
-        "            self._store.when_durable(lsn, partial(reply_when_durable, done, RollbackResult(state)))\n",
-        "            done(RollbackResult(state), None)\n",
+        "            self._store.when_durable(lsn, partial(reply_when_durable, done or _ignore_result, result))\n",
+        "            (done or _ignore_result)(result, None)\n",
         [ENDING, HAZARDS],
     ),
     Mutant(
         "rollback-of-a-committed-one-acked-ok",
         "the rollback of a committed transaction is refused, and the error says so",
         "tfmq/transaction/commands.py",
-        "            self._support.reject_when_durable(done, rejections.already_committed(epoch))\n",
         (
-            "            self._active.when_all_durable(partial(reply_when_durable, done,"
-            " RollbackResult(states.ROLLED_BACK)))\n"
+            "            self.reply_when_all_durable(done, RollbackResult(transaction.state))\n"
+            "        elif transaction.state in states.HEURISTIC_STATES:\n"
+            "            self.reply_when_all_durable(done,"
+            " refusal=rejections.heuristic_outcome(transaction.state))\n"
+            "        else:\n"
+            "            self.reply_when_all_durable(done, refusal=TransactionCommitted(epoch=epoch))\n"
+        ),
+        (
+            "            self.reply_when_all_durable(done, RollbackResult(transaction.state))\n"
+            "        elif transaction.state in states.HEURISTIC_STATES:\n"
+            "            self.reply_when_all_durable(done,"
+            " refusal=rejections.heuristic_outcome(transaction.state))\n"
+            "        else:\n"
+            "            self.reply_when_all_durable(done, RollbackResult(states.ROLLED_BACK))\n"
         ),
         [ENDING],
     ),
@@ -188,12 +202,8 @@ HANDLING: Final = (
         "late-commit-not-notified-of-the-decision",
         "a client that commits after an operator's decision is notified of that decision",
         "tfmq/transaction/commands.py",
-        (
-            "COMMITTED_STATES or (\n"
-            "            heuristic and transaction.state == states.HEURISTIC_COMMITTED\n"
-            "        ):\n"
-        ),
-        "COMMITTED_STATES or transaction.state in states.HEURISTIC_STATES:\n",
+        ("COMMITTED_STATES or (heuristic and state == states.HEURISTIC_COMMITTED):\n"),
+        "COMMITTED_STATES or state in states.HEURISTIC_STATES:\n",
         [ENDING],
     ),
     Mutant(
