@@ -135,7 +135,7 @@ class Rig:
         self.forcer = Forcer(self.disk, self.run, anchor_path=data, clock=self.clock)
         self.ready = False
         settings: Any = {**SETTINGS, **self.settings}
-        self.store = TransactionStore.open(
+        self.store = TransactionStore(
             self.disk,
             self.folder,
             clock=self.clock,

@@ -115,7 +115,7 @@ class Store:
 
     def open(self) -> None:
         forcer = Forcer(self.disk, self.run, anchor_path="data", method="fdatasync", clock=self.clock)
-        self.store = TransactionStore.open(
+        self.store = TransactionStore(
             self.disk,
             FOLDER,
             clock=self.clock,

@@ -630,9 +630,9 @@ def begin_checkpoint(store: Store) -> None:
     """Goes on until the work of a checkpoint waits for a worker."""
     for number in range(100):
         store.send(store.begin(f"on the way {number}"), [bytes(500)])
-        while store.jobs and not store.store._checkpointer.running:
+        while store.jobs and not store.store._is_checkpoint_running:
             store.step()
-        if store.store._checkpointer.running:
+        if store.store._is_checkpoint_running:
             return
     raise AssertionError("no checkpoint begins")
 
@@ -657,9 +657,9 @@ def test_item_36_the_owner_goes_on_while_a_checkpoint_is_written() -> None:
     late = store.begin("late")
     store.send(late)
     store.prepare(late)
-    assert store.store._checkpointer.running
+    assert store.store._is_checkpoint_running
     store.work()
-    assert not store.store._checkpointer.running
+    assert not store.store._is_checkpoint_running
     life = store.killed()
     found = life.store.transactions[first.epoch]
     assert found.decision is not None and first.decision is not None

@@ -685,7 +685,7 @@ def open_transaction_store(broker: Broker) -> TransactionStore:
         _require_new_journal(broker, folder)
         broker.disk.make_folder(folder)
     broker.disk.force_folder(broker.data)
-    store = TransactionStore.open(
+    store = TransactionStore(
         broker.disk,
         folder,
         clock=broker.clock,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any, Final
 
 from journal.clock import Clock
@@ -22,44 +21,12 @@ from tfmq.transaction.compaction import JournalCompaction
 from tfmq.transaction.journal_records import Origin
 from tfmq.transaction.journal_writer import JournalWriter, RequestFsync, WrittenCallback
 from tfmq.transaction.model import Decision, IncomingBatch, Slice, Transaction
-from tfmq.transaction.outcomes import LOCAL_PREFIX, Outcome, Outcomes
+from tfmq.transaction.outcomes import LOCAL_PREFIX, Outcomes
 from tfmq.transaction.producer_state import LeaseTime, ProducerStates
 from tfmq.transaction.slicer import SLICE_BYTES
 from tfmq.transaction.transaction_table import FileReferences, TransactionTable
 
 logger = logging.getLogger("tfmq.transaction")
-
-
-class Checkpointer:
-    """Starts journal checkpoints, one at a time; a worker writes them.
-
-    The broker's thread calls `run_if_due`, only while no new journal file is being started.
-    """
-
-    def __init__(self, journal: JournalStore, run: RunInWorker) -> None:
-        self._journal = journal
-        self._run = run
-        self.running = False
-
-    def run_if_due(self) -> None:
-        """Start a checkpoint if one is due."""
-        if self.running or not self._journal.checkpoint_due:
-            return
-        work = self._journal.checkpoint()
-        self.running = True
-        self._run(work, self._checkpoint_done)
-
-    def _checkpoint_done(self, _: Any, error: BaseException | None) -> None:
-        self.running = False
-        if error is None:
-            self._journal.checkpoint_done(None)
-        elif isinstance(error, JournalError | OSError):
-            # The previous checkpoint stays valid and the journal keeps its files; the next `run_if_due` retries.
-            logger.error("a checkpoint of the transaction journal failed: %s", error)
-            self._journal.checkpoint_done(error)
-        else:
-            raise error
-
 
 EPOCH_RANGE: Final = 1 << 20
 """Number of epochs leased at once. Epochs have 63 bits: enough for any number of starts."""
@@ -70,7 +37,6 @@ RENEW_BELOW: Final = EPOCH_RANGE // 2
 LEASE_PENDING = (
     "The broker's transaction journal is being written; new transactions wait for it. Try again in a moment."
 )
-
 
 EPOCHS_PER_SECOND: Final = 1 << 17
 """How fast the epoch derived from the clock grows: faster than epochs can be allocated."""
@@ -118,61 +84,163 @@ class EpochAllocator:
         failed.
         """
         if self._end - self._next < RENEW_BELOW and not self._leasing:
-            self._lease_range()
+            self._leasing = True
+            end = self._end + EPOCH_RANGE
+
+            def forced(error: BaseException | None) -> None:
+                self._leasing = False
+                self._lease_error = error
+                if error is None:
+                    self._end = end
+
+            self._lease(end, forced)
         if self._next >= self._end:
-            raise self._unavailable_error()
+            if self._lease_error is None:
+                raise Busy(LEASE_PENDING)
+            if isinstance(self._lease_error, Full):
+                raise DiskFull()
+            raise StorageStopped(reason=str(self._lease_error))
         epoch = self._next
         self._next += 1
         return epoch
-
-    def _lease_range(self) -> None:
-        self._leasing = True
-        end = self._end + EPOCH_RANGE
-
-        def forced(error: BaseException | None) -> None:
-            self._leasing = False
-            self._lease_error = error
-            if error is None:
-                self._end = end
-
-        self._lease(end, forced)
-
-    def _unavailable_error(self) -> Exception:
-        if self._lease_error is None:
-            return Busy(LEASE_PENDING)
-        if isinstance(self._lease_error, Full):
-            return DiskFull()
-        return StorageStopped(reason=str(self._lease_error))
 
 
 SEND: Final = "send"
 FORGET: Final = "forget"
 
+LOCAL_OUTCOMES_MAX: Final = 100_000
+"""Maximum of stored outcomes of local transactions; repeated requests follow within minutes."""
+LOCAL_OUTCOME_MS: Final = 3_600_000
 
-class TransactionRecorder:
-    """Base class of the store: checks a transaction's state and queues the record of a change.
+KEY_SIZE: Final = 16
+"""Bytes of the key for name digests; see `Outcomes`."""
+
+
+class TransactionStore:
+    """Transactions and the journal that makes them durable.
+
+    The constructor opens or creates the journal in the existing `folder`, recovers it and leases epochs durably.
+    Unprepared transactions are rolled back; prepared and committed ones are in `transactions` then. `request_fsync`
+    requests an fsync of the journal up to an LSN. `limits` are by name; `settings` are the keys `transaction.*` without
+    that prefix (outcome_seconds, journal_file_bytes). `decision_time` returns the time for commit records, in ms since
+    1970, from which delays of their messages count; default is the wall clock. `mark_ready()` is called when `write`
+    has work. Raises: Corrupt (with file and position; nothing was changed), NewerFormat, Full, Stopped, OSError.
+
+    Every durable change is made by applying a journal entry, in recovery and later alike. Records of a turn are
+    queued; `write()` writes them in one append, applies them in order and calls their callbacks. Used by
+    one thread, except where a method states otherwise.
 
     Permissions, limits, offsets and targets are checked by the coordinator. While a record is queued the state
-    is preparing, committing or rolling_back; if the write fails, the previous state is restored. The
-    methods raise states.InvalidTransition if the state does not permit the change; then nothing has changed.
+    is preparing, committing or rolling_back; if the write fails, the previous state is restored. The methods that queue
+    a record raise states.InvalidTransition if the state does not permit the change; then nothing has changed.
+
+    `transactions`: epoch -> transaction, all that are not ended completely. `by_xid`: name -> its latest live
+    transaction. `state_counts`: state -> number of `transactions`. `journal_id`: in the `Source` of effects.
     """
 
     def __init__(
         self,
-        table: TransactionTable,
-        queue: JournalWriter,
-        epochs: EpochAllocator,
+        disk: Disk,
+        folder: str,
+        *,
         clock: Clock,
-        decision_time: Callable[[], int],
+        randomness: Callable[[int], bytes],
+        new_id: Callable[[], int],
+        lease_time: LeaseTime,
+        request_fsync: RequestFsync,
+        run: RunInWorker,
+        limits: Mapping[str, int],
+        settings: Mapping[str, int],
+        mark_ready: Callable[[], None],
+        decision_time: Callable[[], int] | None = None,
     ) -> None:
-        self._table = table
-        self._writer = queue
-        self._epochs = epochs
-        self._clock = clock
-        self._decision_time = decision_time
-        """Function that returns the time for a commit record; delays of its messages count from it."""
+        self._table = table = TransactionTable(
+            outcomes=Outcomes(
+                outcomes_max=limits["transaction_outcomes"], retention_ms=settings["outcome_seconds"] * 1000
+            ),
+            local_outcomes=Outcomes(outcomes_max=LOCAL_OUTCOMES_MAX, retention_ms=LOCAL_OUTCOME_MS),
+            producer_states=ProducerStates(
+                producers_max=limits["transaction_streams"],
+                idle_ms=limits.get("producer_idle_seconds", PRODUCER_IDLE_SECONDS) * 1000,
+                lease_time=lease_time,
+            ),
+            commit_groups=CommitGroups(
+                groups_max=limits["commit_groups"], fences_max=limits["commit_group_fences"]
+            ),
+        )
+        file_bytes = settings["journal_file_bytes"]
+        options = JournalOptions(file_bytes=file_bytes, checkpoint_bytes=file_bytes)
+        self._journal = journal = JournalStore.open(
+            disk,
+            folder,
+            new_id=new_id,
+            clock=clock,
+            state=table,
+            options=options,
+            randomness=randomness,
+        )
+        self._disk, self._folder = disk, folder
+        self._clock, self._randomness, self._run = clock, randomness, run
+        self._decision_time = decision_time or clock.wall_ms
+        self._epochs = EpochAllocator(self._lease_epochs)
+        self._writer = JournalWriter(
+            journal, table, request_fsync=request_fsync, run=run, mark_ready=mark_ready
+        )
+        self._compaction = JournalCompaction(journal, table, self._writer, run, file_bytes)
+        self._is_checkpoint_running = False
         self._pending_forgets: set[int] = set()
         """Epochs of heuristic transactions whose forget record is queued."""
+        self.transactions, self.by_xid = table.transactions, table.by_xid
+        self.state_counts = table.state_counts
+        self.producer_states, self.commit_groups = table.producer_states, table.commit_groups
+        self.journal_id = journal.journal_id
+        self.find_outcome, self.complete = table.find_outcome, table.complete
+        self.when_durable = self._writer.when_durable
+        self.close, self.abandon = journal.close, journal.abandon
+        self.rolled_back_at_start = table.finish_recovery(FileReferences(journal))
+        """Transactions rolled back at the start because they were not prepared."""
+        self._lease_first_epochs()
+        self.warnings: Sequence[str] = (
+            *journal.recovery.warnings,
+            *(
+                f"the transaction {each.xid or each.epoch} is {each.state} and lost {each.lost_messages} of its"
+                f" {each.messages} messages with damage in the journal"
+                for each in self.transactions.values()
+                if each.lost_messages
+            ),
+        )
+        """Warnings of the recovery for operators, as sentences."""
+
+    def _lease_first_epochs(self) -> None:
+        first = first_epoch(self._table.epochs_end, self._clock.wall_ms())
+        if self._table.fillers_seen:
+            first += EPOCH_RANGE  # A lost lease record may have leased one more range.
+        lease = self._lease_record(first + EPOCH_RANGE)
+        try:
+            (lsn,) = self._journal.append([entry.Operation(*journal_records.pack(lease))])
+            self._journal.force()
+        except Full:
+            # The broker also starts on a full disk; the first new transaction tries the lease again.
+            self._epochs.set_range(first, first)
+            return
+        self._table.apply_operation(lsn, lease)
+        assert self._table.file_references is not None
+        self._table.file_references.refresh_files()
+        self._epochs.set_range(first, first + EPOCH_RANGE)
+
+    def _lease_record(self, end: int) -> journal_records.EpochLeaseRecord:
+        return journal_records.EpochLeaseRecord(end, self._clock.wall_ms(), self._randomness(KEY_SIZE))
+
+    def _lease_epochs(self, end: int, forced: DurableCallback) -> None:
+        def written(lsn: int, error: BaseException | None) -> None:
+            if error is not None:
+                forced(error)
+            else:
+                self._writer.when_durable(lsn, forced)
+
+        self._writer.enqueue(self._lease_record(end), written)
+
+    # Records of changes
 
     def begin(self, origin: Origin) -> Transaction:
         """Create an open transaction with a new epoch; nothing is written.
@@ -211,7 +279,7 @@ class TransactionRecorder:
         written: WrittenCallback,
     ) -> None:
         """Queue the prepare record; the state is "prepared" once it is written."""
-        self._change_state(transaction, states.REQUEST_PREPARE)
+        self._table.change_state(transaction, states.REQUEST_PREPARE)
         operation = journal_records.PrepareRecord(
             transaction.epoch,
             self._clock.wall_ms(),
@@ -236,15 +304,13 @@ class TransactionRecorder:
         A one-phase commit may add `offsets` and `batches`, which are written atomically with the record.
         Once written, the state is "applying" and `transaction.decision` is set.
         """
+        if transaction.prepared_ms and (offsets or batches):
+            raise states.InvalidTransition(transaction.state, SEND)
+        self._table.change_state(transaction, states.REQUEST_COMMIT)
         if transaction.prepared_ms:
-            if offsets or batches:
-                raise states.InvalidTransition(transaction.state, SEND)
-            self._change_state(transaction, states.REQUEST_COMMIT)
-            self._enqueue(
-                journal_records.CommitRecord(transaction.epoch, self._decision_time()), written, transaction
-            )
+            decided = journal_records.CommitRecord(transaction.epoch, self._decision_time())
+            self._enqueue(decided, written, transaction)
             return
-        self._change_state(transaction, states.REQUEST_COMMIT)
         topics = transaction.topics
         count = transaction.messages + transaction.queued_messages
         for piece in batches:
@@ -265,7 +331,7 @@ class TransactionRecorder:
 
         Once it is written, the transaction is not in `transactions` any more.
         """
-        self._change_state(transaction, states.REQUEST_ROLLBACK)
+        self._table.change_state(transaction, states.REQUEST_ROLLBACK)
         epoch, now_ms = transaction.epoch, self._clock.wall_ms()
         operation: journal_records.Operation
         if transaction.prepared_ms:
@@ -279,8 +345,9 @@ class TransactionRecorder:
 
         The transaction stays in `transactions` as "heuristic_committed" until `forget`.
         """
-        self._require_prepared(transaction, states.HEURISTIC_COMMIT)
-        self._change_state(transaction, states.REQUEST_COMMIT)
+        if transaction.state != states.PREPARED:
+            raise states.InvalidTransition(transaction.state, states.HEURISTIC_COMMIT)
+        self._table.change_state(transaction, states.REQUEST_COMMIT)
         operation = journal_records.HeuristicCommitRecord(transaction.epoch, self._decision_time())
         self._enqueue(operation, written, transaction)
 
@@ -289,8 +356,9 @@ class TransactionRecorder:
 
         The transaction stays in `transactions` as "heuristic_rolled_back" until `forget`.
         """
-        self._require_prepared(transaction, states.HEURISTIC_ROLLBACK)
-        self._change_state(transaction, states.REQUEST_ROLLBACK)
+        if transaction.state != states.PREPARED:
+            raise states.InvalidTransition(transaction.state, states.HEURISTIC_ROLLBACK)
+        self._table.change_state(transaction, states.REQUEST_ROLLBACK)
         operation = journal_records.HeuristicRollbackRecord(transaction.epoch, self._clock.wall_ms())
         self._enqueue(operation, written, transaction)
 
@@ -314,13 +382,6 @@ class TransactionRecorder:
             written(lsn, error)
 
         self._writer.enqueue(journal_records.ForgetRecord(epoch, self._clock.wall_ms()), completed)
-
-    def _require_prepared(self, transaction: Transaction, event: str) -> None:
-        if transaction.state != states.PREPARED:
-            raise states.InvalidTransition(transaction.state, event)
-
-    def _change_state(self, transaction: Transaction, event: str) -> None:
-        self._table.change_state(transaction, event)
 
     def _enqueue(
         self,
@@ -356,7 +417,7 @@ class TransactionRecorder:
         only rolls back `dropped`. Open members need rollback records of their own, which contain their
         origin.
         """
-        self._change_states(members, dropped)
+        self._request_end(members, dropped)
         operation = journal_records.GroupCommitRecord(
             group,
             sequence,
@@ -372,7 +433,7 @@ class TransactionRecorder:
         self, group: str, sequence: int, run: str, dropped: Sequence[Transaction], written: WrittenCallback
     ) -> None:
         """Queue the record that aborts a run and rolls back `dropped`, which must be prepared."""
-        self._change_states((), dropped)
+        self._request_end((), dropped)
         operation = journal_records.GroupAbortRecord(
             group, sequence, run, [each.epoch for each in dropped], self._clock.wall_ms()
         )
@@ -382,188 +443,21 @@ class TransactionRecorder:
         """Queue the record that forgets a commit group."""
         self._writer.enqueue(journal_records.GroupForgetRecord(group, self._clock.wall_ms()), written)
 
-    def _change_states(self, members: Sequence[Transaction], dropped: Sequence[Transaction]) -> None:
-        """Change the states of all transactions, or of none.
+    def _request_end(self, members: Sequence[Transaction], dropped: Sequence[Transaction]) -> None:
+        """Change the states of prepared transactions, of all or of none: to commit, and to roll back.
 
         Raises: InvalidTransition.
         """
-        for member in members:
-            self._require_prepared(member, states.COMMIT)
-        for transaction in dropped:
-            self._require_prepared(transaction, states.ROLLBACK)
-        for member in members:
-            self._change_state(member, states.REQUEST_COMMIT)
-        for transaction in dropped:
-            self._change_state(transaction, states.REQUEST_ROLLBACK)
+        for transactions, event in (members, states.COMMIT), (dropped, states.ROLLBACK):
+            for each in transactions:
+                if each.state != states.PREPARED:
+                    raise states.InvalidTransition(each.state, event)
+        for each in members:
+            self._table.change_state(each, states.REQUEST_COMMIT)
+        for each in dropped:
+            self._table.change_state(each, states.REQUEST_ROLLBACK)
 
-
-LOCAL_OUTCOMES_MAX: Final = 100_000
-"""Maximum of stored outcomes of local transactions; repeated requests follow within minutes."""
-LOCAL_OUTCOME_MS: Final = 3_600_000
-
-KEY_SIZE: Final = 16
-"""Bytes of the key for name digests; see `Outcomes`."""
-
-
-lost_of = attrgetter("lost_messages")
-
-
-def loss_of(transaction: Transaction) -> str:
-    """Return the warning about a transaction that lost messages by damage of the journal."""
-    return (
-        f"the transaction {transaction.xid or transaction.epoch} is {transaction.state} and lost"
-        f" {transaction.lost_messages} of its {transaction.messages} messages with damage in the journal"
-    )
-
-
-class TransactionStore(TransactionRecorder):
-    """Transactions and the journal that makes them durable. Created by `open`.
-
-    Every durable change is made by applying a journal entry, in recovery and later alike. Records of a turn are
-    queued; `write()` writes them in one append, applies them in order and calls their callbacks. Used by
-    one thread, except where a method states otherwise.
-
-    `transactions`: epoch -> transaction, all that are not ended completely. `by_xid`: name -> its latest live
-    transaction. `state_counts`: state -> number of `transactions`.
-    """
-
-    def __init__(
-        self,
-        journal: JournalStore,
-        table: TransactionTable,
-        *,
-        disk: Disk,
-        folder: str,
-        clock: Clock,
-        randomness: Callable[[int], bytes],
-        request_fsync: RequestFsync,
-        run: RunInWorker,
-        options: JournalOptions,
-        decision_time: Callable[[], int],
-        mark_ready: Callable[[], None],
-    ) -> None:
-        queue = JournalWriter(journal, table, request_fsync=request_fsync, run=run, mark_ready=mark_ready)
-        super().__init__(table, queue, EpochAllocator(self._lease_epochs), clock, decision_time)
-        self._journal = journal
-        self._disk, self._folder = disk, folder
-        self._randomness = randomness
-        self._checkpointer = Checkpointer(journal, run)
-        self._compaction = JournalCompaction(journal, table, self._writer, run, options.file_bytes)
-        self.transactions = table.transactions
-        self.by_xid = table.by_xid
-        self.state_counts = table.state_counts
-        self.producer_states = table.producer_states
-        self.commit_groups = table.commit_groups
-        self.warnings: Sequence[str] = ()
-        """Warnings of the recovery for operators, as sentences."""
-        self.rolled_back_at_start: Sequence[Transaction] = ()
-        """Transactions rolled back at the start because they were not prepared."""
-
-    @classmethod
-    def open(
-        cls,
-        disk: Disk,
-        folder: str,
-        *,
-        clock: Clock,
-        randomness: Callable[[int], bytes],
-        new_id: Callable[[], int],
-        lease_time: LeaseTime,
-        request_fsync: RequestFsync,
-        run: RunInWorker,
-        limits: Mapping[str, int],
-        settings: Mapping[str, int],
-        mark_ready: Callable[[], None],
-        decision_time: Callable[[], int] | None = None,
-    ) -> TransactionStore:
-        """Open or create the journal in the existing `folder`, recover it, lease epochs durably.
-
-        Unprepared transactions are rolled back; prepared and committed ones are in `transactions` then.
-        `request_fsync` requests an fsync of the journal up to an LSN. `limits` are by name; `settings` are
-        the keys `transaction.*` without that prefix (outcome_seconds, journal_file_bytes). `decision_time`
-        returns the time for commit records, in ms since 1970; default is the wall clock. `mark_ready()` is called
-        when `write` has work.
-        Raises: Corrupt (with file and position; nothing was changed), NewerFormat, Full, Stopped, OSError.
-        """
-        table = TransactionTable(
-            outcomes=Outcomes(
-                outcomes_max=limits["transaction_outcomes"], retention_ms=settings["outcome_seconds"] * 1000
-            ),
-            local_outcomes=Outcomes(outcomes_max=LOCAL_OUTCOMES_MAX, retention_ms=LOCAL_OUTCOME_MS),
-            producer_states=ProducerStates(
-                producers_max=limits["transaction_streams"],
-                idle_ms=limits.get("producer_idle_seconds", PRODUCER_IDLE_SECONDS) * 1000,
-                lease_time=lease_time,
-            ),
-            commit_groups=CommitGroups(
-                groups_max=limits["commit_groups"], fences_max=limits["commit_group_fences"]
-            ),
-        )
-        file_bytes = settings["journal_file_bytes"]
-        options = JournalOptions(file_bytes=file_bytes, checkpoint_bytes=file_bytes)
-        journal = JournalStore.open(
-            disk,
-            folder,
-            new_id=new_id,
-            clock=clock,
-            state=table,
-            options=options,
-            randomness=randomness,
-        )
-        store = cls(
-            journal,
-            table,
-            disk=disk,
-            folder=folder,
-            clock=clock,
-            randomness=randomness,
-            request_fsync=request_fsync,
-            run=run,
-            options=options,
-            decision_time=clock.wall_ms if decision_time is None else decision_time,
-            mark_ready=mark_ready,
-        )
-        store._finish_open()
-        store.warnings = (
-            *journal.recovery.warnings,
-            *map(loss_of, filter(lost_of, store.transactions.values())),
-        )
-        return store
-
-    def _finish_open(self) -> None:
-        self.rolled_back_at_start = self._table.finish_recovery(FileReferences(self._journal))
-        first = first_epoch(self._table.epochs_end, self._clock.wall_ms())
-        if self._table.fillers_seen:
-            first += EPOCH_RANGE  # A lost lease record may have leased one more range.
-        lease = self._lease_record(first + EPOCH_RANGE)
-        try:
-            (lsn,) = self._journal.append([entry.Operation(*journal_records.pack(lease))])
-            self._journal.force()
-        except Full:
-            # The broker also starts on a full disk; the first new transaction tries the lease again.
-            self._epochs.set_range(first, first)
-            return
-        self._table.apply_operation(lsn, lease)
-        assert self._table.file_references is not None
-        self._table.file_references.refresh_files()
-        self._epochs.set_range(first, first + EPOCH_RANGE)
-
-    def _lease_record(self, end: int) -> journal_records.EpochLeaseRecord:
-        return journal_records.EpochLeaseRecord(end, self._clock.wall_ms(), self._randomness(KEY_SIZE))
-
-    def _lease_epochs(self, end: int, forced: DurableCallback) -> None:
-        def written(lsn: int, error: BaseException | None) -> None:
-            if error is not None:
-                forced(error)
-            else:
-                self._writer.when_durable(lsn, forced)
-
-        self._writer.enqueue(self._lease_record(end), written)
-
-    @property
-    def journal_id(self) -> int:
-        """Id of this journal in the `Source` of effects: (SOURCE_TRANSACTION, id, LSN, ordinal)."""
-        return self._journal.journal_id
+    # State
 
     @property
     def end_lsn(self) -> int:
@@ -598,10 +492,6 @@ class TransactionStore(TransactionRecorder):
     def stopped(self) -> str | None:
         """Why the journal accepts no more writes; None while it does."""
         return self._journal.stopped
-
-    def find_outcome(self, xid: str, epoch: int = 0) -> Outcome | None:
-        """Return the outcome of the transaction with this name and epoch; epoch 0: of the latest."""
-        return self._table.find_outcome(xid, epoch)
 
     def certainly_not_committed(self, xid: str, epoch: int) -> bool:
         """Return whether an ended transaction is local and was certainly not committed.
@@ -651,10 +541,6 @@ class TransactionStore(TransactionRecorder):
             self._writer.drop_cached(transaction)
         decision.release_memory()
 
-    def complete(self, decision: Decision) -> None:
-        """Release the journal entries of an applied decision whose effects are all durable."""
-        self._table.complete(decision)
-
     # Turns and housekeeping
 
     @property
@@ -666,22 +552,32 @@ class TransactionStore(TransactionRecorder):
         """Append the queued records and apply them, at the end of a turn; False if there was no work."""
         wrote = self._writer.write()
         if wrote and not self._writer.starting_file:
-            self._checkpointer.run_if_due()
+            self._run_checkpoint_if_due()
         return wrote
-
-    def when_durable(self, lsn: int, waiter: DurableCallback) -> None:
-        """Call `waiter(None)` once the entry at `lsn` is durable.
-
-        Calls `waiter(error)` if the journal stops first.
-        """
-        self._writer.when_durable(lsn, waiter)
 
     def run_housekeeping(self) -> None:
         """Start a checkpoint or compaction if one is due; call this about once a second."""
         if self._writer.starting_file:
             return
         self._compaction.run_if_needed()
-        self._checkpointer.run_if_due()
+        self._run_checkpoint_if_due()
+
+    def _run_checkpoint_if_due(self) -> None:
+        """Start a checkpoint if one is due; a worker writes it. Only while no new file is being started."""
+        if self._is_checkpoint_running or not self._journal.checkpoint_due:
+            return
+        work = self._journal.checkpoint()
+        self._is_checkpoint_running = True
+        self._run(work, self._checkpoint_done)
+
+    def _checkpoint_done(self, _: Any, error: BaseException | None) -> None:
+        self._is_checkpoint_running = False
+        if isinstance(error, JournalError | OSError):
+            # The previous checkpoint stays valid and the journal keeps its files; it is tried again when due.
+            logger.error("a checkpoint of the transaction journal failed: %s", error)
+        elif error is not None:
+            raise error
+        self._journal.checkpoint_done(error)
 
     def transactions_after(self, after_epoch: int = 0) -> Iterator[Transaction]:
         """Yield transactions with an epoch above `after_epoch`, by rising epoch."""
@@ -710,15 +606,4 @@ class TransactionStore(TransactionRecorder):
     @property
     def idle(self) -> bool:
         """Whether nothing is queued or running, so that the store may be closed."""
-        return self._writer.idle and not self._checkpointer.running and not self._compaction.running
-
-    def close(self) -> None:
-        """Fsync, write a last checkpoint and close; only when `idle`.
-
-        Raises: Stopped, Full; the journal is closed all the same.
-        """
-        self._journal.close()
-
-    def abandon(self, reason: str) -> None:
-        """Close the journal without writing anything more."""
-        self._journal.abandon(reason)
+        return self._writer.idle and not self._is_checkpoint_running and not self._compaction.running

@@ -178,8 +178,8 @@ KEEPING: Final = (
         "a-failed-lease-counts",
         "no epoch is given out before its range is durable",
         "tfmq/transaction/store.py",
-        "            if error is None:\n                self._end = end\n",
-        "            self._end = end\n",
+        "                if error is None:\n                    self._end = end\n",
+        "                self._end = end\n",
         "tests/transaction/test_epochs.py",
     ),
 )
