@@ -16,49 +16,48 @@ from tfmq.errors import Busy, DiskFull, StaleEpoch, StorageStopped, TransactionT
 from tfmq.transaction.active_transactions import (
     DROPPED_COUNTS_KEPT,
     READ_ONLY_KEPT,
-    STALE_ENTRIES_MIN,
     ActiveTransactions,
-    PreparedByAge,
     SessionTransactions,
     SpaceReservations,
     TransactionRuntimeState,
     runtime_state,
 )
+from tfmq.transaction.deadlines import STALE_ENTRIES_MIN, EpochHeap
 from tfmq.transaction.journal_records import Origin
 from tfmq.transaction.model import Transaction
 
 
 def test_without_any_there_is_no_oldest() -> None:
-    assert PreparedByAge().oldest_ms is None
+    assert EpochHeap().lowest is None
 
 
 def test_the_oldest_is_by_time_and_not_by_epoch() -> None:
-    ages = PreparedByAge()
-    ages.add(1, 5000)
-    ages.add(2, 3000)
-    ages.add(3, 4000)
-    assert ages.oldest_ms == 3000
+    ages = EpochHeap()
+    ages.set(1, 5000)
+    ages.set(2, 3000)
+    ages.set(3, 4000)
+    assert ages.lowest == 3000
     ages.remove(2)
-    assert ages.oldest_ms == 4000
+    assert ages.lowest == 4000
     assert len(ages) == 2
     ages.remove(3)
     ages.remove(3)
     ages.remove(1)
-    assert ages.oldest_ms is None
+    assert ages.lowest is None
 
 
 def test_it_agrees_with_a_plain_dict_over_many_changes_and_keeps_no_dead_ones() -> None:
     generator = seeded("ages")
-    ages = PreparedByAge()
+    ages = EpochHeap()
     plain: dict[int, int] = {}
     for epoch in range(6 * STALE_ENTRIES_MIN):
-        ages.add(epoch, plain.setdefault(epoch, generator.randrange(1 << 40)))
+        ages.set(epoch, plain.setdefault(epoch, generator.randrange(1 << 40)))
         if generator.random() < 0.98:
             gone = generator.choice(list(plain)[:50])
             ages.remove(gone)
             del plain[gone]
         if epoch % 100 == 0:
-            assert ages.oldest_ms == min(plain.values(), default=None)
+            assert ages.lowest == min(plain.values(), default=None)
     assert len(ages._heap) <= 2 * len(plain) + STALE_ENTRIES_MIN + 1
 
 
@@ -125,20 +124,20 @@ def test_memories_are_bounded() -> None:
     rig = Rig()
     began = rig.begin("first")
     rig.prepare(began)
-    assert books(rig).ended_read_only("first", began.epoch)
+    assert ("first", began.epoch) in books(rig).read_only
     for number in range(READ_ONLY_KEPT):
-        books(rig)._read_only["x", number] = None
+        books(rig).read_only["x", number] = None
     rig.prepare(rig.begin("last"))
-    assert not books(rig).ended_read_only("first", began.epoch)
+    assert ("first", began.epoch) not in books(rig).read_only
     rig.targets.delete(16)
-    books(rig)._dropped_counts.update(dict.fromkeys(range(-DROPPED_COUNTS_KEPT, 0), 1))
+    books(rig).dropped_counts.update(dict.fromkeys(range(-DROPPED_COUNTS_KEPT, 0), 1))
     kept = rig.begin("drop")
     rig.send(kept, [b"m"], BILLS)
     rig.prepare(kept)
     rig.targets.delete(17)
     rig.commit(kept)
-    assert books(rig).dropped_messages(kept.epoch) == 1
-    assert len(books(rig)._dropped_counts) == DROPPED_COUNTS_KEPT
+    assert books(rig).dropped_counts[kept.epoch] == 1
+    assert len(books(rig).dropped_counts) == DROPPED_COUNTS_KEPT
 
 
 def test_no_client_is_asked_before_the_prepare_is_on_the_disk() -> None:

@@ -57,8 +57,8 @@ def test_a_later_setting_replaces_the_earlier() -> None:
 def test_what_was_cleared_is_not_called() -> None:
     watch = Watch()
     watch.deadlines.set_deadline(1, 10)
-    watch.deadlines.clear_deadline(1)
-    watch.deadlines.clear_deadline(2)
+    watch.deadlines.remove(1)
+    watch.deadlines.remove(2)
     watch.advance(100)
     assert watch.epochs == []
     assert 1 not in watch.deadlines
@@ -94,7 +94,7 @@ def test_settings_that_are_over_do_not_pile_up() -> None:
         for epoch in range(STALE_ENTRIES_MIN):
             watch.deadlines.set_deadline(epoch, 1000 - round_number)
         for epoch in range(STALE_ENTRIES_MIN):
-            watch.deadlines.clear_deadline(epoch)
+            watch.deadlines.remove(epoch)
     assert len(watch.deadlines._heap) <= 3 * STALE_ENTRIES_MIN
 
 
@@ -107,7 +107,7 @@ def test_many_come_in_the_order_of_their_times() -> None:
         wanted[epoch] = seconds
         watch.deadlines.set_deadline(epoch, seconds)
     for epoch in generator.sample(range(300), 100):
-        watch.deadlines.clear_deadline(epoch)
+        watch.deadlines.remove(epoch)
         del wanted[epoch]
     watch.advance(101)
     assert sorted(watch.epochs) == sorted(wanted)

@@ -7,7 +7,6 @@ start.
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -19,48 +18,11 @@ from tfmq.transaction import rejections, states
 from tfmq.transaction.applier import Applier
 from tfmq.transaction.apply_progress import ApplyProgress, ProgressCallback
 from tfmq.transaction.check_back import CheckBack
-from tfmq.transaction.deadlines import Deadlines
+from tfmq.transaction.deadlines import Deadlines, EpochHeap
 from tfmq.transaction.journal_writer import UncertainWrite, WrittenCallback
 from tfmq.transaction.model import Decision, Transaction
 from tfmq.transaction.requests import Caller, CheckBackQuery
 from tfmq.transaction.store import TransactionStore
-
-STALE_ENTRIES_MIN: Final = 1024
-"""With fewer removed entries than this, the heap is not rebuilt without them.
-
-It would cost more than it saves.
-"""
-
-
-class PreparedByAge:
-    """Prepared transactions by prepare time (wall clock, ms), to warn operators of old ones."""
-
-    def __init__(self) -> None:
-        self._prepared_ms: dict[int, int] = {}
-        self._heap: list[tuple[int, int]] = []
-
-    def __len__(self) -> int:
-        return len(self._prepared_ms)
-
-    def add(self, epoch: int, prepared_ms: int) -> None:
-        """Add a prepared transaction."""
-        self._prepared_ms[epoch] = prepared_ms
-        heapq.heappush(self._heap, (prepared_ms, epoch))
-
-    def remove(self, epoch: int) -> None:
-        """Remove a transaction; no effect if it is missing."""
-        self._prepared_ms.pop(epoch, None)
-        if len(self._heap) > 2 * len(self._prepared_ms) + STALE_ENTRIES_MIN:
-            self._heap = [(time_ms, each) for each, time_ms in self._prepared_ms.items()]
-            heapq.heapify(self._heap)
-
-    @property
-    def oldest_ms(self) -> int | None:
-        """Prepare time of the transaction that has been prepared longest; None if there is none."""
-        while self._heap and self._prepared_ms.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
 
 READ_ONLY_KEPT: Final = 10_000
 """How many ended empty transactions, which leave no record, are stored to answer repeated requests."""
@@ -99,7 +61,8 @@ class ActiveTransactions:
         self.sessions = SessionTransactions()
         self.open_timeouts = Deadlines(timers, open_expired)
         self.prepared_expiries = Deadlines(timers, prepared_expired)
-        self.prepared_by_age = PreparedByAge()
+        self.prepared_ms = EpochHeap()
+        """Prepare times (wall clock, ms) of the prepared transactions, to warn operators of old ones."""
         self.reservations = SpaceReservations(destination, limits)
         self.check_back = CheckBack(
             timers,
@@ -121,10 +84,14 @@ class ActiveTransactions:
         self.queued_bytes = 0
         """Bytes of batches that are queued for the journal."""
         self._last_lsn = 0
-        self._undurable_decisions: deque[ApplyProgress] = deque()
-        self._read_only: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._dropped_counts: OrderedDict[int, int] = OrderedDict()
-        self._losses: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self.undurable_decisions: deque[ApplyProgress] = deque()
+        """Decisions that are written but not yet known to be durable."""
+        self.read_only: OrderedDict[tuple[str, int], None] = OrderedDict()
+        """(xid, epoch) of transactions that have recently ended as read-only, that is, empty."""
+        self.dropped_counts: OrderedDict[int, int] = OrderedDict()
+        """How many messages of recent commits, by epoch, were for deleted topics."""
+        self.losses: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        """(lost messages, all messages) of recent commits, by epoch, that lost any."""
 
     # Lookup and waiting
 
@@ -235,23 +202,23 @@ class ActiveTransactions:
             self.check_back.watch_transaction(transaction.epoch, transaction.origin.group, age_seconds)
 
     def _track_prepared(self, transaction: Transaction) -> None:
-        """Add a prepared transaction to `prepared_by_age`, and start the timer of its expiry."""
+        """Add a prepared transaction to `prepared_ms`, and start the timer of its expiry."""
         epoch = transaction.epoch
-        self.prepared_by_age.add(epoch, transaction.prepared_ms)
+        self.prepared_ms.set(epoch, transaction.prepared_ms)
         if transaction.expires_ms:
             self.prepared_expiries.set_deadline(
                 epoch, max(0.0, (transaction.expires_ms - self.clock.wall_ms()) / 1000)
             )
 
     def _untrack_open(self, epoch: int) -> None:
-        self.open_timeouts.clear_deadline(epoch)
+        self.open_timeouts.remove(epoch)
         self.sessions.remove_transaction(epoch)
 
     def _untrack_prepared(self, epoch: int) -> None:
         """Undo `_track_prepared` and end check-back: the transaction is no longer prepared."""
-        self.prepared_by_age.remove(epoch)
+        self.prepared_ms.remove(epoch)
         self.check_back.unwatch_transaction(epoch)
-        self.prepared_expiries.clear_deadline(epoch)
+        self.prepared_expiries.remove(epoch)
 
     def on_committed(self, decision: Decision, waiting: ProgressCallback) -> ApplyProgress:
         """Handle a written commit record: the applier starts with it once it is durable; return its progress.
@@ -270,24 +237,17 @@ class ActiveTransactions:
                 self._untrack_open(transaction.epoch)
                 self._untrack_prepared(transaction.epoch)
         progress.add_callback(waiting)
-        self._undurable_decisions.append(progress)
+        self.undurable_decisions.append(progress)
         self.store.when_durable(decision.lsn, lambda error: self._decision_durable(progress, error))
         for transaction in decision.transactions:
             if runtime_state(transaction).waiting_commands:
                 self.retry_waiting(transaction)
         return progress
 
-    @property
-    def has_undurable_decisions(self) -> bool:
-        """Whether a decision is written but not yet known to be durable."""
-        return bool(self._undurable_decisions)
-
     def _decision_durable(self, progress: ApplyProgress, error: BaseException | None) -> None:
         """Apply the decisions up to this one, which is durable, in LSN order; if `error`, fail them."""
-        while (
-            self._undurable_decisions and self._undurable_decisions[0].decision.lsn <= progress.decision.lsn
-        ):
-            first = self._undurable_decisions.popleft()
+        while self.undurable_decisions and self.undurable_decisions[0].decision.lsn <= progress.decision.lsn:
+            first = self.undurable_decisions.popleft()
             if error is None:
                 self.applier.start(first)
             else:
@@ -301,13 +261,13 @@ class ActiveTransactions:
                 self.destination.unlock_offsets(transaction.epoch)
             if progress.dropped_messages:
                 _add_bounded(
-                    self._dropped_counts, transaction.epoch, progress.dropped_messages, DROPPED_COUNTS_KEPT
+                    self.dropped_counts, transaction.epoch, progress.dropped_messages, DROPPED_COUNTS_KEPT
                 )
             if progress.lost:
                 alone = len(progress.decision.transactions) == 1
                 lost = progress.lost if alone else transaction.lost_messages
                 _add_bounded(
-                    self._losses, transaction.epoch, (lost, transaction.messages), DROPPED_COUNTS_KEPT
+                    self.losses, transaction.epoch, (lost, transaction.messages), DROPPED_COUNTS_KEPT
                 )
 
     def on_ended(self, transaction: Transaction) -> None:
@@ -342,20 +302,8 @@ class ActiveTransactions:
     def finish_empty(self, transaction: Transaction) -> None:
         """End a transaction without messages or offsets; no record is written."""
         self.store.finish_empty(transaction)
-        _add_bounded(self._read_only, (transaction.xid, transaction.epoch), None, READ_ONLY_KEPT)
+        _add_bounded(self.read_only, (transaction.xid, transaction.epoch), None, READ_ONLY_KEPT)
         self.on_ended(transaction)
-
-    def dropped_messages(self, epoch: int) -> int:
-        """Return how many messages of the recent commit `epoch` were for deleted topics."""
-        return self._dropped_counts.get(epoch, 0)
-
-    def losses(self, epoch: int) -> tuple[int, int]:
-        """Return (lost messages, all messages) of the recent commit `epoch`; (0, 0) if none is lost."""
-        return self._losses.get(epoch, (0, 0))
-
-    def ended_read_only(self, xid: str, epoch: int) -> bool:
-        """Return whether that transaction has recently ended as read-only, that is, empty."""
-        return (xid, epoch) in self._read_only
 
     def _make_query(self, epoch: int) -> CheckBackQuery:
         transaction = self.store.transactions[epoch]
@@ -387,14 +335,12 @@ class ActiveTransactions:
             if transaction.offsets:
                 self.destination.lock_offsets(transaction.epoch, transaction.xid, transaction.offsets)
         for lsn in sorted(decisions):
-            self._restore_decision(decisions[lsn])
-
-    def _restore_decision(self, decision: Decision) -> None:
-        progress = ApplyProgress(decision, sum(each.size_bytes for each in decision.transactions))
-        self.reservations.restore(progress.reserved_bytes)
-        for transaction in decision.transactions:
-            runtime_state(transaction).apply_progress = progress
-        self.applier.start(progress)
+            transactions = decisions[lsn].transactions
+            progress = ApplyProgress(decisions[lsn], sum(each.size_bytes for each in transactions))
+            self.reservations.restore(progress.reserved_bytes)
+            for transaction in transactions:
+                runtime_state(transaction).apply_progress = progress
+            self.applier.start(progress)
 
 
 def runtime_state(transaction: Transaction) -> TransactionRuntimeState:

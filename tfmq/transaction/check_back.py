@@ -84,7 +84,7 @@ class CheckBack:
         asked = self._watched.pop(epoch, None)
         if asked is None:
             return
-        self._deadlines.clear_deadline(epoch)
+        self._deadlines.remove(epoch)
         due = self._due_epochs.get(asked.group)
         if due is not None:
             due.pop(epoch, None)

@@ -235,7 +235,7 @@ class TransactionCommandHandler:
         """
         transaction = self._active.find_live(xid, epoch)
         if transaction is None:
-            if self._active.ended_read_only(xid, epoch):
+            if (xid, epoch) in self._active.read_only:
                 done(PrepareResult(states.READ_ONLY, 0), None)
             else:
                 self._reply_ended(xid, epoch, done, {})
@@ -401,15 +401,15 @@ class TransactionCommandHandler:
         return written
 
     def _commit_ended(self, xid: str, epoch: int, by_hand: bool, done: DoneCallback) -> None:
-        if self._active.ended_read_only(xid, epoch):
+        if (xid, epoch) in self._active.read_only:
             done(CommitResult(states.READ_ONLY, epoch, repeated=True), None)
             return
-        lost, messages = self._active.losses(epoch)
+        lost, messages = self._active.losses.get(epoch, (0, 0))
         if lost and not by_hand:
             refusal = rejections.lost_since(xid, states.COMMITTED, lost, messages)
             self.reply_when_all_durable(done, refusal=refusal)
             return
-        dropped = self._active.dropped_messages(epoch)
+        dropped = self._active.dropped_counts.get(epoch, 0)
         told = CommitResult(states.COMMITTED, epoch, dropped, repeated=True, lost=lost)
         self._reply_ended(xid, epoch, done, {states.COMMITTED: told})
 
@@ -426,7 +426,7 @@ class TransactionCommandHandler:
         transaction = self._active.find_live(xid, epoch)
         if transaction is None:
             result = RollbackResult(states.ROLLED_BACK)
-            if self._active.ended_read_only(xid, epoch):
+            if (xid, epoch) in self._active.read_only:
                 done(result, None)
             else:
                 self._reply_ended(xid, epoch, done, {states.ROLLED_BACK: result})
@@ -608,10 +608,12 @@ class TransactionCommandHandler:
         if progress is not None:
             progress.add_callback(partial(reply_committed, epoch, True, done))
         elif state == states.COMMITTED:
-            lost, messages = self._active.losses(epoch)
+            lost, messages = self._active.losses.get(epoch, (0, 0))
             if lost:
                 raise rejections.lost_since("", states.COMMITTED, lost, messages)
-            told = CommitResult(states.COMMITTED, epoch, self._active.dropped_messages(epoch), repeated=True)
+            told = CommitResult(
+                states.COMMITTED, epoch, self._active.dropped_counts.get(epoch, 0), repeated=True
+            )
             self.reply_when_all_durable(done, told)
         elif state == states.ROLLED_BACK:
             raise TransactionRolledBack(epoch=epoch)

@@ -140,7 +140,7 @@ class TransactionCoordinator(TransactionCommandHandler):
         if self._recovery_done is not None and self._applier.idle and not self._store.due:
             recovered, self._recovery_done = self._recovery_done, None
             recovered()
-        if self._stop_done is not None and self._store.idle and not self._active.has_undurable_decisions:
+        if self._stop_done is not None and self._store.idle and not self._active.undurable_decisions:
             stopped, self._stop_done = self._stop_done, None
             self._applier.stop(partial(self._applier_stopped, stopped))
         return wrote

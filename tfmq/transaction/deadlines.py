@@ -1,4 +1,4 @@
-"""Deadlines of transactions, in one heap with one timer."""
+"""Epochs of transactions by time: their deadlines, in one heap with one timer."""
 
 import heapq
 from collections.abc import Callable
@@ -13,48 +13,65 @@ It would cost more than it saves.
 """
 
 
-class Deadlines:
+class EpochHeap:
+    """Epochs with a value each, of which the lowest is found.
+
+    Removed and replaced entries stay in the heap until they reach the top or outnumber the live ones, so setting and
+    removing cost at most a logarithm.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, float] = {}
+        self._heap: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, epoch: int) -> bool:
+        return epoch in self._values
+
+    def set(self, epoch: int, value: float) -> None:
+        """Set the value of `epoch`; replaces an earlier one."""
+        self._values[epoch] = value
+        heapq.heappush(self._heap, (value, epoch))
+        if len(self._heap) > 2 * len(self._values) + STALE_ENTRIES_MIN:
+            self._heap = [(value, epoch) for epoch, value in self._values.items()]
+            heapq.heapify(self._heap)
+
+    def remove(self, epoch: int) -> None:
+        """Remove an epoch; no effect if it is missing."""
+        self._values.pop(epoch, None)
+
+    @property
+    def lowest(self) -> float | None:
+        """The lowest value; None if there is none."""
+        while self._heap and self._values.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+
+class Deadlines(EpochHeap):
     """Deadlines of transactions by epoch, on the monotonic clock.
 
-    Calls `expired(epoch)` once, by a timer, at or after the deadline. Cleared and replaced entries stay in the heap
-    until they reach the top or outnumber the live ones, so setting and clearing cost at most a logarithm.
+    Calls `expired(epoch)` once, by a timer, at or after the deadline.
     """
 
     def __init__(self, timers: Timers, expired: Callable[[int], None]) -> None:
+        super().__init__()
         self._timers, self._expired = timers, expired
-        self._due_by_epoch: dict[int, float] = {}
-        self._heap: list[tuple[float, int]] = []
         self._timer: Any = None
         self._timer_due = 0.0
 
-    def __len__(self) -> int:
-        return len(self._due_by_epoch)
-
-    def __contains__(self, epoch: int) -> bool:
-        return epoch in self._due_by_epoch
-
     def set_deadline(self, epoch: int, seconds: float) -> None:
         """Set the deadline of `epoch` to `seconds` from now; replaces an earlier deadline."""
-        due = self._timers.now() + seconds
-        self._due_by_epoch[epoch] = due
-        heapq.heappush(self._heap, (due, epoch))
-        self._remove_stale_entries()
+        self.set(epoch, self._timers.now() + seconds)
         self._start_timer()
-
-    def clear_deadline(self, epoch: int) -> None:
-        """Remove the deadline; no effect if none is set."""
-        self._due_by_epoch.pop(epoch, None)
 
     def close(self) -> None:
         """Remove all deadlines and cancel the timer."""
-        self._due_by_epoch.clear()
+        self._values.clear()
         self._heap.clear()
         self._cancel_timer()
-
-    def _remove_stale_entries(self) -> None:
-        if len(self._heap) > 2 * len(self._due_by_epoch) + STALE_ENTRIES_MIN:
-            self._heap = [(due, epoch) for epoch, due in self._due_by_epoch.items()]
-            heapq.heapify(self._heap)
 
     def _start_timer(self) -> None:
         """Start the timer for the earliest deadline. A timer that fires too early restarts itself."""
@@ -77,7 +94,7 @@ class Deadlines:
         now = self._timers.now()
         while self._heap and self._heap[0][0] <= now:
             due, epoch = heapq.heappop(self._heap)
-            if self._due_by_epoch.get(epoch) == due:
-                del self._due_by_epoch[epoch]
+            if self._values.get(epoch) == due:
+                del self._values[epoch]
                 self._expired(epoch)
         self._start_timer()

@@ -124,7 +124,7 @@ class TransactionQueries:
         outcome = self._store.find_outcome(xid, epoch)
         if outcome is not None:
             return {"xid": xid, "epoch": outcome.epoch, "state": outcome.state, "decided_ms": outcome.time_ms}
-        if self._active.ended_read_only(xid, epoch):
+        if (xid, epoch) in self._active.read_only:
             return {"xid": xid, "epoch": epoch, "state": states.READ_ONLY}
         return {"xid": xid, "epoch": 0, "state": UNKNOWN}
 
@@ -167,12 +167,12 @@ class TransactionQueries:
     def status(self) -> dict[str, Any]:
         """Return the "transactions" part of STATUS."""
         counts, active = self._store.state_counts, self._active
-        oldest_ms = active.prepared_by_age.oldest_ms
+        oldest_ms = active.prepared_ms.lowest
         age_seconds = 0 if oldest_ms is None else max(0, active.clock.wall_ms() - oldest_ms) // 1000
         journal = self._store.status()
         return {
             "open": counts[states.OPEN],
-            "prepared": len(active.prepared_by_age),
+            "prepared": len(active.prepared_ms),
             "applying": counts[states.APPLYING] + active.applier.blocked_count,
             "heuristic": sum(counts[each] for each in states.HEURISTIC_STATES),
             "oldest_prepared_seconds": age_seconds,

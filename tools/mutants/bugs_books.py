@@ -132,10 +132,10 @@ TRANSACTION_BOOKS: Final = (
         "a time-out that was cleared ends nothing",
         "tfmq/transaction/deadlines.py",
         (
-            "            if self._due_by_epoch.get(epoch) == due:\n"
-            "                del self._due_by_epoch[epoch]\n"
+            "            if self._values.get(epoch) == due:\n"
+            "                del self._values[epoch]\n"
         ),
-        ("            if due:\n                self._due_by_epoch.pop(epoch, None)\n"),
+        ("            if due:\n                self._values.pop(epoch, None)\n"),
         [TIMEOUTS],
     ),
     Mutant(

@@ -61,8 +61,8 @@ DECISIONS: Final = (
         "decisions-overtake-each-other",
         "decisions are applied to their targets in the order of their records",
         "tfmq/transaction/active_transactions.py",
-        "            first = self._undurable_decisions.popleft()\n",
-        "            first = self._undurable_decisions.pop()\n",
+        "            first = self.undurable_decisions.popleft()\n",
+        "            first = self.undurable_decisions.pop()\n",
         [KILL, SIMULATION],
         MANY,
     ),
@@ -131,10 +131,10 @@ STARTS: Final = (
         "a start applies decided transactions to their targets",
         "tfmq/transaction/active_transactions.py",
         (
-            "            runtime_state(transaction).apply_progress = progress\n"
-            "        self.applier.start(progress)\n"
+            "                runtime_state(transaction).apply_progress = progress\n"
+            "            self.applier.start(progress)\n"
         ),
-        "            runtime_state(transaction).apply_progress = progress\n",
+        "                runtime_state(transaction).apply_progress = progress\n",
         [KILL, POWER],
         MANY,
     ),
