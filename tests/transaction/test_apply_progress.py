@@ -67,7 +67,8 @@ def test_one_that_takes_long_is_called_applying_to_all_who_ask() -> None:
 def test_a_decision_that_may_be_lost_is_reported_as_an_error_to_all_who_ask() -> None:
     each, early, late, error = course(), Ears(), Ears(), StorageStopped()
     each.add_callback(early)
-    each.notify_failed(error)
+    each.failure = error
+    each.notify()
     each.add_callback(late)
     assert early.heard == late.heard == [("applying", error)]
 
@@ -146,7 +147,7 @@ def test_a_decision_is_settled_when_every_target_has_forced_its_part() -> None:
     assert scene.settled == []
     scene.targets.force(BILLS)
     assert scene.settled == [100]
-    assert len(scene.settling) == 0
+    assert not scene.settling._written
 
 
 def test_many_share_one_force_and_none_waits_for_long() -> None:

@@ -251,7 +251,8 @@ class ActiveTransactions:
             if error is None:
                 self.applier.start(first)
             else:
-                first.notify_failed(rejections.durability_unknown(error))
+                first.failure = rejections.durability_unknown(error)
+                first.notify()
 
     def _on_applied(self, progress: ApplyProgress) -> None:
         self.reservations.release(progress.reserved_bytes)

@@ -147,7 +147,7 @@ class Applier(ApplyQueues["TargetQueue"]):
         """Send effects to the targets without a running operation; False if there was no work."""
         wrote = bool(self._ready_queues) and super().write()
         self.unlimited_turns = self.unlimited_turns and not self.idle
-        self._try_stop()
+        self.try_stop()
         return wrote
 
     def may_send(self, queue: TargetQueue, size_bytes: int) -> bool:
@@ -168,10 +168,6 @@ class Applier(ApplyQueues["TargetQueue"]):
         super()._start_turn()
 
     # Notifications of target queues
-
-    def target_blocked(self) -> None:
-        """Handle that the target of a queue is blocked: a stop need not wait for it any more."""
-        self._try_stop()
 
     def tasks_written(self, queue: TargetQueue, parts: Sequence[ApplyTask], mark: AppendResult) -> None:
         """Handle tasks whose effects are written; `mark`: what has to be durable."""
@@ -308,9 +304,10 @@ class Applier(ApplyQueues["TargetQueue"]):
         """Apply small parts, interrupt large ones after the next slice, fsync, then call `done()`."""
         self.stopping = True
         self._stop_done = done
-        self._try_stop()
+        self.try_stop()
 
-    def _try_stop(self) -> None:
+    def try_stop(self) -> None:
+        """Complete a stop if nothing is left to wait for but blocked targets."""
         if self._stop_done is None or not self.idle:
             return
         done, self._stop_done = self._stop_done, None
@@ -417,14 +414,18 @@ class TargetQueue(ApplyQueue):
         size = 0
         while self._queue:
             part = self._queue[0]
-            if parts and size + part.target.size_bytes > self.slice_bytes:
+            part_bytes = part.target.size_bytes
+            if parts and size + part_bytes > self.slice_bytes:
                 break
-            if part.target.size_bytes <= self.slice_bytes and not self._applier.may_send(
-                self, part.target.size_bytes
-            ):
+            is_small = part_bytes <= self.slice_bytes
+            if is_small and not self._applier.may_send(self, part_bytes):
                 break
+            slices = None
             try:
-                slices = self._read_small(part)
+                if is_small:
+                    slices = self._applier.store.read_slices_nowait(
+                        part.progress.decision, self.key, self._applied_ordinal, self.slice_bytes
+                    )
             except Exception as error:
                 if not parts:
                     self._failed(Unreadable(error) if isinstance(error, Corrupt | OSError) else error)
@@ -437,18 +438,11 @@ class TargetQueue(ApplyQueue):
             batches += [batch for each in slices for batch in each.batches]
             pieces.append([piece for each in slices for piece in each.batch_indexes])
             decided_ms += [part.progress.decision.time_ms] * (len(batches) - len(decided_ms))
-            size += part.target.size_bytes
+            size += part_bytes
             self._applied_ordinal = 0
         if parts:
             self._append(parts, batches, pieces, decided_ms)
         return bool(parts) or self.busy
-
-    def _read_small(self, part: ApplyTask) -> list[Slice] | None:
-        if part.target.size_bytes > self.slice_bytes:
-            return None
-        return self._applier.store.read_slices_nowait(
-            part.progress.decision, self.key, self._applied_ordinal, self.slice_bytes
-        )
 
     def _append(
         self,
@@ -515,30 +509,21 @@ class TargetQueue(ApplyQueue):
             self._failed(error or RuntimeError("an effect ended without a mark"))
             return
         self._unblock()
+        # Only durable offsets are returned: others could change after a power failure.
+        has_offsets = bool(mark.offsets) and self._applier.destination.is_durable(mark)
+        noted: list[DelayedResults] = []
+        first = 0
+        for part, pieces in zip(parts, self._batch_indexes, strict=False):
+            end = first + len(pieces)
+            if has_offsets:
+                part.progress.record_offsets(pieces, mark.offsets[first:end])
+            noted.append((part.progress, pieces, mark.delayed[first:end]))
+            first = end
         for part in parts:
             part.progress.damage = ""
-        self._record_offsets(parts, mark)
-        self._record_delayed(parts, mark)
-        self._applier.tasks_written(self, parts, mark)
-
-    def _record_offsets(self, parts: Sequence[ApplyTask], mark: AppendResult) -> None:
-        """Record for replies at which offsets the batches begin."""
-        # Only durable offsets are returned: others could change after a power failure.
-        if not mark.offsets or not self._applier.destination.is_durable(mark):
-            return
-        first = 0
-        for part, pieces in zip(parts, self._batch_indexes, strict=False):
-            part.progress.record_offsets(pieces, mark.offsets[first : first + len(pieces)])
-            first += len(pieces)
-
-    def _record_delayed(self, parts: Sequence[ApplyTask], mark: AppendResult) -> None:
-        noted = []
-        first = 0
-        for part, pieces in zip(parts, self._batch_indexes, strict=False):
-            noted.append((part.progress, pieces, mark.delayed[first : first + len(pieces)]))
-            first += len(pieces)
         if mark.delayed:
             self._applier.record_delayed(mark, noted)
+        self._applier.tasks_written(self, parts, mark)
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, Unreadable) and self._queue:
@@ -563,7 +548,7 @@ class TargetQueue(ApplyQueue):
         super()._block(error)
         for part in self._queue:
             part.progress.notify_late()
-        self._applier.target_blocked()
+        self._applier.try_stop()
 
 
 CONTIGUOUS_BYTES: Final = 64 << 20
@@ -628,7 +613,8 @@ class ChunkedApply:
         if error is not None or self._cancelled is not None:
             self._finish(None, self._cancelled or error)
         elif found is None:
-            self._fail_incomplete()
+            incomplete = "the journal has fewer messages of a transaction than were counted"
+            self._finish(None, RuntimeError(incomplete))
         else:
             self._applier.in_flight.acquire(found.size_bytes, partial(self._write, found))
 
@@ -659,10 +645,6 @@ class ChunkedApply:
             self._finish(None, Closed())
         else:
             self._read_slice()
-
-    def _fail_incomplete(self) -> None:
-        """End with an error: the journal had no more batches before the last message of the part."""
-        self._finish(None, RuntimeError("the journal has fewer messages of a transaction than were counted"))
 
     def _finish(self, mark: AppendResult | None, error: BaseException | None) -> None:
         if self._contiguous:

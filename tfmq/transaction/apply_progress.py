@@ -133,11 +133,6 @@ class ApplyProgress:
         self.late = True
         self.notify()
 
-    def notify_failed(self, error: BaseException) -> None:
-        """Fail waiting requests: the journal stopped before the decision was known to be durable."""
-        self.failure = error
-        self.notify()
-
     def record_offsets(self, batch_indexes: Sequence[int], offsets: Sequence[int]) -> None:
         """Record the offsets of batches in their partition.
 
@@ -203,12 +198,7 @@ class FlushTracker:
         self.fsync_errors: dict[int, str] = {}
         """Targets that stopped before their effects were durable: key -> reason."""
         self._timer: Any = None
-        self._task_count = 0
         self._closed = False
-
-    def __len__(self) -> int:
-        """Number of tasks not known to be durable."""
-        return self._task_count
 
     def add_written(self, mark: AppendResult, parts: Sequence[ApplyTask]) -> None:
         """Add written tasks; `mark` identifies what must be fsynced."""
@@ -216,7 +206,6 @@ class FlushTracker:
         if written is None:
             written = self._written[mark.key] = deque()
         written.append(WrittenTasks(mark, parts))
-        self._task_count += len(parts)
         for progress, _ in parts:
             progress.undurable_parts += 1
             progress.blocked = progress.blocked or mark.key in self.fsync_errors
@@ -227,7 +216,7 @@ class FlushTracker:
         self._fsync_requested.discard(key)
         self.fsync_errors.pop(key, None)
         parts = [part for each in self._written.pop(key, ()) for part in each.tasks]
-        self._count_removed(parts)
+        self._tasks_removed(parts)
         for progress, _ in parts:
             progress.blocked = False
         # Other stopped targets still block some of these decisions.
@@ -252,7 +241,8 @@ class FlushTracker:
             nonlocal left
             left -= 1
             if not left:
-                self.complete_durable()
+                for key in list(self._written):
+                    self._complete_target(key)
                 done()
 
         for written in list(self._written.values()):
@@ -265,11 +255,6 @@ class FlushTracker:
         if self._timer is not None:
             self._timers.cancel(self._timer)
             self._timer = None
-
-    def complete_durable(self) -> None:
-        """Complete every decision whose effects are durable."""
-        for key in list(self._written):
-            self._complete_target(key)
 
     def _start_timer(self, key: int) -> None:
         if self._timer is None and not self._closed and key not in self._fsync_requested:
@@ -311,7 +296,7 @@ class FlushTracker:
         written = self._written.get(key)
         while written and self._destination.is_durable(written[0].mark):
             parts = written.popleft().tasks
-            self._count_removed(parts)
+            self._tasks_removed(parts)
             for progress, _ in parts:
                 if progress.is_durable:
                     self._complete(progress)
@@ -319,8 +304,7 @@ class FlushTracker:
             self._written.pop(key, None)
             self.fsync_errors.pop(key, None)
 
-    def _count_removed(self, parts: Sequence[ApplyTask]) -> None:
-        self._task_count -= len(parts)
+    def _tasks_removed(self, parts: Sequence[ApplyTask]) -> None:
         for progress, _ in parts:
             progress.undurable_parts -= 1
             progress.blocked = progress.blocked and progress.undurable_parts > 0

@@ -85,8 +85,8 @@ APPLIED: Final = (
         "offset-reported-before-it-is-fsynced",
         "a reported offset stays valid",
         "tfmq/transaction/applier.py",
-        "        if not mark.offsets or not self._applier.destination.is_durable(mark):\n",
-        "        if not mark.offsets:\n",
+        "        has_offsets = bool(mark.offsets) and self._applier.destination.is_durable(mark)\n",
+        "        has_offsets = bool(mark.offsets)\n",
         [LINE, APPLYING],
     ),
     Mutant(

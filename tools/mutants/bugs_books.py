@@ -131,10 +131,7 @@ TRANSACTION_BOOKS: Final = (
         "cleared-time-still-ends-it",
         "a time-out that was cleared ends nothing",
         "tfmq/transaction/deadlines.py",
-        (
-            "            if self._values.get(epoch) == due:\n"
-            "                del self._values[epoch]\n"
-        ),
+        ("            if self._values.get(epoch) == due:\n                del self._values[epoch]\n"),
         ("            if due:\n                self._values.pop(epoch, None)\n"),
         [TIMEOUTS],
     ),

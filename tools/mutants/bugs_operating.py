@@ -67,7 +67,7 @@ OPERATING: Final = (
         "handles-of-the-first-batch",
         "each delayed batch of a transaction has its own handles",
         "tfmq/transaction/applier.py",
-        "mark.delayed[first : first + len(pieces)]))",
+        "mark.delayed[first:end]))",
         "mark.delayed[: len(pieces)]))",
         [DELAYED],
     ),
