@@ -101,7 +101,9 @@ class CheckBack:
         self._due_epochs.setdefault(group, {})[epoch] = None
         waits = self._waits.get(group)
         if waits:
-            self._serve(next(iter(waits)))
+            wait = next(iter(waits))
+            self._unregister(wait)
+            self._send_queries(wait)
 
     # Waiting clients
 
@@ -116,14 +118,17 @@ class CheckBack:
             self._send_queries(wait)
         elif not wait_ms:
             done([], None)
-        elif self.wait_count >= self._waits_max or self._wait_count(session) >= WAITS_PER_SESSION_MAX:
+        elif (
+            self.wait_count >= self._waits_max
+            or len(self._sessions.get(session, ())) >= WAITS_PER_SESSION_MAX
+        ):
             done(None, Busy(BUSY))
         else:
-            self._register(wait, wait_ms)
+            self.wait_count += 1
+            self._waits.setdefault(group, {})[wait] = None
+            self._sessions.setdefault(session, {})[wait] = None
+            wait.timer = self._timers.after(wait_ms / 1000, partial(self._end_wait, wait))
         return partial(self._end_wait, wait)
-
-    def _wait_count(self, session: Caller) -> int:
-        return len(self._sessions.get(session, ()))
 
     def session_lost(self, session: Caller) -> None:
         """End the waits of a closed session without a reply."""
@@ -136,12 +141,6 @@ class CheckBack:
         for waits in list(self._sessions.values()):
             for wait in list(waits):
                 self._end_wait(wait)
-
-    def _register(self, wait: CheckBackWait, wait_ms: int) -> None:
-        self.wait_count += 1
-        self._waits.setdefault(wait.group, {})[wait] = None
-        self._sessions.setdefault(wait.session, {})[wait] = None
-        wait.timer = self._timers.after(wait_ms / 1000, partial(self._end_wait, wait))
 
     def _unregister(self, wait: CheckBackWait) -> bool:
         """Remove a wait; False if it had ended before."""
@@ -157,10 +156,6 @@ class CheckBack:
     def _end_wait(self, wait: CheckBackWait) -> None:
         if self._unregister(wait):
             wait.done([], None)
-
-    def _serve(self, wait: CheckBackWait) -> None:
-        self._unregister(wait)
-        self._send_queries(wait)
 
     def _send_queries(self, wait: CheckBackWait) -> None:
         """Send the due queries of the group to the client; repeat them after a longer pause."""

@@ -63,27 +63,6 @@ class CommitGroupCommands:
         """
         group, sequence, run, names, rows, other_total = request
         self._wait_for_records(group)
-        self._require_valid(names)
-        first = self._store.commit_groups.find_commit(group, sequence, run, rows, other_total=other_total)
-        if first is not None:
-            self._repeat_commit(request, first.rows, done)
-            return
-        members = self._require_members(request)
-        left = self._store.commit_groups.find_leftovers(group, sequence, [each.epoch for each in members])
-        dropped = self._prepared_members(left)
-
-        def written(lsn: int, error: BaseException | None) -> None:
-            if error is not None:
-                self._record_failed((*members, *dropped), error, done)
-            else:
-                self._commit_written(request, members, dropped, lsn, done)
-                self._end_open(left)
-            self._retry_waiting(group)
-
-        call = partial(self._store.commit_group, group, sequence, run, rows, members, dropped)
-        self._submit(group, (*members, *dropped), call, written)
-
-    def _require_valid(self, names: Iterable[tuple[str, int]]) -> None:
         epochs: set[int] = set()
         for _, epoch in names:
             if epoch in epochs:
@@ -92,6 +71,20 @@ class CommitGroupCommands:
         most = self._active.limits["commit_group_members"]
         if len(epochs) > most:
             raise BadRequest(TOO_MANY.format(most=most))
+        first = self._store.commit_groups.find_commit(group, sequence, run, rows, other_total=other_total)
+        if first is not None:
+            self._repeat_commit(request, first.rows, done)
+            return
+        members = self._require_members(request)
+        left = self._store.commit_groups.find_leftovers(group, sequence, [each.epoch for each in members])
+        dropped = self._prepared_members(left)
+
+        def written(lsn: int) -> None:
+            self._commit_written(request, members, dropped, lsn, done)
+            self._end_open(left)
+
+        call = partial(self._store.commit_group, group, sequence, run, rows, members, dropped)
+        self._submit(group, (*members, *dropped), call, written, done)
 
     def _require_members(self, request: GroupCommitRequest) -> list[Transaction]:
         """Return the transactions of the request, in order, if all are prepared members.
@@ -166,16 +159,12 @@ class CommitGroupCommands:
             self._reply_first(group, sequence, rows, done)
             return
 
-        def written(lsn: int, error: BaseException | None) -> None:
-            if error is not None:
-                self._record_failed(dropped, error, done)
-            else:
-                self._active.on_rolled_back(dropped, lsn)
-                self._reply_first(group, sequence, rows, done)
-            self._retry_waiting(group)
+        def written(lsn: int) -> None:
+            self._active.on_rolled_back(dropped, lsn)
+            self._reply_first(group, sequence, rows, done)
 
         call = partial(self._store.commit_group, group, sequence, request.run, rows, (), dropped)
-        self._submit(group, dropped, call, written)
+        self._submit(group, dropped, call, written, done)
 
     def _reply_first(self, group: str, sequence: int, rows: int, done: DoneCallback) -> None:
         known, progress = self._last_progress.get(group, (-1, None))
@@ -200,17 +189,13 @@ class CommitGroupCommands:
         left = self._store.commit_groups.find_run_members(group, run)
         dropped = self._prepared_members(left)
 
-        def written(lsn: int, error: BaseException | None) -> None:
-            if error is not None:
-                self._record_failed(dropped, error, done)
-            else:
-                self._active.on_rolled_back(dropped, lsn)
-                self._store.when_durable(lsn, partial(reply_when_durable, done, GroupAbortResult(ABORTED)))
-                self._end_open(left)
-            self._retry_waiting(group)
+        def written(lsn: int) -> None:
+            self._active.on_rolled_back(dropped, lsn)
+            self._store.when_durable(lsn, partial(reply_when_durable, done, GroupAbortResult(ABORTED)))
+            self._end_open(left)
 
         call = partial(self._store.abort_group, group, sequence, run, dropped)
-        self._submit(group, dropped, call, written)
+        self._submit(group, dropped, call, written, done)
 
     @command
     def forget(self, group: str, done: DoneCallback) -> None:
@@ -269,30 +254,30 @@ class CommitGroupCommands:
         """Return whether a transaction is in that state, and no record is pending that changes it."""
         return transaction.state == wanted and not self._active.is_pending(transaction)
 
-    def _record_failed(
-        self, transactions: Sequence[Transaction], error: BaseException, done: DoneCallback
-    ) -> None:
-        """Reply with the error after the group's record failed, and resume waiting commands.
-
-        The transactions are unchanged; open ones whose session or timeout has ended since are rolled back.
-        """
-        done(None, rejections.from_journal_error(error))
-        for transaction in transactions:
-            self._commands.resume_commands(transaction)
-
     def _submit(
         self,
         group: str,
         transactions: Sequence[Transaction],
         call: Callable[[WrittenCallback], None],
-        written: WrittenCallback,
+        written: Callable[[int], None],
+        done: DoneCallback,
     ) -> None:
-        """Queue the group's record; later commands of the group wait for it, unless this raises."""
+        """Queue the group's record, call `written` after it; later commands wait, unless this raises.
+
+        If the record fails, reply with the error. The transactions are then unchanged; open ones whose session or
+        timeout has ended since are rolled back.
+        """
 
         def completed(lsn: int, error: BaseException | None) -> None:
             if isinstance(error, UncertainWrite):
                 self._uncertain_writes[group] = error
-            written(lsn, error)
+            if error is None:
+                written(lsn)
+            else:
+                done(None, rejections.from_journal_error(error))
+                for transaction in transactions:
+                    self._commands.resume_commands(transaction)
+            self._retry_waiting(group)
 
         self._waiting_commands[group] = []
         try:

@@ -1,7 +1,7 @@
 """State of commit groups: many prepared transactions committed by one record per sequence."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tfmq.errors import GroupFenced, GroupStale, NotAllowed
@@ -76,6 +76,10 @@ class CommitGroups:
 
     def __init__(self, *, groups_max: int, fences_max: int) -> None:
         self._groups_max, self._fences_max = groups_max, fences_max
+        self.clear()
+
+    def clear(self) -> None:
+        """Reset to the state before the first journal entry."""
         self.by_name: dict[str, CommitGroup] = {}
         self._sorted_names: list[str] = []
         """All names, sorted, so that a page of the list costs only its own length."""
@@ -83,13 +87,6 @@ class CommitGroups:
         """Number of fenced runs of all groups."""
         self._abort_times: dict[str, int] = {}
         """Last abort time of groups without a commit, oldest first."""
-
-    def clear(self) -> None:
-        """Reset to the state before the first journal entry."""
-        self.by_name.clear()
-        self._sorted_names.clear()
-        self._abort_times.clear()
-        self._fence_count = 0
 
     # Checks of commands
 
@@ -162,28 +159,25 @@ class CommitGroups:
 
     def find_nonmembers(self, group: str, sequence: int, epochs: Iterable[int]) -> list[int]:
         """Return those of `epochs` that are not members of exactly (group, sequence)."""
-        known = self.by_name.get(group)
-        members = known.members if known is not None else {}
+        members = self._members(group)
         return [epoch for epoch in epochs if epoch not in members or members[epoch].sequence != sequence]
 
     def find_leftovers(self, group: str, sequence: int, epochs: Iterable[int] = ()) -> list[int]:
         """Return the epochs of members up to `sequence`, except `epochs`: its commit rolls them back."""
-        known = self.by_name.get(group)
-        if known is None:
-            return []
         kept = set(epochs)
         return [
             epoch
-            for epoch, member in known.members.items()
+            for epoch, member in self._members(group).items()
             if member.sequence <= sequence and epoch not in kept
         ]
 
     def find_run_members(self, group: str, run: str) -> list[int]:
         """Return the epochs of members that an abort of `run` rolls back."""
+        return [epoch for epoch, member in self._members(group).items() if member.run == run]
+
+    def _members(self, group: str) -> Mapping[int, CommitGroupMember]:
         known = self.by_name.get(group)
-        if known is None:
-            return []
-        return [epoch for epoch, member in known.members.items() if member.run == run]
+        return known.members if known is not None else {}
 
     def _find_or_require_room(self, name: str) -> CommitGroup | None:
         group = self.by_name.get(name)
@@ -263,14 +257,12 @@ class CommitGroups:
 
     def dump(self) -> tuple[Any, ...]:
         """Return all groups as plain values, by name; members are stored with their transactions."""
+        aborted_ms = {name: (time_ms,) for name, time_ms in self._abort_times.items()}
         return tuple(
-            (name, group.last_commit, tuple(group.fenced.items()), *self._aborted_ms(name))
+            (name, group.last_commit, tuple(group.fenced.items()), *aborted_ms.get(name, ()))
             for name, group in sorted(self.by_name.items())
             if group.has_history
         )
-
-    def _aborted_ms(self, name: str) -> tuple[int, ...]:
-        return (self._abort_times[name],) if name in self._abort_times else ()
 
     def load(self, rows: Sequence[Any]) -> None:
         """Restore the result of `dump`.

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from tfmq.errors import BadRequest, SequenceGap, UnknownProducer, UnknownTransaction
@@ -62,6 +63,15 @@ class ProducerState:
         self.last_epoch = 0
         self.last_state = ""
         self.seen_ms = 0
+
+
+_FIELDS: Final = (
+    *("next_sequence", "first_sequence", "sequence_epoch"),
+    *("last_number", "last_epoch", "last_state", "seen_ms"),
+)
+"""The fields of a producer in a snapshot, in order."""
+
+_FIELDS_OF: Final = attrgetter(*_FIELDS)
 
 
 class ProducerStates:
@@ -257,19 +267,7 @@ class ProducerStates:
 
     def dump(self) -> tuple[Any, ...]:
         """Return the state of all producers as plain values, without what is not in the journal yet."""
-        rows = [
-            (
-                id,
-                s.next_sequence,
-                s.first_sequence,
-                s.sequence_epoch,
-                s.last_number,
-                s.last_epoch,
-                s.last_state,
-                s.seen_ms,
-            )
-            for id, s in self._producers.items()
-        ]
+        rows = [(id, *_FIELDS_OF(state)) for id, state in self._producers.items()]
         return (self.expired_id, rows, self.entries_lost)
 
     def load(self, fields: Sequence[Any]) -> None:
@@ -282,7 +280,7 @@ class ProducerStates:
         self.entries_lost = bool(fields[2]) if len(fields) > 2 else True
         for id, *row in rows:
             stream = self._producers[id] = ProducerState()
-            stream.next_sequence, stream.first_sequence, stream.sequence_epoch, stream.last_number = row[:4]
-            stream.last_epoch, stream.last_state, stream.seen_ms = row[4:7]
+            for name, value in zip(_FIELDS, row[: len(_FIELDS)], strict=True):
+                setattr(stream, name, value)
             if stream.seen_ms == NOT_STAMPED:
                 self._unstamped.add(id)

@@ -43,57 +43,44 @@ class SnapshotHead(NamedTuple):
     parts: Sequence[Any]
 
 
-class CapturedTransactions(NamedTuple):
-    """The fields of all transactions that may change during the encoding, one list per field.
-
-    There is no object per transaction: 100,000 new objects would start a garbage collection, which takes
-    half a second.
-    """
-
-    transactions: list[Transaction]
-    states: list[str]
-    decisions: list[Decision | None]
-    settled: list[bool]
-    locations: list[BatchLocations]
-    word_counts: list[int]
-    """Length of each location array."""
-    topics: list[Sequence[tuple[int, str]] | None]
-    """Topics of open transactions; None for others, whose topics no longer change."""
-
-
 def capture(head: SnapshotHead, transactions: Iterable[Transaction]) -> Callable[[], bytes]:
     """Capture the transactions; return a function that encodes the snapshot.
 
     Call this in the broker's thread; the returned function may run in a worker.
     """
+    # One list for each field that may change during the encoding, and no object per transaction: 100,000 new objects
+    # would start a garbage collection, which takes half a second.
     found = list(transactions)
+    decisions = [each.decision for each in found]
     locations = [each.locations for each in found]
-    captured = CapturedTransactions(
+    columns = (
         found,
         [each.state for each in found],
-        [each.decision for each in found],
+        decisions,
         [each.obsolete for each in found],
         locations,
         list(map(len, locations)),
+        # The topics of prepared and committed transactions no longer change.
         [None if each.prepared_ms or each.decision else tuple(each.topics.items()) for each in found],
     )
-    return lambda: _pack(head, captured)
 
+    def encode() -> bytes:
+        shared = {
+            id(decision): (decision.lsn, [each.epoch for each in decision.transactions])
+            for decision in decisions
+            if decision is not None and len(decision.transactions) > 1
+        }
+        packer = msgpack.Packer(autoreset=False)
+        packer.pack(
+            (VERSION, head.time_ms, head.epochs_end, *head.parts, sorted(shared.values()), len(found))
+        )
+        for number, row in enumerate(zip(*columns, strict=True), 1):
+            packer.pack(_row(*row))
+            if not number % YIELD_ROWS:
+                time.sleep(0)
+        return bytes(packer.bytes())
 
-def _pack(head: SnapshotHead, captured: CapturedTransactions) -> bytes:
-    shared = {
-        id(decision): (decision.lsn, [each.epoch for each in decision.transactions])
-        for decision in captured.decisions
-        if decision is not None and len(decision.transactions) > 1
-    }
-    packer = msgpack.Packer(autoreset=False)
-    decisions = sorted(shared.values())
-    packer.pack((VERSION, head.time_ms, head.epochs_end, *head.parts, decisions, len(captured.transactions)))
-    for number, row in enumerate(zip(*captured, strict=True), 1):
-        packer.pack(_row(*row))
-        if not number % YIELD_ROWS:
-            time.sleep(0)
-    return bytes(packer.bytes())
+    return encode
 
 
 DURABLE_STATES: Final = {
@@ -149,7 +136,8 @@ def decode(data: bytes) -> tuple[SnapshotHead, list[Transaction]]:
         if version > VERSION:
             raise NewerFormat(NAME, version, VERSION)
         shared, count = fields[6:8]
-        transactions = sorted(map(_decode_transaction, islice(values, count)), key=_epoch_of)
+        rows = map(_decode_transaction, islice(values, count))
+        transactions = sorted(rows, key=lambda each: each.epoch)
         if len(transactions) != count:
             raise ValueError(f"it has {len(transactions)} of {count} transactions")
         if shared:
@@ -157,10 +145,6 @@ def decode(data: bytes) -> tuple[SnapshotHead, list[Transaction]]:
             for _, epochs in shared:
                 _share_decision([by_epoch[epoch] for epoch in epochs])
         return SnapshotHead(fields[0], fields[1], tuple(fields[2:6])), transactions
-
-
-def _epoch_of(transaction: Transaction) -> int:
-    return transaction.epoch
 
 
 def _decode_transaction(row: Sequence[Any]) -> Transaction:
@@ -174,18 +158,14 @@ def _decode_transaction(row: Sequence[Any]) -> Transaction:
     transaction.obsolete = row[9]
     if lsn:
         transaction.decision = Decision(lsn, transaction.decided_ms, (transaction,))
-    _set_locations(transaction, row[10], row[11], row[12])
-    return transaction
-
-
-def _set_locations(transaction: Transaction, messages: int, size_bytes: int, words: bytes) -> None:
-    locations = transaction.locations = unpack_locations(words)
-    transaction.messages, transaction.size_bytes = messages, size_bytes
-    for location in locations():
+    transaction.messages, transaction.size_bytes = row[10:12]
+    transaction.locations = unpack_locations(row[12])
+    for location in transaction.locations():
         transaction.messages += location.count
         transaction.size_bytes += location.size_bytes
         if not location.log_id:
             transaction.lost_messages += location.count
+    return transaction
 
 
 def _share_decision(transactions: Sequence[Transaction]) -> None:

@@ -132,8 +132,8 @@ COMMIT_GROUPS: Final = (
         "abort-acked-before-the-fsync",
         "an abort is durable when it is acknowledged",
         "tfmq/transaction/commit_group_commands.py",
-        "                self._store.when_durable(lsn, partial(reply_when_durable, done, GroupAbortResult(ABORTED)))\n",
-        "                done(GroupAbortResult(ABORTED), None)\n",
+        "            self._store.when_durable(lsn, partial(reply_when_durable, done, GroupAbortResult(ABORTED)))\n",
+        "            done(GroupAbortResult(ABORTED), None)\n",
         [GROUP_COMMITS],
     ),
     Mutant(
