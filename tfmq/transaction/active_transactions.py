@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from journal.clock import Clock
@@ -374,6 +375,7 @@ def _add_bounded(memory: OrderedDict[Any, Any], key: Any, value: Any, most: int)
         memory.popitem(last=False)
 
 
+@dataclass(slots=True, eq=False)
 class TransactionRuntimeState:
     """Runtime state of one transaction that is not durable.
 
@@ -387,29 +389,17 @@ class TransactionRuntimeState:
     apply progress after the decision.
     """
 
-    __slots__ = (
-        "apply_progress",
-        "lsn",
-        "missing_batches",
-        "orphaned",
-        "queued_batches",
-        "queued_records",
-        "reserved_bytes",
-        "target_bytes",
-        "timeout_ms",
-        "uncertain_write",
-        "waiting_commands",
-    )
-
-    def __init__(self, timeout_ms: int = 0) -> None:
-        self.timeout_ms = timeout_ms
-        self.lsn = self.queued_records = self.reserved_bytes = self.queued_batches = 0
-        self.target_bytes: dict[int, int] = {}
-        self.missing_batches: set[tuple[int, int]] = set()
-        self.orphaned = False
-        self.uncertain_write: UncertainWrite | None = None
-        self.waiting_commands: list[Callable[[], None]] = []
-        self.apply_progress: ApplyProgress | None = None
+    timeout_ms: int = 0
+    lsn: int = 0
+    target_bytes: dict[int, int] = field(default_factory=dict)
+    queued_batches: int = 0
+    queued_records: int = 0
+    missing_batches: set[tuple[int, int]] = field(default_factory=set)
+    reserved_bytes: int = 0
+    orphaned: bool = False
+    uncertain_write: UncertainWrite | None = None
+    waiting_commands: list[Callable[[], None]] = field(default_factory=list)
+    apply_progress: ApplyProgress | None = None
 
 
 TOO_MANY_BYTES: Final = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -29,6 +30,7 @@ Called with (progress, error) if it is not known whether the commit is durable.
 """
 
 
+@dataclass(slots=True, eq=False)
 class ApplyProgress:
     """Progress of one decision at its targets, and the requests that wait for it.
 
@@ -47,41 +49,28 @@ class ApplyProgress:
     groups and after a restart.
     """
 
-    __slots__ = (
-        "applied",
-        "blocked",
-        "callbacks",
-        "damage",
-        "decision",
-        "delayed",
-        "dropped_messages",
-        "due_words",
-        "durable_callbacks",
-        "failure",
-        "late",
-        "losses",
-        "offsets",
-        "pending_targets",
-        "reserved_bytes",
-        "undurable_delayed",
-        "undurable_parts",
-    )
+    decision: Decision
+    reserved_bytes: int = 0
+    batches: InitVar[int] = 0
+    applied: bool = False
+    pending_targets: int = 0
+    undurable_parts: int = 0
+    undurable_delayed: int = 0
+    dropped_messages: int = 0
+    due_words: int = 0
+    delayed: dict[int, StoredDelayedBatch] = field(default_factory=dict)
+    damage: str = ""
+    losses: dict[tuple[int, int], int] = field(default_factory=dict)
+    late: bool = False
+    blocked: bool = False
+    failure: BaseException | None = None
+    offsets: list[int] = field(init=False)
+    callbacks: list[ProgressCallback] = field(default_factory=list)
+    durable_callbacks: list[Callable[[], None]] = field(default_factory=list)
+    """Functions to call once all effects are durable."""
 
-    def __init__(self, decision: Decision, reserved: int = 0, batches: int = 0) -> None:
-        self.decision = decision
-        self.reserved_bytes = reserved
-        self.pending_targets = self.undurable_parts = self.dropped_messages = self.undurable_delayed = (
-            self.due_words
-        ) = 0
-        self.delayed: dict[int, StoredDelayedBatch] = {}
-        self.damage = ""
-        self.losses: dict[tuple[int, int], int] = {}
-        self.applied = self.late = self.blocked = False
-        self.failure: BaseException | None = None
+    def __post_init__(self, batches: int) -> None:
         self.offsets = [UNKNOWN_OFFSET] * batches if batches <= OFFSETS_MAX else []
-        self.callbacks: list[ProgressCallback] = []
-        self.durable_callbacks: list[Callable[[], None]] = []
-        """Functions to call once all effects are durable."""
 
     @property
     def state(self) -> str:

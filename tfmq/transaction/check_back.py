@@ -1,6 +1,7 @@
 """Check-back: asks the clients of a producer group how prepared transactions are to end."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -24,25 +25,23 @@ BUSY: Final = (
 )
 
 
+@dataclass(slots=True, eq=False)
 class CheckBackWait:
     """One client that waits for check-back queries of its group."""
 
-    __slots__ = ("done", "group", "session", "timer")
+    group: str
+    session: Caller
+    done: DoneCallback
+    timer: Any = None
 
-    def __init__(self, group: str, session: Caller, done: DoneCallback) -> None:
-        self.group, self.session, self.done = group, session, done
-        self.timer: Any = None
 
-
+@dataclass(slots=True, eq=False)
 class WatchedTransaction:
     """Check-back state of one transaction: its producer group, number of queries, last asked client."""
 
-    __slots__ = ("group", "last_client", "query_count")
-
-    def __init__(self, group: str) -> None:
-        self.group = group
-        self.query_count = 0
-        self.last_client = ""
+    group: str
+    query_count: int = 0
+    last_client: str = ""
 
 
 class CheckBack:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tfmq.errors import GroupFenced, GroupStale, NotAllowed
@@ -45,6 +46,7 @@ class LastCommit(NamedTuple):
     time_ms: int
 
 
+@dataclass(slots=True, eq=False)
 class CommitGroup:
     """State of one commit group.
 
@@ -52,12 +54,9 @@ class CommitGroup:
     `members`: epoch -> membership, of transactions that are neither committed nor rolled back.
     """
 
-    __slots__ = ("fenced", "last_commit", "members")
-
-    def __init__(self) -> None:
-        self.last_commit: LastCommit | None = None
-        self.fenced: dict[str, int] = {}
-        self.members: dict[int, CommitGroupMember] = {}
+    last_commit: LastCommit | None = None
+    fenced: dict[str, int] = field(default_factory=dict)
+    members: dict[int, CommitGroupMember] = field(default_factory=dict)
 
     @property
     def has_history(self) -> bool:

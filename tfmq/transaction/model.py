@@ -7,6 +7,7 @@ kilobytes.
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from journal.record.batch import Batch
@@ -106,6 +107,7 @@ def unpack_locations(data: bytes) -> BatchLocations:
     return locations
 
 
+@dataclass(slots=True, eq=False)
 class Transaction:
     """One transaction of the `TransactionTable`; only journal entries change its durable fields.
 
@@ -116,50 +118,30 @@ class Transaction:
     `messages` includes them. `runtime` is the `TransactionRuntimeState`: what is not durable.
     """
 
-    __slots__ = (
-        "cached_batches",
-        "decided_ms",
-        "decision",
-        "epoch",
-        "expires_ms",
-        "file_references",
-        "locations",
-        "lost_messages",
-        "lsn",
-        "messages",
-        "obsolete",
-        "offsets",
-        "origin",
-        "prepared_ms",
-        "queued_messages",
-        "runtime",
-        "size_bytes",
-        "state",
-        "topics",
-    )
-
-    def __init__(self, epoch: int, origin: Origin) -> None:
-        self.epoch = epoch
-        self.origin = origin
-        self.state = states.OPEN
-        self.topics: dict[int, str] = {}
-        self.offsets: Sequence[GroupPositions] = ()
-        self.prepared_ms = self.expires_ms = self.decided_ms = 0
-        self.locations = BatchLocations()
-        self.messages = self.lost_messages = 0
-        self.queued_messages = 0
-        """Messages queued for the journal and not yet written."""
-        self.size_bytes = 0
-        """Total size of the written messages."""
-        self.lsn = 0
-        """LSN of the record that led to `state`; 0 without one, or if an earlier process wrote it."""
-        self.decision: Decision | None = None
-        self.obsolete = False
-        self.cached_batches: Sequence[Batch] | None = None
-        """All batches, if they are small enough to be in memory until they are applied; else None."""
-        self.file_references: list[int] = []
-        """LSNs by which the transaction has file references in the journal, one per file."""
-        self.runtime: Any = None
+    epoch: int
+    origin: Origin
+    state: states.State = states.OPEN
+    topics: dict[int, str] = field(default_factory=dict)
+    offsets: Sequence[GroupPositions] = ()
+    prepared_ms: int = 0
+    expires_ms: int = 0
+    decided_ms: int = 0
+    locations: BatchLocations = field(default_factory=BatchLocations)
+    messages: int = 0
+    lost_messages: int = 0
+    queued_messages: int = 0
+    """Messages queued for the journal and not yet written."""
+    size_bytes: int = 0
+    """Total size of the written messages."""
+    lsn: int = 0
+    """LSN of the record that led to `state`; 0 without one, or if an earlier process wrote it."""
+    decision: "Decision | None" = None
+    obsolete: bool = False
+    cached_batches: Sequence[Batch] | None = None
+    """All batches, if they are small enough to be in memory until they are applied; else None."""
+    file_references: list[int] = field(default_factory=list)
+    """LSNs by which the transaction has file references in the journal, one per file."""
+    runtime: Any = None
 
     @property
     def xid(self) -> str:

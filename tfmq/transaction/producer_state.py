@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -38,40 +39,26 @@ class RequestOutcome(NamedTuple):
     state: str
 
 
+@dataclass(slots=True, eq=False)
 class ProducerState:
     """State of one producer id.
 
     `next_sequence` is the next expected sequence; `first_sequence` is the first sequence of the transaction
     `sequence_epoch`, the latest to have messages. `last_number`, `last_epoch` and `last_state` describe the
     latest transaction that has a record: number of the begin request, epoch, state. `seen_ms`: wall clock time of the
-    last journal entry, or NOT_STAMPED.
+    last journal entry, or NOT_STAMPED. The order of the fields is that of the snapshot.
     """
 
-    __slots__ = (
-        "first_sequence",
-        "last_epoch",
-        "last_number",
-        "last_state",
-        "next_sequence",
-        "seen_ms",
-        "sequence_epoch",
-    )
-
-    def __init__(self) -> None:
-        self.next_sequence = self.first_sequence = self.sequence_epoch = 0
-        self.last_number = NO_NUMBER
-        self.last_epoch = 0
-        self.last_state = ""
-        self.seen_ms = 0
+    next_sequence: int = 0
+    first_sequence: int = 0
+    sequence_epoch: int = 0
+    last_number: int = NO_NUMBER
+    last_epoch: int = 0
+    last_state: str = ""
+    seen_ms: int = 0
 
 
-_FIELDS: Final = (
-    *("next_sequence", "first_sequence", "sequence_epoch"),
-    *("last_number", "last_epoch", "last_state", "seen_ms"),
-)
-"""The fields of a producer in a snapshot, in order."""
-
-_FIELDS_OF: Final = attrgetter(*_FIELDS)
+_FIELDS: Final = tuple(each.name for each in fields(ProducerState))
 
 
 class ProducerStates:
@@ -267,7 +254,8 @@ class ProducerStates:
 
     def dump(self) -> tuple[Any, ...]:
         """Return the state of all producers as plain values, without what is not in the journal yet."""
-        rows = [(id, *_FIELDS_OF(state)) for id, state in self._producers.items()]
+        values_of = attrgetter(*_FIELDS)
+        rows = [(id, *values_of(state)) for id, state in self._producers.items()]
         return (self.expired_id, rows, self.entries_lost)
 
     def load(self, fields: Sequence[Any]) -> None:

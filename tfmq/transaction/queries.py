@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from tfmq.transaction import states
 from tfmq.transaction.active_transactions import ActiveTransactions, TransactionRuntimeState, topic_names
+from tfmq.transaction.apply_progress import ApplyProgress
 from tfmq.transaction.model import Transaction
 
 TOPICS_DESCRIBED: Final = 1000
@@ -59,7 +60,9 @@ class TransactionQueries:
         if group and transaction.origin.group != group:
             return False
         state = self._shown_state(transaction)
-        return needs_attention(transaction, state) if wanted is None else state in wanted
+        if wanted is not None:
+            return state in wanted
+        return state in ATTENTION_STATES or bool(transaction.prepared_ms and state in states.IN_DOUBT_STATES)
 
     def _shown_state(self, transaction: Transaction) -> str:
         """Return the state shown to users.
@@ -69,16 +72,20 @@ class TransactionQueries:
         state = transaction.state
         if not self._store.is_durable(transaction):
             return UNDURABLE_STATES.get(state, state)
-        runtime: TransactionRuntimeState | None = transaction.runtime
-        if state == states.COMMITTED and runtime is not None and runtime.apply_progress is not None:
-            return runtime.apply_progress.state
-        return state
+        progress = _apply_progress(transaction)
+        return progress.state if state == states.COMMITTED and progress is not None else state
 
     def _row(self, transaction: Transaction) -> dict[str, Any]:
         most = self._active.limits["transaction_topics_listed"]
         origin = transaction.origin
         since_ms = transaction.prepared_ms or origin.began_ms
         member = origin.member
+        progress = _apply_progress(transaction)
+        lost, damage = transaction.lost_messages, ""
+        if progress is not None:
+            damage = progress.damage
+            if len(progress.decision.transactions) == 1:
+                lost = progress.lost
         return {
             "xid": transaction.xid,
             "epoch": transaction.epoch,
@@ -90,33 +97,20 @@ class TransactionQueries:
             "age_seconds": max(0, self._active.clock.wall_ms() - since_ms) // 1000,
             "bytes": transaction.size_bytes,
             "messages": transaction.messages,
-            "lost": self._lost(transaction),
-            "damage": self._damage(transaction),
+            "lost": lost,
+            "damage": damage,
             "topics": topic_names(transaction)[:most],
             "expires_ms": transaction.expires_ms,
             "commit_group": "" if member is None else member.group,
         }
-
-    @staticmethod
-    def _lost(transaction: Transaction) -> int:
-        live: TransactionRuntimeState | None = transaction.runtime
-        course = None if live is None else live.apply_progress
-        alone = course is not None and len(course.decision.transactions) == 1
-        return course.lost if course is not None and alone else transaction.lost_messages
-
-    @staticmethod
-    def _damage(transaction: Transaction) -> str:
-        """Return why messages of the transaction cannot be read from the journal; "" if they can."""
-        live: TransactionRuntimeState | None = transaction.runtime
-        return "" if live is None or live.apply_progress is None else live.apply_progress.damage
 
     def describe(self, xid: str, epoch: int) -> dict[str, Any]:
         """Return the details of one transaction; epoch 0 means the latest with that name.
 
         If there is none, `state` is "unknown".
         """
-        transaction = self._find(xid, epoch)
-        if transaction is not None:
+        transaction = self._store.transactions.get(epoch) if epoch else self._store.by_xid.get(xid)
+        if transaction is not None and transaction.xid == xid:
             return self._details(transaction)
         ending = self._store.find_pending_rollback(xid, epoch)
         if ending is not None:
@@ -127,12 +121,6 @@ class TransactionQueries:
         if (xid, epoch) in self._active.read_only:
             return {"xid": xid, "epoch": epoch, "state": states.READ_ONLY}
         return {"xid": xid, "epoch": 0, "state": UNKNOWN}
-
-    def _find(self, xid: str, epoch: int) -> Transaction | None:
-        if not epoch:
-            return self._store.by_xid.get(xid)
-        found = self._store.transactions.get(epoch)
-        return found if found is not None and found.xid == xid else None
 
     def _details(self, transaction: Transaction) -> dict[str, Any]:
         count, client = self._active.check_back.query_history(transaction.epoch)
@@ -153,16 +141,12 @@ class TransactionQueries:
 
     def _waits_for(self, transaction: Transaction) -> dict[str, str]:
         """Return the blocked targets of a committed transaction by name, with the reason of each."""
-        runtime: TransactionRuntimeState | None = transaction.runtime
-        if runtime is None or runtime.apply_progress is None or runtime.apply_progress.is_durable:
+        progress = _apply_progress(transaction)
+        if progress is None or progress.is_durable:
             return {}
         applier = self._active.applier
-        parked = {
-            key: why
-            for key, why in applier.blocked_targets().items()
-            if applier.has_target(key, runtime.apply_progress)
-        }
-        return {applier.target_name(key): why for key, why in list(parked.items())[:TARGETS_DESCRIBED]}
+        parked = [each for each in applier.blocked_targets().items() if applier.has_target(each[0], progress)]
+        return {applier.target_name(key): why for key, why in parked[:TARGETS_DESCRIBED]}
 
     def status(self) -> dict[str, Any]:
         """Return the "transactions" part of STATUS."""
@@ -185,6 +169,6 @@ class TransactionQueries:
         }
 
 
-def needs_attention(transaction: Transaction, state: str) -> bool:
-    """Return whether operators should see a transaction: in doubt, being applied, or heuristic."""
-    return state in ATTENTION_STATES or bool(transaction.prepared_ms and state in states.IN_DOUBT_STATES)
+def _apply_progress(transaction: Transaction) -> ApplyProgress | None:
+    runtime: TransactionRuntimeState | None = transaction.runtime
+    return None if runtime is None else runtime.apply_progress
