@@ -11,7 +11,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -114,16 +114,12 @@ def load(
         *(_from_file(file) if file else ()),
         *_from_environment(environment or {}),
         *(
-            SettingValue(key, value, _flag_name(key))
+            SettingValue(key, value, "--" + key.rpartition(".")[2].replace("_", "-"))
             for key, value in (flags or {}).items()
             if value is not None
         ),
         *(_from_set(text) for text in sets),
     ]
-    return _build_config(given)
-
-
-def _build_config(given: Iterable[SettingValue]) -> Config:
     values: dict[str, Any] = {}
     topics: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
@@ -131,6 +127,13 @@ def _build_config(given: Iterable[SettingValue]) -> Config:
         read = parse_value(key, value, origin, topic, typed)
         (topics.setdefault(topic, {}) if topic else values)[key] = read
         origins[f'topic."{topic}".{key}' if topic else key] = origin
+    return _build_config(values, topics, origins)
+
+
+def _build_config(
+    values: Mapping[str, Any], topics: Mapping[str, Mapping[str, Any]], origins: Mapping[str, str]
+) -> Config:
+    """Return the configuration with these values, by key, and the defaults. Raises `ConfigError`."""
     parts: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "limits")}
     for key, value in values.items():
         section, name = key.split(".")
@@ -267,10 +270,8 @@ def _from_file(path: str) -> list[SettingValue]:
         return list(_file_values(path, tomllib.loads(Path(path).read_text(encoding="utf-8"))))
     except OSError as error:
         raise ConfigError(f"The configuration {path} cannot be read: {error.strerror}.") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # tomllib raises ValueError and RecursionError too, for too long numbers and too deep lists
+    except (ValueError, RecursionError) as error:
+        # tomllib raises ValueError and RecursionError too, for too long numbers and too deep lists.
         raise ConfigError(f"The configuration {path} is not TOML: {error}.") from None
 
 
@@ -360,10 +361,6 @@ def _split_key(key: str) -> list[str]:
     return path
 
 
-def _flag_name(key: str) -> str:
-    return "--" + key.rpartition(".")[2].replace("_", "-")
-
-
 # A new configuration for a running server.
 
 
@@ -382,32 +379,23 @@ def merge_reload(old: Config, new: Config) -> ReloadResult:
 
     Raises `ConfigError`.
     """
-    parts: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "limits")}
+    values: dict[str, Any] = {}
     changed, later = [], []
     origins = {key: origin for key, origin in new.origins.items() if key in RELOADED or key not in SETTINGS}
     for key in SETTINGS:
-        section, name = key.split(".")
         value, before = new.value(key), old.value(key)
         if key in RELOADED:
-            parts[section][name] = value
+            values[key] = value
             if value != before:
                 changed.append(f"{key} = {json.dumps(value)} (was {json.dumps(before)})")
         else:
-            parts[section][name] = before
+            values[key] = before
             if key in old.origins:
                 origins[key] = old.origins[key]
             if value != before:
                 later.append(key)
     changed += _changed_topics(old, new)
-    config = replace(
-        old,
-        **{section: shape(**parts[section]) for section, shape in SECTIONS.items()},
-        limits=effective_limits(parts["limits"]),
-        topic=new.topic,
-        origins=origins,
-    )
-    _check_combinations(config)
-    return ReloadResult(config, changed, later)
+    return ReloadResult(_build_config(values, new.topic, origins), changed, later)
 
 
 def _changed_topics(old: Config, new: Config) -> list[str]:

@@ -215,7 +215,7 @@ def test_a_frame_that_cannot_be_written_leaves_nothing_of_itself() -> None:
     found = piece(producer_id, 0, [b"m"])
     store.disk.faults.fail("write", error=errno.ENOSPC)
     assert isinstance(store.commit(transaction, batches=[found]).error, Full)
-    assert transaction.state == states.OPEN and transaction.is_empty
+    assert transaction.state == states.OPEN and (transaction.messages, transaction.queued_messages) == (0, 0)
     store.store.discard(transaction)
     assert not store.store.transactions
     again = store.begin(producer_id=producer_id)
@@ -236,7 +236,7 @@ def test_after_a_refused_append_nothing_is_written_that_was_queued_with_it() -> 
     store.disk.faults.fail("write", error=errno.ENOSPC)
     store.turn()
     assert [type(each.error) for each in waiting] == [Full, Full]
-    assert len(counts) == 1 and transaction.is_empty
+    assert len(counts) == 1 and (transaction.messages, transaction.queued_messages) == (0, 0)
     assert not store.killed().journal.files[0].references
 
 

@@ -112,9 +112,17 @@ class JournalCompaction:
             )
 
     def _read_done(self, found: "tuple[list[AppendMsg], int] | None", error: BaseException | None) -> None:
-        if found is None:
-            self._read_failed(error)
+        if isinstance(error, JournalError | OSError):
+            # No later round reads that file. The owner of the transaction gets the error when it is committed.
+            lsn, files = self._lsns[self._next_index], self._journal.files
+            number = files[bisect_right([file.first for file in files], lsn) - 1].number
+            logger.error("the transaction journal's file %d cannot be emptied: %s", number, error)
+            self._unreadable_files.add(number)
+            self._finish_round()
             return
+        if found is None:
+            self.running = False
+            raise error or RuntimeError("a round of relocation without a result")
         messages, self._next_index = found
         live = self._table.transactions
         self._relocated_epochs.update(message.epoch for message in messages)
@@ -129,21 +137,6 @@ class JournalCompaction:
             self._finish_round()
         else:
             self._read_next()
-
-    def _read_failed(self, error: BaseException | None) -> None:
-        """End the round, as an entry could not be read; no later round reads its file.
-
-        The owner of the transaction gets the error when it is committed.
-        """
-        if not isinstance(error, JournalError | OSError):
-            self.running = False
-            raise error or RuntimeError("a round of relocation without a result")
-        lsn = self._lsns[self._next_index]
-        files = self._journal.files
-        number = files[bisect_right([file.first for file in files], lsn) - 1].number
-        logger.error("the transaction journal's file %d cannot be emptied: %s", number, error)
-        self._unreadable_files.add(number)
-        self._finish_round()
 
     def _finish_round(self) -> None:
         """End the round: release the file references to the original entries."""

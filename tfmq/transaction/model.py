@@ -152,11 +152,6 @@ class Transaction:
         """Iterate over the LSNs of its batches in the journal."""
         return filter(None, self.locations[0::WORDS_PER_BATCH])
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether it has no messages, written or queued."""
-        return not self.messages and not self.queued_messages
-
 
 class TargetPart(NamedTuple):
     """The part of a decision for one partition.

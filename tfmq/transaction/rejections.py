@@ -26,36 +26,8 @@ from tfmq.transaction.requests import CommitGroupMember
 
 logger = logging.getLogger("tfmq.transaction")
 
-STOPPED: Final = (
-    "The transaction journal accepts no writes: {reason}. Repair the disk and restart the broker."
-)
 STOPPING: Final = "The broker is stopping. Connect again when it is back."
-NOT_OPEN: Final = (
-    "No open transaction has the epoch {epoch}: it was prepared, ended, timed out, or its session closed."
-)
-WRONG_STATE: Final = "The transaction {xid} is {state}; {rule}."
-INCOMPLETE: Final = (
-    "The transaction {xid} lacks a batch that could not be written. Send that batch again, or roll back."
-)
-LOST: Final = (
-    "The transaction {xid} was not committed: {lost} of its {messages} messages were lost with damage in the"
-    " transaction journal. Roll it back, or commit what is left by hand: tfmq tx commit {xid} --force."
-)
-LOST_SINCE: Final = (
-    "The transaction {xid} is committed, but damage in the transaction journal took up to {lost} of its {messages}"
-    " messages before their partitions had them. Look at what its topics have."
-)
-UNREADABLE: Final = (
-    "The transaction is committed, but not all of its messages can be brought to their partitions: {damage}"
-)
 FORCE_BY_HAND: Final = "Only an operator commits what is left of a transaction: `force` needs `heuristic`."
-MEMBER_RULE: Final = (
-    "it belongs to the commit group {group}, whose commit of sequence {sequence} commits it with the others"
-)
-
-GROUP_COMMITTED: Final = (
-    "The commit group {group} has committed its sequence {sequence} already, without this transaction."
-)
 
 
 def from_journal_error(error: BaseException, outcome: Outcome = NOT_DONE) -> TfmqError:
@@ -88,7 +60,8 @@ def from_command_error(error: BaseException) -> TfmqError:
 
 def journal_stopped(reason: str, outcome: Outcome = NOT_DONE) -> StorageStopped:
     """Return the error for a stopped transaction journal."""
-    return StorageStopped(STOPPED.format(reason=reason), outcome=outcome, reason=reason)
+    sentence = f"The transaction journal accepts no writes: {reason}. Repair the disk and restart the broker."
+    return StorageStopped(sentence, outcome=outcome, reason=reason)
 
 
 def durability_unknown(error: BaseException) -> TfmqError:
@@ -98,12 +71,14 @@ def durability_unknown(error: BaseException) -> TfmqError:
 
 def not_open(epoch: int) -> UnknownTransaction:
     """Return the error for a send to a transaction that is not open; the batch was not stored."""
-    return UnknownTransaction(NOT_OPEN.format(epoch=epoch), outcome=NOT_DONE, epoch=epoch)
+    why = "it was prepared, ended, timed out, or its session closed"
+    sentence = f"No open transaction has the epoch {epoch}: {why}."
+    return UnknownTransaction(sentence, outcome=NOT_DONE, epoch=epoch)
 
 
 def wrong_state(xid: str, state: str, rule: str) -> TransactionState:
     """Return the error for a command in the wrong state; `rule` completes the sentence."""
-    return TransactionState(WRONG_STATE.format(xid=xid, state=state, rule=rule), state=state)
+    return TransactionState(f"The transaction {xid} is {state}; {rule}.", state=state)
 
 
 def member_rule(member: CommitGroupMember) -> str:
@@ -111,12 +86,18 @@ def member_rule(member: CommitGroupMember) -> str:
 
     Its messages could not be reverted, and the commit of the group would be rejected as incomplete.
     """
-    return MEMBER_RULE.format(group=member.group, sequence=member.sequence)
+    return (
+        f"it belongs to the commit group {member.group}, whose commit of sequence {member.sequence} commits it with the"
+        " others"
+    )
 
 
 def missing_batch(xid: str) -> TransactionState:
     """Return the error for a transaction with a batch that could not be written or resent."""
-    return TransactionState(INCOMPLETE.format(xid=xid), state=states.OPEN)
+    sentence = (
+        f"The transaction {xid} lacks a batch that could not be written. Send that batch again, or roll back."
+    )
+    return TransactionState(sentence, state=states.OPEN)
 
 
 def lost(xid: str, lost: int, messages: int) -> Damaged:
@@ -124,7 +105,10 @@ def lost(xid: str, lost: int, messages: int) -> Damaged:
 
     A transaction is all or nothing: only an operator can commit what is left.
     """
-    sentence = LOST.format(xid=xid, lost=lost, messages=messages)
+    sentence = (
+        f"The transaction {xid} was not committed: {lost} of its {messages} messages were lost with damage in the"
+        f" transaction journal. Roll it back, or commit what is left by hand: tfmq tx commit {xid} --force."
+    )
     return Damaged(sentence, state=states.PREPARED, lost=lost, messages=messages)
 
 
@@ -133,13 +117,17 @@ def lost_since(xid: str, state: str, lost: int, messages: int) -> Damaged:
 
     It is not known which of its messages its partitions had before.
     """
-    sentence = LOST_SINCE.format(xid=xid or "without a name", lost=lost, messages=messages)
+    sentence = (
+        f"The transaction {xid or 'without a name'} is committed, but damage in the transaction journal took up to"
+        f" {lost} of its {messages} messages before their partitions had them. Look at what its topics have."
+    )
     return Damaged(sentence, outcome=UNKNOWN, state=state, lost=lost, messages=messages)
 
 
 def unreadable(damage: str) -> Damaged:
     """Return the error for a committed transaction whose messages cannot be read from the journal."""
-    return Damaged(UNREADABLE.format(damage=damage), outcome=UNKNOWN, state=states.APPLYING)
+    sentence = f"The transaction is committed, but not all of its messages can be brought to their partitions: {damage}"
+    return Damaged(sentence, outcome=UNKNOWN, state=states.APPLYING)
 
 
 def heuristic_outcome(state: str) -> HeuristicOutcome:
@@ -157,6 +145,7 @@ def stale_epoch(epoch: int, newest: int) -> StaleEpoch:
 
 def group_committed(member: CommitGroupMember) -> GroupStale:
     """Return the error for a member whose sequence was committed without it."""
-    return GroupStale(
-        GROUP_COMMITTED.format(group=member.group, sequence=member.sequence), sequence=member.sequence
+    sentence = (
+        f"The commit group {member.group} has committed its sequence {member.sequence} already, without this"
     )
+    return GroupStale(f"{sentence} transaction.", sequence=member.sequence)

@@ -91,8 +91,8 @@ OPERATING: Final = (
         "reload-of-what-needs-a-restart",
         "a setting that cannot change while the server runs keeps its value, and is reported",
         "tfmq/config.py",
-        "        if key in RELOADED:\n            parts",
-        "        if True:\n            parts",
+        "        if key in RELOADED:\n            values",
+        "        if True:\n            values",
         ["tests/test_config.py"],
     ),
     Mutant(
