@@ -1,6 +1,5 @@
 """The configuration: which source has precedence, and the errors of wrong values."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -17,7 +16,6 @@ from tfmq.config import (
     check_topic_settings,
     config_rows,
     describe,
-    describe_json,
     is_loopback,
     load,
     merge_reload,
@@ -254,11 +252,11 @@ def test_settings_of_a_new_topic_are_checked_the_same_way() -> None:
 
 def test_check_config_shows_every_key_its_value_and_its_origin() -> None:
     config = load(sets=["flush.messages=5", 'topic."o".flush.messages=1'])
-    table, parsed = describe(config), json.loads(describe_json(config))
+    table, rows = describe(config), {key: (value, origin) for key, value, origin in config_rows(config)}
     for key in SETTINGS:
-        assert key in table and key in parsed
-    assert parsed["flush.messages"] == {"value": 5, "from": "--set flush.messages"}
-    assert parsed['topic."o".flush.messages']["value"] == 1
+        assert key in table and key in rows
+    assert rows["flush.messages"] == (5, "--set flush.messages")
+    assert rows['topic."o".flush.messages'][0] == 1
 
 
 @settings(max_examples=scaled(2000))

@@ -52,13 +52,6 @@ def test_what_is_taken_from_a_lease_is_never_taken_twice(count: int, wanted: lis
     assert seen == list(range(100, 100 + count))
 
 
-def test_leases_follow_each_other_until_forty_bits_are_used_up() -> None:
-    assert ids.next_range(0, 10) == (1, 10)
-    assert ids.next_range(ids.PRODUCER_MAX - 1, 1) == (ids.PRODUCER_MAX, 1)
-    with pytest.raises(ValueError, match="given out"):
-        ids.next_range(ids.PRODUCER_MAX, 1)
-
-
 def test_a_stream_knows_how_many_it_can_still_number() -> None:
     assert ids.remaining_sequences(0) == 1 << 24
     assert ids.remaining_sequences(ids.SEQUENCE_MAX) == 1

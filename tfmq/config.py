@@ -427,10 +427,3 @@ def describe(config: Config) -> str:
     table = [(key, json.dumps(value), origin) for key, value, origin in config_rows(config)]
     widths = [max(len(row[column]) for row in table) for column in (0, 1)]
     return "\n".join(f"{key:{widths[0]}}  {value:{widths[1]}}  {origin}" for key, value, origin in table)
-
-
-def describe_json(config: Config) -> str:
-    """Return the configuration as JSON: {key: {"value": ..., "from": origin}}."""
-    return json.dumps(
-        {key: {"value": value, "from": origin} for key, value, origin in config_rows(config)}, indent=2
-    )

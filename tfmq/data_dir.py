@@ -107,8 +107,9 @@ def check_data_folder(path: str) -> None:
         return
     others = [name for name in names if name not in IGNORED_NAMES]
     if others:
+        named = others[0] if len(others) == 1 else f"{others[0]} and {len(others) - 1:,} more"
         raise ConfigError(
-            f"The folder {path} has other files in it ({_first_names(others)}) and is no data folder of a broker: name"
+            f"The folder {path} has other files in it ({named}) and is no data folder of a broker: name"
             " an empty folder, or one that does not exist yet.",
             outcome=NOT_DONE,
         )
@@ -135,11 +136,6 @@ def is_broker_folder(names: Iterable[str], children: Callable[[str], Iterable[st
 def is_partition_folder(names: Iterable[str]) -> bool:
     """Return whether a folder with the entries `names` contains the log of a partition."""
     return any(name == log_checkpoint_name() or parse_segment_name(name) is not None for name in names)
-
-
-def _first_names(names: list[str]) -> str:
-    """Return the first of `names` as text, and how many others there are."""
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
 
 
 def path_error_advice(error: BaseException, data: str) -> str | None:

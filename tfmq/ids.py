@@ -60,16 +60,6 @@ class IdRange(NamedTuple):
         return IdRange(self.first, taken), IdRange(self.first + taken, self.count - taken)
 
 
-def next_range(last_given: int, count: int) -> IdRange:
-    """Return the next `count` ids after `last_given`.
-
-    Raises `ValueError` when all 40-bit ids are assigned.
-    """
-    if last_given + count > PRODUCER_MAX:
-        raise ValueError("all producer ids are given out")
-    return IdRange(last_given + 1, count)
-
-
 def remaining_sequences(next_sequence: int) -> int:
     """Return how many more records a producer id can number before it needs a successor id."""
     return SEQUENCES - next_sequence

@@ -550,7 +550,15 @@ class TransactionCommandHandler:
         expected = self._store.producer_states.next_sequence(request.producer_id)
         for number, piece in enumerate(request.batches):
             if piece.sequence != expected:
-                raise self._gap_error(request.producer_id, expected, piece.sequence, first=not number)
+                if number:
+                    raise SequenceGap(expected=expected, found=piece.sequence)
+                # A repair may have removed an executed request, so it is unknown whether this one was executed.
+                if self._store.entries_lost:
+                    raise UnknownProducer(producer_id=request.producer_id)
+                # The request is new to its producer, whose state never expired, so it was certainly not
+                # executed before.
+                sentence = NOT_FIRST_SEQUENCE.format(expected=expected, found=piece.sequence)
+                raise SequenceGap(sentence, expected=expected, found=piece.sequence)
             expected = piece.sequence + piece.count
             size = len(piece.data)
             total += size
@@ -559,19 +567,6 @@ class TransactionCommandHandler:
         store = self._store
         self._active.reservations.require_room(
             store.retained_bytes, store.batch_count, transaction, total, len(request.batches)
-        )
-
-    def _gap_error(self, producer_id: int, expected: int, found: int, *, first: bool) -> Exception:
-        """Return the error for records whose sequence is not the expected one."""
-        if not first:
-            return SequenceGap(expected=expected, found=found)
-        # A repair may have removed an executed request, so it is unknown whether this one was executed.
-        if self._store.entries_lost:
-            return UnknownProducer(producer_id=producer_id)
-        # The request is new to its producer, whose state never expired, so it was certainly not executed
-        # before.
-        return SequenceGap(
-            NOT_FIRST_SEQUENCE.format(expected=expected, found=found), expected=expected, found=found
         )
 
     def _transact_failed(self, transaction: Transaction, error: BaseException, done: DoneCallback) -> None:

@@ -168,9 +168,9 @@ class JournalWriter:
     # Writing
 
     def write(self) -> bool:
-        """Write queued items and request the fsyncs that callbacks wait for.
+        """Write queued items and request the fsyncs that callbacks wait for; False if there was no work.
 
-        Return False if there was no work.
+        Rolled back transactions whose record is durable by now are removed.
         """
         if not self.due:
             return False
@@ -184,9 +184,14 @@ class JournalWriter:
             if work is None:
                 self._append(items)
             else:
-                self._start_file(work, items)
+                self.starting_file = True
+                for item in (*items, *self._queue):
+                    item.copy_data()
+                self._run(work, partial(self._file_started, items))
         self._request_fsyncs()
-        self._drop_durable_rollbacks()
+        ending, forced = self._table.pending_rollbacks, self._journal.forced_offset
+        while ending and (first := next(iter(ending.values()))).lsn < forced:
+            del ending[first.epoch]
         return True
 
     def _next_append(self) -> list[WriteRequest]:
@@ -197,12 +202,6 @@ class JournalWriter:
             items.append(self._queue.popleft())
             size += items[-1].size_bytes
         return items
-
-    def _start_file(self, work: Callable[[], None], items: list[WriteRequest]) -> None:
-        self.starting_file = True
-        for item in (*items, *self._queue):
-            item.copy_data()
-        self._run(work, partial(self._file_started, items))
 
     def _file_started(self, items: list[WriteRequest], result: Any, error: BaseException | None) -> None:
         self.starting_file = False
@@ -308,12 +307,6 @@ class JournalWriter:
             waiting, self._durable_callbacks = self._durable_callbacks, []
             wanted, self._wanted_end = self._wanted_end, 0
             self._request_fsync(self._journal, wanted, partial(_call_all, waiting))
-
-    def _drop_durable_rollbacks(self) -> None:
-        """Remove rolled back transactions whose record is durable by now."""
-        ending, forced = self._table.pending_rollbacks, self._journal.forced_offset
-        while ending and (first := next(iter(ending.values()))).lsn < forced:
-            del ending[first.epoch]
 
     def _fsync_done(self, error: BaseException | None) -> None:
         self._fsync_pending = False

@@ -16,7 +16,7 @@ QUEUE: Final = (
         "waiting-messages-are-borrowed",
         "data that waits for a new file is copied",
         "tfmq/transaction/journal_writer.py",
-        ("        for item in (*items, *self._queue):\n            item.copy_data()\n"),
+        ("                for item in (*items, *self._queue):\n                    item.copy_data()\n"),
         "",
         "tests/transaction/test_journal_writer.py",
     ),
