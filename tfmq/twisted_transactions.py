@@ -100,7 +100,4 @@ class XAResource:
     rollback = deferred(awaitable(XaBranches.rollback))
     recover = deferred(awaitable(XaBranches.recover))
     forget = deferred(awaitable(XaBranches.forget))
-
-    def end(self, xid: str) -> None:
-        self._driver.check_caller()
-        self._core.end(xid)
+    end = shared(tfmq.aio_transactions.XAResource.end)

@@ -129,17 +129,13 @@ class ProducerStates:
         Raises: SequenceGap, UnknownProducer, BadRequest (only part of the batch is a duplicate, or it
         belongs to another transaction).
         """
-        staged = self._staged.get(producer_id)
-        if staged is not None:
-            begin_epoch, begin, expected = staged
-        else:
-            stream = self._producers.get(producer_id)
-            if stream is None:
-                self._require_new(producer_id, now_ms)
-                if sequence:
-                    raise UnknownProducer(producer_id=producer_id)
-                return False
-            begin_epoch, begin, expected = stream.sequence_epoch, stream.first_sequence, stream.next_sequence
+        known = self._sequences(producer_id)
+        if known is None:
+            self._require_new(producer_id, now_ms)
+            if sequence:
+                raise UnknownProducer(producer_id=producer_id)
+            return False
+        begin_epoch, begin, expected = known
         if sequence == expected:
             return False
         if sequence > expected:
@@ -153,11 +149,18 @@ class ProducerStates:
 
         `find_request` must have accepted the id.
         """
+        known = self._sequences(producer_id)
+        return known[2] if known is not None else 0
+
+    def _sequences(self, producer_id: int) -> tuple[int, int, int] | None:
+        """Return the row of `_staged`, or the same of what is in the journal; None for a new producer."""
         staged = self._staged.get(producer_id)
         if staged is not None:
-            return staged[2]
+            return staged
         stream = self._producers.get(producer_id)
-        return stream.next_sequence if stream is not None else 0
+        if stream is None:
+            return None
+        return stream.sequence_epoch, stream.first_sequence, stream.next_sequence
 
     def _require_new(self, producer_id: int, now_ms: int) -> None:
         """Reject an id without state unless its lease is so recent that its state cannot have expired.
@@ -182,14 +185,7 @@ class ProducerStates:
 
     def stage_batch(self, producer_id: int, epoch: int, sequence: int, count: int) -> None:
         """Count a batch as queued; `is_duplicate` must have accepted it."""
-        staged = self._staged.get(producer_id)
-        if staged is not None:
-            begin_epoch, begin, _ = staged
-        else:
-            stream = self._producers.get(producer_id)
-            begin_epoch, begin = (
-                (stream.sequence_epoch, stream.first_sequence) if stream is not None else (0, 0)
-            )
+        begin_epoch, begin, _ = self._sequences(producer_id) or (0, 0, 0)
         if begin_epoch != epoch:
             begin = sequence
         self._staged[producer_id] = (epoch, begin, sequence + count)

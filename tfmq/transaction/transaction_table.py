@@ -529,24 +529,20 @@ class EntryRelocations:
 
     def relocate(self, transaction: Transaction, lsn: int, moved_from: int) -> bool:
         """Set the LSN of the batch at `moved_from` to `lsn`; False if there is no such batch."""
-        row = self._find_row(transaction, moved_from)
+        # Relocations are ordered by transaction, so an index of one transaction is enough.
+        epoch, rows = self._row_index
+        if epoch != transaction.epoch or moved_from not in rows:
+            rows = {at: row for row, at in enumerate(transaction.locations[0::WORDS_PER_BATCH])}
+            self._row_index = (transaction.epoch, rows)
+        row = rows.get(moved_from)
         if row is None:
             return False
         if transaction.epoch not in self._copied:
             transaction.locations = BatchLocations(transaction.locations)
             self._copied.add(transaction.epoch)
         transaction.locations[row * WORDS_PER_BATCH] = lsn
-        self._row_index[1][lsn] = row
+        rows[lsn] = row
         return True
-
-    def _find_row(self, transaction: Transaction, lsn: int) -> int | None:
-        """Return the row of the batch at `lsn`; None if there is none."""
-        # Relocations are ordered by transaction, so an index of one transaction is enough.
-        epoch, rows = self._row_index
-        if epoch != transaction.epoch or lsn not in rows:
-            rows = {at: row for row, at in enumerate(transaction.locations[0::WORDS_PER_BATCH])}
-            self._row_index = (transaction.epoch, rows)
-        return rows.get(lsn)
 
 
 REMOVED_EPOCHS_MIN: Final = 64
