@@ -1,6 +1,7 @@
 """Parsers and click types for times, durations, properties and start positions."""
 
 import re
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -51,11 +52,11 @@ def point_in_time(text: str) -> datetime:
         ) from None
 
 
-class TextType(click.ParamType):  # type: ignore[type-arg]
+class TextType(click.ParamType, ABC):  # type: ignore[type-arg]
     """Click parameter type whose `parse` converts a text; the reason of its ValueError is a usage error."""
 
-    def parse(self, text: str) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def parse(self, text: str) -> Any: ...
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
         if not isinstance(value, str):
