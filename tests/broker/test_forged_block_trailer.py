@@ -38,7 +38,7 @@ def torn(bench: Bench, batch: Batch) -> None:
     segment = Segment.open(bench.disk, FOLDER, 0, LOG_ID, writable=True)
     assert segment.path.endswith(name)
     segment.file.pwritev([batch.data[:100_000]], segment.size)
-    segment.fsync()
+    segment.file.force()
     segment.close()
 
 
