@@ -383,7 +383,7 @@ def test_it_is_found_in_the_arrivals_and_later_in_its_bucket() -> None:
     rig = Rig()
     a, b = rig.send([b"a", b"b"], [3_600_000, 3_600_000])
     rig.landing.log.force()
-    finder = rig.queue._record_finder
+    finder = rig.queue._target_queues.record_reader
     for _ in range(2):
         for handle in (a, b):
             record = finder.find(handle.key, handle.turn)
@@ -396,7 +396,7 @@ def test_what_is_nowhere_is_not_found() -> None:
     rig = Rig()
     (a,) = rig.send([b"a"], 3_600_000)
     rig.landing.log.force()
-    finder = rig.queue._record_finder
+    finder = rig.queue._target_queues.record_reader
     assert finder.find(a.key, Turn(a.due, a.number - 1)) is None, "that is the note"
     assert finder.find(a.key, Turn(a.due, 999)) is None
     rig.advance(120)
@@ -408,7 +408,7 @@ def test_what_is_nowhere_is_not_found() -> None:
 
 
 def state(rig: Rig, handle: Handle) -> str:
-    return rig.queue._state_resolver.state_of(handle.key, handle.turn, rig.landing.log.end_ordinal)
+    return rig.queue._changes.state_of(handle.key, handle.turn, rig.landing.log.end_ordinal)
 
 
 def test_a_message_goes_from_pending_to_delivered_to_unknown() -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.delay.rig import BILLS, ORDERS, Answer, Rig
-from tfmq.delay.delay_queue import QueryQueue
 
 
-def test_one_at_a_time_in_order() -> None:
+def test_one_at_a_time_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[tuple[Callable[[], Any], Callable[..., None]]] = []
-    asking = QueryQueue(lambda work, done: jobs.append((work, done)))
+    queue = Rig().queue
+    monkeypatch.setattr(queue, "_run", lambda work, done: jobs.append((work, done)))
     reported: list[Any] = []
     for n in range(3):
-        asking.submit(lambda n=n: lambda: n, lambda result, error: reported.append((result, error)))  # type: ignore[misc]
+        queue._query(lambda n=n: lambda: n, lambda result, error: reported.append((result, error)))  # type: ignore[misc]
     for n in range(3):
         ((work, done),) = jobs
         jobs.clear()
@@ -24,16 +26,17 @@ def test_one_at_a_time_in_order() -> None:
     assert not jobs
 
 
-def test_it_may_be_asked_again_from_the_answer() -> None:
-    asking = QueryQueue(lambda work, done: done(work(), None))
+def test_it_may_be_asked_again_from_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Rig().queue
+    monkeypatch.setattr(queue, "_run", lambda work, done: done(work(), None))
     reported: list[int] = []
 
     def again(result: int, error: BaseException | None) -> None:
         reported.append(result)
         if result < 5:
-            asking.submit(lambda: lambda: result + 1, again)
+            queue._query(lambda: lambda: result + 1, again)
 
-    asking.submit(lambda: lambda: 0, again)
+    queue._query(lambda: lambda: 0, again)
     assert reported == [0, 1, 2, 3, 4, 5]
 
 

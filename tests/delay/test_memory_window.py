@@ -7,7 +7,6 @@ from array import array
 
 import pytest
 
-from tfmq.delay.arrivals.log import WheelRows
 from tfmq.delay.buckets.format import DEFAULT_LEVEL, FINEST_LEVEL, TimeSpan, span_of
 from tfmq.delay.memory_window import (
     CATCH_UP_ROWS,
@@ -32,7 +31,7 @@ from tfmq.delay.memory_window import (
     shrunk_end,
 )
 from tfmq.delay.rows import TargetIds
-from tfmq.delay.timing_wheel import HashedTimingWheel
+from tfmq.delay.timing_wheel import HashedTimingWheel, WheelRows
 
 NOW = 1_700_000_000_000
 AHEAD = StorageView(now=NOW, window_end=minimum_end(NOW))

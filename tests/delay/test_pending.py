@@ -18,7 +18,12 @@ def made(
     for turn in cancelled:
         known.add(*turn)
     state: Any = SimpleNamespace(cancelled=known)
-    return PendingSnapshot(state, lambda key: through, lambda key: gone, unsure)
+    queues: Any = SimpleNamespace(
+        destination=SimpleNamespace(display_name=lambda key: None if gone else "orders-0"),
+        durable_turn=lambda key: through,
+        locked=unsure,
+    )
+    return PendingSnapshot(state, queues)
 
 
 def test_everything_is_pending_where_nothing_is_known() -> None:

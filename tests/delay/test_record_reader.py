@@ -12,13 +12,14 @@ import pytest
 from tests.delay.rig import ORDERS, Handle, Rig
 from tests.scale import scaled, seeded
 from tfmq.delay import flow_control, record_reader
+from tfmq.delay.arrivals.log import Records
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT
-from tfmq.delay.record_reader import FetchedRecords, ReadAhead, RecordReader
+from tfmq.delay.record_reader import ReadAhead, RecordReader
 from tfmq.delay.rows import RowColumns, RowQueue
 
 
 def payloads(fetched: object) -> list[bytes]:
-    return [record[20:] for record in fetched.records]  # type: ignore[attr-defined]
+    return [record[20:] for record in fetched]  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_in_any_order(mixed: tuple[Rig, RecordReader, dict[int, int], list[Handl
 
 
 def test_no_row_is_no_record(mixed: tuple[Rig, RecordReader, dict[int, int], list[Handle]]) -> None:
-    assert mixed[1].read([], [], 100).records == []
+    assert mixed[1].read([], [], 100) == []
 
 
 # Records of a line's next rows: those of exactly these rows, however they are read ahead, cut, dropped or given up.
@@ -78,18 +79,16 @@ class Files:
         """A number whose record cannot be read."""
         self.reads: list[int] = []
 
-    def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> FetchedRecords:
+    def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records:
         assert list(locators) == [7 * number for number in numbers]
         if self.error is not None:
             raise self.error
         if self.bad in numbers:
             raise OSError(5, "a bad sector")
         self.reads.append(len(numbers))
-        return FetchedRecords([record_of(number) for number in numbers[: self.most]])
+        return [record_of(number) for number in numbers[: self.most]]
 
-    def read_cached(
-        self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int
-    ) -> FetchedRecords | None:
+    def read_cached(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records | None:
         return None if self.cold else self.read(locators, numbers, bytes_max)
 
 
@@ -116,15 +115,15 @@ class Bench:
                 done(result, None)
 
     def fetch(self, count: int, record_bytes: int = 10) -> list[bytes | None]:
-        part, reported = self.rows.head(count), list[tuple[FetchedRecords | None, BaseException | None]]()
+        part, reported = self.rows.head(count), list[tuple[Records | None, BaseException | None]]()
         self.supply.fetch(part, self.rows, record_bytes, lambda *answer: reported.append(answer))
         self.work()
         ((found, error),) = reported
         if error is not None:
             raise error
-        assert found is not None and 1 <= len(found.records) <= len(part.numbers)
-        assert found.records == [record_of(number) for number in part.numbers[: len(found.records)]]
-        return list(found.records)
+        assert found is not None and 1 <= len(found) <= len(part.numbers)
+        assert found == [record_of(number) for number in part.numbers[: len(found)]]
+        return list(found)
 
 
 @pytest.fixture
@@ -184,7 +183,7 @@ def test_what_is_read_while_it_is_given_up_is_not_kept(bench: Bench) -> None:
     bench.supply.fetch(bench.rows.head(10), bench.rows, 10, lambda *answer: reported.append(answer))
     bench.supply.clear()
     bench.work()
-    assert reported == [(FetchedRecords([record_of(number) for number in range(10)]), None)]
+    assert reported == [([record_of(number) for number in range(10)], None)]
     bench.fetch(10)
     assert bench.files.reads == [100, 100]
 
@@ -273,7 +272,7 @@ def test_a_line_fires_what_was_read_ahead_without_those_cancelled_meanwhile(
     generator, rig, reads = random.Random(seed), Rig(queued=True), list[int]()
     plain = rig.queue._target_queues.record_reader.read
 
-    def read(locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> FetchedRecords:
+    def read(locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records:
         reads.append(len(numbers))
         return plain(locators, numbers, bytes_max)
 

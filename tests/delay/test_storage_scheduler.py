@@ -418,8 +418,8 @@ def bucket(name: str) -> Any:
 
 def test_what_was_near_at_a_spill_keeps_its_arrivals_until_it_fired() -> None:
     pins = FileReferences(100)
-    pins.add_spill(500, 1000)
-    pins.add_spill(900, 2000)
+    pins.add(1000, offset=500)
+    pins.add(2000, offset=900)
     assert (pins.offset, pins.oldest_window_end) == (100, 1000)
     assert pins.release_before(999) == []
     assert pins.offset == 100
@@ -432,9 +432,9 @@ def test_what_was_near_at_a_spill_keeps_its_arrivals_until_it_fired() -> None:
 def test_a_split_bucket_goes_in_its_turn() -> None:
     pins = FileReferences(0)
     one, other = bucket("one"), bucket("other")
-    pins.add_split(one, 1000)
-    pins.add_spill(10, 1500)
-    pins.add_split(other, 1200)
+    pins.add(1000, bucket=one)
+    pins.add(1500, offset=10)
+    pins.add(1200, bucket=other)
     assert pins.release_before(1200) == [one]
     assert pins.release_before(1499) == []
     assert pins.release_before(1500) == [other]
@@ -474,7 +474,7 @@ def test_a_load_that_fails_is_tried_again_of_reloading(monkeypatch: pytest.Monke
         rig.send([b"%d" % number], 5)
         rig.advance(0.1)
     calls: list[int] = []
-    find = rig.queue._scheduler._queue_reloader._find
+    find = rig.queue._scheduler._find_rows
 
     def fails(*args: object) -> object:
         calls.append(1)
@@ -482,7 +482,7 @@ def test_a_load_that_fails_is_tried_again_of_reloading(monkeypatch: pytest.Monke
             raise OSError(5, "the disk is away")
         return find(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(rig.queue._scheduler._queue_reloader, "_find", fails)
+    monkeypatch.setattr(rig.queue._scheduler, "_find_rows", fails)
     rig.targets.resume(ORDERS)
     rig.queue.target_resumed(ORDERS)
     rig.advance(20)

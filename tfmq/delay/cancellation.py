@@ -10,25 +10,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
-from journal.errors import BelowStart, BeyondEnd, Corrupt, NotARecord
-from journal.log.log import Log
 from journal.record.batch import Appended, Batch, split_blocks
-from journal.record.format import HEADER, Buffer, split_id
+from journal.record.format import HEADER, split_id
 from tfmq.apply_queue import RETRY_SECONDS
-from tfmq.apply_target import ApplyTarget, RunInWorker
+from tfmq.apply_target import RunInWorker
 from tfmq.delay.arrivals import header as notes
-from tfmq.delay.arrivals.header import CHANGED_MESSAGES_MAX, HEADER_ID, ArrivalHeader, TurnColumns
-from tfmq.delay.arrivals.log import ArrivalRecordReader, header_batch
+from tfmq.delay.arrivals.header import CHANGED_MESSAGES_MAX, TurnColumns
+from tfmq.delay.arrivals.log import Records, header_batch
 from tfmq.delay.arrivals.state import ArrivalLogState
-from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, POSITION_MASK
-from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.cancelled_rows import CancelledRows
+from tfmq.delay.dispatcher import Dispatcher
 from tfmq.delay.due_time import DUE_MAX, RELATIVE, BrokerClock, effective_due_times, encode_words
 from tfmq.delay.flow_control import SLICE_BYTES_MAX
-from tfmq.delay.record_reader import FetchedRecords
 from tfmq.delay.requests import (
     CANCELLED,
     DELIVERED,
@@ -40,6 +37,7 @@ from tfmq.delay.requests import (
     Turn,
 )
 from tfmq.delay.rows import RowColumns
+from tfmq.delay.storage_scheduler import StorageScheduler
 from tfmq.delay.target_queue import TargetQueue, TargetQueues
 from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN
 from tfmq.errors import Busy, DiskFull, StorageStopped
@@ -59,63 +57,31 @@ CancelCallback = Callable[[str | None, BaseException | None], None]
 RescheduleCallback = Callable[[RescheduleResult | None, BaseException | None], None]
 EndCallback = Callable[[BaseException | None], None]
 
-
-class ArrivalTracker(Protocol):
-    """The methods of `DelayQueue` by which a rescheduled message becomes a new arrival."""
-
-    def begin_append(self, due_min: int) -> int: ...
-    def append_written(
-        self, ticket: int, header: ArrivalHeader, records: Buffer, answer: Appended
-    ) -> None: ...
-    def append_failed(self, ticket: int) -> None: ...
-    def process_durable(self) -> None: ...
+FIRING: Final = "unsure"
+"""State of a message that is being delivered; its queue's `non_durable_appends` tells when to check again."""
+TARGET_TAIL_NOT_DURABLE: Final = "the end of its partition waits for space to be made durable"
 
 
-class _PendingCancel(NamedTuple):
-    key: int
-    turn: Turn
-    done: CancelCallback
-
-
+@dataclass(eq=False, kw_only=True)
 class MessageChanges:
-    """Cancels and reschedules messages.
+    """Cancels and reschedules messages, and finds their states. Broker thread only."""
 
-    `durable_number()`: arrivals with lower numbers are durable. Broker thread only.
-    """
+    arrival_log: ArrivalLog
+    state: ArrivalLogState
+    target_queues: TargetQueues
+    broker_clock: BrokerClock
+    run: RunInWorker
+    dispatcher: Dispatcher
+    scheduler: StorageScheduler
+    cancelled_rows: CancelledRows
+    mark_ready: Callable[[], None]
 
-    def __init__(
-        self,
-        *,
-        arrival_log: ArrivalLog,
-        state: ArrivalLogState,
-        state_resolver: StateResolver,
-        target_queues: TargetQueues,
-        broker_clock: BrokerClock,
-        record_finder: RecordFinder,
-        run: RunInWorker,
-        arrival_tracker: ArrivalTracker,
-        durable_number: Callable[[], int],
-        cancelled_rows: CancelledRows,
-        mark_ready: Callable[[], None],
-    ) -> None:
-        self._arrival_log, self._state, self._state_resolver, self._target_queues = (
-            arrival_log,
-            state,
-            state_resolver,
-            target_queues,
-        )
-        self._broker_clock, self._record_finder, self._run, self._arrival_tracker = (
-            broker_clock,
-            record_finder,
-            run,
-            arrival_tracker,
-        )
-        self._durable_number, self._cancelled_rows = durable_number, cancelled_rows
-        self._mark_ready = mark_ready
+    def __post_init__(self) -> None:
         self._running: dict[Turn, list[Callable[[], None]]] = {}
         """Turns with a running change, and what to call when it ends: requests that wait for it."""
         self._uncertain: set[Turn] = set()
-        self._cancels: list[_PendingCancel] = []
+        self._cancels: list[tuple[int, Turn, CancelCallback]] = []
+        """Log id of the target, turn and callback of the cancels for the next `write`."""
 
     @property
     def has_writes(self) -> bool:
@@ -130,8 +96,14 @@ class MessageChanges:
     # Cancel
 
     def cancel(self, key: int, turn: Turn, done: CancelCallback) -> None:
-        """Cancel a message, see `DelayQueue.cancel`."""
-        now = Turn(*self._state.rescheduled.latest(*turn))
+        """Cancel the message with this turn, for the target with the log id `key`.
+
+        `done("cancelled" | "delivered" | "unknown", None)` is called once that is durable.
+
+        `done(None, error)`: the result is unknown unless `error.outcome` says otherwise; the same call can be repeated
+        to find out.
+        """
+        now = Turn(*self.state.rescheduled.latest(*turn))
         state = self._state_or_wait(key, now, partial(self.cancel, key, turn, done), partial(done, None))
         if state is None:
             return
@@ -139,8 +111,8 @@ class MessageChanges:
             done(state, None)
             return
         self._lock([now])
-        self._cancels.append(_PendingCancel(key, now, done))
-        self._mark_ready()
+        self._cancels.append((key, now, done))
+        self.mark_ready()
 
     def write(self) -> bool:
         """Append the cancels of this turn of the broker, in one header, or several if they are many.
@@ -149,49 +121,44 @@ class MessageChanges:
         """
         cancels, self._cancels = self._cancels, []
         for start in range(0, len(cancels), CHANGED_MESSAGES_MAX):
-            part = cancels[start : start + CHANGED_MESSAGES_MAX]
-            dues = array("Q", [each.turn.due for each in part])
-            numbers = array("Q", [each.turn.number for each in part])
-            header = notes.cancel_header(TurnColumns(dues, numbers))
-            self._arrival_log.append([header_batch(header)], partial(self._cancels_written, part, header))
+            self._append_cancels(cancels[start : start + CHANGED_MESSAGES_MAX])
         return bool(cancels)
 
-    def _cancels_written(
-        self,
-        cancels: list[_PendingCancel],
-        header: ArrivalHeader,
-        answers: Sequence[Appended] | None,
-        error: BaseException | None,
-    ) -> None:
-        if answers is None:
-            self._cancels_rejected(cancels, error)
-            return
-        self._state.apply_header(header, 0)
-        end = answers[-1].end_offset
-        self._cancelled_rows.add_written(end, [(key, turn) for key, turn, _ in cancels])
-        self._arrival_log.when_forced(end, partial(self._cancels_durable, cancels))
+    def _append_cancels(self, cancels: list[tuple[int, Turn, CancelCallback]]) -> None:
+        header = notes.cancel_header(_turn_columns([turn for _, turn, _ in cancels]))
 
-    def _cancels_rejected(self, cancels: list[_PendingCancel], error: BaseException | None) -> None:
-        for key, turn, done in cancels:
-            self._append_rejected(key, turn, error)
-            done(None, error)
+        def written(answers: Sequence[Appended] | None, error: BaseException | None) -> None:
+            if answers is None:
+                for key, turn, done in cancels:
+                    self._append_rejected(key, turn, error)
+                    done(None, error)
+                return
+            self.state.apply_header(header, 0)
+            end = answers[-1].end_offset
+            self.cancelled_rows.add_written(end, [(key, turn) for key, turn, _ in cancels])
+            self.arrival_log.when_forced(end, durable)
 
-    def _cancels_durable(self, cancels: list[_PendingCancel], error: BaseException | None) -> None:
-        if error is None:
-            self._process_durable()
-        for key, turn, done in cancels:
-            if error is not None:
-                self._mark_uncertain(turn)
-                done(None, error)
-            else:
-                self._unlock(key, turn)
-                done(CANCELLED, None)
+        def durable(error: BaseException | None) -> None:
+            if error is None:
+                self._process_durable()
+            for key, turn, done in cancels:
+                if error is not None:
+                    self._mark_uncertain(turn)
+                    done(None, error)
+                else:
+                    self._unlock(key, turn)
+                    done(CANCELLED, None)
+
+        self.arrival_log.append([header_batch(header)], written)
 
     # Reschedule
 
     def reschedule(self, key: int, turn: Turn, wire: bytes, done: RescheduleCallback) -> None:
-        """Reschedule a message, see `DelayQueue.reschedule`."""
-        now = Turn(*self._state.rescheduled.latest(*turn))
+        """Assign a new due time to a pending message, in one append.
+
+        `key`, `turn` and errors as for `cancel`. `wire`: one word as `effective_due_times` expects it.
+        """
+        now = Turn(*self.state.rescheduled.latest(*turn))
         if turn in self._running:
             now = turn
         state = self._state_or_wait(
@@ -203,7 +170,8 @@ class MessageChanges:
             done(RescheduleResult(state), None)
             return
         if now != turn and self._is_repetition(now, wire):
-            self._when_arrival_durable(now, partial(self._report_repetition, now, done))
+            repeated = RescheduleResult(RESCHEDULED, now)
+            self._when_arrival_durable(now, lambda error: done(repeated if error is None else None, error))
             return
         self._lock([now])
         self._when_arrival_durable(now, partial(self._read_and_move, key, now, wire, done))
@@ -212,41 +180,35 @@ class MessageChanges:
         """Return whether `moved`, the latest turn of a message, already has the requested due time."""
         word = int.from_bytes(wire, "big")
         if word >= RELATIVE:
-            return (
-                0 <= moved.due - (self._broker_clock.now_rounded_up_ms() + word - RELATIVE) <= REPEAT_MS_MAX
-            )
-        return word + self._broker_clock.offset_of(moved.number) == moved.due
-
-    def _report_repetition(self, moved: Turn, done: RescheduleCallback, error: BaseException | None) -> None:
-        done(*((None, error) if error is not None else (RescheduleResult(RESCHEDULED, moved), None)))
+            return 0 <= moved.due - (self.broker_clock.now_rounded_up_ms() + word - RELATIVE) <= REPEAT_MS_MAX
+        return word + self.broker_clock.offset_of(moved.number) == moved.due
 
     def _when_arrival_durable(self, turn: Turn, then: EndCallback) -> None:
         """Call `then(None)` once the message's arrival is durable; `then(error)` if it cannot be."""
-        if turn.number < self._durable_number():
+        if turn.number < self.scheduler.durable_number:
             then(None)
-        elif turn.number >= self._arrival_log.log.end_ordinal:
+        elif turn.number >= self.arrival_log.log.end_ordinal:
             then(DiskFull())  # the start found it in the log's tail, which is not durable for lack of space
         else:
-            self._arrival_log.when_forced(self._arrival_log.log.end_offset, then)
+            self.arrival_log.when_forced(self.arrival_log.log.end_offset, then)
 
     def _read_and_move(
         self, key: int, turn: Turn, wire: bytes, done: RescheduleCallback, error: BaseException | None
     ) -> None:
         def found(record: bytes | None, error: BaseException | None) -> None:
-            if error is not None or record is None:
+            if record is None:
                 self._unlock(key, turn)
-                done(*((None, error) if error is not None else (RescheduleResult(UNKNOWN), None)))
-                return
-            self._append_moved(key, [turn], [record], wire, ended)
+                done(RescheduleResult(UNKNOWN) if error is None else None, error)
+            else:
+                self._append_moved(key, [turn], [record], wire, ended)
 
         def ended(turns: list[Turn], error: BaseException | None) -> None:
-            done(*((None, error) if error is not None else (RescheduleResult(RESCHEDULED, turns[0]), None)))
+            done(RescheduleResult(RESCHEDULED, turns[0]) if error is None else None, error)
 
         if error is not None:
-            self._unlock(key, turn)
-            done(None, error)
-            return
-        self._run(partial(self._record_finder.find, key, turn), found)
+            found(None, error)
+        else:
+            self.run(partial(self.target_queues.record_reader.find, key, turn), found)
 
     def _append_moved(
         self,
@@ -257,52 +219,35 @@ class MessageChanges:
         ended: Callable[[list[Turn], BaseException | None], None],
     ) -> None:
         """Assign new due times to locked, pending messages of one target, in one append."""
-        name = self._target_queues.destination.display_name(key)
+        name = self.target_queues.destination.display_name(key)
         if name is None:
             for turn in turns:
                 self._unlock(key, turn)
             ended([], StorageStopped(reason="its topic is deleted", outcome=OUTCOME_UNKNOWN))
             return
-        ahead = self._broker_clock.ahead_ms()
-        dues = effective_due_times(wire, len(turns), self._broker_clock.now_rounded_up_ms(), ahead)
-        old = TurnColumns(
-            array("Q", [turn.due for turn in turns]), array("Q", [turn.number for turn in turns])
-        )
-        data = b"".join(records)
-        header = notes.reschedule_header(key, name.rpartition("-")[0], dues, len(data), old, ahead)
-        ticket = self._arrival_tracker.begin_append(dues.low)
-        batches = [header_batch(header), *map(single_record_batch, records)]
-        self._arrival_log.append(
-            batches, partial(self._moved_written, key, turns, header, data, ticket, ended)
-        )
+        ahead = self.broker_clock.ahead_ms()
+        dues = effective_due_times(wire, len(turns), self.broker_clock.now_rounded_up_ms(), ahead)
+        data, topic = b"".join(records), name.rpartition("-")[0]
+        header = notes.reschedule_header(key, topic, dues, len(data), _turn_columns(turns), ahead)
+        ticket = self.dispatcher.begin_append(dues.low)
 
-    def _moved_written(
-        self,
-        key: int,
-        turns: list[Turn],
-        header: ArrivalHeader,
-        data: bytes,
-        ticket: int,
-        ended: Callable[[list[Turn], BaseException | None], None],
-        answers: Sequence[Appended] | None,
-        error: BaseException | None,
-    ) -> None:
-        if answers is None:
-            self._arrival_tracker.append_failed(ticket)
-            for turn in turns:
-                self._append_rejected(key, turn, error)
-            ended([], error)
-            return
-        copies = answers[1:]
-        positions = [(index, each.positions[0][1]) for index, each in enumerate(copies)]
-        answer = copies[-1]._replace(positions=positions, first_ordinal=copies[0].first_ordinal)
-        self._state.apply_header(header, answer.first_ordinal)
-        self._arrival_tracker.append_written(ticket, header, data, answer)
-        new = [Turn(due, answer.first_ordinal + index) for index, due in enumerate(header.dues.times)]
+        def written(answers: Sequence[Appended] | None, error: BaseException | None) -> None:
+            if answers is None:
+                self.dispatcher.append_failed(ticket)
+                for turn in turns:
+                    self._append_rejected(key, turn, error)
+                ended([], error)
+                return
+            copies = answers[1:]
+            positions = [(index, each.positions[0][1]) for index, each in enumerate(copies)]
+            answer = copies[-1]._replace(positions=positions, first_ordinal=copies[0].first_ordinal)
+            self.state.apply_header(header, answer.first_ordinal)
+            self.dispatcher.append_written(ticket, header, data, answer)
+            self.cancelled_rows.add_written(answer.end_offset, [(key, turn) for turn in turns])
+            new = [Turn(due, answer.first_ordinal + index) for index, due in enumerate(dues.times)]
+            self.arrival_log.when_forced(answer.end_offset, partial(durable, new))
 
-        self._cancelled_rows.add_written(answer.end_offset, [(key, turn) for turn in turns])
-
-        def forced(error: BaseException | None) -> None:
+        def durable(new: list[Turn], error: BaseException | None) -> None:
             if error is None:
                 self._process_durable()
             for turn in turns:
@@ -312,26 +257,26 @@ class MessageChanges:
                     self._unlock(key, turn)
             ended(new, error)
 
-        self._arrival_log.when_forced(answer.end_offset, forced)
+        self.arrival_log.append([header_batch(header), *map(_single_record_batch, records)], written)
 
     def _process_durable(self) -> None:
         """Process the arrivals that are durable now, then the changes."""
-        self._arrival_tracker.process_durable()
-        self._cancelled_rows.process_durable(self._arrival_log.log.forced_offset)
+        self.dispatcher.process_durable()
+        self.dispatcher.schedule_maintenance()
+        self.cancelled_rows.process_durable(self.arrival_log.log.forced_offset)
 
     # Steps of the wall clock
 
     def postpone(self, queue: TargetQueue, part: RowColumns) -> None:
         """Reschedule due messages at the head of a queue that are too early by the wall clock."""
-        count = len(part.numbers)
-        turns = [part.turn(index) for index in range(count)]
+        turns = [part.turn(index) for index in range(len(part.numbers))]
         if any(turn in self._running for turn in turns):
             return
         self._lock(turns)
 
-        def fetched(found: FetchedRecords | None, error: BaseException | None) -> None:
-            records = [] if found is None else [each for each in found.records if each is not None]
-            whole = found is not None and len(records) == len(found.records)
+        def fetched(found: Records | None, error: BaseException | None) -> None:
+            records = [] if found is None else [each for each in found if each is not None]
+            whole = found is not None and len(records) == len(found)
             for turn in turns[len(records) if whole else 0 :]:
                 self._unlock(queue.key, turn)
             if not whole:
@@ -340,7 +285,7 @@ class MessageChanges:
                 return
             moved = turns[: len(records)]
             meant = [
-                min(max(0, turn.due - self._broker_clock.offset_of(turn.number)), DUE_MAX) for turn in moved
+                min(max(0, turn.due - self.broker_clock.offset_of(turn.number)), DUE_MAX) for turn in moved
             ]
             self._append_moved(queue.key, moved, records, encode_words(array("Q", meant)), ended)
 
@@ -348,8 +293,8 @@ class MessageChanges:
             if error is not None:
                 queue.pause(RETRY_SECONDS)
 
-        read = partial(self._target_queues.record_reader.read, part.locators, part.numbers, SLICE_BYTES_MAX)
-        self._run(read, fetched)
+        read = partial(self.target_queues.record_reader.read, part.locators, part.numbers, SLICE_BYTES_MAX)
+        self.run(read, fetched)
 
     # Locks of messages with a running change
 
@@ -367,16 +312,16 @@ class MessageChanges:
             self._running[turn].append(again)
             return None
         try:
-            state = self._state_resolver.state_of(key, turn, self._arrival_log.log.whole_end[1])
+            state = self.state_of(key, turn, self.arrival_log.log.whole_end[1])
         except StorageStopped as error:
             failed(error)
             return None
         if state == FIRING:
-            queue = self._target_queues.get(key)
+            queue = self.target_queues.get(key)
             assert queue is not None, "a target queue delivers it"
             queue.non_durable_appends.when_durable(turn, again)
             return None
-        if state == PENDING and self._state.is_full:
+        if state == PENDING and self.state.is_full:
             failed(Busy(CANCELLED_LIMIT_REACHED))
             return None
         return state
@@ -384,7 +329,7 @@ class MessageChanges:
     def _lock(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
             self._running[turn] = []
-            self._target_queues.locked.add(turn)
+            self.target_queues.locked.add(turn)
 
     def _append_rejected(self, key: int, turn: Turn, error: BaseException | None) -> None:
         """Unlock a turn after a failed append; if the append may be written, the turn stays locked."""
@@ -399,10 +344,10 @@ class MessageChanges:
         If one of them starts another change of the message, the others wait for the end of that.
         """
         waiting = self._running.pop(turn, [])
-        self._target_queues.unlock(key, turn)
+        self.target_queues.unlock(key, turn)
         for index, again in enumerate(waiting):
             again()
-            now = Turn(*self._state.rescheduled.latest(*turn))
+            now = Turn(*self.state.rescheduled.latest(*turn))
             if now in self._running:
                 self._running[now] += waiting[index + 1 :]
                 return
@@ -414,74 +359,7 @@ class MessageChanges:
         for again in waiting:
             again()
 
-
-def single_record_batch(record: bytes) -> Batch:
-    """Return a batch with a single record."""
-    producer_id, sequence = split_id(HEADER.unpack_from(record)[2])
-    return Batch(record, split_blocks(record), producer_id, sequence, 1)
-
-
-class RecordFinder:
-    """Finds the records of single messages on disk. Any thread.
-
-    They are found in the arrival log by number, or in a bucket by due time.
-    """
-
-    def __init__(self, log: Log, buckets: BucketStore) -> None:
-        self._log, self._buckets = log, buckets
-
-    def find(self, key: int, turn: Turn) -> bytes | None:
-        """Return the whole record of a message whose arrival is durable; None if it is not found.
-
-        Raises OSError, Closed.
-        """
-        try:
-            offset, ordinal = self._log.offset_of_ordinal(turn.number)
-            if ordinal == turn.number and offset >= self._buckets.spilled_offset:
-                (record,) = ArrivalRecordReader(self._log).read([offset])
-                if record is not None:
-                    return None if HEADER.unpack_from(record)[2] == HEADER_ID else record
-        except (BelowStart, BeyondEnd, NotARecord, Corrupt):
-            pass  # truncated, or damaged: it may be in a bucket
-        return self._find_in_bucket(key, turn)
-
-    def _find_in_bucket(self, key: int, turn: Turn) -> bytes | None:
-        for row in self._buckets.rows(turn, turn.due + 1, (key,)):
-            if row.number != turn.number:
-                return None
-            slot, position = row.locator >> BUCKET_ID_SHIFT, row.locator & POSITION_MASK
-            return self._buckets.read(slot, [position], [row.number])[0]
-        return None
-
-
-FIRING: Final = "unsure"
-"""State of a message that is being delivered; its queue's `non_durable_appends` tells when to check again."""
-TARGET_TAIL_NOT_DURABLE: Final = "the end of its partition waits for space to be made durable"
-
-
-class StateResolver:
-    """Finds the state of a delayed message, or that the caller must wait for it.
-
-    `outcome_ms`: how long after its due time a message is known as delivered. `floor()`: a due time before which no
-    message is pending.
-    """
-
-    def __init__(
-        self,
-        state: ArrivalLogState,
-        target_queues: TargetQueues,
-        destination: ApplyTarget,
-        broker_clock: BrokerClock,
-        outcome_ms: int,
-        floor: Callable[[], int],
-    ) -> None:
-        self._state, self._target_queues, self._destination, self._broker_clock = (
-            state,
-            target_queues,
-            destination,
-            broker_clock,
-        )
-        self._outcome_ms, self._floor = outcome_ms, floor
+    # States
 
     def state_of(self, key: int, turn: Turn, number_next: int) -> str:
         """Return PENDING, CANCELLED, DELIVERED, UNKNOWN or FIRING.
@@ -491,33 +369,42 @@ class StateResolver:
         """
         if turn.number >= number_next:
             return UNKNOWN
-        if turn in self._state.cancelled:
+        if turn in self.state.cancelled:
             return CANCELLED
-        if self._destination.display_name(key) is None:
+        if self.target_queues.destination.display_name(key) is None:
             return UNKNOWN
-        queue = self._target_queues.get(key)
+        queue = self.target_queues.get(key)
         if queue is not None and queue.is_firing(turn):
             if queue.blocked_reason:
                 raise StorageStopped(reason=queue.blocked_reason, outcome=OUTCOME_UNKNOWN)
             return FIRING
-        through = self._target_queues.durable_turn(key)
-        now = self._broker_clock.now_ms()
+        through = self.target_queues.durable_turn(key)
+        now = self.broker_clock.now_ms()
         if through is not None and turn <= through:
-            return DELIVERED if turn.due > now - self._outcome_ms else UNKNOWN
+            return DELIVERED if turn.due > now - self.scheduler.outcome_ms else UNKNOWN
         if queue is None and turn.due <= now:
             self._raise_if_uncertain(key, turn, through)
         # A message before the floor is in no file and was not delivered: it was cancelled, and the cancel has expired.
-        return PENDING if turn.due >= self._floor() else UNKNOWN
+        return PENDING if turn.due >= self.scheduler.lowest_stored_due else UNKNOWN
 
     def _raise_if_uncertain(self, key: int, turn: Turn, through: Turn | None) -> None:
         """Raise StorageStopped if the target may or may not have the message.
 
         That is the case if its partition could not be opened, or has stopped and may lose what is not durable.
         """
-        applied = self._destination.last_applied(key, self._target_queues.source)
+        applied = self.target_queues.destination.last_applied(key, self.target_queues.source)
         in_doubt = applied is not None and turn <= applied
-        stopped = self._target_queues.stop_reason(key)
+        stopped = self.target_queues.stop_reason(key)
         if stopped is not None and (in_doubt or through is None):
             raise stopped
         if in_doubt:
             raise StorageStopped(reason=TARGET_TAIL_NOT_DURABLE, outcome=OUTCOME_UNKNOWN)
+
+
+def _turn_columns(turns: Sequence[Turn]) -> TurnColumns:
+    return TurnColumns(*(array("Q", column) for column in zip(*turns, strict=True)))
+
+
+def _single_record_batch(record: bytes) -> Batch:
+    producer_id, sequence = split_id(HEADER.unpack_from(record)[2])
+    return Batch(record, split_blocks(record), producer_id, sequence, 1)

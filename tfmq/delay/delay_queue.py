@@ -1,8 +1,4 @@
-"""The delay queue: the interface between the broker and delayed delivery.
-
-`DelayQueue` connects the parts: arrival log, buckets, timing wheel, memory window and target queues. `QueryQueue` runs
-list and histogram queries one at a time.
-"""
+"""The delay queue: the interface between the broker and delayed delivery."""
 
 from __future__ import annotations
 
@@ -12,21 +8,18 @@ from functools import partial
 from typing import Any, Final
 
 from journal.clock import Clock
-from journal.record.batch import Appended
-from journal.record.format import Buffer
 from tfmq.apply_target import ARRIVALS_KEY, ApplyTarget, RunInWorker, Timers
-from tfmq.delay.arrivals.header import ArrivalHeader
-from tfmq.delay.arrivals.log import NonDurableArrivals, WrittenArrival
+from tfmq.delay.arrivals.log import NonDurableArrivals
 from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.buckets.loader import BucketLoader, RecoveredArrivals
 from tfmq.delay.buckets.store import BucketStore
-from tfmq.delay.cancellation import FIRING, MessageChanges, RecordFinder, StateResolver
+from tfmq.delay.cancellation import FIRING, MessageChanges
 from tfmq.delay.cancelled_rows import BucketRowCounter, CancelledRows
 from tfmq.delay.dispatcher import Dispatcher
-from tfmq.delay.due_time import ABSOLUTE_FLAG, BrokerClock
+from tfmq.delay.due_time import BrokerClock
 from tfmq.delay.memory_window import MemoryWindow
-from tfmq.delay.pending import PendingSnapshots
-from tfmq.delay.queries import DelayMetrics, PendingQueries, describe_pending
+from tfmq.delay.pending import PendingSnapshot
+from tfmq.delay.queries import DelayMetrics, describe_pending, list_pending, pending_histogram
 from tfmq.delay.record_reader import RecordReader
 from tfmq.delay.requests import (
     PENDING,
@@ -36,8 +29,8 @@ from tfmq.delay.requests import (
     Histogram,
     ListPage,
     ListQuery,
+    LogFilter,
     MessageState,
-    RescheduleResult,
     Turn,
 )
 from tfmq.delay.rows import TargetIds
@@ -46,57 +39,15 @@ from tfmq.delay.target_queue import TargetQueues
 from tfmq.delay.timing_wheel import HashedTimingWheel
 from tfmq.errors import DiskFull, StorageStopped
 
-
-class QueryQueue:
-    """Runs expensive queries one at a time: each may load the columns of a whole bucket.
-
-    Broker thread only.
-    """
-
-    def __init__(self, run: RunInWorker) -> None:
-        self._run = run
-        self._waiting: deque[Callable[[], None]] = deque()
-        """The first one is running."""
-
-    def submit(
-        self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
-        """Call `work()` when no other query runs; call its result in a worker, then `done`."""
-        self._waiting.append(partial(self._start, work, done))
-        if len(self._waiting) == 1:
-            self._waiting[0]()
-
-    def submit_after(
-        self,
-        first: Callable[[Callable[[BaseException | None], None]], None],
-        work: Callable[[], Callable[[], Any]],
-        done: Callable[[Any, BaseException | None], None],
-    ) -> None:
-        """Run `first`, then submit `work`. If `first` reports an error, call `done(None, error)`."""
-        first(lambda error: self.submit(work, done) if error is None else done(None, error))
-
-    def _start(
-        self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
-        def ended(result: Any, error: BaseException | None) -> None:
-            self._waiting.popleft()
-            if self._waiting:
-                self._waiting[0]()
-            done(result, error)
-
-        self._run(work(), ended)
-
-
 WHEEL_SLOTS: Final = 8192
 """Slots of the timing wheel.
 
 With ticks of 10 ms a revolution is 82 s, about the length of the memory window.
 """
-SECOND_MS: Final = 1000
 
 
 class DelayQueue:
-    """The delay queue as the broker uses it.
+    """The delay queue as the broker uses it; connects the parts.
 
     A message fires when it is due: it is appended to its partition. Guarantees: no message fires before it is due, each
     fires once, the messages of one partition fire in the order of their turns (due time, number), and no message fires
@@ -123,202 +74,86 @@ class DelayQueue:
         mark_ready: Callable[[], None],
         floor_ms: int = 0,
     ) -> None:
-        self._arrival_log, self._state, self._buckets = arrival_log, state, buckets
-        self._timers, self._run, self._mark_ready = timers, run, mark_ready
-        outcome_ms = settings.outcome_seconds * SECOND_MS
-        self._broker_clock = time = BrokerClock(clock)
-        time.start(max(floor_ms, buckets.broker_ms))
-        time.restore_steps(buckets.queue_state)
-        self._non_durable = NonDurableArrivals()
-        targets = TargetIds()
+        self._arrival_log, self._state, self._buckets, self._run = arrival_log, state, buckets, run
+        self._broker_clock = clock_of_queue = BrokerClock(clock)
+        clock_of_queue.start(max(floor_ms, buckets.broker_ms))
+        clock_of_queue.restore_steps(buckets.queue_state)
+        targets, non_durable = TargetIds(), NonDurableArrivals()
         self._window = window = MemoryWindow(HashedTimingWheel(settings.tick_ms, WHEEL_SLOTS), targets)
         self._loader = BucketLoader(arrival_log.log, buckets, targets)
-        self._target_queues = target_queues = self._new_target_queues(destination, targets)
-        self._state_resolver = StateResolver(
-            state, target_queues, destination, time, outcome_ms, lambda: self._scheduler.lowest_stored_due
+        self._target_queues = target_queues = TargetQueues(
+            buckets.store_id,
+            destination=destination,
+            timers=timers,
+            run=run,
+            broker_clock=clock_of_queue,
+            targets=targets,
+            record_reader=RecordReader(arrival_log.log, buckets),
+            cancelled=state.cancelled,
+            uncertain_targets=non_durable.uncertain_targets,
+            postpone=lambda queue, part: self._changes.postpone(queue, part),
         )
-        self._record_finder = RecordFinder(arrival_log.log, buckets)
-        self._row_counter = counting = BucketRowCounter(buckets, window)
-        self._cancelled_rows = leaving = CancelledRows(window, target_queues, buckets, counting)
-        self._pending_snapshots = PendingSnapshots(state, target_queues, leaving.late)
-        self._scheduler = self._new_scheduler(outcome_ms)
+        self._row_counter = row_counter = BucketRowCounter(buckets, window)
+        cancelled_rows = CancelledRows(window, target_queues, buckets, row_counter)
+        self._scheduler = StorageScheduler(
+            arrival_log=arrival_log,
+            state=state,
+            buckets=buckets,
+            loader=self._loader,
+            window=window,
+            target_queues=target_queues,
+            non_durable=non_durable,
+            broker_clock=clock_of_queue,
+            timers=timers,
+            run=run,
+            outcome_ms=settings.outcome_seconds * 1000,
+            row_counter=row_counter,
+            cancelled_rows=cancelled_rows,
+            more_fireable=lambda: self._dispatcher.dispatch_due(),
+        )
         self._metrics = DelayMetrics(
-            self._non_durable, window, target_queues, buckets, counting, leaving, timers
+            non_durable, window, target_queues, buckets, row_counter, cancelled_rows, timers
         )
-        self._dispatcher = self._new_dispatcher(settings.tick_ms)
-        self._changes = self._new_changes()
-        self._queries, self._query_queue = PendingQueries(buckets), QueryQueue(run)
-        self._append_after_stop: dict[int, bool] = {}
-        """By ticket of an append: whether the arrival log had stopped before `begin_append`."""
+        self._dispatcher = dispatcher = Dispatcher(
+            arrival_log=arrival_log,
+            state=state,
+            non_durable=non_durable,
+            window=window,
+            target_queues=target_queues,
+            scheduler=self._scheduler,
+            metrics=self._metrics,
+            broker_clock=clock_of_queue,
+            timers=timers,
+            tick_ms=settings.tick_ms,
+            mark_ready=mark_ready,
+        )
+        self._changes = MessageChanges(
+            arrival_log=arrival_log,
+            state=state,
+            target_queues=target_queues,
+            broker_clock=clock_of_queue,
+            run=run,
+            dispatcher=dispatcher,
+            scheduler=self._scheduler,
+            cancelled_rows=cancelled_rows,
+            mark_ready=mark_ready,
+        )
+        self._waiting_queries: deque[Callable[[], None]] = deque()
+        """Queries run one at a time, as each may load the columns of a whole bucket; the first one is running."""
         self._stopped: Callable[[], None] | None = None
         self.is_delivering = False
         """Whether target queues have messages: if so, call `write` in each turn of the broker."""
-
-    def _new_target_queues(self, destination: ApplyTarget, targets: TargetIds) -> TargetQueues:
-        state = self._state
-        return TargetQueues(
-            self._buckets.store_id,
-            destination=destination,
-            timers=self._timers,
-            run=self._run,
-            broker_clock=self._broker_clock,
-            targets=targets,
-            record_reader=RecordReader(self._arrival_log.log, self._buckets),
-            cancelled=lambda: state.cancelled,
-            doubtful=self._non_durable.uncertain_targets,
-            postpone=lambda queue, part: self._changes.postpone(queue, part),
+        # Methods of the parts that the broker calls.
+        self.now_ms, self.now_rounded_up_ms = clock_of_queue.now_ms, clock_of_queue.now_rounded_up_ms
+        self.ahead_ms = clock_of_queue.ahead_ms
+        self.begin_append, self.append_written = dispatcher.begin_append, dispatcher.append_written
+        self.append_failed, self.schedule_maintenance = (
+            dispatcher.append_failed,
+            dispatcher.schedule_maintenance,
         )
-
-    def _new_scheduler(self, outcome_ms: int) -> StorageScheduler:
-        non_durable = self._non_durable
-        return StorageScheduler(
-            arrival_log=self._arrival_log,
-            state=self._state,
-            pending_snapshots=self._pending_snapshots,
-            buckets=self._buckets,
-            loader=self._loader,
-            window=self._window,
-            target_queues=self._target_queues,
-            broker_clock=self._broker_clock,
-            timers=self._timers,
-            run=self._run,
-            due_limit=lambda: non_durable.due_limit,
-            lowest_due=lambda: non_durable.lowest_due,
-            outcome_ms=outcome_ms,
-            row_counter=self._row_counter,
-            cancelled_rows=self._cancelled_rows,
-            more_fireable=lambda: self._dispatcher.dispatch_due(),
-        )
-
-    def _new_dispatcher(self, tick_ms: int) -> Dispatcher:
-        return Dispatcher(
-            metrics=self._metrics,
-            arrival_log=self._arrival_log,
-            non_durable=self._non_durable,
-            window=self._window,
-            target_queues=self._target_queues,
-            scheduler=self._scheduler,
-            broker_clock=self._broker_clock,
-            timers=self._timers,
-            tick_ms=tick_ms,
-            mark_ready=self._mark_ready,
-        )
-
-    def _new_changes(self) -> MessageChanges:
-        scheduler = self._scheduler
-        return MessageChanges(
-            arrival_log=self._arrival_log,
-            state=self._state,
-            state_resolver=self._state_resolver,
-            target_queues=self._target_queues,
-            broker_clock=self._broker_clock,
-            record_finder=self._record_finder,
-            run=self._run,
-            arrival_tracker=self,
-            durable_number=lambda: scheduler.durable_number,
-            cancelled_rows=self._cancelled_rows,
-            mark_ready=self._mark_ready,
-        )
-
-    # Clock
-
-    def now_ms(self) -> int:
-        """Return broker time in ms.
-
-        It never decreases and is never below the due time of a fired message.
-        """
-        return self._broker_clock.now_ms()
-
-    def now_rounded_up_ms(self) -> int:
-        """Return broker time rounded up, from which delays count: at most about 1 ms above `now_ms`."""
-        return self._broker_clock.now_rounded_up_ms()
-
-    def ahead_ms(self) -> int:
-        """Return by how many ms broker time is ahead of the wall clock.
-
-        `effective_due_times` and the arrival header need the value, so that messages with an absolute time can be
-        rescheduled if the wall clock is set back.
-        """
-        return self._broker_clock.ahead_ms()
-
-    # Arrivals
-
-    def begin_append(self, due_min: int) -> int:
-        """Announce an append of messages that are due at `due_min` or later; return its ticket.
-
-        Nothing due at or after `due_min` fires until `append_written` or `append_failed` is called with the ticket.
-        Call it without returning to the event loop after `now_ms()`, which the due times were computed from.
-        """
-        ticket = self._non_durable.begin_append(due_min)
-        self._append_after_stop[ticket] = self._arrival_log.log.stopped is not None
-        return ticket
-
-    def append_written(self, ticket: int, header: ArrivalHeader, records: Buffer, answer: Appended) -> None:
-        """Record that the batch is written to the arrival log, not yet durable.
-
-        `answer` is the result of the append of the records that follow the header. `records` is used only during the
-        call.
-        """
-        first, dues = answer.first_ordinal, header.dues
-        self._state.epochs.record(first, self._arrival_log.log.epoch)
-        del self._append_after_stop[ticket]
-        if ABSOLUTE_FLAG in dues.absolute:
-            self._broker_clock.record_offset(first, header.ahead_ms)
-        self._scheduler.extend_if_due()
-        rows = self._window.wheel_rows_of(header, records, answer, self._broker_clock.now_ms())
-        count = header.record_count
-        written_range = (answer.end_offset, first + count, count, dues.low, dues.high, rows)
-        self._non_durable.add_written(WrittenArrival(ticket, header.log_id, *written_range))
-        self._metrics.count_arrived(count)
-        self._dispatcher.batch_written(dues.low)
-
-    def append_failed(self, ticket: int) -> None:
-        """Record that the batch was not written.
-
-        If the log stopped after `begin_append`, the next start decides whether the batch was written, and until then
-        nothing fires that is due later.
-        """
-        if self._arrival_log.log.stopped is None or self._append_after_stop.get(ticket):
-            self._non_durable.append_failed(ticket)
-            self._dispatcher.dispatch_due()
-        self._append_after_stop.pop(ticket, None)
-
-    def schedule_maintenance(self) -> None:
-        """Schedule maintenance, to truncate the arrival log after an append without messages."""
-        self._dispatcher.schedule_maintenance()
-
-    def process_durable(self) -> None:
-        """Process the arrivals that are durable now.
-
-        Called when a cancel or reschedule became durable.
-        """
-        self._dispatcher.process_durable()
-        self.schedule_maintenance()
+        self.cancel, self.reschedule = self._changes.cancel, self._changes.reschedule
 
     # Requests for delayed messages
-
-    def cancel(self, key: int, turn: Turn, done: Callable[[str | None, BaseException | None], None]) -> None:
-        """Cancel the message with this turn, for the target with the log id `key`.
-
-        `done("cancelled" | "delivered" | "unknown", None)` is called once that is durable.
-
-        `done(None, error)`: the result is unknown unless `error.outcome` says otherwise; the same call can be repeated
-        to find out.
-        """
-        self._changes.cancel(key, turn, done)
-
-    def reschedule(
-        self,
-        key: int,
-        turn: Turn,
-        wire_due: bytes,
-        done: Callable[[RescheduleResult | None, BaseException | None], None],
-    ) -> None:
-        """Assign a new due time to a pending message, in one append.
-
-        `key`, `turn` and errors as for `cancel`. `wire_due`: one word as `effective_due_times` expects it.
-        """
-        self._changes.reschedule(key, turn, wire_due, done)
 
     def describe(
         self, key: int, turn: Turn, done: Callable[[MessageState | None, BaseException | None], None]
@@ -326,47 +161,65 @@ class DelayQueue:
         """Pass the state of a message to `done`; if it was rescheduled, that of its latest turn."""
         now = Turn(*self._state.rescheduled.latest(*turn))
         try:
-            state = self._state_resolver.state_of(key, now, self._arrival_log.log.whole_end[1])
+            state = self._changes.state_of(key, now, self._arrival_log.log.whole_end[1])
         except StorageStopped as error:
             return done(None, error)
         if state not in (PENDING, FIRING):
             return done(MessageState(state, now), None)
         if now.number >= max(self._scheduler.durable_number, self._arrival_log.log.end_ordinal):
-            return done(
-                None, DiskFull()
-            )  # the message is in the log's tail, which is not durable for lack of space
+            # The message is in the log's tail, which is not durable for lack of space.
+            return done(None, DiskFull())
 
         def found(record: bytes | None, error: BaseException | None) -> None:
-            if error is not None:
-                done(None, error)
-            elif record is None:
-                done(MessageState(UNKNOWN, now), None)
-            else:
-                done(MessageState(PENDING, now, describe_pending(key, now, record)), None)
+            pending = None if record is None else describe_pending(key, now, record)
+            state = MessageState(UNKNOWN if pending is None else PENDING, now, pending)
+            done(state if error is None else None, error)
 
-        self._run(partial(self._record_finder.find, key, now), found)
+        self._run(partial(self._target_queues.record_reader.find, key, now), found)
 
     def list(self, query: ListQuery, done: Callable[[ListPage | None, BaseException | None], None]) -> None:
         """List pending messages in the order of their turns."""
-        self._query_queue.submit_after(
-            self._when_spilled,
-            lambda: partial(self._queries.list, query, self._pending_snapshots.current()),
-            done,
-        )
+        self._query(lambda: partial(list_pending, self._buckets, query, self._pending_snapshot()), done)
 
     def histogram(
         self,
         edges: Sequence[int],
-        keys: Callable[[int], bool] | None,
+        keys: LogFilter | None,
         done: Callable[[Histogram | None, BaseException | None], None],
     ) -> None:
         """Count pending messages between each two neighbours of `edges`; `keys` as in `ListQuery`."""
 
         def work() -> Callable[[], Histogram]:
-            pending, settled = self._pending_snapshots.current(), self._window.fires_below
-            return partial(self._queries.histogram, edges, keys, pending, settled)
+            pending, settled = self._pending_snapshot(), self._window.fires_below
+            return partial(pending_histogram, self._buckets, edges, keys, pending, settled)
 
-        self._query_queue.submit_after(self._when_spilled, work, done)
+        self._query(work, done)
+
+    def _query(
+        self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        """Call `work()` when all arrivals are in buckets and no other query runs; its result runs in a worker."""
+
+        def start() -> None:
+            self._run(work(), ended)
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            self._waiting_queries.popleft()
+            if self._waiting_queries:
+                self._waiting_queries[0]()
+            done(result, error)
+
+        def spilled(error: BaseException | None) -> None:
+            if error is not None:
+                return done(None, error)
+            self._waiting_queries.append(start)
+            if len(self._waiting_queries) == 1:
+                start()
+
+        self._when_spilled(spilled)
+
+    def _pending_snapshot(self) -> PendingSnapshot:
+        return PendingSnapshot(self._state, self._target_queues)
 
     def _when_spilled(self, then: Callable[[BaseException | None], None]) -> None:
         def forced(error: BaseException | None) -> None:
@@ -438,7 +291,7 @@ class DelayQueue:
                 self._dispatcher.wait_for_tail(offset, end)
             done(None)
 
-        pending = self._pending_snapshots.current()
+        pending = self._pending_snapshot()
         self._run(partial(self._loader.recover, buckets.spilled_offset, offset, pending), found)
 
     def start(self) -> None:

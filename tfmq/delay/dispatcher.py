@@ -1,11 +1,16 @@
 """The dispatcher: moves due messages from the timing wheel to their target queues."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
+from journal.record.batch import Appended
+from journal.record.format import Buffer
 from tfmq.apply_target import Timers
-from tfmq.delay.arrivals.log import NonDurableArrivals
-from tfmq.delay.due_time import BrokerClock
+from tfmq.delay.arrivals.header import ArrivalHeader
+from tfmq.delay.arrivals.log import NonDurableArrivals, WrittenArrival
+from tfmq.delay.arrivals.state import ArrivalLogState
+from tfmq.delay.due_time import ABSOLUTE_FLAG, BrokerClock
 from tfmq.delay.memory_window import LOAD_AHEAD_MS, MemoryWindow
 from tfmq.delay.queries import DelayMetrics
 from tfmq.delay.requests import ArrivalLog
@@ -20,6 +25,7 @@ MAINTENANCE_SECONDS: Final = 1.0
 """Interval of maintenance while any message is pending."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Dispatcher:
     """Pops due messages from the timing wheel at its ticks, and passes them to the target queues.
 
@@ -27,34 +33,22 @@ class Dispatcher:
     due time in the near future no timer runs, except for maintenance.
     """
 
-    def __init__(
-        self,
-        *,
-        metrics: DelayMetrics,
-        arrival_log: ArrivalLog,
-        non_durable: NonDurableArrivals,
-        window: MemoryWindow,
-        target_queues: TargetQueues,
-        scheduler: StorageScheduler,
-        broker_clock: BrokerClock,
-        timers: Timers,
-        tick_ms: int,
-        mark_ready: Callable[[], None],
-    ) -> None:
-        self._arrival_log, self._non_durable, self._window, self._target_queues = (
-            arrival_log,
-            non_durable,
-            window,
-            target_queues,
-        )
-        self._scheduler, self._broker_clock, self._timers, self._tick_ms = (
-            scheduler,
-            broker_clock,
-            timers,
-            tick_ms,
-        )
-        self._metrics, self._mark_ready = metrics, mark_ready
+    arrival_log: ArrivalLog
+    state: ArrivalLogState
+    non_durable: NonDurableArrivals
+    window: MemoryWindow
+    target_queues: TargetQueues
+    scheduler: StorageScheduler
+    metrics: DelayMetrics
+    broker_clock: BrokerClock
+    timers: Timers
+    tick_ms: int
+    mark_ready: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self.started = self.stopped = False
+        self._append_after_stop: dict[int, bool] = {}
+        """By ticket of an append: whether the arrival log had stopped before `begin_append`."""
         self._timer: Any = None
         self._timer_due = 0.0
         self._maintenance_timer: Any = None
@@ -64,7 +58,7 @@ class Dispatcher:
     def start(self) -> None:
         """Start to pop due messages."""
         self.started = True
-        self._scheduler.run_due()
+        self.scheduler.run_due()
         self.dispatch_due()
 
     def stop(self) -> None:
@@ -72,24 +66,59 @@ class Dispatcher:
         self.started, self.stopped = False, True
         for timer in (self._timer, self._maintenance_timer):
             if timer is not None:
-                self._timers.cancel(timer)
+                self.timers.cancel(timer)
         self._timer = self._maintenance_timer = None
 
     # Arrivals
 
-    def batch_written(self, low: int) -> None:
-        """Handle a written batch, due at `low` or later. Request an fsync at once if it is due soon."""
-        if low < self._window.end:
+    def begin_append(self, due_min: int) -> int:
+        """Announce an append of messages that are due at `due_min` or later; return its ticket.
+
+        Nothing due at or after `due_min` fires until `append_written` or `append_failed` is called with the ticket.
+        Call it without returning to the event loop after `now_ms()`, which the due times were computed from.
+        """
+        ticket = self.non_durable.begin_append(due_min)
+        self._append_after_stop[ticket] = self.arrival_log.log.stopped is not None
+        return ticket
+
+    def append_written(self, ticket: int, header: ArrivalHeader, records: Buffer, answer: Appended) -> None:
+        """Record that the batch is written to the arrival log, not yet durable.
+
+        `answer` is the result of the append of the records that follow the header. `records` is used only during the
+        call. An fsync is requested at once if the batch is due soon.
+        """
+        first, dues, count = answer.first_ordinal, header.dues, header.record_count
+        self.state.epochs.record(first, self.arrival_log.log.epoch)
+        del self._append_after_stop[ticket]
+        if ABSOLUTE_FLAG in dues.absolute:
+            self.broker_clock.record_offset(first, header.ahead_ms)
+        self.scheduler.extend_if_due()
+        rows = self.window.wheel_rows_of(header, records, answer, self.broker_clock.now_ms())
+        written_range = (answer.end_offset, first + count, count, dues.low, dues.high, rows)
+        self.non_durable.add_written(WrittenArrival(ticket, header.log_id, *written_range))
+        self.metrics.count_arrived(count)
+        if dues.low < self.window.end:
             self._request_fsync()
         else:
             self.dispatch_due()
         self._schedule_maintenance_if_needed()
 
+    def append_failed(self, ticket: int) -> None:
+        """Record that the batch was not written.
+
+        If the log stopped after `begin_append`, the next start decides whether the batch was written, and until then
+        nothing fires that is due later.
+        """
+        if self.arrival_log.log.stopped is None or self._append_after_stop.get(ticket):
+            self.non_durable.append_failed(ticket)
+            self.dispatch_due()
+        self._append_after_stop.pop(ticket, None)
+
     def _request_fsync(self) -> None:
-        written = self._non_durable.last_written
+        written = self.non_durable.last_written
         if written is not None and written.end_offset > self._fsync_requested_to:
             self._fsync_requested_to = written.end_offset
-            self._arrival_log.when_forced(written.end_offset, self._fsync_ended)
+            self.arrival_log.when_forced(written.end_offset, self._fsync_ended)
 
     def _fsync_ended(self, error: BaseException | None) -> None:
         """Handle the end of an fsync of the arrival log.
@@ -97,31 +126,31 @@ class Dispatcher:
         If it failed because the log has stopped, targets with non-durable arrivals wait for the next start.
         """
         if error is not None:
-            if self._arrival_log.log.stopped is None:
+            if self.arrival_log.log.stopped is None:
                 self._fsync_requested_to = 0
             else:  # The log has stopped until the next start: request nothing more.
-                self._non_durable.log_stopped()
+                self.non_durable.log_stopped()
                 self.dispatch_due()
             return
         self.process_durable()
-        self._scheduler.extend_if_due()
+        self.scheduler.extend_if_due()
         self.dispatch_due()
 
     def process_durable(self) -> None:
         """Pass the arrivals that are durable now to the memory window."""
-        for arrival in self._non_durable.pop_durable(self._arrival_log.log.forced_offset):
-            self._window.add_durable(arrival.wheel_rows, arrival.count, arrival.due_low, arrival.due_high)
-            self._scheduler.arrival_durable(arrival)
-        if self._window.missing_due is not None:
-            self._scheduler.run_due()
+        for arrival in self.non_durable.pop_durable(self.arrival_log.log.forced_offset):
+            self.window.add_durable(arrival.wheel_rows, arrival.count, arrival.due_low, arrival.due_high)
+            self.scheduler.arrival_durable(arrival)
+        if self.window.missing_due is not None:
+            self.scheduler.run_due()
 
     def wait_for_tail(self, from_offset: int, end: tuple[int, int]) -> None:
         """Fire nothing until the log from `from_offset` to `end` (offset, ordinal) is durable."""
-        ticket, log = self._non_durable.begin_append(self._window.wheel.base_ms), self._arrival_log.log
-        self._scheduler.tail_offset = from_offset
+        ticket, log = self.non_durable.begin_append(self.window.wheel.base_ms), self.arrival_log.log
+        self.scheduler.tail_offset = from_offset
 
         def again(*_: Any) -> None:
-            self._timers.after(MAINTENANCE_SECONDS, look)
+            self.timers.after(MAINTENANCE_SECONDS, look)
 
         def look() -> None:
             if self.stopped or log.stopped is not None:
@@ -129,14 +158,14 @@ class Dispatcher:
             if log.waits_for_space:
                 # The next write makes the tail durable first, but there may be no other write. This truncation removes
                 # nothing.
-                self._arrival_log.truncate_before(log.first_offset + 1, again)
+                self.arrival_log.truncate_before(log.first_offset + 1, again)
             elif log.forced_offset < end[0]:
                 again()
             else:
-                self._scheduler.load_tail(from_offset, end, done)
+                self.scheduler.load_tail(from_offset, end, done)
 
         def done() -> None:
-            self._non_durable.append_failed(ticket)
+            self.non_durable.append_failed(ticket)
             self.dispatch_due()
 
         again()
@@ -148,9 +177,9 @@ class Dispatcher:
         if not self.started:
             return
         self.process_durable()
-        window, now = self._window, self._broker_clock.now_ms()
+        window, now = self.window, self.broker_clock.now_ms()
         limit = min(now, window.fires_below - 1)
-        unsure = self._non_durable.due_limit
+        unsure = self.non_durable.due_limit
         if unsure is not None:
             limit = min(limit, unsure - 1)
             if unsure <= now + LOAD_AHEAD_MS:
@@ -158,11 +187,11 @@ class Dispatcher:
         more = False
         due = window.wheel.next_due
         if due is not None and due <= limit:
-            room = FIREABLE_ROWS_MAX - self._target_queues.fireable_count
+            room = FIREABLE_ROWS_MAX - self.target_queues.fireable_count
             if room > 0:
                 found = window.wheel.pop(limit, min(POP_ROWS_MAX, room))
-                self._target_queues.add_due(found)
-                self._mark_ready()
+                self.target_queues.add_due(found)
+                self.mark_ready()
                 due = window.wheel.next_due
                 more = due is not None and due <= limit
             else:
@@ -177,46 +206,46 @@ class Dispatcher:
         """
         if more:
             self._set_timer(
-                0.0 if self._target_queues.fireable_count < FIREABLE_ROWS_MAX else self._tick_ms / 1000
+                0.0 if self.target_queues.fireable_count < FIREABLE_ROWS_MAX else self.tick_ms / 1000
             )
             return
-        times = []
-        due = self._window.wheel.next_due
+        due, on_disk = self.window.wheel.next_due, self.metrics.next_on_disk
+        unsure, times = self.non_durable.due_limit, []
         if due is not None and due > now:
-            times.append(-(-due // self._tick_ms) * self._tick_ms)
-        on_disk = self._metrics.next_on_disk
-        if on_disk is not None and on_disk - LOAD_AHEAD_MS > now:
-            times.append(on_disk - LOAD_AHEAD_MS)
-        unsure = self._non_durable.due_limit
-        if unsure is not None and unsure - LOAD_AHEAD_MS > now:
-            times.append(unsure - LOAD_AHEAD_MS)
+            times.append(-(-due // self.tick_ms) * self.tick_ms)
+        for each in (on_disk, unsure):
+            if each is not None and each - LOAD_AHEAD_MS > now:
+                times.append(each - LOAD_AHEAD_MS)
         if times:
-            self._set_timer(self._broker_clock.seconds_until(min(times)))
+            self._set_timer(self.broker_clock.seconds_until(min(times)))
 
     def _set_timer(self, seconds: float) -> None:
-        when = self._timers.now() + seconds
+        when = self.timers.now() + seconds
         if self._timer is not None:
             if self._timer_due <= when:
                 return
-            self._timers.cancel(self._timer)
+            self.timers.cancel(self._timer)
         self._timer_due = when
-        self._timer = self._timers.after(seconds, self._timer_fired)
+        self._timer = self.timers.after(seconds, self._timer_fired)
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self._scheduler.extend_if_due()
+        self.scheduler.extend_if_due()
         self.dispatch_due()
 
     # Maintenance, each second while messages are pending
 
     def _schedule_maintenance_if_needed(self) -> None:
-        if not self._scheduler.is_empty:
+        if not self.scheduler.is_empty:
             self.schedule_maintenance()
 
     def schedule_maintenance(self) -> None:
-        """Set the timer for maintenance: an fsync of the arrival log, file work, truncation."""
+        """Set the timer for maintenance: an fsync of the arrival log, file work, truncation.
+
+        Called also after an append without messages, so that the arrival log is truncated.
+        """
         if self._maintenance_timer is None and self.started:
-            self._maintenance_timer = self._timers.after(
+            self._maintenance_timer = self.timers.after(
                 MAINTENANCE_SECONDS, self._run_maintenance, deferrable=True
             )
 
@@ -224,7 +253,7 @@ class Dispatcher:
         self._maintenance_timer = None
         self._request_fsync()
         self.process_durable()
-        if self._non_durable.last_written is None:
-            self._scheduler.skip_to_log_end()
-        self._scheduler.run_due()
+        if self.non_durable.last_written is None:
+            self.scheduler.skip_to_log_end()
+        self.scheduler.run_due()
         self.dispatch_due()

@@ -29,11 +29,11 @@ from typing import Final, NamedTuple
 from journal.record.batch import Appended
 from journal.record.format import Buffer
 from tfmq.delay.arrivals.header import ArrivalHeader
-from tfmq.delay.arrivals.log import WheelRows, record_offsets
+from tfmq.delay.arrivals.log import record_offsets
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, DEFAULT_LEVEL, FINEST_LEVEL, TimeSpan
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import TargetIds
-from tfmq.delay.timing_wheel import DUE_RANGE, HashedTimingWheel, make_tag
+from tfmq.delay.timing_wheel import DUE_RANGE, HashedTimingWheel, WheelRows, make_tag, no_wheel_rows
 
 LOAD_AHEAD_MS: Final = 10_000
 """Messages are loaded into memory this long before they are due: time enough for a slow disk."""
@@ -237,7 +237,7 @@ If their fsync lasts so long that the window covers them then, the window shrink
 """
 FIRST_BUCKET_LOCATOR: Final = 1 << BUCKET_ID_SHIFT
 """Locators below this value are offsets of the arrival log."""
-NO_WHEEL_ROWS: Final = WheelRows(array("Q"), array("Q"), array("Q"), array("Q"))
+NO_WHEEL_ROWS: Final = no_wheel_rows()
 
 
 class DiskArrivals:

@@ -4,46 +4,18 @@ The result may be out of date in one direction only: a message that was delivere
 reported as pending, and is checked again before it fires. A pending message is never reported as not pending.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import compress
 
 from journal.errors import Corrupt
 from tfmq.delay.arrivals.state import ArrivalLogState
-from tfmq.delay.requests import Turn
 from tfmq.delay.target_queue import TargetQueues
 
 
-class PendingSnapshots:
-    """Creates `PendingSnapshot` objects. Broker thread only."""
-
-    def __init__(
-        self, state: ArrivalLogState, target_queues: TargetQueues, late: Collection[tuple[int, int]]
-    ) -> None:
-        self._state, self._target_queues, self._late = state, target_queues, late
-
-    def current(self) -> "PendingSnapshot":
-        """Return which messages are pending now, for queries."""
-        return PendingSnapshot(
-            self._state, self._target_queues.durable_turn, self._is_topic_deleted, self._target_queues.locked
-        )
-
-    def for_file_work(self, border: int | None = None) -> "PendingSnapshot":
-        """Return which are pending now, for work on files; `border` as in `PendingSnapshot`."""
-        queues = self._target_queues
-        return PendingSnapshot(
-            self._state, queues.durable_turn, self._is_topic_deleted, queues.locked, self._late, border
-        )
-
-    def _is_topic_deleted(self, key: int) -> bool:
-        return self._target_queues.destination.display_name(key) is None
-
-
 class PendingSnapshot:
-    """Which messages were pending when the snapshot was made. Used in any thread.
+    """Which messages on disk are pending; any thread may ask.
 
-    `durable_through(key)`: the turn up to which all messages of a target are durable there. `topic_deleted(key)`:
-    whether the topic of a target is deleted. `locked`: turns with a cancel that is not durable yet; this set is not
-    copied, so it is up to date at each call.
+    `target_queues.locked`, the turns with a cancel that is not durable yet, is up to date at each call.
 
     `late` is given for file work only: turns with a cancel that became durable since the work began. They count as
     pending, as do the turns in `locked`, also if the topic is deleted, because `CancelledRows.end_file_work` subtracts
@@ -56,23 +28,20 @@ class PendingSnapshot:
     def __init__(
         self,
         state: ArrivalLogState,
-        durable_through: Callable[[int], Turn | None],
-        topic_deleted: Callable[[int], bool],
-        locked: Collection[tuple[int, int]],
+        target_queues: TargetQueues,
         late: Collection[tuple[int, int]] | None = None,
         border: int | None = None,
     ) -> None:
-        self._cancelled = state.cancelled
-        self._durable_through, self.topic_deleted, self._locked, self._late = (
-            durable_through,
-            topic_deleted,
-            locked,
-            late,
-        )
+        self._cancelled, self._target_queues, self._late = state.cancelled, target_queues, late
+        self._locked = target_queues.locked
         self._border = border
         self.dropped = self.kept = 0
         self.damage: list[Corrupt] = []
         """Damage in the arrivals of the spill, added and logged by their reader."""
+
+    def topic_deleted(self, key: int) -> bool:
+        """Return whether the topic of a target is deleted."""
+        return self._target_queues.destination.display_name(key) is None
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
         """Return which of these messages for one target, at least one, are pending; a `PendingFilter`."""
@@ -104,7 +73,7 @@ class PendingSnapshot:
         self, key: int, dues: Sequence[int], numbers: Sequence[int]
     ) -> "bool | Sequence[int]":
         low, high = min(dues), max(dues)
-        through = self._durable_through(key)
+        through = self._target_queues.durable_turn(key)
         cancelled = self._cancelled.any_between(low, high)
         if not cancelled and (through is None or low > through.due):
             return True

@@ -9,72 +9,85 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Final
 
+from journal.errors import BelowStart, BeyondEnd, Corrupt, NotARecord
 from journal.log.log import Log
+from journal.record.format import HEADER
 from tfmq.apply_target import RunInWorker
+from tfmq.delay.arrivals.header import HEADER_ID
 from tfmq.delay.arrivals.log import ArrivalRecordReader, Records, VerifiedBlockCache
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, POSITION_MASK
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.flow_control import SLICE_BYTES_MAX
+from tfmq.delay.requests import Turn
 from tfmq.delay.rows import NO_ROWS, RowColumns, RowQueue
 
 ARRIVAL_LOG_ID: Final = 0
 """The bucket id of locators that point into the arrival log."""
 
 
-class FetchedRecords(NamedTuple):
-    """Records of the first requested rows, in their order; fewer if the byte limit is reached.
+class RecordReader:
+    """Reads records. Call `read_cached` in the broker thread only, the others in any thread.
 
-    A damaged record is None.
+    Results have the records of the first requested rows, in their order; fewer if the byte limit is reached. A damaged
+    record is None.
     """
 
-    records: Sequence[bytes | None]
-
-
-class RecordReader:
-    """Reads records by locator. Call `read_cached` in the broker thread only, `read` in any thread."""
-
     def __init__(self, log: Log, buckets: BucketStore) -> None:
-        self._buckets = buckets
+        self._log, self._buckets = log, buckets
         proven = VerifiedBlockCache()
         self._cached_reader = ArrivalRecordReader(log, proven)
         self._disk_reader = ArrivalRecordReader(log, proven)
         self._lock = Lock()
 
-    def read_cached(
-        self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int
-    ) -> FetchedRecords | None:
+    def read_cached(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records | None:
         """Return at most `bytes_max` of records, at least one; None if that would wait or be slow.
 
         Raises OSError.
         """
-        found = self._read_by_file(locators, numbers, bytes_max, True)
-        return None if found is None else FetchedRecords(found)
+        return self._read_by_file(locators, numbers, bytes_max, True)
 
-    def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> FetchedRecords:
+    def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records:
         """Like `read_cached`, but wait for the disk. Raises OSError, Closed."""
         count = len(locators)
         plain = list(locators)
         order = sorted(range(count), key=plain.__getitem__)
         rising = [plain[row] for row in order]
         if rising == plain:
-            return FetchedRecords(self._read_from_disk(rising, numbers, bytes_max))
+            return self._read_from_disk(rising, numbers, bytes_max)
         found = self._read_from_disk(rising, [numbers[row] for row in order], bytes_max)
-        by_row: list[bytes | int | None] = [0] * count
-        for row, record in zip(order, found, strict=False):
-            by_row[row] = record
-        end = by_row.index(0) if len(found) < count else count
+        by_row = dict(zip(order, found, strict=False))
+        end = count if len(found) == count else next(row for row in range(count) if row not in by_row)
         if end:
-            return FetchedRecords(by_row[:end])  # type: ignore[arg-type]
+            return [by_row[row] for row in range(end)]
         # Records of other rows have reached the byte limit before that of the first row: read that one alone.
         first = order.index(0)
-        return FetchedRecords(self._read_from_disk([rising[first]], [numbers[order[first]]], bytes_max))
+        return self._read_from_disk([rising[first]], [numbers[order[first]]], bytes_max)
 
     def _read_from_disk(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records:
         found = self._read_by_file(locators, numbers, bytes_max, False)
         assert found is not None, "a read that may wait answers"
         return found
+
+    def find(self, key: int, turn: Turn) -> bytes | None:
+        """Return the record of one message whose arrival is durable; None if it is not found.
+
+        It is found in the arrival log by number, or in a bucket by due time. Raises OSError, Closed.
+        """
+        try:
+            offset, ordinal = self._log.offset_of_ordinal(turn.number)
+            if ordinal == turn.number and offset >= self._buckets.spilled_offset:
+                (record,) = ArrivalRecordReader(self._log).read([offset])
+                if record is not None:
+                    return None if HEADER.unpack_from(record)[2] == HEADER_ID else record
+        except (BelowStart, BeyondEnd, NotARecord, Corrupt):
+            pass  # truncated, or damaged: it may be in a bucket
+        row = next(self._buckets.rows(turn, turn.due + 1, key.__eq__), None)
+        if row is None or row.number != turn.number:
+            return None
+        slot, position = row.locator >> BUCKET_ID_SHIFT, row.locator & POSITION_MASK
+        return self._buckets.read(slot, [position], [row.number])[0]
 
     def _read_by_file(
         self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int, cached: bool
@@ -119,7 +132,7 @@ READ_AHEAD_ROWS_MIN: Final = 8192
 READ_AHEAD_BYTES: Final = 8 << 20
 """Maximum bytes to read ahead: about 16 MiB of memory with all rows of a queue."""
 
-FetchCallback = Callable[[FetchedRecords | None, BaseException | None], None]
+FetchCallback = Callable[[Records | None, BaseException | None], None]
 
 
 class ReadAhead:
@@ -132,14 +145,14 @@ class ReadAhead:
     def __init__(self, record_reader: RecordReader, run: RunInWorker) -> None:
         self._record_reader, self._run = record_reader, run
         self._part = NO_ROWS
-        self._records: Sequence[bytes | None] = ()
+        self._records: Records = []
         """What was read ahead: the records of the first rows of `_part`."""
         self._used = 0
         self._generation = 0
 
     def clear(self) -> None:
         """Discard what was read ahead."""
-        self._part, self._records, self._used = NO_ROWS, (), 0
+        self._part, self._records, self._used = NO_ROWS, [], 0
         self._generation += 1
 
     def fetch(self, part: RowColumns, rows: RowQueue, record_bytes: int, done: FetchCallback) -> None:
@@ -177,19 +190,19 @@ class ReadAhead:
         whole: RowColumns,
         done: FetchCallback,
         life: int,
-        found: FetchedRecords | None,
+        found: Records | None,
         error: BaseException | None,
     ) -> None:
         if found is None:
             # A later record may have caused the error: it must not delay these rows.
             self._read(part, done)
         elif life != self._generation:
-            done(FetchedRecords(found.records[: len(part.numbers)]), None)
+            done(found[: len(part.numbers)], None)
         else:
-            self._part, self._records = whole, found.records
+            self._part, self._records = whole, found
             done(self._buffered(part), None)
 
-    def _buffered(self, part: RowColumns) -> FetchedRecords | None:
+    def _buffered(self, part: RowColumns) -> Records | None:
         """Return the records of the first rows of `part`, if exactly these messages were read ahead."""
         numbers, count = self._part.numbers, len(self._records)
         try:
@@ -204,4 +217,4 @@ class ReadAhead:
         ):
             return None
         self._used = start
-        return FetchedRecords(self._records[start:end])
+        return self._records[start:end]

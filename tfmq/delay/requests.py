@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from journal.log.log import Log
 from journal.record.batch import Appended, Batch
@@ -76,6 +76,10 @@ class ArrivalLog(Protocol):
         ...
 
 
+LogFilter: TypeAlias = Callable[[int], bool]
+"""Returns whether messages for this log id are wanted."""
+
+
 class PendingMessage(NamedTuple):
     """A pending message, as it is listed and shown.
 
@@ -92,7 +96,7 @@ class PendingMessage(NamedTuple):
 class ListQuery(NamedTuple):
     """Which pending messages to list: at most `limit`, with first_due <= due < end_due.
 
-    `after`: only messages with turns after this one; None: all. `keys`: predicate for log ids; None: all logs.
+    `after`: only messages with turns after this one; None: all. `keys`: None for all logs.
     `message_key`: only messages with this key in their attribute; None: all.
     """
 
@@ -100,7 +104,7 @@ class ListQuery(NamedTuple):
     end_due: int
     after: Turn | None
     limit: int
-    keys: Callable[[int], bool] | None = None
+    keys: LogFilter | None = None
     message_key: bytes | None = None
 
 

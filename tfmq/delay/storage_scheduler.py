@@ -1,22 +1,18 @@
-"""The storage scheduler: runs the file work that `memory_window.decide` selects.
-
-It runs one piece of work at a time, in a worker. It writes arrivals to buckets (a spill), truncates the arrival log,
-loads, splits and removes buckets, and writes the checkpoint. Work is retried after disk errors; arrivals that cannot be
-written to buckets are loaded from the arrival log when they are due soon.
-"""
+"""The storage scheduler: runs the file work that `memory_window.decide` selects."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tfmq.apply_queue import RETRY_SECONDS
 from tfmq.apply_target import RunInWorker, Timers
 from tfmq.backoff import Backoff
-from tfmq.delay.arrivals.log import WheelRows, WrittenArrival
+from tfmq.delay.arrivals.log import NonDurableArrivals, WrittenArrival
 from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.buckets.bucket import Bucket
 from tfmq.delay.buckets.format import TimeSpan
@@ -35,11 +31,11 @@ from tfmq.delay.memory_window import (
     decide,
     minimum_end,
 )
-from tfmq.delay.pending import PendingSnapshots
+from tfmq.delay.pending import PendingSnapshot
 from tfmq.delay.requests import ArrivalLog, Turn
 from tfmq.delay.rows import RowColumns
-from tfmq.delay.target_queue import QUEUE_ROWS_MAX, TargetQueue, TargetQueues
-from tfmq.delay.timing_wheel import DUE_RANGE
+from tfmq.delay.target_queue import QUEUE_ROWS_MAX, TargetQueues
+from tfmq.delay.timing_wheel import DUE_RANGE, WheelRows
 from tfmq.errors import NOT_DONE, StorageStopped
 
 logger = logging.getLogger("tfmq.delay")
@@ -47,58 +43,51 @@ logger = logging.getLogger("tfmq.delay")
 WORK_RETRY_SECONDS, WORK_RETRY_SECONDS_MAX = 1.0, 30.0
 """Bounds of the pauses before work is retried after a disk error; they double."""
 
+ADD_ROWS_MAX: Final = 8192
+"""Rows added to the wheel in one turn of the broker, about 3 ms of work."""
+LOAD_RETRY_SECONDS: Final = 1.0
+LOAD_RETRY_SECONDS_MAX: Final = 10.0
+"""Bounds of the pauses before a failed load is retried; they double.
+
+Messages due after the begin of the load do not fire meanwhile.
+"""
+QUERIES_UNAVAILABLE: Final = (
+    "Pending messages cannot be listed or counted, because the disk failed under the buckets of delayed messages."
+    " Repair the disk, then start the broker again."
+)
+"""Lists and counts need all arrivals in buckets, which are not writable any more."""
+
 Callback = Callable[[BaseException | None], None]
 
 
+@dataclass(eq=False, kw_only=True)
 class StorageScheduler:
     """Runs the file work of delayed messages, one piece at a time, in a worker.
 
-    `due_limit()` and `lowest_due()` are those of `tfmq.delay.arrivals.log.NonDurableArrivals`. `more_fireable()` is
-    called after work that may have made more messages ready to fire. `outcome_ms`: how long after its due time the
-    state of a message can be queried.
+    It writes arrivals to buckets (a spill), truncates the arrival log, loads, splits and removes buckets, and writes
+    the checkpoint. Work is retried after disk errors; arrivals that cannot be written to buckets are loaded from the
+    arrival log when they are due soon. `more_fireable()` is called after work that may have made more messages ready to
+    fire. `outcome_ms`: how long after its due time the state of a message can be queried.
     """
 
-    def __init__(
-        self,
-        *,
-        arrival_log: ArrivalLog,
-        state: ArrivalLogState,
-        pending_snapshots: PendingSnapshots,
-        buckets: BucketStore,
-        loader: BucketLoader,
-        window: MemoryWindow,
-        target_queues: TargetQueues,
-        broker_clock: BrokerClock,
-        timers: Timers,
-        run: RunInWorker,
-        due_limit: Callable[[], int | None],
-        lowest_due: Callable[[], int | None],
-        outcome_ms: int,
-        row_counter: BucketRowCounter,
-        cancelled_rows: CancelledRows,
-        more_fireable: Callable[[], None],
-    ) -> None:
-        self._arrival_log, self._state, self._buckets, self._loader = arrival_log, state, buckets, loader
-        self._window, self._target_queues, self._broker_clock, self._timers = (
-            window,
-            target_queues,
-            broker_clock,
-            timers,
-        )
-        self._pending_snapshots = pending_snapshots
-        self._run_worker, self._due_limit, self._lowest_due, self._outcome_ms = (
-            run,
-            due_limit,
-            lowest_due,
-            outcome_ms,
-        )
-        self._row_counter, self._cancelled_rows, self._more_fireable = (
-            row_counter,
-            cancelled_rows,
-            more_fireable,
-        )
-        self.durable_offset = buckets.spilled_offset
-        self.durable_number = buckets.spilled_number
+    arrival_log: ArrivalLog
+    state: ArrivalLogState
+    buckets: BucketStore
+    loader: BucketLoader
+    window: MemoryWindow
+    target_queues: TargetQueues
+    non_durable: NonDurableArrivals
+    broker_clock: BrokerClock
+    timers: Timers
+    run: RunInWorker
+    outcome_ms: int
+    row_counter: BucketRowCounter
+    cancelled_rows: CancelledRows
+    more_fireable: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self.durable_offset = self.buckets.spilled_offset
+        self.durable_number = self.buckets.spilled_number
         """Arrivals before this offset, and with lower numbers, are durable and known to the window."""
         self.tail_offset: int | None = None
         """Offset from which on the arrival log was not durable at the start, until `load_tail` is done.
@@ -110,12 +99,11 @@ class StorageScheduler:
         self.changed = False
         """Whether the checkpoint is out of date."""
         self._unspilled_arrivals, self._committed_ms = UnspilledArrivals(), 0
-        self._file_references = FileReferences(buckets.spilled_offset)
+        self._file_references = FileReferences(self.durable_offset)
         self._unsplittable: set[TimeSpan] = set()
         self._spill_waiters: list[Callback] = []
-        self._window_loader = WindowLoader(window, buckets, loader, timers=timers, run=run)
-        self._queue_reloader = QueueReloader(target_queues, buckets, loader)
         self._backoff, self._write_after = Backoff(WORK_RETRY_SECONDS, WORK_RETRY_SECONDS_MAX), 0.0
+        self._load_backoff = Backoff(LOAD_RETRY_SECONDS, LOAD_RETRY_SECONDS_MAX)
         self._stopped: Callable[[], None] | None = None
 
     # Arrivals
@@ -123,7 +111,7 @@ class StorageScheduler:
     def arrival_durable(self, landed: WrittenArrival) -> None:
         """Record that these arrivals are durable, in the order of the log."""
         self.durable_offset, self.durable_number = landed.end_offset, landed.number_next
-        self._unspilled_arrivals.add(landed.due_low, self._broker_clock.now_ms())
+        self._unspilled_arrivals.add(landed.due_low, self.broker_clock.now_ms())
         self.changed = True
 
     def skip_to_log_end(self) -> None:
@@ -131,20 +119,20 @@ class StorageScheduler:
 
         Headers without messages, as those of cancels, can then be truncated, too.
         """
-        log = self._arrival_log.log
+        log = self.arrival_log.log
         if log.forced_offset == log.end_offset > self.durable_offset and self.tail_offset is None:
             self.durable_offset, self.durable_number, self.changed = log.end_offset, log.end_ordinal, True
-            self._unspilled_arrivals.add(None, self._broker_clock.now_ms())
+            self._unspilled_arrivals.add(None, self.broker_clock.now_ms())
 
     @property
     def unspilled_bytes(self) -> int:
         """Bytes of durable arrivals that are in no bucket."""
-        return self.durable_offset - self._buckets.spilled_offset
+        return self.durable_offset - self.buckets.spilled_offset
 
     @property
     def is_empty(self) -> bool:
         """Whether there are no pending messages on disk."""
-        return not (self._buckets.live_buckets or self.unspilled_bytes) and self._due_limit() is None
+        return not (self.buckets.live_buckets or self.unspilled_bytes) and self.non_durable.due_limit is None
 
     def when_spilled(self, done: Callback) -> None:
         """Call `done(None)` once all durable arrivals are in buckets; `done(error)` if that fails."""
@@ -157,9 +145,9 @@ class StorageScheduler:
         """Call `_spill_waiters` if all arrivals are in buckets, or no spill is possible any more."""
         error = None
         if self.unspilled_bytes:
-            if self._buckets.stop_reason is None:
+            if self.buckets.stop_reason is None:
                 return
-            error = StorageStopped(QUERIES_UNAVAILABLE, reason=self._buckets.stop_reason, outcome=NOT_DONE)
+            error = StorageStopped(QUERIES_UNAVAILABLE, reason=self.buckets.stop_reason, outcome=NOT_DONE)
         wanted, self._spill_waiters = self._spill_waiters, []
         for told in wanted:
             told(error)
@@ -172,7 +160,7 @@ class StorageScheduler:
         Steps that need no worker are done at once, until one is started in a worker or none is left.
         """
         if self._scheduling or (
-            self.tail_offset is not None and self.tail_offset < self._arrival_log.log.forced_offset
+            self.tail_offset is not None and self.tail_offset < self.arrival_log.log.forced_offset
         ):
             return  # `load_tail` must load the end of the log first
         self._scheduling = True
@@ -186,13 +174,13 @@ class StorageScheduler:
 
     def build_view(self) -> StorageView:
         """Return the input of `decide`."""
-        window, buckets, queues = self._window, self._buckets, self._target_queues
-        now = self._broker_clock.now_ms()
+        window, buckets, queues = self.window, self.buckets, self.target_queues
+        now = self.broker_clock.now_ms()
         bucket = buckets.next_after(window.end)
         return StorageView(
             now=now,
             window_end=window.end,
-            non_durable_due=self._due_limit(),
+            non_durable_due=self.non_durable.due_limit,
             missing_due=window.missing_due,
             rows=window.wheel.row_count + queues.row_count,
             fireable=queues.fireable_count + (window.wheel.row_count if window.end <= now else 0),
@@ -203,13 +191,13 @@ class StorageScheduler:
             disk_count=window.disk_arrivals.count,
             unspilled_bytes=self.unspilled_bytes,
             unspilled_since=self._unspilled_arrivals.since,
-            writable=buckets.stop_reason is None and self._timers.now() >= self._write_after,
+            writable=buckets.stop_reason is None and self.timers.now() >= self._write_after,
             spill_requested=bool(self._spill_waiters),
             has_split=self._bucket_to_split() is not None,
-            has_count=self._row_counter.has_work,
-            has_reload=self._queue_reloader.has_work,
-            obsolete_bytes=self._obsolete_before() - self._arrival_log.log.first_offset,
-            segment_bytes=self._arrival_log.log.options.segment_bytes,
+            has_count=self.row_counter.has_work,
+            has_reload=self.target_queues.next_to_reload() is not None,
+            obsolete_bytes=self._obsolete_before() - self.arrival_log.log.first_offset,
+            segment_bytes=self.arrival_log.log.options.segment_bytes,
             committed_ms=self._committed_ms,
             changed=self.changed,
         )
@@ -218,22 +206,22 @@ class StorageScheduler:
         """Start a step in a worker, or do it if it needs none; return False if it had no effect."""
         step, to = decision
         if step is Step.SHRINK:
-            dropped = self._window.shrink(to, self._buckets.spilled_offset)
+            dropped = self.window.shrink(to, self.buckets.spilled_offset)
             logger.info("%d delayed messages that are due from %d on are left on the disk", dropped, to)
-            if to <= self._broker_clock.now_ms():  # messages due after `to` may be delivered: count again
-                self._row_counter.request(self._buckets.live_buckets, True)
+            if to <= self.broker_clock.now_ms():  # messages due after `to` may be delivered: count again
+                self.row_counter.request(self.buckets.live_buckets, True)
             return True
         if step is Step.EXTEND or step is Step.LOAD:
-            unsure, now = self._due_limit(), self._broker_clock.now_ms()
-            to = self._window.reachable_end(to, now if unsure is None else min(unsure, now))
-            if to <= self._window.end:
+            unsure, now = self.non_durable.due_limit, self.broker_clock.now_ms()
+            to = self.window.reachable_end(to, now if unsure is None else min(unsure, now))
+            if to <= self.window.end:
                 return False  # the wheel covers 34 years: earlier messages must fire first
         if step is Step.EXTEND:
-            self._window.extend(to)
-            self._more_fireable()
+            self.window.extend(to)
+            self.more_fireable()
             return True
         self.running_step = step
-        self._cancelled_rows.begin_file_work(self._arrival_log.log.forced_offset)
+        self.cancelled_rows.begin_file_work(self.arrival_log.log.forced_offset)
         if step is Step.LOAD:
             self._load(to)
         else:
@@ -241,6 +229,10 @@ class StorageScheduler:
             work |= {Step.RELOAD: self._reload, Step.TRUNCATE: self._truncate, Step.COMMIT: self._commit}
             work[step]()
         return True
+
+    def _pending(self, border: int | None = None) -> PendingSnapshot:
+        """Return which messages are pending now, for work on files."""
+        return PendingSnapshot(self.state, self.target_queues, self.cancelled_rows.late, border)
 
     def _step_ended(self, error: BaseException | None = None) -> None:
         """Handle the end of a step in a worker. After an error nothing is written for a while."""
@@ -250,109 +242,168 @@ class StorageScheduler:
             what = self.running_step.value if self.running_step is not None else "work"
             logger.error("delayed messages: the %s failed and is tried again: %s", what, error)
             pause = self._backoff.advance()
-            self._write_after = self._timers.now() + pause
-            self._timers.after(pause, self.run_due)
+            self._write_after = self.timers.now() + pause
+            self.timers.after(pause, self.run_due)
         self.running_step = None
-        self._cancelled_rows.end_file_work()
+        self.cancelled_rows.end_file_work()
         # A spill calls only waiters that were added before it began. If nothing is left to spill, no other spill would
         # begin for later waiters; and any work that writes may have stopped the bucket store.
         self._tell_wanted()
-        self._more_fireable()
+        self.more_fireable()
         self.run_due()
 
     # Loads into memory
 
     def _load(self, to: int) -> None:
-        self._window_loader.start(
-            to,
-            self._buckets.spilled_offset,
-            self.durable_offset,
-            self._pending_snapshots.for_file_work(),
-            self._step_ended,
-        )
+        """Load the messages between the end of the window and `to` into the wheel; none fires before all are there."""
+        low = self.window.begin_load(to)
+        buckets = [each for each in self.buckets.live_buckets if each.span.end > low and each.span.start < to]
+        area = LoadRange(low, to, buckets, self.buckets.spilled_offset, self.durable_offset)
+        self._read_range(area, self._pending())
+
+    def _read_range(self, area: LoadRange, pending: PendingFilter) -> None:
+        """Load the range; retry that after an error.
+
+        The load cannot be given up, because messages that arrived since were compared with the new end of the window.
+        """
+
+        def loaded(found: list[WheelRows] | None, error: BaseException | None) -> None:
+            if found is not None:
+                self._load_backoff.reset()
+                self._add_rows([rows for rows in found if len(rows)])
+            elif self.stopping:
+                self._step_ended()
+            else:
+                logger.error("delayed messages that are soon due cannot be loaded, tried again: %s", error)
+                self.timers.after(self._load_backoff.advance(), partial(self._read_range, area, pending))
+
+        self.run(partial(self.loader.load, area, pending), loaded)
+
+    def _add_rows(self, found: list[WheelRows]) -> None:
+        """Add a limited number of rows in each turn of the broker, to not delay other work."""
+        room = ADD_ROWS_MAX
+        while found and room > 0:
+            rows = found.pop()
+            if len(rows) > room:
+                found.append(WheelRows(*(column[room:] for column in rows)))
+                rows = WheelRows(*(column[:room] for column in rows))
+            self.window.add_loaded(rows)
+            room -= len(rows)
+        if found and not self.stopping:
+            self.timers.after(0.0, partial(self._add_rows, found))
+            return
+        if not found:
+            self.window.end_load()
+        self._step_ended()
 
     def _reload(self) -> None:
-        offsets = (self._buckets.spilled_offset, self.durable_offset)
-        work = self._queue_reloader.start(
-            *offsets, self._window.first_unpopped, self._pending_snapshots.for_file_work()
-        )
-        self._run_worker(work, self._reload_ended)
+        """Load again the rows that a target queue has dropped: of one queue, a bounded number."""
+        queue = self.target_queues.next_to_reload()
+        assert queue is not None and queue.on_disk_from is not None, "a reload was decided without a queue"
+        ticket = queue.begin_reload()
+        # Messages from the first unpopped turn on are still in the wheel.
+        first, before, pending = queue.on_disk_from, self.window.first_unpopped, self._pending()
+        arrivals = self.buckets.spilled_offset, self.durable_offset
 
-    def _reload_ended(self, result: Any, error: BaseException | None) -> None:
-        self._queue_reloader.finish(result, error)
-        self._step_ended()
+        def ended(found: tuple[RowColumns, Turn | None] | None, error: BaseException | None) -> None:
+            if found is None:
+                queue.end_reload(ticket, None, None)
+                queue.pause(RETRY_SECONDS)
+            else:
+                queue.end_reload(ticket, *found)
+            self._step_ended()
+
+        self.run(partial(self._find_rows, queue.key, first, before, arrivals, pending), ended)
+
+    def _find_rows(
+        self, key: int, first: Turn, before: Turn, arrivals: tuple[int, int], pending: PendingFilter
+    ) -> tuple[RowColumns, Turn | None]:
+        """Return pending rows of a target from the turn `first` to before `before`, and the turn of the next ones.
+
+        Reads buckets until there are enough rows, then the arrivals (between two offsets) of the same time range.
+        """
+        found: list[WheelRows] = []
+        high = covered = before.due + 1
+        for bucket in self.buckets.live_buckets:
+            if bucket.span.end <= first.due or bucket.span.start >= high:
+                continue
+            found += self.loader.load(LoadRange(first.due, high, [bucket], 0, 0), pending, key.__eq__)
+            if sum(map(len, found)) >= QUEUE_ROWS_MAX:
+                covered = min(high, bucket.span.end)
+                break
+        found += self.loader.load(LoadRange(first.due, covered, [], *arrivals), pending, key.__eq__)
+        part, more = merge_rows(found, first, before, QUEUE_ROWS_MAX)
+        return part, Turn(covered, 0) if more is None and covered < high else more
 
     # Writing to buckets, splits, counts, deletion of files
 
     def _spill(self) -> None:
-        buckets, offset, number = self._buckets, self.durable_offset, self.durable_number
-        self._window.begin_spill()
+        buckets, offset, number = self.buckets, self.durable_offset, self.durable_number
+        self.window.begin_spill()
         self._unspilled_arrivals.begin_spill()
         wanted, self._spill_waiters = self._spill_waiters, []
-        pending = self._pending_snapshots.for_file_work(self._window.border)
-        batches = self._loader.read_arrivals(buckets.spilled_offset, offset, on_damage=pending.damage.append)
-        how = (self._broker_clock.now_ms(), pending, self._broker_clock.encode_steps())
+        pending = self._pending(self.window.border)
+        batches = self.loader.read_arrivals(buckets.spilled_offset, offset, on_damage=pending.damage.append)
+        how = (self.broker_clock.now_ms(), pending, self.broker_clock.encode_steps())
         work = partial(buckets.spill, batches, offset, number, *how)
 
         def done(result: Any, error: BaseException | None) -> None:
-            count = self._window.end_spill(error is None)
+            count = self.window.end_spill(error is None)
             self._unspilled_arrivals.end_spill(error is None)
             if error is None:
-                self._file_references.add_spill(offset, self._window.end)
-                self._target_queues.record_lost(pending.dropped, pending.lost_count(count))
-                self._committed_ms = self._broker_clock.now_ms()
+                self._file_references.add(self.window.end, offset=offset)
+                self.target_queues.record_lost(pending.dropped, pending.lost_count(count))
+                self._committed_ms = self.broker_clock.now_ms()
             for waiter in wanted:
                 waiter(error)
             self._step_ended(error)
 
-        self._run_worker(work, done)
+        self.run(work, done)
 
     def _bucket_to_split(self) -> Bucket | None:
-        named = [*self._buckets.due_for_split(self._broker_clock.now_ms()), *self._buckets.oversized()]
-        following = self._buckets.next_after(self._window.end)
-        return next_to_split(named, following, self._window.end, self._unsplittable)
+        named = [*self.buckets.due_for_split(self.broker_clock.now_ms()), *self.buckets.oversized()]
+        following = self.buckets.next_after(self.window.end)
+        return next_to_split(named, following, self.window.end, self._unsplittable)
 
     def _split(self) -> None:
-        bucket = self._bucket_to_split() or self._buckets.next_after(self._window.end)
+        bucket = self._bucket_to_split() or self.buckets.next_after(self.window.end)
         assert bucket is not None, "a split was decided without a bucket"
-        done = partial(self._split_ended, bucket)
-        self._run_worker(partial(self._buckets.split, bucket, self._pending_snapshots.for_file_work()), done)
 
-    def _split_ended(
-        self, bucket: Bucket, pieces: Collection[Bucket] | None, error: BaseException | None
-    ) -> None:
-        if pieces is not None:
-            self._file_references.add_split(bucket, self._window.end)
-        else:
-            self._unsplittable.add(bucket.span)
-        self._step_ended(error)
+        def done(pieces: list[Bucket] | None, error: BaseException | None) -> None:
+            if pieces is not None:
+                self._file_references.add(self.window.end, bucket=bucket)
+            else:
+                self._unsplittable.add(bucket.span)
+            self._step_ended(error)
+
+        self.run(partial(self.buckets.split, bucket, self._pending()), done)
 
     def _count(self) -> None:
-        self._run_worker(self._row_counter.start(self._pending_snapshots.for_file_work()), self._count_ended)
+        def done(store: Callable[[], bool] | None, error: BaseException | None) -> None:
+            self.changed = (store is not None and store()) or self.changed
+            self._step_ended()
 
-    def _count_ended(self, found: Callable[[], bool] | None, error: BaseException | None) -> None:
-        self.changed = (found is not None and found()) or self.changed
-        self._step_ended()
+        self.run(self.row_counter.start(self._pending()), done)
 
     def _mark_obsolete(self) -> None:
         """Mark buckets obsolete if all their messages are durably delivered or cancelled.
 
         Then release the files to which no row in memory refers.
         """
-        window, queues = self._window, self._target_queues
-        limits = (window.fires_below, window.wheel.next_due, queues.lowest_due, self._lowest_due())
+        window, queues = self.window, self.target_queues
+        limits = (window.fires_below, window.wheel.next_due, queues.lowest_due, self.non_durable.lowest_due)
         through = min(limit for limit in limits if limit is not None)
-        for bucket in self._buckets.live_buckets:
+        for bucket in self.buckets.live_buckets:
             if bucket.span.end > through:
                 break
-            self._buckets.mark_obsolete(bucket)
+            self.buckets.mark_obsolete(bucket)
             self.changed = True
         needed = min(limit for limit in (window.fires_below, window.wheel.next_due) if limit is not None)
         if self._should_drop_blocked_rows and self._file_references.oldest_window_end <= needed:
             queues.drop_blocked_rows(self._file_references.oldest_window_end)
         first = queues.lowest_row_due
         for bucket in self._file_references.release_before(needed if first is None else min(first, needed)):
-            self._buckets.release(bucket)
+            self.buckets.release(bucket)
             self._unsplittable.clear()
             self.changed = True
 
@@ -362,42 +413,40 @@ class StorageScheduler:
 
         That is if the log has two segments of arrivals that are in buckets, and could not truncate one of them.
         """
-        log = self._arrival_log.log
-        kept, spilled = (
-            self._file_references.offset - log.first_offset,
-            self._buckets.spilled_offset - log.first_offset,
-        )
+        log = self.arrival_log.log
+        kept = self._file_references.offset - log.first_offset
+        spilled = self.buckets.spilled_offset - log.first_offset
         return kept < log.options.segment_bytes and spilled >= 2 * log.options.segment_bytes
 
     def _obsolete_before(self) -> int:
         """Return the offset before which arrivals are in buckets, and no row in memory refers to them."""
-        return min(self._file_references.offset, self._buckets.spilled_offset)
+        return min(self._file_references.offset, self.buckets.spilled_offset)
 
     def _truncate(self) -> None:
-        self._arrival_log.truncate_before(
+        self.arrival_log.truncate_before(
             self._obsolete_before(), lambda result, error: self._step_ended(error)
         )
 
     def _commit(self) -> None:
-        now = self._broker_clock.now_ms()
+        now = self.broker_clock.now_ms()
         self.changed = False
-        low = min(self.lowest_stored_due, now - self._outcome_ms)
+        low = min(self.lowest_stored_due, now - self.outcome_ms)
 
         def done(result: Any, error: BaseException | None) -> None:
             if error is None:
                 self._committed_ms = now
-                self._state.expire_before(low)
+                self.state.expire_before(low)
             else:
                 self.changed = True
             self._step_ended(error)
 
-        self._run_worker(partial(self._buckets.commit, now, self._broker_clock.encode_steps()), done)
+        self.run(partial(self.buckets.commit, now, self.broker_clock.encode_steps()), done)
 
     @property
     def lowest_stored_due(self) -> int:
         """Due time before which no message is pending: none is in a live bucket or in the arrivals."""
-        starts = [bucket.span.start for bucket in self._buckets.live_buckets[:1]]
-        limits = [*self._unspilled_arrivals.lows, *starts, self._lowest_due()]
+        starts = [bucket.span.start for bucket in self.buckets.live_buckets[:1]]
+        limits = [*self._unspilled_arrivals.lows, *starts, self.non_durable.lowest_due]
         return min((limit for limit in limits if limit is not None), default=DUE_TIME_LIMIT)
 
     # Urgent work
@@ -407,8 +456,8 @@ class StorageScheduler:
         """Whether `run_due` should be called now: a target queue waits for rows, or a load is urgent."""
         if self.running_step is not None or self.stopping:
             return False
-        urgent = self._window.end <= self._broker_clock.now_ms() + URGENT_MS
-        return self._queue_reloader.has_work or (urgent and not self.is_empty)
+        urgent = self.window.end <= self.broker_clock.now_ms() + URGENT_MS
+        return self.target_queues.next_to_reload() is not None or (urgent and not self.is_empty)
 
     # Start and stop
 
@@ -419,21 +468,21 @@ class StorageScheduler:
         `whole`: False if `load_tail` adds the end of the log later, in which messages may have been due long ago.
         """
         self.durable_offset, self.durable_number = offset, number
-        window, now = self._window, self._broker_clock.now_ms()
+        window, now = self.window, self.broker_clock.now_ms()
         lows = [min(rows.dues) for rows in found.wheel_rows if len(rows.dues)]
-        horizon = min([minimum_end(now), *(bucket.span.start for bucket in self._buckets.live_buckets[:1])])
+        horizon = min([minimum_end(now), *(bucket.span.start for bucket in self.buckets.live_buckets[:1])])
         window.start(min([now if whole else max(0, now - DUE_RANGE // 2), horizon, *lows]), horizon)
         self._add_recovered(found)
 
     def _add_recovered(self, found: RecoveredArrivals) -> None:
-        self._cancelled_rows.add_recovered(found.changed_turns, self.durable_offset)
+        self.cancelled_rows.add_recovered(found.changed_turns, self.durable_offset)
         if self.unspilled_bytes:
-            self._unspilled_arrivals.add(found.due_low, self._broker_clock.now_ms())
+            self._unspilled_arrivals.add(found.due_low, self.broker_clock.now_ms())
         for step in found.ahead_steps:
-            self._broker_clock.restore_offset(*step)
+            self.broker_clock.restore_offset(*step)
         for rows in found.wheel_rows:
             if len(rows.dues):
-                self._window.add_durable(rows, len(rows.dues), min(rows.dues), max(rows.dues))
+                self.window.add_durable(rows, len(rows.dues), min(rows.dues), max(rows.dues))
 
     def load_tail(self, from_offset: int, end: tuple[int, int], done: Callable[[], None]) -> None:
         """Add the arrivals up to `end` (offset, ordinal), which are durable now; then call `done()`.
@@ -444,29 +493,27 @@ class StorageScheduler:
         def found(arrived: RecoveredArrivals | None, error: BaseException | None) -> None:
             if arrived is None:
                 logger.error("the last delayed messages of the log cannot be read, tried again: %s", error)
-                self._timers.after(WORK_RETRY_SECONDS_MAX, partial(self.load_tail, from_offset, end, done))
+                self.timers.after(WORK_RETRY_SECONDS_MAX, partial(self.load_tail, from_offset, end, done))
                 return
             self.tail_offset, self.changed = None, True
-            self.durable_offset, self.durable_number = (
-                max(self.durable_offset, end[0]),
-                max(self.durable_number, end[1]),
-            )
+            self.durable_offset = max(self.durable_offset, end[0])
+            self.durable_number = max(self.durable_number, end[1])
             self._add_recovered(arrived)
             done()
             self.run_due()
 
-        work = partial(self._loader.recover, from_offset, end[0], self._pending_snapshots.current())
-        self._run_worker(work, found)
+        pending = PendingSnapshot(self.state, self.target_queues)
+        work = partial(self.loader.recover, from_offset, end[0], pending)
+        self.run(work, found)
 
     def extend_if_due(self) -> None:
         """Run the next work if the memory window ends soon, so that it is extended."""
-        if self._window.end <= self._broker_clock.now_ms() + LOAD_AHEAD_MS:
+        if self.window.end <= self.broker_clock.now_ms() + LOAD_AHEAD_MS:
             self.run_due()
 
     def stop(self, done: Callable[[], None]) -> None:
         """Start no more work; call `done()` when none is running."""
         self.stopping = True
-        self._window_loader.stop()
         self._stopped = done
         for waiter in self._spill_waiters:
             waiter(StorageStopped(reason="the broker stops", outcome=NOT_DONE))
@@ -477,107 +524,6 @@ class StorageScheduler:
         if self._stopped is not None and self.running_step is None:
             done, self._stopped = self._stopped, None
             done()
-
-
-ADD_ROWS_MAX: Final = 8192
-"""Rows added to the wheel in one turn of the broker, about 3 ms of work."""
-LOAD_RETRY_SECONDS: Final = 1.0
-LOAD_RETRY_SECONDS_MAX: Final = 10.0
-"""Bounds of the pauses before a failed load is retried; they double.
-
-Messages due after the begin of the load do not fire meanwhile.
-"""
-
-
-class WindowLoader:
-    """Loads the messages between the old and a new end of the window into the wheel.
-
-    None of these messages fires before all are loaded. One load at a time.
-    """
-
-    def __init__(
-        self,
-        window: MemoryWindow,
-        buckets: BucketStore,
-        loader: BucketLoader,
-        *,
-        timers: Timers,
-        run: RunInWorker,
-    ) -> None:
-        self._window, self._buckets, self._loader = window, buckets, loader
-        self._timers, self._run = timers, run
-        self._backoff = Backoff(LOAD_RETRY_SECONDS, LOAD_RETRY_SECONDS_MAX)
-        self._stopping = False
-        self._done: Callable[[], None] | None = None
-
-    def start(
-        self, to: int, from_offset: int, to_offset: int, pending: PendingFilter, done: Callable[[], None]
-    ) -> None:
-        """Extend the window to `to`; call `done()` when all messages due before `to` are in the wheel.
-
-        They are read from buckets, and from the arrival log between the two offsets.
-        """
-        low = self._window.begin_load(to)
-        buckets = [
-            each for each in self._buckets.live_buckets if each.span.end > low and each.span.start < to
-        ]
-        self._done = done
-        self._load(LoadRange(low, to, buckets, from_offset, to_offset), pending)
-
-    def stop(self) -> None:
-        """End a running load early: do not retry it, and add no more rows."""
-        self._stopping = True
-
-    def _load(self, area: LoadRange, pending: PendingFilter) -> None:
-        self._run(partial(self._loader.load, area, pending), partial(self._loaded, area, pending))
-
-    def _loaded(
-        self,
-        area: LoadRange,
-        pending: PendingFilter,
-        found: list[WheelRows] | None,
-        error: BaseException | None,
-    ) -> None:
-        """Add the loaded rows, or retry the load after an error.
-
-        The load cannot be given up, because messages that arrived since were compared with the new end of the window.
-        """
-        if found is not None:
-            self._backoff.reset()
-            self._add_rows([rows for rows in found if len(rows.dues)])
-        elif self._stopping:
-            self._finish()
-        else:
-            logger.error("delayed messages that are soon due cannot be loaded, tried again: %s", error)
-            self._timers.after(self._backoff.advance(), partial(self._load, area, pending))
-
-    def _add_rows(self, found: list[WheelRows]) -> None:
-        """Add a limited number of rows in each turn of the broker, to not delay other work."""
-        room = ADD_ROWS_MAX
-        while found and room > 0:
-            rows = found.pop()
-            if len(rows.dues) > room:
-                found.append(WheelRows(*(column[room:] for column in rows)))
-                rows = WheelRows(*(column[:room] for column in rows))
-            self._window.add_loaded(rows)
-            room -= len(rows.dues)
-        if found and not self._stopping:
-            self._timers.after(0.0, partial(self._add_rows, found))
-            return
-        if not found:
-            self._window.end_load()
-        self._finish()
-
-    def _finish(self) -> None:
-        done, self._done = self._done, None
-        if done is not None:
-            done()
-
-
-class _FileReference(NamedTuple):
-    window_end: int
-    offset: int | None
-    bucket: Bucket | None
 
 
 class FileReferences:
@@ -592,26 +538,19 @@ class FileReferences:
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
-        self._references: deque[_FileReference] = deque()
+        self._references: deque[tuple[int, int | None, Bucket | None]] = deque()
         self._highest_end = 0
 
-    def add_spill(self, offset: int, horizon: int) -> None:
-        """Record that arrivals before `offset` are in buckets now; `horizon`: the end of the window."""
-        self._add(horizon, offset, None)
-
-    def add_split(self, bucket: Bucket, horizon: int) -> None:
-        """Record that a bucket was split into others; `horizon`: the end of the window."""
-        self._add(horizon, None, bucket)
-
-    def _add(self, horizon: int, offset: int | None, bucket: Bucket | None) -> None:
-        """Add a reference; a window that has shrunk must not release an earlier reference too early."""
-        self._highest_end = max(horizon, self._highest_end) if self._references else horizon
-        self._references.append(_FileReference(self._highest_end, offset, bucket))
+    def add(self, window_end: int, *, offset: int | None = None, bucket: Bucket | None = None) -> None:
+        """Record that arrivals before `offset` are in buckets now, or that `bucket` was split into others."""
+        # A window that has shrunk must not release an earlier reference too early.
+        self._highest_end = max(window_end, self._highest_end) if self._references else window_end
+        self._references.append((self._highest_end, offset, bucket))
 
     @property
     def oldest_window_end(self) -> int:
         """The due time before which rows may refer to the oldest of the old files; 0 if there is none."""
-        return self._references[0].window_end if self._references else 0
+        return self._references[0][0] if self._references else 0
 
     def release_before(self, needed: int) -> list[Bucket]:
         """Advance `offset` and return the split buckets to which no row in memory refers any more.
@@ -619,90 +558,13 @@ class FileReferences:
         No row in memory is due before `needed`.
         """
         found = []
-        while self._references and self._references[0].window_end <= needed:
-            pin = self._references.popleft()
-            if pin.bucket is not None:
-                found.append(pin.bucket)
-            if pin.offset is not None:
-                self.offset = pin.offset
+        while self._references and self._references[0][0] <= needed:
+            _, offset, bucket = self._references.popleft()
+            if bucket is not None:
+                found.append(bucket)
+            if offset is not None:
+                self.offset = offset
         return found
-
-
-class ReloadedRows(NamedTuple):
-    """Rows of a target queue, loaded again. `more`: the turn of the next ones; None: these are all."""
-
-    rows: RowColumns
-    more: Turn | None
-
-
-class QueueReloader:
-    """Loads again the rows that a target queue has dropped, from buckets and arrivals.
-
-    A bounded number of rows at a time, of one queue at a time.
-    """
-
-    def __init__(self, target_queues: TargetQueues, buckets: BucketStore, loader: BucketLoader) -> None:
-        self._target_queues, self._buckets, self._loader = target_queues, buckets, loader
-        self._queue: TargetQueue | None = None
-        self._ticket = 0
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a queue could send messages whose rows are not in memory."""
-        return self._target_queues.next_to_reload() is not None
-
-    def start(
-        self, from_offset: int, to_offset: int, front: Turn, pending: PendingFilter
-    ) -> Callable[[], ReloadedRows | None]:
-        """Return a function for a worker, which finds rows of the next queue with turns below `front`.
-
-        Messages from `front` on are still in the wheel. The arrivals between the two offsets are in no bucket.
-        """
-        self._queue = queue = self._target_queues.next_to_reload()
-        if queue is None or queue.on_disk_from is None:
-            return lambda: None
-        self._ticket = queue.begin_reload()
-        return partial(self._find, queue.key, queue.on_disk_from, from_offset, to_offset, front, pending)
-
-    def _find(
-        self, key: int, after: Turn, from_offset: int, to_offset: int, front: Turn, pending: PendingFilter
-    ) -> ReloadedRows:
-        """Read buckets until there are enough rows, then the arrivals of the same time range."""
-        found: list[WheelRows] = []
-        high = front.due + 1
-        count, covered = 0, high
-        for bucket in self._buckets.live_buckets:
-            if bucket.span.end <= after.due or bucket.span.start >= high:
-                continue
-            area = LoadRange(after.due, high, [bucket], 0, 0)
-            found += self._loader.load(area, pending, (key,))
-            count = sum([len(rows.dues) for rows in found])
-            if count >= QUEUE_ROWS_MAX:
-                covered = min(high, bucket.span.end)
-                break
-        found += self._loader.load(LoadRange(after.due, covered, [], from_offset, to_offset), pending, (key,))
-        part, more = merge_rows(found, after, front, QUEUE_ROWS_MAX)
-        if more is None and covered < high:
-            more = Turn(covered, 0)
-        return ReloadedRows(part, more)
-
-    def finish(self, found: ReloadedRows | None, error: BaseException | None) -> None:
-        """Pass the rows that the worker found to the queue. After an error the queue pauses."""
-        queue, self._queue = self._queue, None
-        if queue is None:
-            return
-        if found is None:
-            queue.end_reload(self._ticket, None, None)
-            queue.pause(RETRY_SECONDS)
-        else:
-            queue.end_reload(self._ticket, *found)
-
-
-QUERIES_UNAVAILABLE: Final = (
-    "Pending messages cannot be listed or counted, because the disk failed under the buckets of delayed messages."
-    " Repair the disk, then start the broker again."
-)
-"""Lists and counts need all arrivals in buckets, which are not writable any more."""
 
 
 class UnspilledArrivals:

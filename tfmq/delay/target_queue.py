@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 from journal.errors import BelowStart
@@ -20,10 +22,11 @@ from journal.record.block_trailer import SOURCE_DELAY
 from journal.record.format import SEQUENCE_BITS, SEQUENCE_MASK
 from tfmq.apply_queue import ApplyQueue, ApplyQueues
 from tfmq.apply_target import Append, AppendResult, ApplyTarget, RunInWorker, Timers
+from tfmq.delay.arrivals.log import Records
 from tfmq.delay.arrivals.state import CancelledMessages
 from tfmq.delay.due_time import BrokerClock
 from tfmq.delay.flow_control import SLICE_BYTES_MAX, FlowControl, NonDurableAppends, WrittenAppend
-from tfmq.delay.record_reader import FetchedRecords, ReadAhead, RecordReader
+from tfmq.delay.record_reader import ReadAhead, RecordReader
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import (
     NO_ROWS,
@@ -31,10 +34,9 @@ from tfmq.delay.rows import (
     RowColumns,
     RowQueue,
     TargetIds,
-    empty_row_columns,
     join_records,
 )
-from tfmq.delay.timing_wheel import ABSOLUTE, TARGET_SHIFT, WheelEntries
+from tfmq.delay.timing_wheel import ABSOLUTE, TARGET_SHIFT, WheelRows
 from tfmq.errors import UNKNOWN, DiskFull, StorageStopped, UnknownTopic
 
 logger = logging.getLogger("tfmq.delay")
@@ -60,7 +62,12 @@ class TargetQueue(ApplyQueue):
         self.reloading = False
         self._reload_end: Turn | None = None
         """Messages from this turn on became due during the reload, and have no rows in memory."""
-        self._count = WaitingCount()
+        self._dead_rows = 0
+        """Number of rows of cancelled or rescheduled messages."""
+        self._on_disk_count = 0
+        """Number of messages that are only on disk, without those in `_arrived_in_reload`."""
+        self._arrived_in_reload = 0
+        """Number of messages that became due during a reload and are only on disk."""
         self._reload_ticket = 0
         self.rows = RowQueue()
         self._owner = owner
@@ -118,31 +125,51 @@ class TargetQueue(ApplyQueue):
         if limit is None and not full:
             self.rows.append(part)
             return
-        self._count.add_on_disk(count, self.reloading)
-        if limit is None and self.reloading:
-            self._reload_end = part.turn(0)
-        elif limit is None:
-            self.on_disk_from = part.turn(0)
+        if self.reloading:
+            self._arrived_in_reload += count
+            self._reload_end = self._reload_end or part.turn(0)
+        else:
+            self._on_disk_count += count
+            if limit is None:
+                self.on_disk_from = part.turn(0)
+
+    @property
+    def _not_appended(self) -> int:
+        """Number of messages that are not appended yet, with rows or only on disk."""
+        return max(0, len(self.rows) - self._dead_rows) + self._on_disk_count + self._arrived_in_reload
 
     @property
     def waiting(self) -> int:
         """Number of due messages that are not durable in the target, in memory or only on disk."""
-        return self._count.waiting(self.rows) + self.non_durable_appends.count
+        return self._not_appended + self.non_durable_appends.count
 
     def remove_message(self, turn: Turn) -> None:
         """Stop counting a message that was cancelled or rescheduled."""
-        self._count.remove_message(turn, self.rows, self._reload_end, self.on_disk_from)
+        if self.rows.contains(turn):
+            self._dead_rows += 1
+        elif self._reload_end is not None and turn >= self._reload_end:
+            self._arrived_in_reload = max(0, self._arrived_in_reload - 1)
+        elif self.on_disk_from is not None and turn >= self.on_disk_from:
+            self._on_disk_count = max(0, self._on_disk_count - 1)
+
+    def _move_to_disk(self, lost: int = 0) -> None:
+        """Drop all rows; count them, and `lost` messages that were appended and lost, as only on disk."""
+        self._on_disk_count = self._not_appended + lost
+        self._arrived_in_reload = self._dead_rows = 0
+        self.rows.clear()
+        # A running reload ends before messages that arrived later: they are reloaded, too.
+        self._reload_end, self.reloading = None, False
+
+    def _reload_from(self, turn: Turn) -> None:
+        """Set `on_disk_from` to `turn`, unless it is lower."""
+        self.on_disk_from = turn if self.on_disk_from is None else min(turn, self.on_disk_from)
 
     def drop_rows(self) -> None:
         """Drop the rows from memory; they are on disk."""
         if len(self.rows):
-            self._count.move_to_disk(self.rows)
-            first = self.rows.first_turn()
-            self.on_disk_from = first if self.on_disk_from is None else min(first, self.on_disk_from)
-            self.rows.clear()
+            self._reload_from(self.rows.first_turn())
+            self._move_to_disk()
             self._read_ahead.clear()
-            # A running reload ends before messages that arrived later: they are reloaded, too.
-            self._reload_end, self.reloading = None, False
             self._generation += 1
 
     @property
@@ -164,13 +191,11 @@ class TargetQueue(ApplyQueue):
         """
         if not self.reloading or ticket != self._reload_ticket:
             return
-        self.reloading = False
         if part is None:
-            self._count.move_to_disk(self.rows)
-            self.rows.clear()
-            self._reload_end = None
+            self._move_to_disk()
             return
-        waited = self._count.waiting(self.rows)
+        self.reloading = False
+        waited = self._not_appended
         later, self.rows = self.rows, RowQueue()
         cut, self._reload_end = self._reload_end, None
         self.rows.append(part)
@@ -178,23 +203,32 @@ class TargetQueue(ApplyQueue):
         if next_turn is None:
             self.rows.append(later.head(len(later)))
             self.on_disk_from = cut
-        dead = count_dead(self.rows, self._owner.cancelled, self._owner.locked)
-        self._count.set_rows(waited, self.rows, dead, next_turn is None)
+        self._dead_rows = self._count_dead_rows()
+        on_disk = waited - len(self.rows) + self._dead_rows
+        # If all are loaded, only messages that became due during the reload may be without rows.
+        self._on_disk_count = self._arrived_in_reload if next_turn is None else max(0, on_disk)
+        self._arrived_in_reload = 0
         self._position_known = False
         self._owner.mark_ready(self)
+
+    def _count_dead_rows(self) -> int:
+        """Count the rows with a durable cancel; `locked` has turns with a non-durable one."""
+        part, cancelled = self.rows.head(len(self.rows)), self._owner.cancelled
+        if not len(self.rows) or not cancelled.any_between(part.dues[0], part.dues[-1]):
+            return 0
+        turns = zip(part.dues, part.numbers, strict=True)
+        return sum([turn in cancelled and turn not in self._owner.locked for turn in turns])
 
     def is_firing(self, turn: Turn) -> bool:
         """Return whether the message is being appended, or may be appended and not durable."""
         if self._in_flight_to is not None and turn <= self._in_flight_to:
             return True
-        if (
-            self._uncertain_to is not None
-            and turn <= self._uncertain_to
-            and not self.non_durable_appends.is_durable(turn)
-        ):
+        if self.non_durable_appends.is_durable(turn):
+            return False
+        if self._uncertain_to is not None and turn <= self._uncertain_to:
             return True
         last = self.non_durable_appends.last_append
-        return last is not None and turn <= last.last and not self.non_durable_appends.is_durable(turn)
+        return last is not None and turn <= last.last
 
     # Appends to the target
 
@@ -219,14 +253,17 @@ class TargetQueue(ApplyQueue):
         found = fireable_rows(self.rows.head(count), self._owner, self._owner.uncertain_targets.get(self.key))
         if found.cancelled:
             self.rows.drop_head(found.cancelled)
-            self._count.drop_dead(found.cancelled)
+            self._dead_rows = max(0, self._dead_rows - found.cancelled)
         elif len(found.early.numbers):
-            self._owner.handle_early(self, *found[2:])
+            self._owner.handle_early(self, found.early, found.early_ms)
             return False
         elif not len(found.part.numbers):
             return False
         else:
-            self._fetch(found.part)
+            part = found.part
+            self.busy, self._in_flight_to = True, part.turn(-1)
+            fetched = partial(self._fetched, part, self._generation)
+            self._read_ahead.fetch(part, self.rows, self._record_bytes, fetched)
         return True
 
     def _check_target(self) -> bool:
@@ -244,14 +281,8 @@ class TargetQueue(ApplyQueue):
             self.rows.drop_through(Turn(*applied))
         return bool(len(self.rows))
 
-    def _fetch(self, part: RowColumns) -> None:
-        self.busy, self._in_flight_to = True, part.turn(-1)
-        self._read_ahead.fetch(
-            part, self.rows, self._record_bytes, partial(self._fetched, part, self._generation)
-        )
-
     def _fetched(
-        self, part: RowColumns, life: int, found: FetchedRecords | None, error: BaseException | None
+        self, part: RowColumns, life: int, found: Records | None, error: BaseException | None
     ) -> None:
         self.busy = False
         if life != self._generation or self._owner.stopping:
@@ -266,7 +297,7 @@ class TargetQueue(ApplyQueue):
             self._failed(error or RuntimeError("a read ended without a result"))
             return
         limit = min(SLICE_BYTES_MAX, self._owner.destination.append_bytes_max(self.key))
-        piece = join_records(found.records, self.key, limit)
+        piece = join_records(found, self.key, limit)
         if piece.damaged:
             text = "%d delayed messages for %s cannot be read and are left out, due %d to %d"
             dues = part.dues[0], part.dues[piece.rows - 1]
@@ -357,7 +388,8 @@ class TargetQueue(ApplyQueue):
 
     def drop_all(self) -> None:
         """Drop all messages and add them to `TargetQueues.dropped`: the target's topic is deleted."""
-        count, self._count = self._count.waiting(self.rows), WaitingCount()
+        count = self._not_appended
+        self._dead_rows = self._on_disk_count = self._arrived_in_reload = 0
         if count or self.on_disk_from:
             logger.warning("%d delayed messages for the deleted topic %s are dropped", count, self.topic)
         self._owner.dropped += count
@@ -380,82 +412,15 @@ class TargetQueue(ApplyQueue):
         self._in_flight_to = self._uncertain_to = None
         applied = self._applied()
         if lost := self.non_durable_appends.reset_to(applied):
-            self._count.move_to_disk(self.rows, lost)
             # The lost messages are not in memory any more: reload everything from there on.
-            first = Turn(0, 0) if applied is None else Turn(applied.due, applied.number + 1)
-            self.rows.clear()
-            self.on_disk_from = first if self.on_disk_from is None else min(first, self.on_disk_from)
-            self._reload_end, self.reloading = None, False
+            self._reload_from(Turn(0, 0) if applied is None else Turn(applied.due, applied.number + 1))
+            self._move_to_disk(lost)
         super().target_resumed()
 
     def _block(self, error: BaseException) -> None:
         super()._block(error)
         self._read_ahead.clear()
         self._owner.mark_blocked()
-
-
-class WaitingCount:
-    """Counts the messages of a queue that are not appended yet, with rows or only on disk.
-
-    `dead_rows`: rows of cancelled or rescheduled messages. `on_disk`: messages that are only on disk.
-    `arrived_in_reload`: messages that became due during a reload and are only on disk.
-    """
-
-    def __init__(self) -> None:
-        self.dead_rows = self.on_disk = self.arrived_in_reload = 0
-
-    def waiting(self, rows: RowQueue) -> int:
-        """Return the number of all messages; `rows`: the rows of the queue."""
-        return max(0, len(rows) - self.dead_rows) + self.on_disk + self.arrived_in_reload
-
-    def move_to_disk(self, rows: RowQueue, lost: int = 0) -> None:
-        """Count all rows as only on disk, with `lost` messages that were appended and lost."""
-        self.on_disk = self.waiting(rows) + lost
-        self.arrived_in_reload = self.dead_rows = 0
-
-    def add_on_disk(self, count: int, loading: bool) -> None:
-        """Count messages that became due, but get no rows; `loading`: during a reload."""
-        if loading:
-            self.arrived_in_reload += count
-        else:
-            self.on_disk += count
-
-    def drop_dead(self, dead: int) -> None:
-        """Subtract dead rows that were removed."""
-        self.dead_rows = max(0, self.dead_rows - dead)
-
-    def remove_message(
-        self, turn: Turn, rows: RowQueue, reload_end: Turn | None, on_disk_from: Turn | None
-    ) -> None:
-        """Stop counting a cancelled or rescheduled message, in memory or on disk.
-
-        `reload_end`, `on_disk_from`: those of the queue, from which on messages are only on disk.
-        """
-        if rows.contains(turn):
-            self.dead_rows += 1
-        elif reload_end is not None and turn >= reload_end:
-            self.arrived_in_reload = max(0, self.arrived_in_reload - 1)
-        elif on_disk_from is not None and turn >= on_disk_from:
-            self.on_disk = max(0, self.on_disk - 1)
-
-    def set_rows(self, waited: int, rows: RowQueue, dead: int, is_all: bool) -> None:
-        """Set the counts after a reload that led to `rows`; `dead` of them are dead.
-
-        `waited`: the count of all messages before. `is_all`: only messages that became due during the reload may be
-        without rows.
-        """
-        self.dead_rows = dead
-        self.on_disk = self.arrived_in_reload if is_all else max(0, waited - len(rows) + dead)
-        self.arrived_in_reload = 0
-
-
-def count_dead(rows: RowQueue, cancelled: CancelledMessages, unsure: Collection[tuple[int, int]]) -> int:
-    """Return how many of the rows have a durable cancel; `unsure`: turns with a non-durable one."""
-    part = rows.head(len(rows))
-    if not len(rows) or not cancelled.any_between(part.dues[0], part.dues[-1]):
-        return 0
-    turns = zip(part.dues, part.numbers, strict=True)
-    return sum([turn in cancelled and turn not in unsure for turn in turns])
 
 
 # Which of the first rows of a queue may fire.
@@ -510,13 +475,9 @@ def _rows_until_early(part: RowColumns, queues: TargetQueues) -> FireableRows:
         return FireableRows(part)
     if first:
         return FireableRows(part.head(first))
-    waits = empty_row_columns()
-    for index, each in enumerate(early):
-        if each:
-            waits.dues.append(part.dues[index])
-            waits.numbers.append(part.numbers[index])
-            waits.locators.append(part.locators[index])
-            waits.flags.append(part.flags[index])
+    keep = [each > 0 for each in early]
+    dues, numbers, locators = (array("Q", compress(column, keep)) for column in part[:3])
+    waits = RowColumns(dues, numbers, locators, bytearray(compress(part.flags, keep)))
     return FireableRows(part, 0, waits, [each for each in early if each])
 
 
@@ -546,15 +507,15 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         broker_clock: BrokerClock,
         targets: TargetIds,
         record_reader: RecordReader,
-        cancelled: Callable[[], CancelledMessages],
-        doubtful: Mapping[int, int],
+        cancelled: CancelledMessages,
+        uncertain_targets: Mapping[int, int],
         postpone: Postpone,
     ) -> None:
         super().__init__(destination, timers, (SOURCE_DELAY, store_id))
         self.run, self.broker_clock, self.record_reader = run, broker_clock, record_reader
         self.flow_control = FlowControl()
         self.lateness = LatenessHistogram()
-        self.uncertain_targets = doubtful
+        self.uncertain_targets = uncertain_targets
         """Log id of a target -> due time from which on nothing is appended to it until the next start."""
         self.locked: set[Turn] = set()
         self.dropped = 0
@@ -562,24 +523,14 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         self.damaged = 0
         """Number of messages that are lost because they could not be read."""
         self.fired_count = 0
-        self._targets, self._cancelled, self._postpone = targets, cancelled, postpone
+        self.cancelled, self._targets, self._postpone = cancelled, targets, postpone
         self._queues_on_disk: dict[TargetQueue, None] = {}
         self._check_blocked = False
-
-    @property
-    def cancelled(self) -> CancelledMessages:
-        """The cancelled messages, from the current state of the arrival log."""
-        return self._cancelled()
 
     @property
     def row_count(self) -> int:
         """Number of rows in memory, of all queues."""
         return sum([len(queue.rows) for queue in self._queues.values()])
-
-    @property
-    def waiting_count(self) -> int:
-        """Number of due messages of all queues that are not durable in their targets."""
-        return sum([queue.waiting for queue in self._queues.values()])
 
     @property
     def fireable_count(self) -> int:
@@ -595,9 +546,8 @@ class TargetQueues(ApplyQueues[TargetQueue]):
     @property
     def lowest_row_due(self) -> int | None:
         """Lower bound of the due times of rows in memory; None if there are none."""
-        return min(
-            (queue.rows.first_turn().due for queue in self._queues.values() if len(queue.rows)), default=None
-        )
+        dues = [queue.rows.first_turn().due for queue in self._queues.values() if len(queue.rows)]
+        return min(dues, default=None)
 
     @property
     def on_disk_count(self) -> int:
@@ -647,7 +597,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
 
     # Due messages
 
-    def add_due(self, entries: WheelEntries) -> None:
+    def add_due(self, entries: WheelRows) -> None:
         """Add due messages to the queues of their targets."""
         if not len(entries):
             return
@@ -657,13 +607,9 @@ class TargetQueues(ApplyQueues[TargetQueue]):
             flags = bytearray([tag & ABSOLUTE for tag in tags])
             self._add_to_queue(first, RowColumns(entries.dues, entries.numbers, entries.locators, flags))
             return
-        found: dict[int, list[int]] = {}
+        found: defaultdict[int, list[int]] = defaultdict(list)
         for row, tag in enumerate(tags):
-            target = tag >> TARGET_SHIFT
-            if target in found:
-                found[target].append(row)
-            else:
-                found[target] = [row]
+            found[tag >> TARGET_SHIFT].append(row)
         for target, rows in found.items():
             dues, numbers, locators = (array("Q", map(each.__getitem__, rows)) for each in entries[:3])
             self._add_to_queue(
@@ -807,14 +753,6 @@ class LatenessHistogram:
         self.counts = [0] * LATENESS_BUCKETS
         self.max_ms = 0
         self.total = 0
-
-    def record(self, late_ms: int, count: int = 1) -> None:
-        """Count messages with the same lateness."""
-        late_ms = max(0, late_ms)
-        self.counts[min(late_ms.bit_length(), LATENESS_BUCKETS - 1)] += count
-        self.total += count
-        if late_ms > self.max_ms:
-            self.max_ms = late_ms
 
     def record_sorted(self, now_ms: int, dues: Sequence[int]) -> None:
         """Count messages with these due times (ascending), written now."""

@@ -58,7 +58,7 @@ class HashedTimingWheel:
         self._row_count = 0
         self._added_late: set[int] = set()
         """Numbers of the messages that were added after their due time was popped."""
-        self._ready = WheelEntries(array("Q"), array("Q"), array("Q"), array("Q"))
+        self._ready = no_wheel_rows()
         self._ready_popped = 0
         """How many rows of `_ready` were popped.
 
@@ -227,7 +227,7 @@ class HashedTimingWheel:
     def _return_ready(self) -> None:
         """Return the rows of `_ready` to the ring: rows with lower turns are added, or rows removed."""
         dues, numbers, locators, tags = (column[self._ready_popped :] for column in self._ready)
-        self._ready = WheelEntries(array("Q"), array("Q"), array("Q"), array("Q"))
+        self._ready = no_wheel_rows()
         self._ready_popped = 0
         if not len(dues):
             return
@@ -297,12 +297,12 @@ class HashedTimingWheel:
 
     # Pop
 
-    def pop(self, now_ms: int, rows_max: int = ROWS_MAX) -> WheelEntries:
+    def pop(self, now_ms: int, rows_max: int = ROWS_MAX) -> WheelRows:
         """Return the messages due by `now_ms` that were not popped yet, in the order of their turns.
 
         At most `rows_max` are returned; the next call continues. `next_due` shows whether there are more.
         """
-        found = WheelEntries(array("Q"), array("Q"), array("Q"), array("Q"))
+        found = no_wheel_rows()
         now = now_ms - self.base_ms
         while len(found.dues) < rows_max:
             due = self.next_due
@@ -323,7 +323,7 @@ class HashedTimingWheel:
             self._next_due = None
         return found
 
-    def _append_popped(self, entries: WheelEntries, rows_max: int, into: WheelEntries) -> None:
+    def _append_popped(self, entries: WheelRows, rows_max: int, into: WheelRows) -> None:
         """Append the rows of a popped list to `into`, if no row needs a check and all fit.
 
         Else set `_ready` to them.
@@ -336,12 +336,12 @@ class HashedTimingWheel:
             column.extend(more)
         self._row_count -= count
 
-    def _append_ready(self, now_ms: int, rows_max: int, into: WheelEntries) -> None:
+    def _append_ready(self, now_ms: int, rows_max: int, into: WheelRows) -> None:
         """Move rows of `_ready` that are due to `into`, which has `rows_max` rows at most then."""
         start = self._ready_popped
         room = start + rows_max - len(into.dues)
         end = bisect_right(self._ready.dues, now_ms, start, min(len(self._ready.dues), room))
-        found = WheelEntries(*(column[start:end] for column in self._ready))
+        found = WheelRows(*(column[start:end] for column in self._ready))
         if self._cancelled:
             found = self._without_cancelled(found)
         for column, more in zip(into, found, strict=True):
@@ -351,19 +351,19 @@ class HashedTimingWheel:
         if self._added_late:
             self._added_late.difference_update(found.numbers)
         if end == len(self._ready.dues):
-            self._ready = WheelEntries(array("Q"), array("Q"), array("Q"), array("Q"))
+            self._ready = no_wheel_rows()
             self._ready_popped = 0
 
-    def _without_cancelled(self, found: WheelEntries) -> WheelEntries:
+    def _without_cancelled(self, found: WheelRows) -> WheelRows:
         gone = self._cancelled.intersection(found.numbers)
         if not gone:
             return found
         self._cancelled -= gone
         self._added_late -= gone
         keep = [number not in gone for number in found.numbers]
-        return WheelEntries(*(array("Q", compress(column, keep)) for column in found))
+        return WheelRows(*(array("Q", compress(column, keep)) for column in found))
 
-    def _pop_tick(self, tick: int, limit: int) -> WheelEntries:
+    def _pop_tick(self, tick: int, limit: int) -> WheelRows:
         """Remove and return what is due up to `limit` from the list of `tick`.
 
         Rows of later rounds stay in the list.
@@ -385,7 +385,7 @@ class HashedTimingWheel:
             dues = [dues[row] for row in ordered]
             slot = slot.select(ordered)
         tags = array("Q", map(TAG_MASK.__and__, slot.packed))
-        return WheelEntries(array("Q", map(base.__add__, dues)), slot.numbers, slot.locators, tags)
+        return WheelRows(array("Q", map(base.__add__, dues)), slot.numbers, slot.locators, tags)
 
     def _find_next_due(self) -> int | None:
         """Return the earliest due time in the ring, relative to the base.
@@ -428,7 +428,6 @@ TARGET_BITS: Final = 23
 """Bits of a target id: 8 million at once, more than the limit of partitions."""
 TARGET_SHIFT: Final = 1
 DUE_SHIFT: Final = TARGET_SHIFT + TARGET_BITS
-TARGET_MASK: Final = (1 << TARGET_BITS) - 1
 ABSOLUTE: Final = 1
 """The lowest bit of a tag: the sender set an absolute due time."""
 TAG_MASK: Final = (1 << DUE_SHIFT) - 1
@@ -436,20 +435,25 @@ DUE_RANGE: Final = 1 << DUE_BITS
 TARGETS_MAX: Final = 1 << TARGET_BITS
 
 
-class WheelEntries(NamedTuple):
-    """Popped messages as columns of equal length, in the order of their turns.
+class WheelRows(NamedTuple):
+    """Messages as columns of equal length; from `pop` in the order of their turns.
 
-    The caller of `pop` may change the columns.
+    `locators`: where the record is stored, as in `tfmq.delay.rows`. `tags`: target id and absolute flag, see
+    `make_tag`. The caller of `pop` may change the columns.
     """
 
     dues: array[int]
     numbers: array[int]
     locators: array[int]
     tags: array[int]
-    """Target id and absolute flag, see `make_tag`."""
 
     def __len__(self) -> int:
         return len(self.dues)
+
+
+def no_wheel_rows() -> WheelRows:
+    """Return new, empty columns."""
+    return WheelRows(array("Q"), array("Q"), array("Q"), array("Q"))
 
 
 def make_tag(target: int, absolute: bool) -> int:

@@ -98,7 +98,7 @@ ORDER: Final = (
         "settled-bucket-that-gets-more-goes-all-the-same",
         "messages that are added to an obsolete bucket count",
         "tfmq/delay/buckets/store.py",
-        "            if listed is not None:\n                return listed, False\n",
+        "            if entry is not None and entry.is_listed:\n                return entry.bucket, False\n",
         "",
         [SET],
     ),

@@ -58,7 +58,7 @@ _HANDLES: Final = (
         "delivered-is-reported-without-end",
         "outcomes are forgotten after the configured time",
         "tfmq/delay/cancellation.py",
-        "            return DELIVERED if turn.due > now - self._outcome_ms else UNKNOWN\n",
+        "            return DELIVERED if turn.due > now - self.scheduler.outcome_ms else UNKNOWN\n",
         "            return DELIVERED\n",
         [JUDGING],
     ),
@@ -67,18 +67,18 @@ _HANDLES: Final = (
         "a message can be rescheduled by a handle from before its last rescheduling",
         "tfmq/delay/cancellation.py",
         (
-            "                0 <= moved.due - (self._broker_clock.now_rounded_up_ms() + word - RELATIVE)"
+            "            return 0 <= moved.due - (self.broker_clock.now_rounded_up_ms() + word - RELATIVE)"
             " <= REPEAT_MS_MAX\n"
         ),
-        "                0 <= moved.due - (self._broker_clock.now_rounded_up_ms() + word - RELATIVE) <= 3_600_000\n",
+        "            return 0 <= moved.due - (self.broker_clock.now_rounded_up_ms() + word - RELATIVE) <= 3_600_000\n",
         [TWO],
     ),
     Mutant(
         "a-new-time-reported-before-it-is-fsynced",
         "a new due time is reported once a power cut cannot undo it",
         "tfmq/delay/cancellation.py",
-        "        self._arrival_log.when_forced(answer.end_offset, forced)\n",
-        "        forced(None)\n",
+        "            self.arrival_log.when_forced(answer.end_offset, partial(durable, new))\n",
+        "            durable(new, None)\n",
         [CHANGING, "tests/crash/test_delay_enumeration.py"],
     ),
 )
@@ -271,7 +271,7 @@ _LISTS: Final = (
         "lists-have-what-was-cancelled",
         "a list contains waiting messages and no cancelled ones",
         "tfmq/delay/queries.py",
-        "            if not _is_pending(pending, row):\n                continue\n",
+        "        if not _is_pending(pending, row):\n            continue\n",
         "",
         ["tests/delay/test_queries.py", DELAY],
     ),
@@ -280,10 +280,10 @@ _LISTS: Final = (
         "counts are of waiting messages, without cancelled ones",
         "tfmq/delay/queries.py",
         (
-            "            dirty = bucket.dead_count or start < settled_below or"
+            "        dirty = bucket.dead_count or start < settled_below or"
             " pending.may_have_cancelled(start, end - 1)\n"
         ),
-        "            dirty = start < settled_below\n",
+        "        dirty = start < settled_below\n",
         ["tests/delay/test_queries.py", DELAY],
     ),
 )
@@ -346,8 +346,8 @@ _ORDER: Final = (
         "what-was-not-sure-at-a-start-is-never-known",
         "what a start on a full disk could not make durable is delivered when there is space",
         "tfmq/delay/dispatcher.py",
-        "                self._scheduler.load_tail(from_offset, end, done)\n",
-        "                self._non_durable.append_failed(ticket)\n",
+        "                self.scheduler.load_tail(from_offset, end, done)\n",
+        "                self.non_durable.append_failed(ticket)\n",
         ["tests/delay/test_dispatcher.py"],
     ),
 )

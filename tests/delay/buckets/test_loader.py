@@ -5,10 +5,9 @@ from array import array
 import pytest
 
 from tests.delay.rig import BILLS, ORDERS, START_MS, Handle, Rig
-from tfmq.delay.arrivals.log import WheelRows
 from tfmq.delay.buckets.loader import LoadRange, merge_rows
 from tfmq.delay.requests import Turn
-from tfmq.delay.timing_wheel import ABSOLUTE, TARGET_SHIFT
+from tfmq.delay.timing_wheel import ABSOLUTE, TARGET_SHIFT, WheelRows
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def numbers(found: list[WheelRows]) -> list[int]:
 
 
 def test_everything_that_is_pending_in_the_area(rig: Rig) -> None:
-    gatherer, pending = rig.queue._loader, rig.queue._pending_snapshots.current()
+    gatherer, pending = rig.queue._loader, rig.queue._pending_snapshot()
     everything = gatherer.load(whole(rig), pending)
     assert len(numbers(everything)) == 22
     dues = sorted(due for near in everything for due in near.dues)
@@ -47,8 +46,8 @@ def test_everything_that_is_pending_in_the_area(rig: Rig) -> None:
 
 
 def test_only_some_logs(rig: Rig) -> None:
-    gatherer, pending = rig.queue._loader, rig.queue._pending_snapshots.current()
-    found = gatherer.load(whole(rig), pending, (BILLS,))
+    gatherer, pending = rig.queue._loader, rig.queue._pending_snapshot()
+    found = gatherer.load(whole(rig), pending, BILLS.__eq__)
     assert len(numbers(found)) == 10
     targets = {tag >> TARGET_SHIFT for near in found for tag in near.tags}
     assert [rig.queue._target_queues._targets.target_of(number).key for number in targets] == [BILLS]
@@ -57,7 +56,7 @@ def test_only_some_logs(rig: Rig) -> None:
 def test_not_what_is_cancelled_and_it_is_known_who_named_a_time(rig: Rig) -> None:
     row = rig.listed(first=rig.now_ms + 500_000).rows[0]
     rig.cancel(Handle(row.key, row.due, row.number, b""))
-    found = rig.queue._loader.load(whole(rig), rig.queue._pending_snapshots.current())
+    found = rig.queue._loader.load(whole(rig), rig.queue._pending_snapshot())
     assert len(numbers(found)) == 21
     assert row.number not in numbers(found)
     assert sum(tag & ABSOLUTE for near in found for tag in near.tags) == 1
@@ -68,7 +67,7 @@ def test_a_start_also_learns_the_lowest_due_of_what_is_not_pending() -> None:
     a, b = rig.send([b"a", b"b"], [30_000, 60_000])
     rig.cancel(a)
     log = rig.landing.log
-    found = rig.queue._loader.recover(0, log.end_offset, rig.queue._pending_snapshots.current())
+    found = rig.queue._loader.recover(0, log.end_offset, rig.queue._pending_snapshot())
     assert (numbers(found.wheel_rows), found.due_low) == ([b.number], a.due)
 
 
@@ -82,7 +81,7 @@ def test_a_start_restores_the_times_that_were_reported() -> None:
     last = rig.send([b"f"], at=[START_MS + 3_700_000])
     log = rig.landing.log
     log.force()
-    found = rig.queue._loader.recover(0, log.end_offset, rig.queue._pending_snapshots.current())
+    found = rig.queue._loader.recover(0, log.end_offset, rig.queue._pending_snapshot())
     count = last[0].number + 1 - first[0].number
     assert found.ahead_steps[0][2] == 0 and found.ahead_steps[1:] == [(first[0].number, count, -3_600_000)]
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from journal.errors import Corrupt, Full, Stopped, TooLarge
-from journal.testing import SimulatedDisk
 from tests.delay.arrived import START_MS, Rig, Wanted
 from tests.delay.bucketing import (
     BILLS,
@@ -28,9 +27,9 @@ from tests.delay.bucketing import (
 from tests.scale import seeded
 from tfmq.delay.arrivals.log import ArrivalBatch, read_batches
 from tfmq.delay.buckets import store as module
-from tfmq.delay.buckets.bucket import Bucket, OpenFileCache
+from tfmq.delay.buckets.bucket import Bucket
 from tfmq.delay.buckets.format import StoreIdentity, TimeSpan
-from tfmq.delay.buckets.store import BucketIds, ObsoleteBuckets
+from tfmq.delay.buckets.store import BucketIds
 
 
 @pytest.fixture
@@ -479,64 +478,18 @@ def test_a_closed_set_is_the_same_when_it_is_opened_again(bench: Bench) -> None:
     assert again.buckets.recovery_labels == {"whole"}
 
 
-# Buckets that count no more: their files are deleted when nothing lists them and no reader uses them, not before.
-
-
-@pytest.fixture
-def disk() -> SimulatedDisk:
-    return SimulatedDisk()
-
-
-@pytest.fixture
-def retired(disk: SimulatedDisk) -> ObsoleteBuckets:
-    return ObsoleteBuckets(disk, OpenFileCache(disk))
-
-
-def bucket(disk: SimulatedDisk, number: int = 1) -> Bucket:
-    made = Bucket("", StoreIdentity(1, 2), TimeSpan(number << 16, 16), number, 5, 1)
-    disk.write_file(made.path, b"12345")
-    return made
-
-
-def test_one_that_is_listed_stays_and_may_count_again(disk: SimulatedDisk, retired: ObsoleteBuckets) -> None:
-    one, other = bucket(disk), bucket(disk, 2)
-    for each in (one, other):
-        retired.add(each, is_listed=True, is_held=False)
-    assert retired.removable() == [] and retired.unlisted_spans() == frozenset()
-    assert retired.listed_bucket(one.span) is one and retired.listed_bucket(TimeSpan(0, 16)) is None
-    retired.remove_live(one)
-    retired.mark_unlisted([one.span, other.span])
-    assert retired.removable() == [other] and retired.buckets() == [other]
-    assert retired.listed_bucket(other.span) is None and retired.unlisted_spans() == {other.span}
-
-
-def test_one_that_was_split_stays_until_it_is_released(disk: SimulatedDisk, retired: ObsoleteBuckets) -> None:
-    one, stranger = bucket(disk), bucket(disk)
-    retired.add(one, is_listed=False, is_held=True)
-    retired.release(stranger)
-    retired.remove_live(stranger)
-    assert retired.removable() == [] and retired.spans() == [one.span]
-    retired.release(one)
-    assert retired.removable() == [one]
-    retired.delete_file(one)
-    retired.discard(one)
-    assert retired.spans() == [] and not disk.exists(one.path)
-
-
-def test_a_damaged_one_is_kept_under_another_name(disk: SimulatedDisk, retired: ObsoleteBuckets) -> None:
-    one = bucket(disk)
+def test_a_damaged_one_is_kept_under_another_name(bench: Bench) -> None:
+    bench.put(NOW + 1)
+    one = bench.bucket(NOW + 1)
+    content = bench.disk.read_file(one.path)
     one.damage.append(Corrupt(one.path, 0, 1, "rotten"))
+    bench.disk.faults.fail("rename", error=errno.ENOSPC)
+    with pytest.raises(Full):
+        bench.buckets._delete_file(one)
     for _ in range(2):
-        retired.add(one, is_listed=False, is_held=False)
-        disk.faults.fail("rename", error=errno.ENOSPC)
-        if not disk.exists(f"{one.path}.damaged"):
-            with pytest.raises(Full):
-                retired.delete_file(one)
-            assert retired.removable() == [one]
-        retired.delete_file(one)
-        retired.discard(one)
-        assert not disk.exists(one.path) and disk.read_file(f"{one.path}.damaged") == b"12345"
-        disk.write_file(one.path, b"again")
+        bench.buckets._delete_file(one)
+        assert not bench.disk.exists(one.path) and bench.disk.read_file(f"{one.path}.damaged") == content
+        bench.disk.write_file(one.path, b"again")
 
 
 # Slots of buckets: each given once, and again only after all others.
@@ -548,24 +501,25 @@ def bucket_of_slots(slot: int) -> Bucket:
 
 def test_a_slot_that_was_given_up_is_not_given_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BUCKETS_MAX", 5)
-    slots = BucketIds([bucket_of_slots(1), bucket_of_slots(2)])
+    slots = BucketIds({1: bucket_of_slots(1), 2: bucket_of_slots(2)})
     assert slots[2].bucket_id == 2 and len(slots) == 2
-    slots.register(third := bucket_of_slots(slots.allocate()))
+    third = bucket_of_slots(slots.allocate())
+    slots[third.bucket_id] = third
     assert third.bucket_id == 3
-    slots.release([third])
+    del slots[3]
     with pytest.raises(KeyError):
         slots[3]
     given = []
     for _ in range(3):
         given.append(slots.allocate())
-        slots.register(bucket_of_slots(given[-1]))
+        slots[given[-1]] = bucket_of_slots(given[-1])
     assert given == [4, 5, 3]
 
 
 def test_there_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BUCKETS_MAX", 2)
-    slots = BucketIds([bucket_of_slots(1), bucket_of_slots(2)])
+    slots = BucketIds({1: bucket_of_slots(1), 2: bucket_of_slots(2)})
     with pytest.raises(Full, match="limit of 2"):
         slots.allocate()
-    slots.release([bucket_of_slots(1), bucket_of_slots(7)])
+    del slots[1]
     assert slots.allocate() == 1

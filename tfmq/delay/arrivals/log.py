@@ -46,6 +46,7 @@ from tfmq.delay.arrivals.header import (
     decode_header,
     encode_header,
 )
+from tfmq.delay.timing_wheel import WheelRows
 
 logger = logging.getLogger("tfmq.delay")
 
@@ -567,18 +568,6 @@ class VerifiedBlockCache:
                 self._starts, self._ends = [], {}
             self._ends[start] = end
             self._starts.insert(bisect_left(self._starts, start), start)
-
-
-class WheelRows(NamedTuple):
-    """Messages as rows of the timing wheel; empty if all are due after the memory window.
-
-    `locators`: where the record is stored, as in `tfmq.delay.rows`. `tags`: from `timing_wheel.make_tag`.
-    """
-
-    dues: array[int]
-    numbers: array[int]
-    locators: array[int]
-    tags: array[int]
 
 
 class WrittenArrival(NamedTuple):

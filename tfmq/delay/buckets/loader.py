@@ -4,22 +4,23 @@ Runs in workers; reads columns only, no records.
 """
 
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Final, NamedTuple
 
 from journal.errors import Corrupt
 from journal.log.log import Log
 from tfmq.delay.arrivals import log
 from tfmq.delay.arrivals.header import ArrivalHeader
-from tfmq.delay.arrivals.log import ArrivalBatch, WheelRows
+from tfmq.delay.arrivals.log import ArrivalBatch
 from tfmq.delay.buckets.bucket import Bucket
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, ChunkColumns
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.buckets.writer import PendingFilter
 from tfmq.delay.due_time import ABSOLUTE_FLAG
-from tfmq.delay.requests import Turn
+from tfmq.delay.requests import LogFilter, Turn
 from tfmq.delay.rows import RowColumns, TargetIds
-from tfmq.delay.timing_wheel import ABSOLUTE, make_tag
+from tfmq.delay.timing_wheel import ABSOLUTE, WheelRows, make_tag, no_wheel_rows
 
 DUE_TIME_LIMIT: Final = 1 << 63
 """Greater than every due time."""
@@ -46,7 +47,7 @@ class RecoveredArrivals(NamedTuple):
     turns of messages in buckets whose cancel or reschedule is not included in `Bucket.dead_count` yet.
     """
 
-    wheel_rows: "list[WheelRows]"
+    wheel_rows: list[WheelRows]
     due_low: int | None
     ahead_steps: list[tuple[int, int, int]]
     changed_turns: list[Turn]
@@ -58,9 +59,7 @@ class BucketLoader:
     def __init__(self, log: Log, buckets: BucketStore, targets: TargetIds) -> None:
         self._log, self._buckets, self._targets = log, buckets, targets
 
-    def load(
-        self, area: LoadRange, pending: PendingFilter, keys: Collection[int] | None = None
-    ) -> list[WheelRows]:
+    def load(self, area: LoadRange, pending: PendingFilter, keys: LogFilter | None = None) -> list[WheelRows]:
         """Load all pending messages of the range, unsorted; `keys`: only those for these log ids.
 
         Raises OSError, Corrupt.
@@ -123,88 +122,80 @@ class BucketLoader:
         slot: int,
         area: LoadRange,
         pending: PendingFilter,
-        keys: Collection[int] | None,
+        keys: LogFilter | None,
     ) -> list[WheelRows]:
         dues = columns.dues
         if not len(dues) or min(dues) >= area.high or max(dues) < area.low:
             return []
+        locators = array("Q", map((slot << BUCKET_ID_SHIFT).__or__, columns.positions))
         found = []
         for index, (key, topic) in enumerate(columns.table):
-            if keys is not None and key not in keys:
+            if keys is not None and not keys(key):
                 continue
             rows: Sequence[int] = range(len(dues))
             if len(columns.table) > 1:
                 rows = [row for row, target in enumerate(columns.targets) if target == index]
-            rows = self._pending_rows(rows, key, dues, columns.numbers, area, pending)
+            rows = _pending_rows(rows, key, dues, columns.numbers, area, pending)
             if len(rows):
-                number = self._targets.id_of(key, topic)
-                found.append(_wheel_rows(columns, rows, slot << BUCKET_ID_SHIFT, number))
+                target = self._targets.id_of(key, topic)
+                found.append(_wheel_rows(rows, target, dues, columns.numbers, locators, columns.flags))
         return found
 
-    def _pending_rows(
-        self,
-        rows: Sequence[int],
-        key: int,
-        dues: "array[int]",
-        numbers: "array[int]",
-        area: LoadRange,
-        pending: PendingFilter,
-    ) -> Sequence[int]:
-        """Return the rows, all of one target, that are in the range and pending."""
-        low, high = area.low, area.high
-        if not low <= min(dues) <= max(dues) < high:
-            rows = [row for row in rows if low <= dues[row] < high]
-        if not len(rows):
-            return rows
-        if len(rows) < len(dues):
-            keep = pending(key, _select(dues, rows), _select(numbers, rows))
-        else:
-            keep = pending(key, dues, numbers)
-        if keep is True:
-            return rows
-        if keep is False:
-            return ()
-        return [row for row, kept in zip(rows, keep, strict=True) if kept]
-
     def _rows_of_batch(
-        self, batch: ArrivalBatch, area: LoadRange, pending: PendingFilter, keys: Collection[int] | None
+        self, batch: ArrivalBatch, area: LoadRange, pending: PendingFilter, keys: LogFilter | None
     ) -> WheelRows:
         count = len(batch.sizes)
-        if batch.low >= area.high or batch.high < area.low or (keys is not None and batch.log_id not in keys):
-            return _no_rows()
+        if batch.low >= area.high or batch.high < area.low or (keys is not None and not keys(batch.log_id)):
+            return no_wheel_rows()
         numbers = array("Q", range(batch.first_number, batch.first_number + count))
-        rows = self._pending_rows(range(count), batch.log_id, batch.dues, numbers, area, pending)
+        rows = _pending_rows(range(count), batch.log_id, batch.dues, numbers, area, pending)
         if not len(rows):
-            return _no_rows()
-        target = make_tag(self._targets.id_of(batch.log_id, batch.topic), False)
-        tags = array("Q", [target | flag for flag in batch.absolute])
-        wheel_rows = WheelRows(batch.dues, numbers, batch.offsets, tags)
-        return (
-            wheel_rows if len(rows) == count else WheelRows(*(_select(column, rows) for column in wheel_rows))
-        )
+            return no_wheel_rows()
+        target = self._targets.id_of(batch.log_id, batch.topic)
+        return _wheel_rows(rows, target, batch.dues, numbers, batch.offsets, batch.absolute)
 
 
-def _wheel_rows(columns: ChunkColumns, rows: Sequence[int], slot_bits: int, target: int) -> WheelRows:
-    whole = len(rows) == len(columns.dues)
-    dues = columns.dues if whole else _select(columns.dues, rows)
-    numbers = columns.numbers if whole else _select(columns.numbers, rows)
-    positions = columns.positions if whole else _select(columns.positions, rows)
-    locators = array("Q", map(slot_bits.__or__, positions))
-    number = make_tag(target, False)
-    if any(columns.flags):
-        flags = columns.flags
-        tags = array("Q", [number | flags[row] for row in rows])
+def _pending_rows(
+    rows: Sequence[int],
+    key: int,
+    dues: "array[int]",
+    numbers: "array[int]",
+    area: LoadRange,
+    pending: PendingFilter,
+) -> Sequence[int]:
+    """Return the rows, all of one target, that are in the range and pending."""
+    low, high = area.low, area.high
+    if not low <= min(dues) <= max(dues) < high:
+        rows = [row for row in rows if low <= dues[row] < high]
+    if not len(rows):
+        return rows
+    if len(rows) < len(dues):
+        keep = pending(key, _select(dues, rows), _select(numbers, rows))
     else:
-        tags = array("Q", (number,)) * len(rows)
+        keep = pending(key, dues, numbers)
+    if keep is True:
+        return rows
+    return [] if keep is False else list(compress(rows, keep))
+
+
+def _wheel_rows(
+    rows: Sequence[int],
+    target: int,
+    dues: "array[int]",
+    numbers: "array[int]",
+    locators: "array[int]",
+    flags: bytes,
+) -> WheelRows:
+    if len(rows) < len(dues):
+        dues, numbers, locators = (_select(column, rows) for column in (dues, numbers, locators))
+        flags = bytes(map(flags.__getitem__, rows))
+    tag = make_tag(target, False)
+    tags = array("Q", map(tag.__or__, flags)) if any(flags) else array("Q", (tag,)) * len(flags)
     return WheelRows(dues, numbers, locators, tags)
 
 
 def _select(column: "array[int]", rows: Sequence[int]) -> "array[int]":
     return array("Q", map(column.__getitem__, rows))
-
-
-def _no_rows() -> WheelRows:
-    return WheelRows(array("Q"), array("Q"), array("Q"), array("Q"))
 
 
 def merge_rows(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from operator import add
+from operator import itemgetter
 from threading import Lock
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
 from journal.disk import Disk
 from journal.errors import Corrupt, Full, Stopped
@@ -26,15 +26,15 @@ from tfmq.delay.buckets.format import (
     span_of,
 )
 from tfmq.delay.buckets.recovery import BucketCheckpoint, BucketRecovery, ListedBucket
-from tfmq.delay.buckets.rows import BucketRow, bucket_histogram, bucket_rows
+from tfmq.delay.buckets.rows import BucketRow, bucket_rows
 from tfmq.delay.buckets.writer import (
-    BucketGrowth,
     BucketWriter,
     PendingFilter,
     SpillResult,
     chunk_messages,
     pending_messages,
 )
+from tfmq.delay.requests import LogFilter
 
 __all__ = ["Bucket", "BucketRow", "BucketStore", "ChunkColumns", "PendingFilter", "SpillResult"]
 
@@ -59,8 +59,8 @@ class BucketStore:
     after an operation.
 
     Threads: the broker thread reads the set and calls `mark_obsolete` and `release`. `spill`, `split`, `commit` and
-    `close` may run in workers, one at a time. `read_columns`, `read`, `rows` and `histogram` may run in any thread, at
-    the same time as these.
+    `close` may run in workers, one at a time. `read_columns`, `read` and `rows` may run in any thread, at the same
+    time as these.
     """
 
     def __init__(self, disk: Disk, folder: str, opening: BucketRecovery) -> None:
@@ -92,11 +92,9 @@ class BucketStore:
         self._anchor = disk.open_anchor(folder)
         self._write_lock = Lock()
         self._set_lock = Lock()
-        self._bucket_ids = BucketIds(opening.buckets)
-        self._index: BucketIndex[Bucket]
-        self._oversized: list[Bucket]
+        self._bucket_ids = BucketIds({bucket.bucket_id: bucket for bucket in opening.buckets})
+        self._obsolete: dict[TimeSpan, ObsoleteBucket] = {}
         self._set_live(opening.buckets)
-        self._obsolete = ObsoleteBuckets(disk, self.files)
 
     @classmethod
     def open(
@@ -127,7 +125,7 @@ class BucketStore:
     def damage(self) -> list[Corrupt]:
         """Damage found so far in existing buckets."""
         with self._set_lock:
-            there = [*self._index.all, *self._obsolete.buckets()]
+            there = [*self._index.all, *(each.bucket for each in self._obsolete.values())]
         return [error for bucket in there for error in bucket.damage]
 
     def bucket_at(self, due: int) -> Bucket | None:
@@ -162,12 +160,14 @@ class BucketStore:
         with self._set_lock:
             if self._index.covering(bucket.span.start) is bucket:
                 self._set_live(each for each in self._index.all if each is not bucket)
-                self._obsolete.add(bucket, is_listed=True, is_held=False)
+                self._obsolete[bucket.span] = ObsoleteBucket(bucket, is_listed=True, is_held=False)
 
     def release(self, bucket: Bucket) -> None:
         """Release a split bucket that no locator refers to. The next `commit` deletes the file."""
         with self._set_lock:
-            self._obsolete.release(bucket)
+            entry = self._obsolete.get(bucket.span)
+            if entry is not None and entry.bucket is bucket:
+                entry.is_held = False
 
     # Reads
 
@@ -196,30 +196,18 @@ class BucketStore:
         return self._bucket_ids[slot].read_cached(self.files, positions, numbers, bytes_max)
 
     def rows(
-        self, first_turn: tuple[int, int], end_due: int, log_ids: Collection[int] | None = None
+        self, first_turn: tuple[int, int], end_due: int, keys: LogFilter | None = None
     ) -> Iterator[BucketRow]:
         """Yield messages from the turn `first_turn` up to before `end_due`, in the order of turns.
 
-        `log_ids`: only those for these partitions. Delivered and cancelled messages are included. Reads columns only,
-        one bucket at a time. Raises OSError.
+        `keys`: only those for these partitions. Delivered and cancelled messages are included. Reads columns only, one
+        bucket at a time. Raises OSError.
         """
         for bucket in self._index.ending_after(first_turn[0]):
             if bucket.span.start >= end_due:
                 return
             with self.ignore_if_removed(bucket):
-                yield from bucket_rows(bucket, self.files, first_turn, end_due, log_ids)
-
-    def histogram(self, edges: Sequence[int], log_ids: Collection[int] | None = None) -> list[int]:
-        """Count messages due between each edge and the next; `edges` ascend. Else like `rows`."""
-        if len(edges) < 2:
-            return []
-        total = [0] * (len(edges) - 1)
-        for bucket in self._index.ending_after(edges[0]):
-            if bucket.span.start >= edges[-1]:
-                break
-            with self.ignore_if_removed(bucket):
-                total = list(map(add, total, bucket_histogram(bucket, self.files, edges, log_ids)))
-        return total
+                yield from bucket_rows(bucket, self.files, first_turn, end_due, keys)
 
     @contextmanager
     def ignore_if_removed(self, bucket: Bucket) -> Iterator[None]:
@@ -250,7 +238,7 @@ class BucketStore:
         with self._write_lock:
             self._require_writable()
             with self._set_lock:
-                plan = SpillPlan(self._index.all, now_ms, self._obsolete.unlisted_spans())
+                plan = SpillPlan(self._index.all, now_ms, self._unlisted_spans())
             additions = self._new_writer(plan.span_of, to_offset)
             with self._undo_on_error(additions):
                 for batch in batches:
@@ -273,7 +261,7 @@ class BucketStore:
             with self._set_lock:
                 held = any(
                     span.exponent < bucket.span.exponent and span.start in bucket.span
-                    for span in self._obsolete.unlisted_spans()
+                    for span in self._unlisted_spans()
                 )
                 counts = self._index.covering(bucket.span.start) is bucket
             if held or not counts or bucket.span.exponent == FINEST_LEVEL:
@@ -288,7 +276,7 @@ class BucketStore:
                     (self.spilled_offset, self.spilled_number, self.broker_ms), additions, bucket
                 )
             self._remove_obsolete_files()
-            return sorted((growth.bucket for growth in additions.growth.values()), key=_span_start)
+            return [additions.growth[span].bucket for span in sorted(additions.growth)]
 
     def commit(self, broker_ms: int, queue_state: bytes | None = None) -> None:
         """Write the checkpoint, durable when this returns, then delete obsolete files.
@@ -333,13 +321,21 @@ class BucketStore:
             live = self._index.covering(span.start)
             if live is not None and live.span == span:
                 return live, False
-            listed = self._obsolete.listed_bucket(span)
-            if listed is not None:
-                return listed, False
+            # Messages can be added to an obsolete bucket that the checkpoint still lists.
+            entry = self._obsolete.get(span)
+            if entry is not None and entry.is_listed:
+                return entry.bucket, False
             slot = self._bucket_ids.allocate()
             bucket = Bucket(self.folder, self.identity, span, slot, 0, 0)
-            self._bucket_ids.register(bucket)
+            self._bucket_ids[slot] = bucket
             return bucket, True
+
+    def _unlisted_spans(self) -> frozenset[TimeSpan]:
+        """Return the spans of files that exist, but are not in the checkpoint.
+
+        No new bucket can have one of these spans, as its file would have the same name.
+        """
+        return frozenset(span for span, entry in self._obsolete.items() if not entry.is_listed)
 
     @contextmanager
     def _undo_on_error(self, writer: BucketWriter) -> Iterator[None]:
@@ -350,7 +346,9 @@ class BucketStore:
         try:
             yield
         except BaseException:
-            self._bucket_ids.release(growth.bucket for growth in writer.growth.values() if growth.is_new)
+            for growth in writer.growth.values():
+                if growth.is_new:
+                    del self._bucket_ids[growth.bucket.bucket_id]
             if self.stop_reason is None and writer.failure is None:
                 with suppress(OSError):  # It is recorded in `failure`.
                     writer.undo()
@@ -373,15 +371,10 @@ class BucketStore:
         """
         growth = list(writer.growth.values()) if writer is not None else []
         with self._set_lock:
-            rows = {
-                live.span: ListedBucket(live.span, live.size, live.count, live.dead_count)
-                for live in self._index.all
-            }
-            omitted = self._obsolete.spans()
+            rows = {each.span: _listed(each, each.size, each.count) for each in self._index.all}
+            omitted = list(self._obsolete)
         for each in growth:
-            rows[each.bucket.span] = ListedBucket(
-                each.bucket.span, each.size, each.count, each.bucket.dead_count
-            )
+            rows[each.bucket.span] = _listed(each.bucket, each.size, each.count)
         if split is not None:
             rows.pop(split.span, None)
         queue_state = self.queue_state if queue_state is None else queue_state
@@ -394,20 +387,20 @@ class BucketStore:
             self._stop(error)
             raise
         with self._set_lock:
-            self._update_set(growth, split)
-            self._obsolete.mark_unlisted(span for span in omitted if span not in rows)
+            for each in growth:
+                each.bucket.size, each.bucket.count = each.size, each.count
+                entry = self._obsolete.get(each.bucket.span)
+                if entry is not None and entry.bucket is each.bucket:
+                    del self._obsolete[each.bucket.span]  # it is live again
+            live_buckets = {live.span: live for live in self._index.all if live is not split}
+            self._set_live((live_buckets | {each.bucket.span: each.bucket for each in growth}).values())
+            if split is not None:
+                self._obsolete[split.span] = ObsoleteBucket(split, is_listed=False, is_held=True)
+            for span in omitted:
+                if span not in rows and span in self._obsolete:
+                    self._obsolete[span].is_listed = False
         self.spilled_offset, self.spilled_number, self.broker_ms = position
         self.queue_state = queue_state
-
-    def _update_set(self, growth: Sequence[BucketGrowth], split: Bucket | None) -> None:
-        for each in growth:
-            each.bucket.size, each.bucket.count = each.size, each.count
-            self._obsolete.remove_live(each.bucket)
-        added = {each.bucket.span: each.bucket for each in growth}
-        live_buckets = {live.span: live for live in self._index.all if live is not split}
-        self._set_live((live_buckets | added).values())
-        if split is not None:
-            self._obsolete.add(split, is_listed=False, is_held=True)
 
     def _set_live(self, buckets: Iterable[Bucket]) -> None:
         self._index = BucketIndex(buckets)
@@ -420,64 +413,59 @@ class BucketStore:
     def _remove_obsolete_files(self) -> None:
         """Delete the removable files of obsolete buckets. Raises OSError: the store has stopped."""
         with self._set_lock:
-            gone = self._obsolete.removable()
+            gone = [e.bucket for e in self._obsolete.values() if not e.is_listed and not e.is_held]
         for bucket in gone:
             try:
-                self._obsolete.delete_file(bucket)
+                self._delete_file(bucket)
             except Full:
-                continue
+                continue  # there is no space to rename the file: it stays
             except OSError as error:
                 self._stop(error)
                 raise
             with self._set_lock:
-                self._obsolete.discard(bucket)
-                self._bucket_ids.release([bucket])
+                del self._obsolete[bucket.span], self._bucket_ids[bucket.bucket_id]
+
+    def _delete_file(self, bucket: Bucket) -> None:
+        """Delete the bucket's file, or rename it if it has damage, so that its contents are not lost."""
+        self.files.evict(bucket.path)
+        kept = bucket.path + DAMAGED_SUFFIX
+        if bucket.damage and not self._disk.exists(kept):
+            self._disk.rename(bucket.path, kept)
+        else:
+            self._disk.unlink(bucket.path)
 
     def _stop(self, error: OSError) -> None:
-        self.stop_reason = (
-            self.stop_reason or f"the disk failed under the buckets of delayed messages: {error}"
-        )
+        reason = f"the disk failed under the buckets of delayed messages: {error}"
+        self.stop_reason = self.stop_reason or reason
 
 
-def _span_start(bucket: Bucket) -> int:
-    return bucket.span.start
+def _listed(bucket: Bucket, size: int, count: int) -> ListedBucket:
+    return ListedBucket(bucket.span, size, count, bucket.dead_count)
 
 
-class BucketRange(Protocol):
-    """A bucket, or what the checkpoint says of one: anything with a time span."""
-
-    @property
-    def span(self) -> TimeSpan: ...
-
-
-Leaf = TypeVar("Leaf", bound=BucketRange)
-
-
-class BucketIndex(Generic[Leaf]):
+class BucketIndex:
     """The live buckets by time; their spans never overlap.
 
     Immutable, so that any thread may read it: a change of the set creates a new index.
     """
 
-    def __init__(self, buckets: Iterable[Leaf] = ()) -> None:
-        self.all: Sequence[Leaf] = tuple(sorted(buckets, key=lambda bucket: bucket.span))
-        self.coarse: Sequence[Leaf] = tuple(
-            bucket for bucket in self.all if bucket.span.exponent > DEFAULT_LEVEL
-        )
+    def __init__(self, buckets: Iterable[Bucket]) -> None:
+        self.all: Sequence[Bucket] = tuple(sorted(buckets, key=lambda bucket: bucket.span))
+        self.coarse = [bucket for bucket in self.all if bucket.span.exponent > DEFAULT_LEVEL]
         """Buckets above DEFAULT_LEVEL, which are split before they are due; always few."""
         self._starts = [bucket.span.start for bucket in self.all]
 
-    def covering(self, due: int) -> Leaf | None:
+    def covering(self, due: int) -> Bucket | None:
         """Return the bucket whose span contains the due time `due`, if any."""
         index = bisect_right(self._starts, due) - 1
         return self.all[index] if index >= 0 and due < self.all[index].span.end else None
 
-    def ending_after(self, due: int) -> Sequence[Leaf]:
+    def ending_after(self, due: int) -> Sequence[Bucket]:
         """Return the buckets that end after `due`, in order."""
         index = bisect_right(self._starts, due)
         return self.all[index - 1 if index and self.all[index - 1].span.end > due else index :]
 
-    def overlapping_pairs(self) -> list[tuple[Leaf, Leaf]]:
+    def overlapping_pairs(self) -> list[tuple[Bucket, Bucket]]:
         """Return pairs of neighbours with overlapping spans, which only damaged data has."""
         pairs = zip(self.all, self.all[1:], strict=False)
         return [(one, other) for one, other in pairs if other.span.start < one.span.end]
@@ -490,7 +478,7 @@ class SpillPlan:
     finest level.
     """
 
-    def __init__(self, buckets: Iterable[BucketRange], now_ms: int, taken: Collection[TimeSpan] = ()) -> None:
+    def __init__(self, buckets: Iterable[Bucket], now_ms: int, taken: Collection[TimeSpan] = ()) -> None:
         self._spans = sorted(bucket.span for bucket in buckets)
         self._now_ms = now_ms
         self._taken = taken
@@ -498,7 +486,7 @@ class SpillPlan:
     def span_of(self, due: int) -> TimeSpan:
         """Return the span of the live bucket for `due`, else a new span that overlaps no other."""
         spans = self._spans
-        index = bisect_right(spans, due, key=_leaf_start) - 1
+        index = bisect_right(spans, due, key=itemgetter(0)) - 1
         if index >= 0 and due < spans[index].end:
             return spans[index]
         span = span_of(due, level_of(due, self._now_ms))
@@ -512,16 +500,14 @@ class SpillPlan:
 
         A live bucket cannot contain the span: it would contain the due time, and `span_of` would have found it.
         """
-        index = bisect_left(self._spans, span.start, key=_leaf_start)
+        index = bisect_left(self._spans, span.start, key=itemgetter(0))
         return index < len(self._spans) and self._spans[index].start < span.end
 
 
-def _leaf_start(span: TimeSpan) -> int:
-    return span.start
-
-
 @dataclass
-class _ObsoleteBucket:
+class ObsoleteBucket:
+    """A bucket that is not live but still has a file."""
+
     bucket: Bucket
     is_listed: bool
     """The durable checkpoint lists it, so its file must exist."""
@@ -529,121 +515,21 @@ class _ObsoleteBucket:
     """It was split, and locators in memory still refer to it."""
 
 
-class ObsoleteBuckets:
-    """Buckets that are not live but still have files.
-
-    The checkpoint still lists them, or locators in memory refer to them. Not thread-safe: the caller holds a lock. A
-    file with damage is renamed instead of deleted, so that its contents are not lost.
-    """
-
-    def __init__(self, disk: Disk, files: OpenFileCache) -> None:
-        self._disk = disk
-        self._files = files
-        self._entries: dict[TimeSpan, _ObsoleteBucket] = {}
-
-    def add(self, bucket: Bucket, *, is_listed: bool, is_held: bool) -> None:
-        """Add a bucket that is not live any more."""
-        self._entries[bucket.span] = _ObsoleteBucket(bucket, is_listed, is_held)
-
-    def release(self, bucket: Bucket) -> None:
-        """Mark that no locator refers to the bucket."""
-        entry = self._entries.get(bucket.span)
-        if entry is not None and entry.bucket is bucket:
-            entry.is_held = False
-
-    def remove_live(self, bucket: Bucket) -> None:
-        """Remove an entry, if there is one: the bucket is live again, as messages were added to it."""
-        entry = self._entries.get(bucket.span)
-        if entry is not None and entry.bucket is bucket:
-            del self._entries[bucket.span]
-
-    def listed_bucket(self, span: TimeSpan) -> Bucket | None:
-        """Return the bucket of exactly this span if the checkpoint still lists it, else None.
-
-        Messages can be added to such a bucket.
-        """
-        entry = self._entries.get(span)
-        return entry.bucket if entry is not None and entry.is_listed else None
-
-    def mark_unlisted(self, spans: Iterable[TimeSpan]) -> None:
-        """Record that the durable checkpoint does not list the buckets of these spans any more."""
-        for span in spans:
-            if span in self._entries:
-                self._entries[span].is_listed = False
-
-    def buckets(self) -> list[Bucket]:
-        return [entry.bucket for entry in self._entries.values()]
-
-    def spans(self) -> list[TimeSpan]:
-        return list(self._entries)
-
-    def unlisted_spans(self) -> frozenset[TimeSpan]:
-        """Return the spans of files that exist, but are not in the checkpoint.
-
-        No new bucket can have one of these spans, as its file would have the same name.
-        """
-        return frozenset(span for span, entry in self._entries.items() if not entry.is_listed)
-
-    def removable(self) -> list[Bucket]:
-        """Return the buckets that neither the checkpoint lists nor locators refer to."""
-        return [e.bucket for e in self._entries.values() if not e.is_listed and not e.is_held]
-
-    def discard(self, bucket: Bucket) -> None:
-        """Remove a bucket whose file was deleted."""
-        del self._entries[bucket.span]
-
-    def delete_file(self, bucket: Bucket) -> None:
-        """Delete the bucket's file, or rename it if it has damage. Thread-safe.
-
-        Raises Full (there is no space to rename the file: it stays), OSError.
-        """
-        self._files.evict(bucket.path)
-        kept = bucket.path + DAMAGED_SUFFIX
-        if bucket.damage and not self._disk.exists(kept):
-            self._disk.rename(bucket.path, kept)
-        else:
-            self._disk.unlink(bucket.path)
-
-
-# Ids of buckets, short so that they fit into locators: 1 to 65,535.
-
-
-class BucketIds:
-    """The buckets by id, for reads in any thread, and the allocation of ids.
+class BucketIds(dict[int, Bucket]):
+    """The buckets by id, for reads in any thread, and the allocation of ids: 1 to 65,535, as they fit into locators.
 
     A free id is reused only after all others, so an outdated locator refers to no bucket for a long time.
     """
 
-    def __init__(self, buckets: Iterable[Bucket]) -> None:
-        self._buckets = {bucket.bucket_id: bucket for bucket in buckets}
-        self._last = max(self._buckets, default=0)
-
-    def __getitem__(self, slot: int) -> Bucket:
-        return self._buckets[slot]
-
-    def get(self, slot: int) -> Bucket | None:
-        """Return the bucket of an id, None if it is free."""
-        return self._buckets.get(slot)
-
-    def __len__(self) -> int:
-        return len(self._buckets)
+    def __init__(self, buckets: Mapping[int, Bucket]) -> None:
+        super().__init__(buckets)
+        self._last = max(buckets, default=0)
 
     def allocate(self) -> int:
         """Allocate an id. Raises Full if there is none."""
-        if len(self._buckets) >= BUCKETS_MAX:
+        if len(self) >= BUCKETS_MAX:
             raise Full(f"the limit of {BUCKETS_MAX} buckets of delayed messages is reached")
-        slot = self._last
         while True:
-            slot = slot % BUCKETS_MAX + 1
-            if slot not in self._buckets:
-                self._last = slot
-                return slot
-
-    def register(self, bucket: Bucket) -> None:
-        """Register a bucket under its id."""
-        self._buckets[bucket.bucket_id] = bucket
-
-    def release(self, buckets: Iterable[Bucket]) -> None:
-        """Free the ids of these buckets."""
-        for bucket in buckets:
-            self._buckets.pop(bucket.bucket_id, None)
+            self._last = self._last % BUCKETS_MAX + 1
+            if self._last not in self:
+                return self._last

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 from array import array
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
@@ -38,6 +38,7 @@ from tfmq.delay.buckets.format import (
     single_target_column,
     with_checksums,
 )
+from tfmq.delay.requests import LogFilter
 
 BUFFERED_BYTES_MAX: Final = 32 << 20
 """When the buffers of all spans have more bytes than this in all, the largest are written."""
@@ -337,14 +338,14 @@ def pending_messages(batch: ArrivalBatch, pending: PendingFilter) -> MessageColu
 
 
 def pending_rows(
-    columns: ChunkColumns, pending: PendingFilter, log_ids: Collection[int] | None = None
+    columns: ChunkColumns, pending: PendingFilter, keys: LogFilter | None = None
 ) -> bytes | bytearray:
     """Return one byte a message of a chunk: 1 if it is pending and for one of these logs."""
     dues, numbers, targets = columns.dues, columns.numbers, columns.targets
     alone = len(columns.table) == 1
     keep = bytearray(len(dues))
     for index, (key, _) in enumerate(columns.table):
-        if log_ids is not None and key not in log_ids:
+        if keys is not None and not keys(key):
             continue
         mine = b"\1" * len(dues) if alone else bytes(map(index.__eq__, targets))
         of_dues = dues if alone else array("Q", compress(dues, mine))
