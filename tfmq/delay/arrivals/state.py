@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable
 from struct import Struct
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from journal.errors import NewerFormat
 from journal.record.block import Block, ProducerRun, producer_runs
@@ -283,72 +284,154 @@ SPAN_BITS: Final = 16
 
 RECENT_MIN: Final = 256
 RECENT_PART: Final = 16
-"""When the set of the newest numbers of a span is merged into its sorted array.
+"""When the newest rows of a span are merged into its sorted columns.
 
-That is when it has more than RECENT_MIN numbers and 1/RECENT_PART of those in the array. So adding costs the same for
-ten and for ten million numbers.
+That is when they are more than RECENT_MIN and 1/RECENT_PART of those in the columns. So adding costs the same for ten
+and for ten million rows.
 """
 
 SPANS_CHECKED_MAX: Final = 64
 """Maximum of spans that `any_between` looks up one by one."""
-CANCELLED_SPAN_BYTES: Final = 256
-"""Approximate memory of a span beside its numbers: most of all, if due times are far apart."""
 
 _ROW: Final = Struct(">QQ")
 
+Turn = tuple[int, int]
+"""(effective due time in ms, number)."""
 
-class _CancelledSpan:
-    """The cancelled numbers of one span: a sorted array; if there are many, the newest in a set."""
 
-    __slots__ = ("_recent", "_sorted")
+class _Span:
+    """The rows of one span by number: sorted columns, the first of them the numbers; the newest rows in a dict."""
 
-    def __init__(self, numbers: array[int]) -> None:
-        self._sorted = numbers
-        self._recent: set[int] | None = None
+    __slots__ = ("_columns", "_recent")
+
+    def __init__(self, columns: tuple[array[int], ...]) -> None:
+        self._columns = columns
+        self._recent: dict[int, tuple[int, ...]] | None = None
 
     def __len__(self) -> int:
-        return len(self._sorted) + len(self._recent or ())
+        return len(self._columns[0]) + len(self._recent or ())
 
     def __contains__(self, number: int) -> bool:
         if self._recent is not None and number in self._recent:
             return True
-        column = self._sorted  # read second: numbers are added here before they are removed from the set
+        column = self._columns[0]  # read second: rows are added here before they are removed from the dict
         at = bisect_left(column, number)
         return at < len(column) and column[at] == number
 
-    def add(self, number: int) -> bool:
-        """Add a number; return whether it is new."""
+    def get(self, number: int) -> tuple[int, ...] | None:
+        """Return the row of a rescheduled message without its number: the new turn."""
+        if self._recent is not None and (row := self._recent.get(number)) is not None:
+            return row
+        numbers, dues, new_numbers = self._columns  # read second, as in `__contains__`
+        at = bisect_left(numbers, number)
+        if at < len(numbers) and numbers[at] == number:
+            return dues[at], new_numbers[at]
+        return None
+
+    def add(self, number: int, *row: int) -> bool:
+        """Add a row; return whether it is new. An existing one is not changed."""
         if number in self:
             return False
         if self._recent is None:
-            if len(self._sorted) < RECENT_MIN:
-                column = self._sorted
-                at = bisect_left(column, number)
-                self._sorted = column[:at] + array("Q", (number,)) + column[at:]
+            if len(self._columns[0]) < RECENT_MIN:
+                at = bisect_left(self._columns[0], number)
+                self._columns = tuple(
+                    [
+                        column[:at] + array("Q", (value,)) + column[at:]
+                        for column, value in zip(self._columns, (number, *row), strict=True)
+                    ]
+                )
                 return True
-            self._recent = set()
-        self._recent.add(number)
-        if len(self._recent) > RECENT_MIN + len(self._sorted) // RECENT_PART:
-            self.numbers()
+            self._recent = {}
+        self._recent[number] = row
+        if len(self._recent) > RECENT_MIN + len(self._columns[0]) // RECENT_PART:
+            self.columns()
         return True
 
-    def numbers(self) -> array[int]:
-        """Return all numbers, sorted."""
+    def columns(self) -> tuple[array[int], ...]:
+        """Return all columns, sorted by number."""
         if self._recent:
-            before, merged, start = self._sorted, array("Q"), 0
-            for number in sorted(self._recent):
-                at = bisect_left(before, number, start)
-                merged.extend(before[start:at])
-                merged.append(number)
+            before, start = self._columns, 0
+            merged = tuple([array("Q") for _ in before])
+            for number, row in sorted(self._recent.items()):
+                at = bisect_left(before[0], number, start)
+                for column, old, value in zip(merged, before, (number, *row), strict=True):
+                    column.extend(old[start:at])
+                    column.append(value)
                 start = at
-            merged.extend(before[start:])
-            self._sorted = merged
+            for column, old in zip(merged, before, strict=True):
+                column.extend(old[start:])
+            self._columns = merged
             self._recent.clear()
-        return self._sorted
+        return self._columns
 
 
-class CancelledMessages:
-    """Delayed messages that will not be delivered: 8 bytes each, by the span of their due times.
+class _SpannedMessages:
+    """Rows of messages by the span of their due times, each row of `column_count` integers of 8 bytes.
+
+    `what` is for error messages. `span_bytes`: approximate memory of a span beside its columns: most of all, if due
+    times are far apart.
+    """
+
+    what: ClassVar[str]
+    column_count: ClassVar[int]
+    span_bytes: ClassVar[int]
+
+    def __init__(self) -> None:
+        self._spans: dict[int, _Span] = {}
+        self.count = 0
+
+    def __len__(self) -> int:
+        """Number of spans with a message."""
+        return len(self._spans)
+
+    @property
+    def size_bytes(self) -> int:
+        """Approximate memory in use."""
+        return self.span_bytes * len(self._spans) + self.column_count * WORD * self.count
+
+    def _span(self, due: int) -> _Span:
+        span = self._spans.get(due >> SPAN_BITS)
+        if span is None:
+            columns = tuple([array("Q") for _ in range(self.column_count)])
+            span = self._spans[due >> SPAN_BITS] = _Span(columns)
+        return span
+
+    def expire_spans(self, starts: Iterable[int]) -> int:
+        """Remove the spans that begin at these due times; return how many messages they had."""
+        before = self.count
+        for start in starts:
+            self.count -= len(self._spans.pop(start >> SPAN_BITS, ()))
+        return before - self.count
+
+    def load(self, data: bytes) -> None:
+        """Restore the result of `dump`; b"" is empty. Raises ValueError."""
+        self._spans.clear()
+        self.count = position = 0
+        while position < len(data):
+            if len(data) - position < _ROW.size:
+                raise ValueError(f"the {self.what} messages end inside a row")
+            span, count = _ROW.unpack_from(data, position)
+            position += _ROW.size
+            end = position + self.column_count * WORD * count
+            if end > len(data) or span in self._spans:
+                raise ValueError(f"the {self.what} messages of the span {span} do not match their count")
+            words = decode_words(data[position:end])
+            columns = [words[n * count : (n + 1) * count] for n in range(self.column_count)]
+            self._spans[span] = _Span(tuple(columns))
+            self.count += count
+            position = end
+
+    def dump(self) -> bytes:
+        """Encode rows by span: span u64, count u64, the columns sorted by number; big-endian."""
+        rows: list[bytes] = []
+        for span, held in sorted(self._spans.items()):
+            rows += [_ROW.pack(span, len(held)), *map(encode_words, held.columns())]
+        return b"".join(rows)
+
+
+class CancelledMessages(_SpannedMessages):
+    """Delayed messages that will not be delivered: 8 bytes each.
 
     A number is kept as long as a file may contain its message or its state may be queried; the caller knows both and
     calls `expire_spans`. Spans are as long as the smallest buckets, so a check for the messages of a bucket is one
@@ -357,13 +440,7 @@ class CancelledMessages:
     One thread changes it; others may test `(due, number) in cancelled` meanwhile.
     """
 
-    def __init__(self) -> None:
-        self._spans: dict[int, _CancelledSpan] = {}
-        self.count = 0
-
-    def __len__(self) -> int:
-        """Number of spans with a cancelled message."""
-        return len(self._spans)
+    what, column_count, span_bytes = "cancelled", 1, 256
 
     def __contains__(self, turn: tuple[int, int]) -> bool:
         span = self._spans.get(turn[0] >> SPAN_BITS)
@@ -371,10 +448,7 @@ class CancelledMessages:
 
     def add(self, due: int, number: int) -> bool:
         """Add a message; return whether it is new."""
-        span = self._spans.get(due >> SPAN_BITS)
-        if span is None:
-            span = self._spans[due >> SPAN_BITS] = _CancelledSpan(array("Q"))
-        new = span.add(number)
+        new = self._span(due).add(number)
         self.count += new
         return new
 
@@ -390,51 +464,11 @@ class CancelledMessages:
             first <= span <= last for span in list(self._spans)
         )
 
-    @property
-    def size_bytes(self) -> int:
-        """Approximate memory in use."""
-        return CANCELLED_SPAN_BYTES * len(self._spans) + WORD * self.count
-
     def spans_ended_by(self, due: int) -> list[int]:
         """Return the first due times of the spans that end at `due` or before, unsorted."""
         return [span << SPAN_BITS for span in self._spans if (span + 1) << SPAN_BITS <= due]
 
-    def expire_spans(self, starts: Iterable[int]) -> int:
-        """Remove the spans that begin at these due times; return how many messages they had."""
-        before = self.count
-        for start in starts:
-            span = self._spans.pop(start >> SPAN_BITS, None)
-            self.count -= len(span) if span is not None else 0
-        return before - self.count
 
-    def load(self, data: bytes) -> None:
-        """Restore the result of `dump`; b"" is empty. Raises ValueError."""
-        self._spans.clear()
-        self.count = position = 0
-        while position < len(data):
-            if len(data) - position < _ROW.size:
-                raise ValueError("the cancelled messages end inside a row")
-            span, count = _ROW.unpack_from(data, position)
-            position += _ROW.size
-            column = data[position : position + 8 * count]
-            if len(column) != 8 * count or span in self._spans:
-                raise ValueError(f"the cancelled messages of the span {span} do not match their count")
-            self._spans[span] = _CancelledSpan(decode_words(column))
-            self.count += count
-            position += len(column)
-
-    def dump(self) -> bytes:
-        """Encode rows by span: span u64, count u64, the numbers sorted; big-endian."""
-        rows: list[bytes] = []
-        for span, held in sorted(self._spans.items()):
-            rows += [_ROW.pack(span, len(held)), encode_words(held.numbers())]
-        return b"".join(rows)
-
-
-COLUMNS: Final = 3
-"""Columns of a rescheduled message: old number, new due time, new number."""
-RESCHEDULED_SPAN_BYTES: Final = 1024
-"""Approximate memory of a span beside its columns."""
 CHAIN_STEPS_MIN: Final = 64
 """The last turn of a message that was rescheduled more often than this is cached.
 
@@ -444,81 +478,21 @@ SHORTCUTS_MAX: Final = 65_536
 """Maximum of cached last turns; with more, the cache is cleared."""
 
 
-Turn = tuple[int, int]
-"""(effective due time in ms, number)."""
-
-
-class _RescheduledSpan:
-    """Rescheduled messages of one span, by old number: in sorted arrays, the newest in a dict."""
-
-    __slots__ = ("_columns", "_recent", "targets")
-
-    def __init__(self, columns: tuple[array[int], array[int], array[int]] | None = None) -> None:
-        self._columns = columns or (array("Q"), array("Q"), array("Q"))
-        self._recent: dict[int, Turn] = {}
-        self.targets = {due >> SPAN_BITS for due in self._columns[1]}
-        """The numbers (due time >> SPAN_BITS) of the spans that messages were moved to."""
-
-    def __len__(self) -> int:
-        return len(self._columns[0]) + len(self._recent)
-
-    def get(self, number: int) -> Turn | None:
-        if (turn := self._recent.get(number)) is not None:
-            return turn
-        olds, dues, numbers = (
-            self._columns
-        )  # read second: rows are added here before they are removed from the dict
-        at = bisect_left(olds, number)
-        if at < len(olds) and olds[at] == number:
-            return dues[at], numbers[at]
-        return None
-
-    def add(self, number: int, turn: Turn) -> bool:
-        """Add a message; return whether it is new. An existing entry is not changed."""
-        if self.get(number) is not None:
-            return False
-        self._recent[number] = turn
-        self.targets.add(turn[0] >> SPAN_BITS)
-        if len(self._recent) > RECENT_MIN + len(self._columns[0]) // RECENT_PART:
-            self.columns()
-        return True
-
-    def columns(self) -> tuple[array[int], array[int], array[int]]:
-        """Return all columns, sorted by the old number."""
-        if self._recent:
-            before, start = self._columns, 0
-            merged = (array("Q"), array("Q"), array("Q"))
-            for number in sorted(self._recent):
-                at = bisect_left(before[0], number, start)
-                row = (number, *self._recent[number])
-                for column, old, value in zip(merged, before, row, strict=True):
-                    column.extend(old[start:at])
-                    column.append(value)
-                start = at
-            for column, old in zip(merged, before, strict=True):
-                column.extend(old[start:])
-            self._columns = merged
-            self._recent.clear()
-        return self._columns
-
-
-class RescheduledMessages:
-    """The new turns of rescheduled messages, by their old turns.
+class RescheduledMessages(_SpannedMessages):
+    """The new turns of rescheduled messages, by their old turns: old number, new due time, new number.
 
     With them a repeated request has the same result, and old handles stay valid. 24 bytes each, by the span of the old
     due time. Entries are kept and expire together with `CancelledMessages`, which contains every old turn, too.
     """
 
+    what, column_count, span_bytes = "rescheduled", 3, 1024
+
     def __init__(self) -> None:
-        self._spans: dict[int, _RescheduledSpan] = {}
+        super().__init__()
         self._shortcuts: dict[Turn, Turn] = {}
         """Cached last turns of messages that were rescheduled often, by an earlier turn."""
-        self.count = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Approximate memory in use."""
-        return RESCHEDULED_SPAN_BYTES * len(self._spans) + COLUMNS * WORD * self.count
+        self._targets: defaultdict[int, set[int]] = defaultdict(set)
+        """By span: the spans that its messages were moved to (due time >> SPAN_BITS)."""
 
     def get(self, due: int, number: int) -> Turn | None:
         """Return the turn that replaced this one; None if none did.
@@ -526,7 +500,8 @@ class RescheduledMessages:
         The returned turn may have been replaced itself, see `latest`.
         """
         span = self._spans.get(due >> SPAN_BITS)
-        return span.get(number) if span is not None else None
+        row = span.get(number) if span is not None else None
+        return None if row is None else (row[0], row[1])
 
     def latest(self, due: int, number: int) -> Turn:
         """Return the latest turn of a message: its own if it was never rescheduled."""
@@ -546,9 +521,10 @@ class RescheduledMessages:
 
         New numbers are higher than old ones.
         """
-        span = self._spans.setdefault(due >> SPAN_BITS, _RescheduledSpan())
-        new = span.add(number, turn)
-        self.count += new
+        new = self._span(due).add(number, *turn)
+        if new:
+            self._targets[due >> SPAN_BITS].add(turn[0] >> SPAN_BITS)
+            self.count += 1
         return new
 
     def expirable_spans(self, starts: Iterable[int], before: int) -> list[int]:
@@ -560,7 +536,7 @@ class RescheduledMessages:
         leads_to: dict[int, list[int]] = {}
         held: list[int] = []
         for span in spans & self._spans.keys():
-            for target in self._spans[span].targets:
+            for target in self._targets[span]:
                 if (target + 1) << SPAN_BITS > before or (target in self._spans and target not in spans):
                     held.append(span)
                 elif target != span:
@@ -573,40 +549,16 @@ class RescheduledMessages:
         return sorted(span << SPAN_BITS for span in spans)
 
     def expire_spans(self, starts: Iterable[int]) -> int:
-        """Remove the spans that begin at these due times; return how many messages they had."""
-        before = self.count
         for start in starts:
-            span = self._spans.pop(start >> SPAN_BITS, None)
-            self.count -= len(span) if span is not None else 0
-        if self.count < before:
+            self._targets.pop(start >> SPAN_BITS, None)
+        expired = super().expire_spans(starts)
+        if expired:
             self._shortcuts.clear()
-        return before - self.count
+        return expired
 
     def load(self, data: bytes) -> None:
-        """Restore the result of `dump`; b"" is empty. Raises ValueError."""
-        self._spans.clear()
+        super().load(data)
         self._shortcuts.clear()
-        self.count = position = 0
-        while position < len(data):
-            if len(data) - position < _ROW.size:
-                raise ValueError("the rescheduled messages end inside a row")
-            span, count = _ROW.unpack_from(data, position)
-            position += _ROW.size
-            size = WORD * count
-            columns = [data[position + n * size : position + (n + 1) * size] for n in range(COLUMNS)]
-            if len(columns[-1]) != size or span in self._spans:
-                raise ValueError(f"the rescheduled messages of the span {span} do not match their count")
-            olds, dues, numbers = map(decode_words, columns)
-            self._spans[span] = _RescheduledSpan((olds, dues, numbers))
-            self.count += count
-            position += COLUMNS * size
-
-    def dump(self) -> bytes:
-        """Encode rows by span: span u64, count u64, old numbers sorted, new due times, new numbers.
-
-        Big-endian.
-        """
-        rows: list[bytes] = []
-        for span, held in sorted(self._spans.items()):
-            rows += [_ROW.pack(span, len(held)), *map(encode_words, held.columns())]
-        return b"".join(rows)
+        self._targets.clear()
+        for number, span in self._spans.items():
+            self._targets[number] = {due >> SPAN_BITS for due in span.columns()[1]}
