@@ -66,7 +66,7 @@ from tfmq.data_dir import META_NAME, path_error_advice
 from tfmq.delay.arrivals.header import HEADER_ID, KIND_NAMES, BadArrivalHeader, decode_header
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.buckets.bucket import NO_BYTE_LIMIT, Bucket
-from tfmq.delay.buckets.format import CHUNK_SIZE, ChunkColumns, ChunkHead, decode_columns, parse_bucket_name
+from tfmq.delay.buckets.format import CHUNK_SIZE, ChunkColumns, ChunkHead, parse_bucket_name
 from tfmq.delay.buckets.fsck import (
     ARRIVALS_NAME,
     BucketScan,
@@ -508,7 +508,7 @@ def _chunk_rows(survey: BucketScan, bucket: Bucket, chunk: ChunkHead) -> Iterato
     with survey.files.opened(bucket.path) as file:
         data = file.pread(chunk.columns_size, chunk.position + CHUNK_SIZE)
     try:
-        columns = decode_columns(data, chunk, bucket.span, bucket.seed, bucket.path)
+        columns = bucket.decode_columns(data, chunk)
     except Corrupt as error:
         yield _damaged_row(error, bucket.span.start)
         return

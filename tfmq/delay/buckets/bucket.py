@@ -14,7 +14,7 @@ from journal import filenames
 from journal.disk import Disk, File
 from journal.errors import Corrupt
 from journal.fsync import NEVER_CLOSED
-from journal.record.format import HEADER_SIZE, LENGTH, RECORD_SIZE_MAX
+from journal.record.format import HEADER_SIZE, LENGTH, RECORD_SIZE_MAX, Buffer
 from tfmq.delay.buckets.format import (
     CHUNK_MAGIC,
     CHUNK_SIZE,
@@ -114,13 +114,14 @@ class Bucket:
                 if isinstance(part, Corrupt):
                     self.record_damage(part)
                     continue
-                data = file.pread(part.columns_size, part.position + CHUNK_SIZE)
                 try:
-                    columns = decode_columns(data, part, self.span, self.seed, self.path)
+                    yield self.decode_columns(file.pread(part.columns_size, part.position + CHUNK_SIZE), part)
                 except Corrupt as error:
                     self.record_damage(error)
-                else:
-                    yield columns
+
+    def decode_columns(self, data: Buffer, chunk: ChunkHead) -> ChunkColumns:
+        """Decode the columns and the table of a chunk. Raises Corrupt."""
+        return decode_columns(data, chunk, self.span, self.seed, self.path)
 
     def read_targets(self, files: OpenFileCache) -> Iterator[Sequence[Target]]:
         """Yield the targets in each chunk, unverified, to decide whether to read its columns.

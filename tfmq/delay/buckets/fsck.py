@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from hashlib import blake2b
-from itertools import chain, groupby
-from struct import Struct
+from itertools import chain
 from typing import Final, TypeAlias
 
 from journal import filenames
@@ -46,7 +45,6 @@ from tfmq.delay.buckets.format import (
     checksum_failures,
     checksum_seed,
     cut,
-    decode_columns,
     decode_head,
     encode_chunk,
     encode_head,
@@ -63,6 +61,7 @@ from tfmq.delay.buckets.recovery import (
     FileDecision,
     ListedBucket,
     decide_files,
+    file_sizes,
     is_bucket_file_name,
 )
 from tfmq.delay.buckets.store import BucketIndex
@@ -120,7 +119,7 @@ class _BucketVerifier(Verifier):
             self.add_error(error, "checkpoint", NOTE, what)
 
     def _verify_name(self, found: FileDecision) -> None:
-        label = found.row.label
+        label = found.state.label
         if label in FINDINGS_BY_LABEL:
             weight, what = FINDINGS_BY_LABEL[label]
             if label == "missing" and found.listed is not None:
@@ -133,15 +132,17 @@ class _BucketVerifier(Verifier):
         self.report.segments += 1
         count = 0
         self.lost = LostMessages()
-        self.lost_findings: list[tuple[int, Corrupt, str, int]] = []
+        self.lost_findings: list[LostFinding] = []
         for part in self.survey.chunks(bucket):
-            if isinstance(part, Corrupt):
-                index = self.lost.add_chunk_without_head(self.survey, part)
-                self.lost_findings.append((index, part, "chunk", 0))
-                end = part.next
-            else:
-                count += self._verify_chunk(bucket, part)
-                end = part.next_position
+            damage = self.lost.add_damage(self.survey, bucket, part, records=self.records)
+            self.lost_findings += damage
+            end = part.next if isinstance(part, Corrupt) else part.next_position
+            if isinstance(part, ChunkHead):
+                count += part.count
+                if not any(field == "columns" for _, _, field, _ in damage):
+                    self.report.blocks += 1
+                    self.report.bytes += part.size
+                    self.report.records += part.count
             self.progress(bucket.path, end, bucket.size)
         self._report_lost(bucket)
         if self.survey.checkpoint is not None and count != listed.count and not bucket.damage:
@@ -160,33 +161,6 @@ class _BucketVerifier(Verifier):
                 lost = f", {count - found} are lost" if count else ""
                 what += f"; {REBUILD_HINT} {found} of its messages from the arrival log{lost}"
             self.add_error(error, field, DAMAGE, what)
-
-    def _verify_chunk(self, bucket: Bucket, chunk: ChunkHead) -> int:
-        """Verify a chunk; return its count of messages."""
-        with self.survey.files.opened(bucket.path) as file:
-            data = bytes(file.pread(chunk.size, chunk.position)).ljust(chunk.size, b"\0")
-        begins = CHUNK_SIZE + chunk.columns_size
-        try:
-            columns = decode_columns(data[CHUNK_SIZE:begins], chunk, bucket.span, bucket.seed, bucket.path)
-        except Corrupt as error:
-            index = self.lost.add_records(memoryview(data)[begins:])
-            self.lost_findings.append((index, error, "columns", chunk.count))
-            return chunk.count
-        self.report.blocks += 1
-        self.report.bytes += chunk.size
-        self.report.records += chunk.count
-        faults = dict.fromkeys(
-            checksum_failures(data[begins:], columns.sizes, columns.numbers), "its bytes fail their checksum"
-        )
-        if self.records:
-            faults = record_faults(data, columns, chunk.position) | faults
-        for index, what in sorted(faults.items()):
-            first = columns.positions[index]
-            what = f"message {columns.numbers[index]} is damaged: {what}"
-            next = first + CRC_SIZE + columns.sizes[index]
-            part = self.lost.add_turn(columns.dues[index], columns.numbers[index])
-            self.lost_findings.append((part, Corrupt(bucket.path, first, next, what), "record", 1))
-        return chunk.count
 
 
 def record_faults(data: bytes, columns: ChunkColumns, position: int) -> dict[int, str]:
@@ -224,6 +198,10 @@ The digest of its stored record with the CRC; or its turn (due time, number), if
 """
 
 
+LostFinding: TypeAlias = tuple[int, Corrupt, str, int]
+"""Number of a damaged part, its damage, which field is damaged, and how many messages it had, 0: unknown."""
+
+
 class LostMessages:
     """The lost messages of one bucket, as far as they are known, to find them in the arrival log."""
 
@@ -232,21 +210,45 @@ class LostMessages:
         """By lost message: the number of the damaged part of the file, counted from 0."""
         self._part_count = 0
 
-    def add_turn(self, due: int, number: int) -> int:
-        """Add a message whose record is damaged; return the number of this damaged part."""
-        return self._add([(due, number)])
+    def add_damage(
+        self, survey: BucketScan, bucket: Bucket, part: ChunkHead | Corrupt, *, records: bool = False
+    ) -> list[LostFinding]:
+        """Add what is lost of a chunk, or of a range of the file without one; return its damaged parts.
 
-    def add_records(self, data: memoryview) -> int:
+        `records`: verify also the checksums that producers have computed.
+        """
+        if isinstance(part, Corrupt):
+            return [(self._add_chunk_without_head(survey, part), part, "chunk", 0)]
+        with survey.files.opened(bucket.path) as file:
+            data = bytes(file.pread(part.size, part.position)).ljust(part.size, b"\0")
+        begins = CHUNK_SIZE + part.columns_size
+        try:
+            columns = bucket.decode_columns(data[CHUNK_SIZE:begins], part)
+        except Corrupt as error:
+            return [(self._add_records(memoryview(data)[begins:]), error, "columns", part.count)]
+        failures = checksum_failures(data[begins:], columns.sizes, columns.numbers)
+        faults = dict.fromkeys(failures, "its bytes fail their checksum")
+        if records:
+            faults = record_faults(data, columns, part.position) | faults
+        found: list[LostFinding] = []
+        for index, what in sorted(faults.items()):
+            due, number, first = columns.dues[index], columns.numbers[index], columns.positions[index]
+            next = first + CRC_SIZE + columns.sizes[index]
+            damage = Corrupt(bucket.path, first, next, f"message {number} is damaged: {what}")
+            found.append((self._add([(due, number)]), damage, "record", 1))
+        return found
+
+    def _add_records(self, data: memoryview) -> int:
         """Add the records of a chunk with damaged columns; return the number of this damaged part."""
         return self._add(map(_digest, _stored_records(data)))
 
-    def add_chunk_without_head(self, survey: BucketScan, damage: Corrupt) -> int:
-        """Like `add_records`, for a range that may begin with the damaged head of a chunk."""
+    def _add_chunk_without_head(self, survey: BucketScan, damage: Corrupt) -> int:
+        """Like `_add_records`, for a range that may begin with the damaged head of a chunk."""
         with survey.files.opened(damage.path) as file:
             data = file.pread(min(damage.next - damage.first, CHUNK_BYTES_MAX), damage.first)
         # A damaged head tells only perhaps where the records begin. If it is wrong, no digest matches an arrival.
         _, _, count, table_size, *_ = CHUNK.unpack_from(data.ljust(CHUNK_SIZE, b"\0"))
-        return self.add_records(memoryview(data)[CHUNK_SIZE + ENTRY_SIZE * count + table_size :])
+        return self._add_records(memoryview(data)[CHUNK_SIZE + ENTRY_SIZE * count + table_size :])
 
     def _add(self, keys: Iterable[LostKey]) -> int:
         self._parts |= dict.fromkeys(keys, self._part_count)
@@ -277,26 +279,6 @@ class LostMessages:
                 yield messages.filtered(keep), parts
 
 
-def lost_messages(survey: BucketScan, bucket: Bucket) -> LostMessages:
-    """Read which messages of a bucket are lost. Raises NewerFormat, OSError."""
-    lost = LostMessages()
-    with survey.files.opened(bucket.path) as file:
-        for part in bucket.chunks(file):
-            if isinstance(part, Corrupt):
-                lost.add_chunk_without_head(survey, part)
-                continue
-            data = bytes(file.pread(part.size, part.position)).ljust(part.size, b"\0")
-            begins = CHUNK_SIZE + part.columns_size
-            try:
-                columns = decode_columns(data[CHUNK_SIZE:begins], part, bucket.span, bucket.seed, bucket.path)
-            except Corrupt:
-                lost.add_records(memoryview(data)[begins:])
-            else:
-                for index in checksum_failures(data[begins:], columns.sizes, columns.numbers):
-                    lost.add_turn(columns.dues[index], columns.numbers[index])
-    return lost
-
-
 def _stored_records(data: memoryview) -> Iterator[memoryview]:
     """Yield the records in `data`, each with the CRC before it, as far as their lengths fit."""
     position = 0
@@ -313,8 +295,6 @@ def _digest(stored: Buffer) -> bytes:
 
 
 # Repair, offline and by a start.
-
-MISSING: Final = "the file is missing"
 
 
 def repair_buckets(
@@ -342,7 +322,7 @@ def repair_buckets(
         if identity is None:
             what = "neither the checkpoint nor a bucket head identifies the store"
             raise Corrupt(survey.checkpoint_file.path, 0, 0, what)
-        return _RepairRun(disk, survey, identity, dry_run).run()
+        return _RepairRun(survey, identity, dry_run).run()
 
 
 def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
@@ -356,10 +336,10 @@ def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
         checkpoint, first = survey.checkpoint, survey.first_arrival_offset()
         if checkpoint is None or first is None or first >= checkpoint.spilled_offset:
             return []
-        if any(found.row.decision is Decision.REFUSE for found in survey.decisions()):
+        if any(found.state.decision is Decision.REFUSE for found in survey.decisions()):
             return []
         damaged = {bucket.span for _, bucket in survey.buckets() if _is_end_damaged(survey, bucket, first)}
-        return _RepairRun(disk, survey, checkpoint.identity, False).rebuild(checkpoint, damaged)
+        return _RepairRun(survey, checkpoint.identity).rebuild(checkpoint, damaged)
 
 
 def _is_end_damaged(survey: BucketScan, bucket: Bucket, after: int) -> bool:
@@ -370,7 +350,7 @@ def _is_end_damaged(survey: BucketScan, bucket: Bucket, after: int) -> bool:
                 return True
             data = file.pread(part.columns_size, part.position + CHUNK_SIZE)
             try:
-                decode_columns(data, part, bucket.span, bucket.seed, bucket.path)
+                bucket.decode_columns(data, part)
             except Corrupt:
                 return True
     return False
@@ -379,8 +359,8 @@ def _is_end_damaged(survey: BucketScan, bucket: Bucket, after: int) -> bool:
 class _RepairRun:
     """One run of `repair_buckets` or `rebuild_from_arrivals`."""
 
-    def __init__(self, disk: Disk, survey: BucketScan, identity: StoreIdentity, dry_run: bool) -> None:
-        self.disk = disk
+    def __init__(self, survey: BucketScan, identity: StoreIdentity, dry_run: bool = False) -> None:
+        self.disk = survey.disk
         self.survey = survey
         self.folder = survey.folder
         self.identity = identity
@@ -403,7 +383,11 @@ class _RepairRun:
         if checkpoint is None:
             checkpoint = self._rebuild_checkpoint()
         else:
-            self._unlist_missing()
+            for found in survey.decisions():
+                if found.state.decision is Decision.REFUSE and found.listed is not None:
+                    path, note = filenames.join(self.folder, found.name), "removed from the checkpoint"
+                    lost = found.listed.count
+                    self.done.append(RepairedFile(path, lost=lost, reason="the file is missing", note=note))
             for listed, bucket in survey.buckets():
                 if not self._repair_bucket(bucket, listed.count):
                     self.listed.append(ListedBucket(bucket.span, bucket.size, listed.count))
@@ -418,13 +402,6 @@ class _RepairRun:
         found = checkpoint._replace(buckets=sorted(self.listed), counted_offset=0)
         self.survey.checkpoint_file.write(found)
 
-    def _unlist_missing(self) -> None:
-        for found in self.survey.decisions():
-            if found.row.decision is Decision.REFUSE and found.listed is not None:
-                path = filenames.join(self.folder, found.name)
-                note = "removed from the checkpoint"
-                self.done.append(RepairedFile(path, lost=found.listed.count, reason=MISSING, note=note))
-
     def _repair_bucket(self, bucket: Bucket, count: int, is_start: bool = False) -> bool:
         """Rewrite the bucket if it is damaged; return whether it was rewritten, or would be.
 
@@ -434,7 +411,9 @@ class _RepairRun:
         size = self.survey.sizes[bucket_name(bucket.span)]
         if not bucket.damage and kept == count and size >= bucket.size:
             return False
-        lost = lost_messages(self.survey, bucket)
+        lost = LostMessages()
+        for part in self.survey.chunks(bucket):
+            lost.add_damage(self.survey, bucket, part)
         rebuilt = sum(messages.length for messages, _ in lost.rebuilt(self.survey, bucket.span))
         reason = bucket.damage[0].reason if bucket.damage else f"it has {kept} messages, not {count}"
         note = ""
@@ -547,8 +526,11 @@ class _RepairRun:
         for bucket in group:
             rebuilt = lost.rebuilt(self.survey, bucket.span) if lost is not None else ()
             for messages in chain(self._intact_messages(bucket, below), (found for found, _ in rebuilt)):
-                fresh = _without_duplicates(messages, seen if len(group) > 1 else None)
-                for span, part in group_by_span(fresh, to_span):
+                if len(group) > 1:
+                    keep = bytes(number not in seen for number in messages.numbers)
+                    seen.update(messages.numbers)
+                    messages = messages if all(keep) else messages.filtered(keep)
+                for span, part in group_by_span(messages, to_span):
                     if span not in writers:
                         writers[span] = _BucketFile(self.disk, self.folder, self.identity, span)
                     writers[span].add(part)
@@ -602,32 +584,22 @@ class _BucketFile:
         self.count += chunk.count
 
 
-def _without_duplicates(messages: MessageColumns, seen: set[int] | None) -> MessageColumns:
-    """Return the messages whose numbers are not in `seen`, and add these; if `seen` is None, all."""
-    if seen is None:
-        return messages
-    keep = bytes(number not in seen for number in messages.numbers)
-    seen.update(messages.numbers)
-    return messages if all(keep) else messages.filtered(keep)
-
-
-def _overlapping_groups(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
+def _overlapping_groups(buckets: Iterable[Bucket]) -> Iterator[list[Bucket]]:
     """Yield groups of overlapping buckets. Each group is within the span of its coarsest bucket."""
-    ends: list[int] = []
+    group: list[Bucket] = []
     for bucket in sorted(buckets, key=lambda each: (each.span.start, -each.span.exponent)):
-        begins = not ends or bucket.span.start >= ends[-1]
-        ends.append(bucket.span.end if begins else ends[-1])
-    ordered = sorted(buckets, key=lambda each: (each.span.start, -each.span.exponent))
-    for _, pairs in groupby(zip(ends, ordered, strict=True), key=lambda pair: pair[0]):
-        yield [bucket for _, bucket in pairs]
+        if group and bucket.span.start >= group[0].span.end:
+            yield group
+            group = []
+        group.append(bucket)
+    if group:
+        yield group
 
 
 FOLDER_NAME: Final = "delay"
 """Folder of delayed delivery in a data folder."""
 ARRIVALS_NAME: Final = "arrivals"
 """Folder of the arrival log in that folder."""
-
-MAGIC_SIZE: Final = Struct(f"{len(MAGIC)}s").size
 
 
 def is_bucket_folder(disk: Disk, folder: str) -> bool:
@@ -637,10 +609,10 @@ def is_bucket_folder(disk: Disk, folder: str) -> bool:
     children = disk.list(folder)
     if any(parse_bucket_name(name) is not None for name in children) or has_arrivals(disk, folder):
         return True
-    return (
-        filenames.CHECKPOINT_NAME in children
-        and _magic(disk, filenames.join(folder, filenames.CHECKPOINT_NAME)) == MAGIC
-    )
+    if filenames.CHECKPOINT_NAME not in children:
+        return False
+    with closing(disk.open_read(filenames.join(folder, filenames.CHECKPOINT_NAME))) as file:
+        return file.pread(len(MAGIC), 0) == MAGIC
 
 
 def has_arrivals(disk: Disk, folder: str) -> bool:
@@ -651,11 +623,6 @@ def has_arrivals(disk: Disk, folder: str) -> bool:
         or filenames.parse_segment_name(name, ARRIVALS_SUFFIX) is not None
         for name in disk.list(path)
     )
-
-
-def _magic(disk: Disk, path: str) -> bytes:
-    with closing(disk.open_read(path)) as file:
-        return file.pread(MAGIC_SIZE, 0)
 
 
 class BucketScan:
@@ -672,8 +639,7 @@ class BucketScan:
         self.checkpoint_file = BucketCheckpointFile(disk, folder)
         self.fault: Corrupt | None = None
         self.checkpoint: BucketCheckpoint | None = None
-        paths = {name: filenames.join(folder, name) for name in disk.list(folder)}
-        self.sizes = {name: disk.size(path) for name, path in paths.items() if not disk.is_folder(path)}
+        self.sizes = file_sizes(disk, folder)
         try:
             self.checkpoint = self.checkpoint_file.read()
         except Corrupt as error:
@@ -707,7 +673,7 @@ class BucketScan:
         result = []
         for slot, found in enumerate(self.decisions(), 1):
             listed = found.listed
-            if listed is not None and found.row.decision is not Decision.REFUSE:
+            if listed is not None and found.state.decision is not Decision.REFUSE:
                 bucket = Bucket(self.folder, self.identity, listed.span, slot, listed.size, listed.count)
                 bucket.is_quiet = True
                 result.append((listed, bucket))
@@ -720,7 +686,15 @@ class BucketScan:
 
     def arrivals(self) -> Iterator[ArrivalBatch]:
         """Yield the arrivals that are still in the arrival log, without those that are damaged."""
-        yield from batches_of_blocks(self._arrival_blocks())
+        folder = filenames.join(self.folder, ARRIVALS_NAME)
+
+        def blocks() -> Iterator[Block | None]:
+            for base in self._arrival_segments():
+                with opened_segment(self.disk, folder, base, LOG_ID, ARRIVALS_SUFFIX) as segment:
+                    for part in scan_segment(segment):
+                        yield part if isinstance(part, Block) else None
+
+        yield from batches_of_blocks(blocks())
 
     def first_arrival_offset(self) -> int | None:
         """Return the lowest offset in the files of the arrival log; None if there is no file."""
@@ -731,13 +705,6 @@ class BucketScan:
         names = self.disk.list(folder) if self.disk.is_folder(folder) else []
         found = (filenames.parse_segment_name(name, ARRIVALS_SUFFIX) for name in names)
         return sorted(base for base in found if base is not None)
-
-    def _arrival_blocks(self) -> Iterator[Block | None]:
-        folder = filenames.join(self.folder, ARRIVALS_NAME)
-        for base in self._arrival_segments():
-            with opened_segment(self.disk, folder, base, LOG_ID, ARRIVALS_SUFFIX) as segment:
-                for part in scan_segment(segment):
-                    yield part if isinstance(part, Block) else None
 
     def close(self) -> None:
         """Close the files."""

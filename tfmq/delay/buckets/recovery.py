@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from struct import Struct
 from struct import error as StructError
@@ -52,9 +52,13 @@ class BucketRecovery:
             salt = int.from_bytes(self._randomness(SALT_SIZE), "big")
             checkpoint = BucketCheckpoint(StoreIdentity(self._new_id(), salt), 0, 0, 0, ())
             self.checkpoint_file.write(checkpoint)
-        found = decide_files(checkpoint.buckets, self._file_sizes())
-        self.labels = {each.row.label for each in found}
-        self._require_listed_files(found)
+        found = decide_files(checkpoint.buckets, file_sizes(self.disk, self.folder))
+        self.labels = {each.state.label for each in found}
+        if missing := [each for each in found if each.state.decision is Decision.REFUSE]:
+            lost = sum(each.listed.count for each in missing if each.listed is not None)
+            path = filenames.join(self.folder, missing[0].name)
+            what = f"the file is missing ({len(missing)} such, with {lost} messages in all): {REPAIR_HINT}"
+            raise Corrupt(path, 0, HEAD_SIZE, what)
         self.checkpoint = checkpoint
         # An earlier process may have written the checkpoint without an fsync. Make it durable before files are removed
         # because of it.
@@ -66,34 +70,29 @@ class BucketRecovery:
             for slot, each in enumerate(checkpoint.buckets, 1)
         ]
 
-    def _file_sizes(self) -> dict[str, int]:
-        paths = {name: filenames.join(self.folder, name) for name in self.disk.list(self.folder)}
-        return {name: self.disk.size(path) for name, path in paths.items() if not self.disk.is_folder(path)}
-
     def _require_no_buckets(self) -> None:
         """Raise Corrupt if there are buckets without a checkpoint: a new one would delete them."""
-        found = [each.name for each in decide_files((), self._file_sizes()) if each.row.label == "unlisted"]
+        decided = decide_files((), file_sizes(self.disk, self.folder))
+        found = [each.name for each in decided if each.state is FileState.UNLISTED]
         if found:
             what = f"the checkpoint of {len(found)} buckets, such as {found[0]}, is missing: {REPAIR_HINT}"
             raise Corrupt(self.checkpoint_file.path, 0, 0, what)
 
-    def _require_listed_files(self, found: list[FileDecision]) -> None:
-        missing = [each for each in found if each.row.decision is Decision.REFUSE]
-        if missing:
-            lost = sum(each.listed.count for each in missing if each.listed is not None)
-            path = filenames.join(self.folder, missing[0].name)
-            what = f"the file is missing ({len(missing)} such, with {lost} messages in all): {REPAIR_HINT}"
-            raise Corrupt(path, 0, HEAD_SIZE, what)
-
     def _apply_decision(self, found: FileDecision) -> None:
         path = filenames.join(self.folder, found.name)
-        if found.row.decision is Decision.REMOVE:
+        if found.state.decision is Decision.REMOVE:
             self.disk.unlink(path)
-        elif found.row.decision is Decision.CUT and found.listed is not None:
+        elif found.state.decision is Decision.CUT and found.listed is not None:
             file = self.disk.open_write(path)
             file.truncate(found.listed.size)
             file.force()
             file.close()
+
+
+def file_sizes(disk: Disk, folder: str) -> dict[str, int]:
+    """Return the sizes of the files in a folder, by name."""
+    paths = {name: filenames.join(folder, name) for name in disk.list(folder)}
+    return {name: disk.size(path) for name, path in paths.items() if not disk.is_folder(path)}
 
 
 # Decisions about the files in the folder. The checkpoint lists the valid buckets, and everything listed was made
@@ -112,45 +111,30 @@ class Decision(Enum):
     LEAVE = "leave"
 
 
-class DecisionRow(NamedTuple):
-    """A row of DECISIONS. `label`: identifies the row in tests and findings."""
-
-    label: str
-    decision: Decision
-
-
 class FileState(Enum):
-    """State of a file compared with its size in the checkpoint, if it is listed there."""
+    """State of a file compared with the checkpoint: a label, for tests and findings, and what a start does."""
 
-    WHOLE = "whole"
-    LONGER = "longer"
-    SHORTER = "shorter"
-    MISSING = "missing"
-    UNLISTED = "unlisted"
-    UNFINISHED = "unfinished"
-    FOREIGN = "foreign"
-
-
-DECISIONS: Final = {
-    FileState.WHOLE: DecisionRow("whole", Decision.USE),
+    WHOLE = "whole", Decision.USE
     # An unfinished spill.
-    FileState.LONGER: DecisionRow("unlisted chunks", Decision.CUT),
+    LONGER = "unlisted chunks", Decision.CUT
     # Durable data is lost: the rest is served, the loss is reported when it is read.
-    FileState.SHORTER: DecisionRow("too short", Decision.USE),
+    SHORTER = "too short", Decision.USE
     # Never the result of a removal: files are deleted after the checkpoint that does not list them.
-    FileState.MISSING: DecisionRow("missing", Decision.REFUSE),
+    MISSING = "missing", Decision.REFUSE
     # An unfinished spill or split, or an obsolete bucket.
-    FileState.UNLISTED: DecisionRow("unlisted", Decision.REMOVE),
-    FileState.UNFINISHED: DecisionRow("unfinished", Decision.REMOVE),
-    FileState.FOREIGN: DecisionRow("foreign", Decision.LEAVE),
-}
+    UNLISTED = "unlisted", Decision.REMOVE
+    UNFINISHED = "unfinished", Decision.REMOVE
+    FOREIGN = "foreign", Decision.LEAVE
+
+    def __init__(self, label: str, decision: Decision) -> None:
+        self.label, self.decision = label, decision
 
 
 class FileDecision(NamedTuple):
     """The decision about a file; `listed`: the bucket of the checkpoint with that file name."""
 
     name: str
-    row: DecisionRow
+    state: FileState
     listed: ListedBucket | None
 
 
@@ -161,11 +145,11 @@ def decide_files(listed: Iterable[ListedBucket], sizes: dict[str, int]) -> list[
     """
     expected = {bucket_name(each.span): each for each in listed}
     found = [
-        FileDecision(name, DECISIONS[_listed_file_state(sizes.get(name), each.size)], each)
+        FileDecision(name, _listed_file_state(sizes.get(name), each.size), each)
         for name, each in expected.items()
     ]
     rest = sorted(set(sizes) - set(expected) - {CHECKPOINT_NAME})
-    return found + [FileDecision(name, DECISIONS[_unlisted_file_state(name)], None) for name in rest]
+    return found + [FileDecision(name, _unlisted_file_state(name), None) for name in rest]
 
 
 def _listed_file_state(size: int | None, listed: int) -> FileState:
@@ -177,9 +161,8 @@ def _listed_file_state(size: int | None, listed: int) -> FileState:
 
 
 def _unlisted_file_state(name: str) -> FileState:
-    if name == CHECKPOINT_NAME + NEW_SUFFIX:
-        return FileState.UNFINISHED
-    if name.endswith(REPAIRED_SUFFIX) and is_bucket_file_name(name):
+    is_repaired = name.endswith(REPAIRED_SUFFIX) and is_bucket_file_name(name)
+    if name == CHECKPOINT_NAME + NEW_SUFFIX or is_repaired:
         return FileState.UNFINISHED
     return FileState.UNLISTED if parse_bucket_name(name) is not None else FileState.FOREIGN
 
@@ -305,22 +288,16 @@ class BucketCheckpointFile:
         if not self.disk.exists(self.path):
             return None
         faults = []
-        for position, data in self._copies():
-            try:
-                return decode_checkpoint(data, position, self.path)
-            except Corrupt as error:
-                faults.append(error)
+        for copy in self._decoded_copies():
+            if isinstance(copy, BucketCheckpoint):
+                return copy
+            faults.append(copy)
         raise Corrupt(self.path, 0, faults[-1].next, f"both of its copies are damaged: {faults[0].reason}")
 
     def damaged_copies(self) -> list[Corrupt]:
         """Return the damage of each copy; empty if there is no file. Raises NewerFormat, OSError."""
-        faults = []
-        for position, data in self._copies() if self.disk.exists(self.path) else ():
-            try:
-                decode_checkpoint(data, position, self.path)
-            except Corrupt as error:
-                faults.append(error)
-        return faults
+        copies = self._decoded_copies() if self.disk.exists(self.path) else ()
+        return [copy for copy in copies if isinstance(copy, Corrupt)]
 
     def write(self, checkpoint: BucketCheckpoint) -> None:
         """Write a checkpoint, durable when this returns.
@@ -349,7 +326,11 @@ class BucketCheckpointFile:
         file.close()
         self.disk.force_folder(self.folder)
 
-    def _copies(self) -> Sequence[tuple[int, bytes]]:
+    def _decoded_copies(self) -> Iterator[BucketCheckpoint | Corrupt]:
         data = read_file(self.disk, self.path)
         half = len(data) // 2
-        return [(0, data[:half]), (half, data[half:])]
+        for position, copy in ((0, data[:half]), (half, data[half:])):
+            try:
+                yield decode_checkpoint(copy, position, self.path)
+            except Corrupt as error:
+                yield error

@@ -68,7 +68,7 @@ class BucketStore:
         self.folder = folder
         self.identity = checkpoint.identity
         self.recovery_labels = opening.labels
-        """Labels of what the start decided about the files, see `recovery.DECISIONS`."""
+        """Labels of what the start decided about the files, see `recovery.FileState`."""
         self.broker_ms = checkpoint.broker_ms
         """Broker time of the last checkpoint."""
         self.queue_state = checkpoint.queue_state

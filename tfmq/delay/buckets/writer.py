@@ -31,7 +31,6 @@ from tfmq.delay.buckets.format import (
     MessageColumns,
     Target,
     TimeSpan,
-    decode_columns,
     encode_chunk,
     encode_head,
     group_by_span,
@@ -381,20 +380,15 @@ def chunk_messages(
                 continue
             data = memoryview(file.pread(part.size, part.position))
             try:
-                columns = decode_columns(
-                    data[CHUNK_SIZE : CHUNK_SIZE + part.columns_size],
-                    part, bucket.span, bucket.seed, bucket.path,
-                )  # fmt: skip
+                columns = bucket.decode_columns(data[CHUNK_SIZE : CHUNK_SIZE + part.columns_size], part)
             except Corrupt as error:
                 bucket.record_damage(error)
                 continue
             # Zeros in place of the records that the end of the file cuts off: they fail their checksums.
             records = bytes(data[CHUNK_SIZE + part.columns_size :])
             records = records.ljust(part.next_position - part.records_position, b"\0")
-            messages = MessageColumns(
-                columns.dues, columns.numbers, columns.targets, columns.sizes, columns.flags, columns.table,
-                [records],
-            )  # fmt: skip
+            dues, numbers, targets, sizes, flags, _, table = columns
+            messages = MessageColumns(dues, numbers, targets, sizes, flags, table, [records])
             keep = b"" if pending is None else pending_rows(columns, pending)
             if all(keep):
                 yield messages
