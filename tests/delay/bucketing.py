@@ -12,7 +12,7 @@ from tfmq.delay.arrivals.log import ArrivalBatch
 from tfmq.delay.buckets.bucket import Bucket
 from tfmq.delay.buckets.format import TimeSpan
 from tfmq.delay.buckets.store import BucketStore
-from tfmq.delay.buckets.writer import PendingFilter, SpillResult
+from tfmq.delay.buckets.writer import PendingFilter
 
 FOLDER = "data/delay"
 NOW = 1_700_000_000_000
@@ -129,7 +129,7 @@ class Bench:
                 run.append(each)
         return result
 
-    def spill(self, now_ms: int = NOW, pending: PendingFilter = everything) -> SpillResult:
+    def spill(self, now_ms: int = NOW, pending: PendingFilter = everything) -> int:
         """Everything that arrived."""
         end = self.next_number
         return self.buckets.spill(self.batches(), end * OFFSETS, end, now_ms, pending)

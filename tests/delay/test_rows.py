@@ -119,7 +119,7 @@ def test_the_attribute_of_a_record() -> None:
 def test_a_log_keeps_its_number_and_its_name() -> None:
     known = TargetIds()
     assert [known.id_of(key, f"t{key}") for key in (70, 80, 70)] == [0, 1, 0]
-    assert (known.target_of(1).key, known.target_of(1).topic) == (80, "t80")
+    assert (known.target_of(1).log_id, known.target_of(1).topic) == (80, "t80")
     assert len(known) == 2
 
 

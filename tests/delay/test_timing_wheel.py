@@ -28,13 +28,19 @@ def turns(wheel: HashedTimingWheel, now_ms: int, rows_max: int = wheels.ROWS_MAX
     return list(zip(found.dues, found.numbers, strict=True))
 
 
+def add(
+    wheel: HashedTimingWheel, due: int, number: int, locator: int, target: int, absolute: bool = False
+) -> None:
+    wheel.add_many([due], [number], [locator], [make_tag(target, absolute)])
+
+
 def small(base_ms: int = 0) -> HashedTimingWheel:
     return HashedTimingWheel(TICK, SLOTS, base_ms)
 
 
 def test_due_on_a_tick_comes_in_that_millisecond_and_not_before() -> None:
     wheel = small()
-    wheel.add(20, 1, 0, 0)
+    add(wheel, 20, 1, 0, 0)
     assert turns(wheel, 19) == []
     assert turns(wheel, 20) == [(20, 1)]
     assert wheel.count == 0
@@ -42,8 +48,8 @@ def test_due_on_a_tick_comes_in_that_millisecond_and_not_before() -> None:
 
 def test_first_and_last_millisecond_of_a_slot() -> None:
     wheel = small()
-    wheel.add(39, 2, 0, 0)
-    wheel.add(30, 1, 0, 0)
+    add(wheel, 39, 2, 0, 0)
+    add(wheel, 30, 1, 0, 0)
     assert turns(wheel, 29) == []
     assert turns(wheel, 30) == [(30, 1)]
     assert turns(wheel, 38) == []
@@ -53,7 +59,7 @@ def test_first_and_last_millisecond_of_a_slot() -> None:
 def test_more_ticks_away_than_there_are_slots_comes_in_a_later_round() -> None:
     wheel = small()
     for round in (3, 1, 0, 2):
-        wheel.add(25 + round * TICK * SLOTS, round, 0, 0)
+        add(wheel, 25 + round * TICK * SLOTS, round, 0, 0)
     for round in range(4):
         due = 25 + round * TICK * SLOTS
         assert turns(wheel, due - 1) == []
@@ -64,7 +70,7 @@ def test_the_ring_wraps_between_two_pops() -> None:
     wheel = small()
     dues = [5, 75, 79, 80, 81, 155, 160, 400]
     for number, due in enumerate(dues):
-        wheel.add(due, number, 0, 0)
+        add(wheel, due, number, 0, 0)
     assert turns(wheel, 3) == []
     assert turns(wheel, 399) == [(due, number) for number, due in enumerate(dues[:-1])]
     assert turns(wheel, 10_000) == [(400, 7)]
@@ -74,9 +80,9 @@ def test_the_ring_wraps_between_two_pops() -> None:
 def test_due_before_the_last_pop_comes_with_the_next_one() -> None:
     wheel = small()
     assert turns(wheel, 1000) == []
-    wheel.add(1, 9, 0, 0)
+    add(wheel, 1, 9, 0, 0)
     wheel.add_many(array("Q", [999, 1]), array("Q", [10, 8]), array("Q", [0, 0]), array("Q", [0, 0]))
-    wheel.add(1001, 11, 0, 0)
+    add(wheel, 1001, 11, 0, 0)
     assert wheel.next_due == 1
     assert turns(wheel, 1000) == [(1, 8), (1, 9), (999, 10)]
     assert turns(wheel, 1001) == [(1001, 11)]
@@ -87,7 +93,7 @@ def test_same_due_comes_in_the_order_of_the_numbers() -> None:
     numbers = list(range(1000))
     random.Random(7).shuffle(numbers)
     for number in numbers:
-        wheel.add(44, number, number * 3, number % 5)
+        add(wheel, 44, number, number * 3, number % 5)
     found = wheel.pop(44)
     assert list(found.numbers) == list(range(1000))
     assert list(found.locators) == [number * 3 for number in range(1000)]
@@ -96,8 +102,8 @@ def test_same_due_comes_in_the_order_of_the_numbers() -> None:
 
 def test_cancelled_before_it_came_never_comes() -> None:
     wheel = small()
-    wheel.add(20, 1, 0, 0)
-    wheel.add(20, 2, 0, 0)
+    add(wheel, 20, 1, 0, 0)
+    add(wheel, 20, 2, 0, 0)
     assert wheel.cancel(20, 1)
     assert wheel.count == 1
     assert turns(wheel, 20) == [(20, 2)]
@@ -106,16 +112,16 @@ def test_cancelled_before_it_came_never_comes() -> None:
 
 def test_cancelled_after_it_came_changes_nothing() -> None:
     wheel = small()
-    wheel.add(20, 1, 0, 0)
+    add(wheel, 20, 1, 0, 0)
     assert turns(wheel, 20) == [(20, 1)]
     assert not wheel.cancel(20, 1)
-    wheel.add(21, 1, 0, 0)
+    add(wheel, 21, 1, 0, 0)
     assert turns(wheel, 21) == [(21, 1)]
 
 
 def test_cancelled_twice_is_false_the_second_time() -> None:
     wheel = small()
-    wheel.add(20, 1, 0, 0)
+    add(wheel, 20, 1, 0, 0)
     assert [wheel.cancel(20, 1), wheel.cancel(20, 1)] == [True, False]
     assert wheel.count == 0
     assert turns(wheel, 20) == []
@@ -124,8 +130,8 @@ def test_cancelled_twice_is_false_the_second_time() -> None:
 def test_a_late_one_can_be_cancelled_until_it_came() -> None:
     wheel = small()
     turns(wheel, 100)
-    wheel.add(50, 1, 0, 0)
-    wheel.add(50, 2, 0, 0)
+    add(wheel, 50, 1, 0, 0)
+    add(wheel, 50, 2, 0, 0)
     assert wheel.cancel(50, 1)
     assert turns(wheel, 100) == [(50, 2)]
     assert not wheel.cancel(50, 2)
@@ -134,19 +140,19 @@ def test_a_late_one_can_be_cancelled_until_it_came() -> None:
 def test_dropped_from_a_due_on_never_comes_unless_it_is_added_again() -> None:
     wheel = small()
     for number, due in enumerate((20, 49, 50, 51, 500)):
-        wheel.add(due, number, 100 + number, 0)
+        add(wheel, due, number, 100 + number, 0)
     wheel.cancel(51, 3)
     wheel.cancel(20, 0)
     assert sorted(wheel.drop_from(50)) == [102, 103, 104], "rows: cancelled ones too"
     assert wheel.count == 1
-    wheel.add(51, 3, 0, 0)
+    add(wheel, 51, 3, 0, 0)
     assert turns(wheel, 1000) == [(49, 1), (51, 3)]
 
 
 def test_every_column_comes_back() -> None:
     wheel = small(base_ms=1_000_000)
-    wheel.add(1_000_005, 7, (1 << 64) - 1, TARGETS_MAX - 1, True)
-    wheel.add(1_000_000 + DUE_RANGE - 1, (1 << 63) - 1, 0, 0)
+    add(wheel, 1_000_005, 7, (1 << 64) - 1, TARGETS_MAX - 1, True)
+    add(wheel, 1_000_000 + DUE_RANGE - 1, (1 << 63) - 1, 0, 0)
     found = wheel.pop(1_000_005)
     assert [list(column) for column in found] == [
         [1_000_005],
@@ -161,7 +167,7 @@ def test_every_column_comes_back() -> None:
 def test_a_due_that_its_base_does_not_allow_is_refused_and_nothing_added(due: int) -> None:
     wheel = small(base_ms=1000)
     with pytest.raises(ValueError):
-        wheel.add(due, 1, 0, 0)
+        add(wheel, due, 1, 0, 0)
     with pytest.raises(ValueError):
         wheel.add_many([1000, due], [1, 2], [0, 0], [0, 0])
     assert (wheel.row_count, wheel.next_due) == (0, None)
@@ -169,24 +175,24 @@ def test_a_due_that_its_base_does_not_allow_is_refused_and_nothing_added(due: in
 
 def test_only_an_empty_wheel_takes_another_base() -> None:
     wheel = small(base_ms=1000)
-    wheel.add(1000, 1, 0, 0)
+    add(wheel, 1000, 1, 0, 0)
     with pytest.raises(ValueError):
         wheel.rebase(0)
     turns(wheel, 5000)
     wheel.rebase(20)
-    wheel.add(21, 2, 0, 0)
+    add(wheel, 21, 2, 0, 0)
     assert turns(wheel, 21) == [(21, 2)]
 
 
 def test_many_rows_come_in_parts_and_go_on_from_there() -> None:
     wheel = small()
     for number in range(100):
-        wheel.add(number, number, 0, 0)
+        add(wheel, number, number, 0, 0)
     assert turns(wheel, 1000, 15) == [(due, due) for due in range(15)]
     assert (wheel.next_due, wheel.count) == (15, 85)
     assert [wheel.cancel(14, 14), wheel.cancel(15, 15), wheel.cancel(15, 15)] == [False, True, False]
     assert turns(wheel, 1000, 1) == [(16, 16)]
-    wheel.add(3, 200, 0, 0)
+    add(wheel, 3, 200, 0, 0)
     assert turns(wheel, 1000, 3) == [(3, 200), (17, 17), (18, 18)]
     assert list(wheel.drop_from(90)) == [0] * 10
     assert turns(wheel, 35) == [(due, due) for due in range(19, 36)]
@@ -197,8 +203,8 @@ def test_many_rows_come_in_parts_and_go_on_from_there() -> None:
 def test_what_is_dropped_later_does_not_move_the_front() -> None:
     wheel = small()
     for number in range(10):
-        wheel.add(5, number, number, 0)
-    wheel.add(500, 10, 10, 0)
+        add(wheel, 5, number, number, 0)
+    add(wheel, 500, 10, 10, 0)
     assert len(turns(wheel, 100, 4)) == 4
     assert wheel.first_unpopped == (5, 4)
     assert wheel.cancel(5, 7)
@@ -212,7 +218,7 @@ def test_rows_of_cancelled_messages_go_when_they_are_the_most(monkeypatch: pytes
     monkeypatch.setattr(wheels, "CANCELLED_ROWS_MIN", 10)
     wheel = small()
     for number in range(100):
-        wheel.add(500 + number, number, 0, 0)
+        add(wheel, 500 + number, number, 0, 0)
     for number in range(60):
         assert wheel.cancel(500 + number, number)
     assert wheel.count == 40
@@ -223,8 +229,8 @@ def test_rows_of_cancelled_messages_go_when_they_are_the_most(monkeypatch: pytes
 def test_it_returns_how_full_it_is() -> None:
     wheel = small()
     for number in range(5):
-        wheel.add(3, number, 0, 0)
-    wheel.add(50, 9, 0, 0)
+        add(wheel, 3, number, 0, 0)
+    add(wheel, 50, 9, 0, 0)
     wheel.cancel(50, 9)
     assert wheel.occupancy() == {"slots": 8, "slots_used": 2, "slot_rows_max": 5, "rows": 6, "cancelled": 1}
 
@@ -246,7 +252,7 @@ def test_it_does_what_a_sorted_list_does(seed: int) -> None:
             number += count
             model |= dict(zip(numbers, dues, strict=True))
             if count == 1:
-                wheel.add(dues[0], numbers[0], 0, 0)
+                add(wheel, dues[0], numbers[0], 0, 0)
             else:
                 wheel.add_many(dues, numbers, [0] * count, [0] * count)
         elif step < 0.7 and number:

@@ -406,5 +406,4 @@ def _turn_columns(turns: Sequence[Turn]) -> TurnColumns:
 
 
 def _single_record_batch(record: bytes) -> Batch:
-    producer_id, sequence = split_id(HEADER.unpack_from(record)[2])
-    return Batch(record, split_blocks(record), producer_id, sequence, 1)
+    return Batch(record, split_blocks(record), *split_id(HEADER.unpack_from(record)[2]), 1)

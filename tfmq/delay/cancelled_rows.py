@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import compress
-from typing import NamedTuple
 
 from tfmq.delay.buckets.bucket import Bucket
 from tfmq.delay.buckets.format import TimeSpan
@@ -23,21 +22,6 @@ from tfmq.delay.requests import Turn
 from tfmq.delay.target_queue import TargetQueues
 
 logger = logging.getLogger("tfmq.delay")
-
-
-class _BorderBucket(NamedTuple):
-    """The bucket, with its size in bytes, that contains the border of the memory window."""
-
-    bucket: Bucket
-    size: int
-    border: int
-
-
-class _PendingCount(NamedTuple):
-    """How many rows of a bucket are pending: in all, and of those due from the border on."""
-
-    pending: int
-    after_border: int
 
 
 class BucketRowCounter:
@@ -52,7 +36,8 @@ class BucketRowCounter:
         self._buckets, self._window = buckets, window
         self._requested: dict[TimeSpan, bool] = {}
         """Spans of buckets to check; True: count the bucket also if no topic in it is deleted."""
-        self._border_bucket: _BorderBucket | None = None
+        self._border_bucket: tuple[Bucket, int, int] | None = None
+        """The counted bucket that contains the end of the window: with its size in bytes, and that end (border)."""
         self.dropped = 0
         """Messages in buckets whose topic was deleted."""
         self._pending_after_border = 0
@@ -73,8 +58,8 @@ class BucketRowCounter:
         bucket.dead_count = min(bucket.dead_count + 1, bucket.count)
         if (
             self._border_bucket is not None
-            and self._border_bucket.bucket is bucket
-            and due >= self._border_bucket.border
+            and self._border_bucket[0] is bucket
+            and due >= self._border_bucket[2]
         ):
             self._pending_after_border = max(0, self._pending_after_border - 1)
 
@@ -83,14 +68,11 @@ class BucketRowCounter:
         """Number of pending messages that are in buckets and not in memory."""
         border, count = self._window.border, 0
         for bucket in self._buckets.live_buckets:
-            live = max(0, bucket.count - bucket.dead_count)
             if bucket.span.start >= border:
-                count += live
+                count += max(0, bucket.count - bucket.dead_count)
             elif bucket.span.end > border:
                 known = self._border_bucket == (bucket, bucket.size, border)
-                # Until the rows of the bucket are counted, assume that due times are distributed evenly.
-                part = (bucket.span.end - border) / (bucket.span.end - bucket.span.start)
-                count += self._pending_after_border if known else int(live * part)
+                count += self._pending_after_border if known else _estimate_after(bucket, border)
         return count
 
     @property
@@ -113,13 +95,9 @@ class BucketRowCounter:
         """Return the bucket that contains the border, unless its rows from there on are counted."""
         border = self._window.border
         bucket = self._buckets.bucket_at(border)
-        if (
-            bucket is None
-            or bucket.span.start == border
-            or self._border_bucket == (bucket, bucket.size, border)
-        ):
+        if bucket is None or self._border_bucket == (bucket, bucket.size, border):
             return None
-        return bucket
+        return bucket if bucket.span.start < border else None
 
     def start(self, pending: PendingSnapshot) -> Callable[[], Callable[[], bool]]:
         """Return a function for a worker, which checks or counts one bucket.
@@ -134,48 +112,44 @@ class BucketRowCounter:
             bucket = found if found is not None and found.span == span else None
         if bucket is None:
             return lambda: lambda: False
-        return partial(
-            self._count_if_needed, _BorderBucket(bucket, bucket.size, self._window.border), surely, pending
-        )
+        return partial(self._count, bucket, bucket.size, self._window.border, surely, pending)
 
-    def _count_if_needed(
-        self, cut: _BorderBucket, surely: bool, pending: PendingSnapshot
+    def _count(
+        self, bucket: Bucket, size: int, border: int, surely: bool, pending: PendingSnapshot
     ) -> Callable[[], bool]:
-        bucket, files = cut.bucket, self._buckets.files
-        found = None
+        count = after_border = None
+
+        def store() -> bool:
+            before = bucket.dead_count
+            if count is not None:
+                bucket.dead_count = max(0, bucket.count - count)
+                if not surely and bucket.span.start >= border:  # earlier rows are dropped in memory
+                    self.dropped += max(0, bucket.dead_count - before)
+            if bucket.span.start < border < bucket.span.end:
+                self._border_bucket = bucket, size, border
+                estimate = _estimate_after(bucket, border)
+                self._pending_after_border = estimate if after_border is None else after_border
+            return bucket.dead_count != before
+
         try:
             with self._buckets.ignore_if_removed(bucket):
-                if surely or any(
-                    pending.topic_deleted(row.log_id) for table in bucket.read_targets(files) for row in table
-                ):
-                    found = self._count_rows(cut, pending)
+                tables = () if surely else bucket.read_targets(self._buckets.files)
+                if surely or any(pending.topic_deleted(row.log_id) for table in tables for row in table):
+                    found = ahead = 0
+                    for columns in self._buckets.read_columns(bucket):
+                        rows = pending_rows(columns, pending)
+                        found += len(rows) - rows.count(0)
+                        ahead += sum(compress(map(border.__le__, columns.dues), rows))
+                    count, after_border = found, ahead
         except OSError as error:
             logger.warning("delayed messages in %s cannot be counted: %s", bucket.path, error)
-        return partial(self._store_counts, cut, found, surely)
+        return store
 
-    def _count_rows(self, cut: _BorderBucket, pending: PendingSnapshot) -> _PendingCount:
-        count = ahead = 0
-        for columns in self._buckets.read_columns(cut.bucket):
-            rows = pending_rows(columns, pending)
-            count += len(rows) - rows.count(0)
-            ahead += sum(compress(map(cut.border.__le__, columns.dues), rows))
-        return _PendingCount(count, ahead)
 
-    def _store_counts(self, cut: _BorderBucket, found: _PendingCount | None, surely: bool) -> bool:
-        bucket = cut.bucket
-        before = bucket.dead_count
-        if found is not None:
-            bucket.dead_count = max(0, bucket.count - found.pending)
-            if not surely and bucket.span.start >= cut.border:  # earlier rows are dropped in memory
-                self.dropped += max(0, bucket.dead_count - before)
-        if bucket.span.start < cut.border < bucket.span.end:
-            part = (bucket.span.end - cut.border) / (bucket.span.end - bucket.span.start)
-            guess = int(max(0, bucket.count - bucket.dead_count) * part)
-            self._border_bucket, self._pending_after_border = (
-                cut,
-                found.after_border if found is not None else guess,
-            )
-        return bucket.dead_count != before
+def _estimate_after(bucket: Bucket, border: int) -> int:
+    """Estimate how many pending rows are due from the border on, as if due times were distributed evenly."""
+    part = (bucket.span.end - border) / (bucket.span.end - bucket.span.start)
+    return int(max(0, bucket.count - bucket.dead_count) * part)
 
 
 ChangedTurn = tuple[int, Turn]
@@ -199,12 +173,8 @@ class CancelledRows:
         buckets: BucketStore,
         row_counter: BucketRowCounter,
     ) -> None:
-        self._window, self._target_queues, self._buckets, self._row_counter = (
-            window,
-            target_queues,
-            buckets,
-            row_counter,
-        )
+        self._window, self._target_queues = window, target_queues
+        self._buckets, self._row_counter = buckets, row_counter
         self._non_durable: deque[tuple[int, Sequence[ChangedTurn]]] = deque()
         """Changes that are not durable yet, by header: (end offset of the header, changes)."""
         self.late: dict[Turn, int] = {}

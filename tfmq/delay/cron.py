@@ -98,8 +98,15 @@ class CronSchedule:
         minutes, hours, days, months, weekdays = parse_expression(expression)
         self._every_hour = len(hours) == FIELDS[1].high + 1
         self._triggers = [
-            _trigger(minutes, hours, *fitting, months)
-            for fitting in _day_rules(expression, days, weekdays, months)
+            CronTrigger(
+                minute=_trigger_list(minutes, FIELDS[0]),
+                hour=_trigger_list(hours, FIELDS[1]),
+                day=day,
+                month=_trigger_list(months, FIELDS[3]),
+                day_of_week=weekday,
+                timezone=UTC,
+            )
+            for day, weekday in _day_rules(expression, days, weekdays, months)
         ]
 
     def next_after(self, after_ms: int) -> int | None:
@@ -175,7 +182,9 @@ class CronSchedule:
         if not self._every_hour:
             return [first.astimezone(UTC)]
         second = first.replace(fold=1)
-        skipped = second.utcoffset() != first.utcoffset() and not _exists(first)
+        # Whether the clocks of the zone ever show that time.
+        exists = first.astimezone(UTC).astimezone(self.zone).replace(fold=0) == first.replace(fold=0)
+        skipped = second.utcoffset() != first.utcoffset() and not exists
         return [first.astimezone(UTC)] if skipped else [first.astimezone(UTC), second.astimezone(UTC)]
 
     def _clock_change_near(self, moment: datetime) -> timedelta:
@@ -192,23 +201,6 @@ class CronSchedule:
         """Return the difference of the zone's UTC offsets `beside` before and `beside` after the moment."""
         before, behind = (moment - beside).astimezone(self.zone), (moment + beside).astimezone(self.zone)
         return abs((behind.utcoffset() or _NOTHING) - (before.utcoffset() or _NOTHING))
-
-
-def _exists(local: datetime) -> bool:
-    """Return whether the clocks of its zone ever show that time."""
-    return local.astimezone(UTC).astimezone(local.tzinfo).replace(fold=0) == local.replace(fold=0)
-
-
-def _trigger(minutes: set[int], hours: set[int], day: str, weekday: str, months: set[int]) -> Any:
-    minute, hour, _, month, _ = FIELDS
-    return CronTrigger(
-        minute=_trigger_list(minutes, minute),
-        hour=_trigger_list(hours, hour),
-        day=day,
-        month=_trigger_list(months, month),
-        day_of_week=weekday,
-        timezone=UTC,
-    )
 
 
 def _next_match(trigger: Any, start: datetime) -> datetime | None:
@@ -267,48 +259,46 @@ def _field_numbers(field: CronField, text: str, expression: str) -> set[int]:
         return {field.low}  # a placeholder: every month has this day
     numbers: set[int] = set()
     for part in text.split(","):
-        found = _PART.fullmatch(part)
-        if found is None:
-            raise _invalid_field(field, part, expression)
-        numbers |= _range_numbers(field, part, found, expression)
+        try:
+            numbers |= _range_numbers(field, part)
+        except ValueError:
+            names = f" or {field.names[0]}..{field.names[-1]}" if field.names else ""
+            names += f", {LAST} alone" if field.name == "day of month" else ""
+            raise BadRequest(
+                f"{part!r} in the cron expression {expression!r} is no {field.name}: write {field.low} to"
+                f" {field.high}{names}, a range as 1-5, steps as */15, a list as 1,3, or * for all."
+            ) from None
     return numbers
 
 
-def _range_numbers(field: CronField, part: str, found: re.Match[str], expression: str) -> set[int]:
+def _range_numbers(field: CronField, part: str) -> set[int]:
+    """Return the numbers of one part of a list. Raises ValueError."""
+    found = _PART.fullmatch(part)
+    if found is None:
+        raise ValueError(part)
     first_text, last_text, step_text = found.groups()
     step = int(step_text) if step_text else 1
     if first_text == "*":
         first, last = field.low, 6 if field.names is WEEKDAYS else field.high
         sound = last_text is None
     else:
-        first = _number(field, first_text, part, expression)
-        if last_text is not None:
-            last = _number(field, last_text, part, expression)
-        else:
-            last = field.high if step_text else first
+        first = _number(field, first_text)
+        without_end = field.high if step_text else first
+        last = without_end if last_text is None else _number(field, last_text)
         if field.names is WEEKDAYS and last_text == "sun" and first > 0:
             last = 7  # a range may end with Sunday
         sound = first <= last
     if not sound or not 1 <= step <= field.high:
-        raise _invalid_field(field, part, expression)
+        raise ValueError(part)
     return set(range(first, last + 1, step))
 
 
-def _number(field: CronField, text: str, part: str, expression: str) -> int:
+def _number(field: CronField, text: str) -> int:
     if text in field.names:
         return field.names.index(text) + (field.low if field.names is MONTHS else 0)
     if text.isdecimal() and len(text) <= 4 and field.low <= int(text) <= field.high:
         return int(text)
-    raise _invalid_field(field, part, expression)
-
-
-def _invalid_field(field: CronField, part: str, expression: str) -> BadRequest:
-    names = f" or {field.names[0]}..{field.names[-1]}" if field.names else ""
-    names += f", {LAST} alone" if field.name == "day of month" else ""
-    return BadRequest(
-        f"{part!r} in the cron expression {expression!r} is no {field.name}: write {field.low} to {field.high}{names},"
-        " a range as 1-5, steps as */15, a list as 1,3, or * for all."
-    )
+    raise ValueError(text)
 
 
 def _trigger_list(numbers: set[int], field: CronField | None = None) -> str:

@@ -16,6 +16,7 @@ from struct import error as StructError
 from typing import Final, NamedTuple
 
 from journal.clock import Clock
+from journal.record.format import Buffer
 from tfmq.errors import BadRequest
 
 STEPS_MAX: Final = 256
@@ -209,8 +210,6 @@ ABSOLUTE_FLAG: Final = b"\x01"
 _FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
 """Table for bytes.translate: from the first byte of a word to the flag of the message."""
 
-_SWAP: Final = sys.byteorder == "little"
-
 
 class DueTimes(NamedTuple):
     """Effective due times of consecutive messages.
@@ -236,17 +235,17 @@ class DueTimes(NamedTuple):
 NO_DUE_TIMES: Final = DueTimes(array("Q"), b"", 0, 0)
 
 
-def decode_words(data: bytes) -> array[int]:
-    """Decode big-endian u64 integers; the length of `data` must be a multiple of 8."""
-    column = array("Q", data)
-    if _SWAP:
+def decode_words(data: Buffer, code: str = "Q") -> array[int]:
+    """Decode big-endian u64 integers, or u32 with the code "I"; `data` must have whole integers."""
+    column = array(code, bytes(data))
+    if sys.byteorder == "little":
         column.byteswap()
     return column
 
 
 def encode_words(column: array[int]) -> bytes:
-    """Encode u64 integers as big-endian; the column is not changed."""
-    if _SWAP:
+    """Encode integers as big-endian; the column is not changed."""
+    if sys.byteorder == "little":
         column = column[:]
         column.byteswap()
     return column.tobytes()

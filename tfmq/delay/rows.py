@@ -99,18 +99,15 @@ class RowQueue:
         return count
 
     def _count_through(self, turn: Turn) -> int:
-        start, dues, numbers = self._dropped, self.dues, self.numbers
-        first = bisect_left(dues, turn.due, start)
-        end = bisect_right(dues, turn.due, first)
-        return bisect_right(numbers, turn.number, first, end) - start
+        first = bisect_left(self.dues, turn.due, self._dropped)
+        end = bisect_right(self.dues, turn.due, first)
+        return bisect_right(self.numbers, turn.number, first, end) - self._dropped
 
     def contains(self, turn: Turn) -> bool:
         """Return whether there is a row with this turn."""
         count = self._count_through(turn)
-        return (
-            bool(count)
-            and Turn(self.dues[self._dropped + count - 1], self.numbers[self._dropped + count - 1]) == turn
-        )
+        last = self._dropped + count - 1
+        return count > 0 and (self.dues[last], self.numbers[last]) == turn
 
     def clear(self) -> None:
         """Remove all rows."""
@@ -156,10 +153,8 @@ def join_records(records: Sequence[bytes | None], key: int, bytes_max: int) -> J
     damaged = count - len(whole)
     if not whole:
         return JoinedRecords((), count, 0, damaged)
-    producer_id, sequence = split_id(HEADER.unpack_from(data)[2])
-    return JoinedRecords(
-        [Batch(data, split_blocks(data), producer_id, sequence, len(whole))], count, len(data), damaged
-    )
+    batch = Batch(data, split_blocks(data), *split_id(HEADER.unpack_from(data)[2]), len(whole))
+    return JoinedRecords([batch], count, len(data), damaged)
 
 
 def _count_within(records: Sequence[bytes | None], bytes_max: int) -> tuple[int, int]:
@@ -199,10 +194,10 @@ def attribute_of(record: bytes) -> bytes | None:
 # Target ids: 23 bits in a row of the timing wheel, instead of a 64-bit log id and a topic name.
 
 
-class TargetInfo(NamedTuple):
-    """The log id of a partition (`key`), and the name of its topic."""
+class Target(NamedTuple):
+    """The target of delayed messages: the log id of a partition, and the name of its topic."""
 
-    key: int
+    log_id: int
     topic: str
 
 
@@ -212,7 +207,7 @@ class TargetIds:
     def __init__(self) -> None:
         self._lock = Lock()
         self._numbers: dict[int, int] = {}
-        self._rows: list[TargetInfo] = []
+        self._rows: list[Target] = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -226,7 +221,7 @@ class TargetIds:
             if key not in self._numbers:
                 if len(self._rows) == TARGETS_MAX:
                     raise OverflowError(f"more than {TARGETS_MAX} logs have delayed messages in memory")
-                self._rows.append(TargetInfo(key, topic))
+                self._rows.append(Target(key, topic))
                 self._numbers[key] = len(self._rows) - 1
             return self._numbers[key]
 
@@ -234,9 +229,9 @@ class TargetIds:
         """Return the target ids of the partitions of a topic."""
         with self._lock:
             rows = enumerate(self._rows)
-            return frozenset(number for number, row in rows if row.key >> SEQUENCE_BITS == incarnation)
+            return frozenset(number for number, row in rows if row.log_id >> SEQUENCE_BITS == incarnation)
 
-    def target_of(self, number: int) -> TargetInfo:
+    def target_of(self, number: int) -> Target:
         """Return the log id and the topic of a target id."""
         return self._rows[number]
 

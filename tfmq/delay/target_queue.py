@@ -445,17 +445,12 @@ def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | 
 
     `part` has at least one row. Rows due at `uncertain_from` or later must wait.
     """
-    if uncertain_from is not None and part.dues[-1] >= uncertain_from:
-        part = part.head(bisect_left(part.dues, uncertain_from))
-        if not len(part.numbers):
-            return FireableRows(part)
+    end = len(part.numbers) if uncertain_from is None else bisect_left(part.dues, uncertain_from)
     if queues.locked:
-        for index in range(len(part.numbers)):
-            if part.turn(index) in queues.locked:
-                part = part.head(index)
-                break
-        if not len(part.numbers):
-            return FireableRows(part)
+        end = next((index for index in range(end) if part.turn(index) in queues.locked), end)
+    part = part.head(end)
+    if not end:
+        return FireableRows(part)
     if queues.cancelled.any_between(part.dues[0], part.dues[-1]):
         gone = [turn in queues.cancelled for turn in zip(part.dues, part.numbers, strict=True)]
         if gone[0]:
@@ -463,22 +458,14 @@ def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | 
         if True in gone:
             part = part.head(gone.index(True))
     if any(part.flags) and not queues.broker_clock.is_steady:
-        return _rows_until_early(part, queues)
+        columns = zip(part.dues, part.numbers, part.flags, strict=True)
+        early = [queues.broker_clock.early_ms(due, number) if flag else 0 for due, number, flag in columns]
+        if early[0]:
+            dues, numbers, locators = (array("Q", compress(column, early)) for column in part[:3])
+            waits = RowColumns(dues, numbers, locators, bytearray(compress(part.flags, early)))
+            return FireableRows(part, 0, waits, list(filter(None, early)))
+        part = part.head(next((index for index, each in enumerate(early) if each), len(early)))
     return FireableRows(part)
-
-
-def _rows_until_early(part: RowColumns, queues: TargetQueues) -> FireableRows:
-    columns = zip(part.dues, part.numbers, part.flags, strict=True)
-    early = [queues.broker_clock.early_ms(due, number) if flag else 0 for due, number, flag in columns]
-    first = next((index for index, each in enumerate(early) if each), None)
-    if first is None:
-        return FireableRows(part)
-    if first:
-        return FireableRows(part.head(first))
-    keep = [each > 0 for each in early]
-    dues, numbers, locators = (array("Q", compress(column, keep)) for column in part[:3])
-    waits = RowColumns(dues, numbers, locators, bytearray(compress(part.flags, keep)))
-    return FireableRows(part, 0, waits, [each for each in early if each])
 
 
 BLOCKED_ROWS_MAX: Final = 524_288

@@ -34,6 +34,77 @@ ROWS_MAX: Final = 1 << 62
 UNKNOWN_DUE: Final = -1
 
 
+# Rows of the wheel: columns, 24 bytes a message.
+
+DUE_BITS: Final = 40
+"""Bits of a due time, which is stored relative to the base: 34 years of milliseconds."""
+TARGET_BITS: Final = 23
+"""Bits of a target id: 8 million at once, more than the limit of partitions."""
+TARGET_SHIFT: Final = 1
+DUE_SHIFT: Final = TARGET_SHIFT + TARGET_BITS
+ABSOLUTE: Final = 1
+"""The lowest bit of a tag: the sender set an absolute due time."""
+TAG_MASK: Final = (1 << DUE_SHIFT) - 1
+DUE_RANGE: Final = 1 << DUE_BITS
+TARGETS_MAX: Final = 1 << TARGET_BITS
+
+
+class WheelRows(NamedTuple):
+    """Messages as columns of equal length; from `pop` in the order of their turns.
+
+    `locators`: where the record is stored, as in `tfmq.delay.rows`. `tags`: target id and absolute flag, see
+    `make_tag`. The caller of `pop` may change the columns.
+    """
+
+    dues: array[int]
+    numbers: array[int]
+    locators: array[int]
+    tags: array[int]
+
+    def __len__(self) -> int:
+        return len(self.dues)
+
+
+def no_wheel_rows() -> WheelRows:
+    """Return new, empty columns."""
+    return WheelRows(array("Q"), array("Q"), array("Q"), array("Q"))
+
+
+def make_tag(target: int, absolute: bool) -> int:
+    """Pack a target id and the flag for an absolute due time into one integer."""
+    return target << TARGET_SHIFT | absolute
+
+
+class WheelSlot:
+    """One list of the ring: columns of messages, in the order in which they were added.
+
+    `packed`: the due time relative to the base, shifted left by DUE_SHIFT, and the tag.
+    """
+
+    __slots__ = ("due_min", "locators", "numbers", "packed")
+
+    def __init__(self) -> None:
+        self.numbers: array[int] = array("Q")
+        self.locators: array[int] = array("Q")
+        self.packed: array[int] = array("Q")
+        self.due_min = DUE_RANGE
+        """Lower bound of the due times in this list, relative to the base."""
+
+    def select(self, rows: Sequence[int]) -> WheelSlot:
+        """Return a copy of these rows, in this order."""
+        part = WheelSlot()
+        part.numbers = array("Q", map(self.numbers.__getitem__, rows))
+        part.locators = array("Q", map(self.locators.__getitem__, rows))
+        part.packed = array("Q", map(self.packed.__getitem__, rows))
+        return part
+
+    def retain(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order, and remove all others."""
+        part = self.select(rows)
+        self.numbers, self.locators, self.packed = part.numbers, part.locators, part.packed
+        self.due_min = min(self.packed) >> DUE_SHIFT
+
+
 class HashedTimingWheel:
     """The timing wheel. Broker thread only.
 
@@ -125,22 +196,6 @@ class HashedTimingWheel:
 
     # Add and cancel
 
-    def add(self, due: int, number: int, locator: int, target: int, absolute: bool = False) -> None:
-        """Add a message. Raises ValueError if it is due before the base, or DUE_RANGE after it."""
-        relative = self._relative(due)
-        slot = self._slot(max(relative // self.tick_ms, self._hand))
-        if relative <= self._popped:
-            self._return_ready()
-            self._added_late.add(number)
-        slot.numbers.append(number)
-        slot.locators.append(locator)
-        slot.packed.append(relative << DUE_SHIFT | make_tag(target, absolute))
-        if relative < slot.due_min:
-            slot.due_min = relative
-        self._row_count += 1
-        if self._next_due is None or (self._next_due != UNKNOWN_DUE and relative < self._next_due):
-            self._next_due = relative
-
     def add_many(
         self, dues: Sequence[int], numbers: Sequence[int], locators: Sequence[int], tags: Sequence[int]
     ) -> None:
@@ -151,8 +206,7 @@ class HashedTimingWheel:
         count = len(dues)
         if not count:
             return
-        first, last = min(dues), max(dues)
-        low, high = self._relative(first), self._relative(last)
+        low, high = self._relative(min(dues)), self._relative(max(dues))
         if low <= self._popped:
             self._return_ready()
             late = self.popped_ms
@@ -214,7 +268,7 @@ class HashedTimingWheel:
             return False
         self._cancelled.add(number)
         if len(self._cancelled) > CANCELLED_ROWS_MIN and 2 * len(self._cancelled) > self._row_count:
-            self._remove_cancelled()
+            self._retain_rows()
         return True
 
     def _is_ready(self, due: int, number: int) -> bool:
@@ -231,19 +285,9 @@ class HashedTimingWheel:
         self._ready_popped = 0
         if not len(dues):
             return
-        slot, base = self._slot(self._hand), self.base_ms
-        slot.numbers.extend(numbers)
-        slot.locators.extend(locators)
-        slot.packed.extend(
-            array("Q", [due - base << DUE_SHIFT | each for due, each in zip(dues, tags, strict=True)])
-        )
-        slot.due_min = min(slot.due_min, dues[0] - base)
+        self._add_together(self._hand, dues[0] - self.base_ms, dues, numbers, locators, tags)
         self._added_late.update(numbers)
         self._next_due = UNKNOWN_DUE
-
-    def _remove_cancelled(self) -> None:
-        """Remove the rows of cancelled messages; examines every row."""
-        self._retain_rows(DUE_RANGE << DUE_SHIFT)
 
     def drop_from(self, due: int) -> array[int]:
         """Remove every message due at `due` or later; return the locators of their rows."""
@@ -266,16 +310,12 @@ class HashedTimingWheel:
         for slot in self._ring:
             if slot is not None:
                 tags = map(TAG_MASK.__and__, slot.packed)
-                picked = [
-                    number
-                    for number, each in zip(slot.numbers, tags, strict=True)
-                    if each >> TARGET_SHIFT in targets
-                ]
-                self._cancelled.update(picked)
-        self._remove_cancelled()
+                rows = zip(slot.numbers, tags, strict=True)
+                self._cancelled.update([number for number, tag in rows if tag >> TARGET_SHIFT in targets])
+        self._retain_rows()
         return before - self.count
 
-    def _retain_rows(self, end: int) -> None:
+    def _retain_rows(self, end: int = DUE_RANGE << DUE_SHIFT) -> None:
         """Remove the rows of the ring that are cancelled, or have `end` or more in `packed`."""
         ready = self._ready.numbers[self._ready_popped :]
         cancelled, held = self._cancelled, len(ready)
@@ -342,8 +382,11 @@ class HashedTimingWheel:
         room = start + rows_max - len(into.dues)
         end = bisect_right(self._ready.dues, now_ms, start, min(len(self._ready.dues), room))
         found = WheelRows(*(column[start:end] for column in self._ready))
-        if self._cancelled:
-            found = self._without_cancelled(found)
+        if self._cancelled and (gone := self._cancelled.intersection(found.numbers)):
+            self._cancelled -= gone
+            self._added_late -= gone
+            keep = [number not in gone for number in found.numbers]
+            found = WheelRows(*(array("Q", compress(column, keep)) for column in found))
         for column, more in zip(into, found, strict=True):
             column.extend(more)
         self._ready_popped = end
@@ -353,15 +396,6 @@ class HashedTimingWheel:
         if end == len(self._ready.dues):
             self._ready = no_wheel_rows()
             self._ready_popped = 0
-
-    def _without_cancelled(self, found: WheelRows) -> WheelRows:
-        gone = self._cancelled.intersection(found.numbers)
-        if not gone:
-            return found
-        self._cancelled -= gone
-        self._added_late -= gone
-        keep = [number not in gone for number in found.numbers]
-        return WheelRows(*(array("Q", compress(column, keep)) for column in found))
 
     def _pop_tick(self, tick: int, limit: int) -> WheelRows:
         """Remove and return what is due up to `limit` from the list of `tick`.
@@ -418,74 +452,3 @@ def _delivery_order(dues: Sequence[int], numbers: array[int]) -> Sequence[int] |
     for row in rows if rising == sorted(rising) else sorted(rows, key=rising.__getitem__):
         rows_of[dues[row]].append(row)
     return [row for due in sorted(rows_of) for row in rows_of[due]]
-
-
-# Rows of the wheel: columns, 24 bytes a message.
-
-DUE_BITS: Final = 40
-"""Bits of a due time, which is stored relative to the base: 34 years of milliseconds."""
-TARGET_BITS: Final = 23
-"""Bits of a target id: 8 million at once, more than the limit of partitions."""
-TARGET_SHIFT: Final = 1
-DUE_SHIFT: Final = TARGET_SHIFT + TARGET_BITS
-ABSOLUTE: Final = 1
-"""The lowest bit of a tag: the sender set an absolute due time."""
-TAG_MASK: Final = (1 << DUE_SHIFT) - 1
-DUE_RANGE: Final = 1 << DUE_BITS
-TARGETS_MAX: Final = 1 << TARGET_BITS
-
-
-class WheelRows(NamedTuple):
-    """Messages as columns of equal length; from `pop` in the order of their turns.
-
-    `locators`: where the record is stored, as in `tfmq.delay.rows`. `tags`: target id and absolute flag, see
-    `make_tag`. The caller of `pop` may change the columns.
-    """
-
-    dues: array[int]
-    numbers: array[int]
-    locators: array[int]
-    tags: array[int]
-
-    def __len__(self) -> int:
-        return len(self.dues)
-
-
-def no_wheel_rows() -> WheelRows:
-    """Return new, empty columns."""
-    return WheelRows(array("Q"), array("Q"), array("Q"), array("Q"))
-
-
-def make_tag(target: int, absolute: bool) -> int:
-    """Pack a target id and the flag for an absolute due time into one integer."""
-    return target << TARGET_SHIFT | absolute
-
-
-class WheelSlot:
-    """One list of the ring: columns of messages, in the order in which they were added.
-
-    `packed`: the due time relative to the base, shifted left by DUE_SHIFT, and the tag.
-    """
-
-    __slots__ = ("due_min", "locators", "numbers", "packed")
-
-    def __init__(self) -> None:
-        self.numbers: array[int] = array("Q")
-        self.locators: array[int] = array("Q")
-        self.packed: array[int] = array("Q")
-        self.due_min = DUE_RANGE
-        """Lower bound of the due times in this list, relative to the base."""
-
-    def select(self, rows: Sequence[int]) -> WheelSlot:
-        """Return a copy of these rows, in this order."""
-        part = WheelSlot()
-        part.numbers = array("Q", map(self.numbers.__getitem__, rows))
-        part.locators = array("Q", map(self.locators.__getitem__, rows))
-        part.packed = array("Q", map(self.packed.__getitem__, rows))
-        return part
-
-    def retain(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order, and remove all others."""
-        part = self.select(rows)
-        self.numbers, self.locators, self.packed = part.numbers, part.locators, part.packed
-        self.due_min = min(self.packed) >> DUE_SHIFT

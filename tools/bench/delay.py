@@ -167,7 +167,7 @@ def timed(size: int) -> tuple[float, float]:
         more = [((number * 7919) % WHEEL_MS, number) for number in range(first, first + step)]
         begun = time.thread_time_ns()
         for due, number in more:
-            timer.add(due, number, 0, 0)
+            timer.add_many((due,), (number,), (0,), (0,))
         between = time.thread_time_ns()
         for due, number in more:
             timer.cancel(due, number)

@@ -24,7 +24,6 @@ from tfmq.delay.buckets.format import (
     ChunkColumns,
     MessageColumns,
     StoreIdentity,
-    Target,
     TimeSpan,
     bucket_name,
     checksum_failures,
@@ -43,6 +42,7 @@ from tfmq.delay.buckets.format import (
 )
 from tfmq.delay.buckets.recovery import BucketCheckpoint, ListedBucket, decode_checkpoint, encode_checkpoint
 from tfmq.delay.due_time import DUE_MAX
+from tfmq.delay.rows import Target
 
 ROOT = paths.ROOT
 GOLDEN = bytes.fromhex((ROOT / "tests" / "golden" / "bucket.hex").read_text())

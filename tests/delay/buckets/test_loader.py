@@ -50,7 +50,7 @@ def test_only_some_logs(rig: Rig) -> None:
     found = gatherer.load(whole(rig), pending, BILLS.__eq__)
     assert len(numbers(found)) == 10
     targets = {tag >> TARGET_SHIFT for near in found for tag in near.tags}
-    assert [rig.queue._target_queues._targets.target_of(number).key for number in targets] == [BILLS]
+    assert [rig.queue._target_queues._targets.target_of(number).log_id for number in targets] == [BILLS]
 
 
 def test_not_what_is_cancelled_and_it_is_known_who_named_a_time(rig: Rig) -> None:

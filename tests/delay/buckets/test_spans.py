@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from tests.scale import scaled, seeded
@@ -35,21 +33,9 @@ def test_a_span_holds_its_dues_and_no_other() -> None:
     assert span.end not in span and span.start - 1 not in span
 
 
-@pytest.mark.parametrize("exponent", LEVELS[1:])
-def test_the_children_make_up_their_span(exponent: int) -> None:
-    span = span_of(NOW, exponent)
-    children = list(span.children())
-    assert len(children) == 64
-    assert (children[0].start, children[-1].end) == (span.start, span.end)
-    assert all(one.end == other.start for one, other in pairwise(children))
-    assert {child.exponent for child in children} == {finer_level(exponent)}
-
-
 def test_there_is_nothing_below_the_finest() -> None:
     with pytest.raises(ValueError, match="no level below"):
         finer_level(FINEST_LEVEL)
-    with pytest.raises(ValueError, match="no level below"):
-        TimeSpan(0, FINEST_LEVEL).children()
 
 
 def test_what_is_no_span_of_a_level_is_not_valid() -> None:

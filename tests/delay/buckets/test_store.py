@@ -47,7 +47,7 @@ def test_what_is_spilled_is_there_after_a_power_cut(bench: Bench) -> None:
     bench.arrive(NOW + 5 * SECOND, NOW + 5 * SECOND, NOW + DAY, absolute=True)
     bench.arrive(NOW + 1, NOW + 400 * DAY, 2**63 - 1, log_id=BILLS)
     spilled = bench.spill()
-    assert spilled.count == 6
+    assert spilled == 6
     assert bench.contents() == bench.expected() and len(bench.expected()) == 6
     again = bench.crash()
     assert again.contents() == bench.expected()
@@ -80,14 +80,14 @@ def test_what_was_settled_is_left_out(bench: Bench) -> None:
         asked.append((log_id, list(dues), list(numbers)))
         return False if log_id == BILLS else bytes(number != second.number for number in numbers)
 
-    assert bench.spill(pending=pending).count == 2
+    assert bench.spill(pending=pending) == 2
     assert bench.contents() == {each.number: kept_of(each) for each in (first, third)}
     assert asked == [(ORDERS, [NOW + 1, NOW + 2, NOW + DAY], [0, 1, 2]), (BILLS, [NOW + 3], [bill.number])]
 
 
 def test_a_spill_of_nothing_moves_the_place_all_the_same(bench: Bench) -> None:
     bench.arrive(NOW + 1)
-    assert bench.spill(pending=lambda *_: False).count == 0
+    assert bench.spill(pending=lambda *_: False) == 0
     assert bench.crash().buckets.spilled_number == bench.next_number
     assert bench.files() == []
 
@@ -313,7 +313,7 @@ def test_what_the_arrivals_give_is_what_the_buckets_have() -> None:
     bench = Bench()
     log, end = rig.log, rig.log.end_offset
     spilled = bench.buckets.spill(read_batches(log, 0, end), end, log.end_ordinal, START_MS, everything)
-    assert spilled.count == len(rig.sent)
+    assert spilled == len(rig.sent)
     expected = {e.number: Kept(e.due, e.log_id, e.absolute, e.record) for e in rig.sent}
     assert bench.contents() == expected == bench.crash().contents()
 

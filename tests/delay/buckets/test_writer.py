@@ -34,7 +34,6 @@ from tfmq.delay.buckets.format import (
     IntegerColumn,
     MessageColumns,
     StoreIdentity,
-    Target,
     TimeSpan,
     single_target_column,
     span_of,
@@ -49,6 +48,7 @@ from tfmq.delay.buckets.writer import (
     pending_messages,
     pending_rows,
 )
+from tfmq.delay.rows import Target
 
 IDENTITY = StoreIdentity(1, 2)
 

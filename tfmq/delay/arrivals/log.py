@@ -212,24 +212,21 @@ def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
 
 
 def _verified_blocks(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
-    """Yield the blocks in `data`, which begins at offset `start`. Raises Corrupt at a bad one."""
+    """Yield the blocks in `data`, which begins at offset `start`.
+
+    Raises Corrupt at a bad block, up to the next block or the end of `data`.
+    """
     position = 0
     try:
         for block in blocks_of(data, start, log.log_id):
             position = block.next - start
             yield block
     except BadRecord as error:
-        end = _next_block_offset(data, start, position, log.log_id)
-        raise Corrupt(log.folder, start + position, end, error.reason) from None
-
-
-def _next_block_offset(data: bytes | bytearray, start: int, position: int, log_id: int) -> int:
-    """Return the offset of the next block after the bad one at `position`, or the end of `data`."""
-    claim = find_next_trailer(data, position, offset=start, log_id=log_id)
-    if claim is None:
-        return start + len(data)
-    bad = claim.trailer.offset == start + position
-    return claim.trailer.next if bad else claim.trailer.offset
+        claim = find_next_trailer(data, position, offset=start, log_id=log.log_id)
+        bad, end = start + position, start + len(data)
+        if claim is not None:
+            end = claim.trailer.next if claim.trailer.offset == bad else claim.trailer.offset
+        raise Corrupt(log.folder, bad, end, error.reason) from None
 
 
 class _BatchParser:
@@ -256,8 +253,11 @@ class _BatchParser:
             if id == HEADER_ID and not flag:
                 self._start_header(data[position : position + size], block.offset + position)
             elif flag & FLAG_FILLER:
+                # Records that were lost by damage; a repair has replaced them with a filler.
                 count = checksum
-                self._skip_filler(count)
+                self._records_parsed += count
+                if self._header is not None and self._records_parsed >= self._header.record_count:
+                    self._header = None
             elif self._header is None:
                 orphans += 1
             else:
@@ -286,12 +286,6 @@ class _BatchParser:
             self._header = header
         if self._on_header is not None:
             self._on_header(header, offset)
-
-    def _skip_filler(self, count: int) -> None:
-        """Skip records that were lost by damage; a repair has replaced them with a filler."""
-        self._records_parsed += count
-        if self._header is not None and self._records_parsed >= self._header.record_count:
-            self._header = None
 
     def _parse_records(
         self, header: ArrivalHeader, data: bytes, position: int, offset: int, number: int
@@ -351,16 +345,12 @@ def header_before(log: Log, first_number: int) -> ArrivalHeader | None:
     try:
         offset, ordinal = log.offset_of_ordinal(first_number - 1)
         block = log.block_of_record(offset, upto="written") if ordinal == first_number - 1 else None
-        return None if block is None else _header_at(block, offset - block.offset)
-    except (Corrupt, BelowStart, BeyondEnd, NotARecord):
-        return None
-
-
-def _header_at(block: Block, position: int) -> ArrivalHeader | None:
-    size = HEADER_SIZE + LENGTH.unpack_from(block.data, position)[0]
-    try:
+        if block is None:
+            return None
+        position = offset - block.offset
+        size = HEADER_SIZE + LENGTH.unpack_from(block.data, position)[0]
         return decode_header(block.data[position : position + size])
-    except BadArrivalHeader:
+    except (Corrupt, BelowStart, BeyondEnd, NotARecord, BadArrivalHeader):
         return None
 
 

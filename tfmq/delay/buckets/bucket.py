@@ -25,7 +25,6 @@ from tfmq.delay.buckets.format import (
     ChunkColumns,
     ChunkHead,
     StoreIdentity,
-    Target,
     TimeSpan,
     bucket_name,
     checksum_seed,
@@ -34,6 +33,7 @@ from tfmq.delay.buckets.format import (
     decode_head,
     decode_table,
 )
+from tfmq.delay.rows import Target
 
 logger = logging.getLogger("tfmq.delay")
 

@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain, compress
 from operator import itemgetter, ne
 from struct import Struct
-from sys import byteorder
 from typing import Any, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from journal.errors import Corrupt, NewerFormat
 from journal.record.format import HEADER_SIZE, RECORD_SIZE_MAX, Buffer
-from tfmq.delay.due_time import DUE_MAX
+from tfmq.delay.due_time import DUE_MAX, decode_words, encode_words
+from tfmq.delay.rows import Target
 
 MAGIC: Final = b"TFDB"
 VERSION: Final = 1
@@ -154,7 +154,7 @@ def encode_chunk(
         for target in messages.table
         for name in [target.topic.encode()]
     )
-    columns = b"".join([*map(_encode_column, messages[:4]), messages.flags, table])
+    columns = b"".join([*map(encode_words, messages[:4]), messages.flags, table])
     count = len(messages.dues)
     size = CHUNK_SIZE + len(columns) + messages.size_bytes
     crc = crc32(columns, seed)
@@ -188,8 +188,8 @@ def decode_columns(data: Buffer, chunk: ChunkHead, span: TimeSpan, seed: int, pa
     if crc32(data, seed) != chunk.crc:
         raise bad("their columns fail their checksum")
     n = chunk.count
-    dues, numbers = _decode_column("Q", data[: 8 * n]), _decode_column("Q", data[8 * n : 16 * n])
-    targets, sizes = _decode_column("I", data[16 * n : 20 * n]), _decode_column("I", data[20 * n : 24 * n])
+    dues, numbers = decode_words(data[: 8 * n]), decode_words(data[8 * n : 16 * n])
+    targets, sizes = decode_words(data[16 * n : 20 * n], "I"), decode_words(data[20 * n : 24 * n], "I")
     table = decode_table(bytes(data[ENTRY_SIZE * n :]))
     if table is None or max(targets) >= len(table):
         raise bad("their table of targets is invalid")
@@ -211,21 +211,6 @@ def decode_table(data: bytes) -> Sequence[Target] | None:
         position += TARGET_ROW.size + size
         table.append(Target(log_id, data[position - size : position].decode(errors="replace")))
     return table if position == len(data) else None
-
-
-def _decode_column(code: str, data: Buffer) -> IntegerColumn:
-    column = array(code, bytes(data))
-    if byteorder == "little":
-        column.byteswap()
-    return column
-
-
-def _encode_column(column: IntegerColumn) -> bytes:
-    if byteorder != "little":
-        return column.tobytes()
-    swapped = column[:]
-    swapped.byteswap()
-    return swapped.tobytes()
 
 
 # Columns of delayed messages, all of equal length, without an object for each message. All operations run in C over
@@ -253,13 +238,6 @@ About 1 ms in which no other thread runs.
 """
 SORT_MESSAGES_MAX: Final = 16_384
 """Messages that are sorted in one call into C, in which no other thread runs, either."""
-
-
-class Target(NamedTuple):
-    """The target of delayed messages: the log id of a partition, and the name of its topic."""
-
-    log_id: int
-    topic: str
 
 
 class ChunkColumns(NamedTuple):
@@ -388,10 +366,7 @@ def _with_checksums(data: bytes, sizes: IntegerColumn, first_number: int) -> Buf
     if not same:
         return b"".join(chain.from_iterable(zip(map(CRC.pack, checksums), records, strict=True)))
     # Leave room before each record, then write the checksums one byte column at a time: no Python code for each record.
-    words = array("I", checksums)
-    if byteorder == "little":
-        words.byteswap()
-    columns = words.tobytes()
+    columns = encode_words(array("I", checksums))
     joined = bytearray(bytes(CRC_SIZE).join([b"", *records]))
     for column in range(CRC_SIZE):
         joined[column :: CRC_SIZE + size] = columns[column::CRC_SIZE]
@@ -491,14 +466,6 @@ class TimeSpan(NamedTuple):
 
     def __contains__(self, due: object) -> bool:
         return isinstance(due, int) and self.start <= due < self.end
-
-    def children(self) -> Iterator[TimeSpan]:
-        """Return the spans of the next finer level in this span, in order.
-
-        Raises ValueError for the finest level.
-        """
-        exponent = finer_level(self.exponent)
-        return (TimeSpan(start, exponent) for start in range(self.start, self.end, 1 << exponent))
 
     @property
     def is_valid(self) -> bool:

@@ -14,7 +14,10 @@ from tfmq.delay.arrivals import log
 from tfmq.delay.arrivals.header import ArrivalHeader
 from tfmq.delay.arrivals.log import ArrivalBatch
 from tfmq.delay.buckets.bucket import Bucket
-from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, ChunkColumns
+from tfmq.delay.buckets.format import (
+    BUCKET_ID_SHIFT,
+    ChunkColumns,
+)
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.buckets.writer import PendingFilter
 from tfmq.delay.due_time import ABSOLUTE_FLAG

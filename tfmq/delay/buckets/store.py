@@ -30,13 +30,12 @@ from tfmq.delay.buckets.rows import BucketRow, bucket_rows
 from tfmq.delay.buckets.writer import (
     BucketWriter,
     PendingFilter,
-    SpillResult,
     chunk_messages,
     pending_messages,
 )
 from tfmq.delay.requests import LogFilter
 
-__all__ = ["Bucket", "BucketRow", "BucketStore", "ChunkColumns", "PendingFilter", "SpillResult"]
+__all__ = ["Bucket", "BucketRow", "BucketStore", "ChunkColumns", "PendingFilter"]
 
 SPLIT_MESSAGES: Final = 262_144
 """Buckets with more messages than this are split.
@@ -228,8 +227,8 @@ class BucketStore:
         now_ms: int,
         pending: PendingFilter,
         queue_state: bytes | None = None,
-    ) -> SpillResult:
-        """Write the pending arrivals from `spilled_offset` to `to_offset` to buckets. In a worker.
+    ) -> int:
+        """Write the pending arrivals from `spilled_offset` to `to_offset` to buckets; return how many. In a worker.
 
         `batches` yields these arrivals; their numbers are below `to_number`. Buckets are written and fsynced together,
         then the checkpoint is written, with `now_ms` as broker time and `queue_state` as in `commit`. Raises Full
@@ -247,7 +246,7 @@ class BucketStore:
                 position = (to_offset, to_number, max(now_ms, self.broker_ms))
                 self._write_checkpoint(position, additions, queue_state=queue_state)
             self._remove_obsolete_files()
-            return SpillResult(additions.count, additions.size_bytes)
+            return additions.count
 
     def split(self, bucket: Bucket, pending: PendingFilter) -> list[Bucket] | None:
         """Move the pending messages of a bucket to finer buckets, durable when this returns.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from journal.disk import Disk, File, write_all
 from journal.errors import Corrupt, Full
@@ -29,7 +29,6 @@ from tfmq.delay.buckets.format import (
     ChunkColumns,
     IntegerColumn,
     MessageColumns,
-    Target,
     TimeSpan,
     encode_chunk,
     encode_head,
@@ -38,6 +37,7 @@ from tfmq.delay.buckets.format import (
     with_checksums,
 )
 from tfmq.delay.requests import LogFilter
+from tfmq.delay.rows import Target
 
 BUFFERED_BYTES_MAX: Final = 32 << 20
 """When the buffers of all spans have more bytes than this in all, the largest are written."""
@@ -82,7 +82,6 @@ class BucketWriter:
     ) -> None:
         self.growth: dict[TimeSpan, BucketGrowth] = {}
         self.count = 0
-        self.size_bytes = 0
         self.failure: OSError | None = None
         self._disk = disk
         self._folder = folder
@@ -104,16 +103,13 @@ class BucketWriter:
         if max(messages.dues) < span.end:
             self._add_to_span(span, messages)
             return
-        if messages.length >= SORT_MESSAGES_MAX:
-            self._distribute(messages)
-            return
-        self._mixed_buffer.add(messages)
-        if len(self._mixed_buffer.dues) >= SORT_MESSAGES_MAX or self._mixed_buffer.size_bytes > CHUNK_BYTES:
-            self._sort_mixed()
-
-    def _sort_mixed(self) -> None:
-        mixed, self._mixed_buffer = self._mixed_buffer, BucketBuffer()
-        self._distribute(mixed.to_columns())
+        if messages.length < SORT_MESSAGES_MAX:
+            mixed = self._mixed_buffer
+            mixed.add(messages)
+            if len(mixed.dues) < SORT_MESSAGES_MAX and mixed.size_bytes <= CHUNK_BYTES:
+                return
+            messages, self._mixed_buffer = mixed.to_columns(), BucketBuffer()
+        self._distribute(messages)
 
     def _distribute(self, mixed: MessageColumns) -> None:
         for span, messages in group_by_span(mixed, self._span_of):
@@ -142,7 +138,7 @@ class BucketWriter:
 
         Raises Full, OSError.
         """
-        self._sort_mixed()
+        self._distribute(self._mixed_buffer.to_columns())
         for span in sorted(self._buffers):
             self._write_chunk(span)
         self._fsync_files()
@@ -160,18 +156,15 @@ class BucketWriter:
                 if growth.is_new and growth.has_file:
                     self._disk.unlink(path)
                 elif not growth.is_new:
-                    file = self._truncate_back(growth, file)
+                    try:
+                        file = file or self._disk.open_write(path)
+                    except Full:
+                        # No file descriptor is left. The data after the listed size is overwritten, or truncated by
+                        # the next start.
+                        continue
+                    _truncate(file, growth.bucket.size)
             if file is not None:
                 file.close()
-
-    def _truncate_back(self, growth: BucketGrowth, file: File | None) -> File | None:
-        try:
-            file = file or self._disk.open_write(growth.bucket.path)
-        except Full:
-            # No file descriptor is left. The data after the listed size is overwritten, or truncated by the next start.
-            return None
-        _truncate(file, growth.bucket.size)
-        return file
 
     def keep_open(self) -> None:
         """Never close the files that are not fsynced: closing them could swallow an error."""
@@ -193,7 +186,6 @@ class BucketWriter:
         growth.size = chunk.next_position
         growth.count += chunk.count
         self.count += chunk.count
-        self.size_bytes += chunk.size
 
     def _open_bucket(self, span: TimeSpan) -> tuple[BucketGrowth, File]:
         growth = self.growth.get(span)
@@ -207,17 +199,16 @@ class BucketWriter:
             if len(self._unsynced_files) >= UNSYNCED_FILES_MAX:
                 self._fsync_files()
             with self._record_failure():
-                file = self._unsynced_files[path] = self._open_file(growth, path)
+                if growth.has_file:
+                    file = self._disk.open_write(path)
+                else:
+                    if self._disk.exists(path):
+                        # The file is of an earlier process, and no checkpoint lists it.
+                        self._disk.unlink(path)
+                    file = self._disk.create(path)
+            self._unsynced_files[path] = file
             growth.has_file = True
         return growth, file
-
-    def _open_file(self, growth: BucketGrowth, path: str) -> File:
-        if growth.has_file:
-            return self._disk.open_write(path)
-        if self._disk.exists(path):
-            # The file is of an earlier process, and no checkpoint lists it.
-            self._disk.unlink(path)
-        return self._disk.create(path)
 
     def _fsync_files(self) -> None:
         """Fsync the written files, with one syncfs where that is cheaper.
@@ -312,13 +303,6 @@ PendingFilter: TypeAlias = Callable[[int, IntegerColumn, IntegerColumn], "bool |
 The result is True or False for all, or one truth value a message. Delivered and cancelled messages, and those with a
 deleted topic, are not pending.
 """
-
-
-class SpillResult(NamedTuple):
-    """The number of messages that a spill wrote to buckets, and the bytes of their chunks."""
-
-    count: int  # type: ignore[assignment]
-    size_bytes: int
 
 
 def pending_messages(batch: ArrivalBatch, pending: PendingFilter) -> MessageColumns:
