@@ -17,14 +17,11 @@ from journal.record.format import HEADER
 from tfmq.apply_target import RunInWorker
 from tfmq.delay.arrivals.header import HEADER_ID
 from tfmq.delay.arrivals.log import ArrivalRecordReader, Records, VerifiedBlockCache
-from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, POSITION_MASK
+from tfmq.delay.buckets.format import ARRIVAL_LOG_ID, BUCKET_ID_SHIFT, POSITION_MASK
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.flow_control import SLICE_BYTES_MAX
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import NO_ROWS, RowColumns, RowQueue
-
-ARRIVAL_LOG_ID: Final = 0
-"""The bucket id of locators that point into the arrival log."""
 
 
 class RecordReader:

@@ -270,7 +270,7 @@ class StorageScheduler:
         def loaded(found: list[WheelRows] | None, error: BaseException | None) -> None:
             if found is not None:
                 self._load_backoff.reset()
-                self._add_rows([rows for rows in found if len(rows)])
+                self._add_rows(found)
             elif self.stopping:
                 self._step_ended()
             else:

@@ -224,8 +224,10 @@ IntegerColumn: TypeAlias = "array[int]"
 BUCKET_ID_SHIFT: Final = 48
 """A locator (u64) is a bucket id, shifted left by this, and a position in the bucket's file."""
 POSITION_MASK: Final = (1 << BUCKET_ID_SHIFT) - 1
+ARRIVAL_LOG_ID: Final = 0
+"""The bucket id of locators that point into the arrival log: positions are its offsets."""
 BUCKETS_MAX: Final = (1 << 16) - 1
-"""Maximum of buckets at a time, as ids in locators have 16 bits; id 0 is the arrival log."""
+"""Maximum of buckets at a time, as ids in locators have 16 bits."""
 
 CRC: Final = Struct(">I")
 CRC_SIZE: Final = CRC.size

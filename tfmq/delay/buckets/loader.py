@@ -6,6 +6,7 @@ Runs in workers; reads columns only, no records.
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
+from operator import or_
 from typing import Final, NamedTuple
 
 from journal.errors import Corrupt
@@ -15,14 +16,16 @@ from tfmq.delay.arrivals.header import ArrivalHeader
 from tfmq.delay.arrivals.log import ArrivalBatch
 from tfmq.delay.buckets.bucket import Bucket
 from tfmq.delay.buckets.format import (
+    ARRIVAL_LOG_ID,
     BUCKET_ID_SHIFT,
     ChunkColumns,
+    single_target_column,
 )
 from tfmq.delay.buckets.store import BucketStore
-from tfmq.delay.buckets.writer import PendingFilter
+from tfmq.delay.buckets.writer import PendingFilter, pending_rows
 from tfmq.delay.due_time import ABSOLUTE_FLAG
 from tfmq.delay.requests import LogFilter, Turn
-from tfmq.delay.rows import RowColumns, TargetIds
+from tfmq.delay.rows import RowColumns, Target, TargetIds
 from tfmq.delay.timing_wheel import ABSOLUTE, WheelRows, make_tag, no_wheel_rows
 
 DUE_TIME_LIMIT: Final = 1 << 63
@@ -67,16 +70,15 @@ class BucketLoader:
 
         Raises OSError, Corrupt.
         """
-        found = []
-        for bucket in area.buckets:
-            for columns in self._buckets.read_columns(bucket):
-                found += self._rows_of_chunk(columns, bucket.bucket_id, area, pending, keys)
+        found = [
+            self._rows(columns, bucket.bucket_id, area, pending, keys)
+            for bucket in area.buckets
+            for columns in self._buckets.read_columns(bucket)
+        ]
         if area.from_offset < area.to_offset:
-            for batch in self.read_arrivals(area.from_offset, area.to_offset):
-                rows = self._rows_of_batch(batch, area, pending, keys)
-                if len(rows.dues):
-                    found.append(rows)
-        return found
+            batches = self.read_arrivals(area.from_offset, area.to_offset)
+            found += [self._rows_of_batch(batch, area, pending, keys) for batch in batches]
+        return [rows for rows in found if len(rows)]
 
     def recover(self, from_offset: int, to_offset: int, pending: PendingFilter) -> RecoveredArrivals:
         """Read the arrivals between these offsets for a start."""
@@ -119,86 +121,45 @@ class BucketLoader:
 
         return log.read_batches(self._log, from_offset, to_offset, on_damage=tell, on_header=on_header)
 
-    def _rows_of_chunk(
+    def _rows_of_batch(
+        self, batch: ArrivalBatch, area: LoadRange, pending: PendingFilter, keys: LogFilter | None
+    ) -> WheelRows:
+        count, table = len(batch.sizes), [Target(batch.log_id, batch.topic)]
+        numbers = array("Q", range(batch.first_number, batch.first_number + count))
+        targets, flags = single_target_column(count), batch.absolute
+        columns = ChunkColumns(batch.dues, numbers, targets, batch.sizes, flags, batch.offsets, table)
+        return self._rows(columns, ARRIVAL_LOG_ID, area, pending, keys)
+
+    def _rows(
         self,
         columns: ChunkColumns,
         slot: int,
         area: LoadRange,
         pending: PendingFilter,
         keys: LogFilter | None,
-    ) -> list[WheelRows]:
-        dues = columns.dues
-        if not len(dues) or min(dues) >= area.high or max(dues) < area.low:
-            return []
-        locators = array("Q", map((slot << BUCKET_ID_SHIFT).__or__, columns.positions))
-        found = []
-        for index, (key, topic) in enumerate(columns.table):
-            if keys is not None and not keys(key):
-                continue
-            rows: Sequence[int] = range(len(dues))
-            if len(columns.table) > 1:
-                rows = [row for row, target in enumerate(columns.targets) if target == index]
-            rows = _pending_rows(rows, key, dues, columns.numbers, area, pending)
-            if len(rows):
-                target = self._targets.id_of(key, topic)
-                found.append(_wheel_rows(rows, target, dues, columns.numbers, locators, columns.flags))
-        return found
-
-    def _rows_of_batch(
-        self, batch: ArrivalBatch, area: LoadRange, pending: PendingFilter, keys: LogFilter | None
     ) -> WheelRows:
-        count = len(batch.sizes)
-        if batch.low >= area.high or batch.high < area.low or (keys is not None and not keys(batch.log_id)):
+        """Return the pending messages of the range; `slot`: the bucket id of their locators."""
+        dues, numbers, targets, _, flags, positions, table = columns
+        first, last = min(dues), max(dues)
+        if first >= area.high or last < area.low:
             return no_wheel_rows()
-        numbers = array("Q", range(batch.first_number, batch.first_number + count))
-        rows = _pending_rows(range(count), batch.log_id, batch.dues, numbers, area, pending)
-        if not len(rows):
-            return no_wheel_rows()
-        target = self._targets.id_of(batch.log_id, batch.topic)
-        return _wheel_rows(rows, target, batch.dues, numbers, batch.offsets, batch.absolute)
-
-
-def _pending_rows(
-    rows: Sequence[int],
-    key: int,
-    dues: "array[int]",
-    numbers: "array[int]",
-    area: LoadRange,
-    pending: PendingFilter,
-) -> Sequence[int]:
-    """Return the rows, all of one target, that are in the range and pending."""
-    low, high = area.low, area.high
-    if not low <= min(dues) <= max(dues) < high:
-        rows = [row for row in rows if low <= dues[row] < high]
-    if not len(rows):
-        return rows
-    if len(rows) < len(dues):
-        keep = pending(key, _select(dues, rows), _select(numbers, rows))
-    else:
-        keep = pending(key, dues, numbers)
-    if keep is True:
-        return rows
-    return [] if keep is False else list(compress(rows, keep))
-
-
-def _wheel_rows(
-    rows: Sequence[int],
-    target: int,
-    dues: "array[int]",
-    numbers: "array[int]",
-    locators: "array[int]",
-    flags: bytes,
-) -> WheelRows:
-    if len(rows) < len(dues):
-        dues, numbers, locators = (_select(column, rows) for column in (dues, numbers, locators))
-        flags = bytes(map(flags.__getitem__, rows))
-    tag = make_tag(target, False)
-    tags = array("Q", map(tag.__or__, flags)) if any(flags) else array("Q", (tag,)) * len(flags)
-    return WheelRows(dues, numbers, locators, tags)
-
-
-def _select(column: "array[int]", rows: Sequence[int]) -> "array[int]":
-    return array("Q", map(column.__getitem__, rows))
+        keep = pending_rows(columns, pending, keys)
+        if first < area.low or last >= area.high or not all(keep):
+            rows = [row for row in compress(range(len(dues)), keep) if area.low <= dues[row] < area.high]
+            if not rows:
+                return no_wheel_rows()
+            dues, numbers, targets, positions = (
+                array(column.typecode, map(column.__getitem__, rows))
+                for column in (dues, numbers, targets, positions)
+            )
+            flags = bytes(map(flags.__getitem__, rows))
+        tags = {index: make_tag(self._targets.id_of(*table[index]), False) for index in set(targets)}
+        return WheelRows(
+            dues,
+            numbers,
+            array("Q", map((slot << BUCKET_ID_SHIFT).__or__, positions)),
+            array("Q", map(or_, map(tags.__getitem__, targets), flags)),
+        )
 
 
 def merge_rows(
