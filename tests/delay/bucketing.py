@@ -149,7 +149,7 @@ class Bench:
         """By number, what the leaves (or these) have, read in full. A number that is there twice is a fault."""
         found: dict[int, Kept] = {}
         for bucket in self.buckets.live_buckets if buckets is None else buckets:
-            for columns in self.buckets.read_columns(bucket):
+            for columns in bucket.read_columns(self.buckets.files):
                 records = self.buckets.read(bucket.bucket_id, columns.positions, columns.numbers)
                 rows = zip(
                     columns.numbers, columns.dues, columns.targets, columns.flags, records, strict=True

@@ -31,7 +31,7 @@ def mixed() -> tuple[Rig, RecordReader, dict[int, int], list[Handle]]:
     sent += rig.send([b"%d" % n + b"y" * (n % 300) for n in range(200, 400)], 20_000)
     places: dict[int, int] = {}
     for bucket in rig.buckets.live_buckets:
-        for columns in rig.buckets.read_columns(bucket):
+        for columns in bucket.read_columns(rig.buckets.files):
             for number, position in zip(columns.numbers, columns.positions, strict=True):
                 places[number] = bucket.bucket_id << BUCKET_ID_SHIFT | position
     for batch in rig.queue._loader.read_arrivals(rig.buckets.spilled_offset, rig.landing.log.end_offset):

@@ -136,7 +136,7 @@ class BucketRowCounter:
                 tables = () if surely else bucket.read_targets(self._buckets.files)
                 if surely or any(pending.topic_deleted(row.log_id) for table in tables for row in table):
                     found = ahead = 0
-                    for columns in self._buckets.read_columns(bucket):
+                    for columns in bucket.read_columns(self._buckets.files):
                         rows = pending_rows(columns, pending)
                         found += len(rows) - rows.count(0)
                         ahead += sum(compress(map(border.__le__, columns.dues), rows))

@@ -145,7 +145,7 @@ def pending_histogram(
             if dirty:
                 kept = [
                     array("Q", compress(columns.dues, pending_rows(columns, pending, keys)))
-                    for columns in buckets.read_columns(bucket)
+                    for columns in bucket.read_columns(buckets.files)
                 ]
                 count, found = sum(map(len, kept)), histogram_of(kept, edges)
             else:

@@ -23,10 +23,10 @@ DELAY_COUNT: Final = (
         "cancelled messages are not counted after a restart either",
         "tfmq/delay/buckets/recovery.py",
         (
-            "            Bucket(self.folder, checkpoint.identity, each.span, slot, each.size,"
+            "        Bucket(folder, checkpoint.identity, each.span, slot, each.size,"
             " each.count, each.dead_count)\n"
         ),
-        "            Bucket(self.folder, checkpoint.identity, each.span, slot, each.size, each.count)\n",
+        "        Bucket(folder, checkpoint.identity, each.span, slot, each.size, each.count)\n",
         [LEAVING, BROKER],
     ),
     Mutant(

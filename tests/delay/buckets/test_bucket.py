@@ -39,7 +39,7 @@ def chunk_starts(bench: Bench) -> list[int]:
 
 
 def load(bench: Bench) -> list[ChunkColumns]:
-    return list(bench.buckets.read_columns(bench.buckets.live_buckets[0]))
+    return list(bench.buckets.live_buckets[0].read_columns(bench.buckets.files))
 
 
 def three_chunks(bench: Bench) -> list[Waiting]:

@@ -95,7 +95,7 @@ def test_a_spill_of_nothing_moves_the_place_all_the_same(bench: Bench) -> None:
 def test_a_read_ends_after_the_record_that_reaches_the_bound(bench: Bench) -> None:
     sent = bench.put(*[NOW + 1] * 5, size=1000)
     bucket = bench.bucket(NOW + 1)
-    (columns,) = bench.buckets.read_columns(bucket)
+    (columns,) = bucket.read_columns(bench.buckets.files)
     asked = (bucket.bucket_id, columns.positions, columns.numbers)
     records = [each.record for each in sent]
     size = len(records[0])
@@ -146,7 +146,7 @@ def test_a_coarse_one_is_cut_when_its_time_comes_near(bench: Bench) -> None:
 def test_a_split_one_is_read_until_it_is_released_and_is_gone_after_the_next_checkpoint(bench: Bench) -> None:
     sent = bench.put(NEAR, NEAR + 5 * SECOND)
     parent = bench.bucket(NEAR)
-    (columns,) = bench.buckets.read_columns(parent)
+    (columns,) = parent.read_columns(bench.buckets.files)
     bench.buckets.split(parent, everything)
     bench.buckets.commit(NOW)
     assert len(bench.files()) == 3
@@ -321,7 +321,7 @@ def test_what_the_arrivals_give_is_what_the_buckets_have() -> None:
 def test_a_new_one_never_takes_the_file_of_one_that_is_still_read(bench: Bench) -> None:
     sent = bench.put(NEAR)
     parent = bench.bucket(NEAR)
-    (columns,) = bench.buckets.read_columns(parent)
+    (columns,) = parent.read_columns(bench.buckets.files)
     (child,) = bench.buckets.split(parent, everything)
     bench.buckets.mark_obsolete(child)
     bench.buckets.commit(NOW)

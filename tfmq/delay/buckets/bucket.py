@@ -108,7 +108,10 @@ class Bucket:
     # Chunks and their columns
 
     def read_columns(self, files: OpenFileCache) -> Iterator[ChunkColumns]:
-        """Yield the columns of each chunk, without damaged ones. Raises NewerFormat, OSError."""
+        """Yield the columns of each chunk, without damaged ones. In a worker.
+
+        Damage is recorded and logged. Raises NewerFormat, OSError, Full (no file descriptor left).
+        """
         with files.opened(self.path) as file:
             for part in self.chunks(file):
                 if isinstance(part, Corrupt):

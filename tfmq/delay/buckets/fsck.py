@@ -99,24 +99,21 @@ class _BucketVerifier(Verifier):
         self.survey = survey
 
     def run(self) -> VerifyReport:
-        self._verify_checkpoint()
-        for found in self.survey.decisions():
+        survey = self.survey
+        if survey.fault is not None:
+            self.add_error(survey.fault, "checkpoint")
+        else:
+            for error in survey.checkpoint_file.damaged_copies():
+                what = f"one copy of the checkpoint is damaged ({error.reason}); the other one is valid"
+                self.add_error(error, "checkpoint", NOTE, what)
+        for found in survey.decisions():
             self._verify_name(found)
-        buckets = self.survey.buckets()
+        buckets = survey.buckets()
         for listed, bucket in buckets:
             self._verify_bucket(listed, bucket)
         for one, other in BucketIndex([bucket for _, bucket in buckets]).overlapping_pairs():
             self.report.add(other.path, f"its span of time overlaps that of {one.path}", "span")
         return self.report
-
-    def _verify_checkpoint(self) -> None:
-        survey = self.survey
-        if survey.fault is not None:
-            self.add_error(survey.fault, "checkpoint")
-            return
-        for error in survey.checkpoint_file.damaged_copies():
-            what = f"one copy of the checkpoint is damaged ({error.reason}); the other one is valid"
-            self.add_error(error, "checkpoint", NOTE, what)
 
     def _verify_name(self, found: FileDecision) -> None:
         label = found.state.label

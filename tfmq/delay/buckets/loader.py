@@ -73,7 +73,7 @@ class BucketLoader:
         found = [
             self._rows(columns, bucket.bucket_id, area, pending, keys)
             for bucket in area.buckets
-            for columns in self._buckets.read_columns(bucket)
+            for columns in bucket.read_columns(self._buckets.files)
         ]
         if area.from_offset < area.to_offset:
             batches = self.read_arrivals(area.from_offset, area.to_offset)

@@ -21,72 +21,63 @@ SALT_SIZE: Final = 8
 REPAIR_HINT: Final = "`tfmq log repair` lists what is lost and makes the rest usable"
 
 
-class BucketRecovery:
-    """The start of the bucket store in `folder`.
+class RecoveredBuckets(NamedTuple):
+    """The result of a start; `labels`: labels of the decisions about the files."""
 
-    It reads the checkpoint, makes it durable, and removes files and ends of files that the checkpoint does not list.
-    Only file sizes are checked, so the duration does not depend on the number of messages. `labels`: labels of the
-    decisions about the files.
+    checkpoint_file: BucketCheckpointFile
+    checkpoint: BucketCheckpoint
+    buckets: list[Bucket]
+    labels: set[str]
+
+
+def recover_buckets(
+    disk: Disk, folder: str, new_id: Callable[[], int], randomness: Callable[[int], bytes]
+) -> RecoveredBuckets:
+    """Start the bucket store in `folder`. Raises as `BucketStore.open`.
+
+    Reads the checkpoint, makes it durable, and removes files and ends of files that the checkpoint does not list. Only
+    file sizes are checked, so the duration does not depend on the number of messages.
     """
-
-    def __init__(
-        self, disk: Disk, folder: str, new_id: Callable[[], int], randomness: Callable[[int], bytes]
-    ) -> None:
-        self.disk = disk
-        self.folder = folder
-        self.checkpoint_file = BucketCheckpointFile(disk, folder)
-        self.checkpoint: BucketCheckpoint
-        self.buckets: list[Bucket] = []
-        self.labels: set[str] = set()
-        self._new_id = new_id
-        self._randomness = randomness
-
-    def run(self) -> None:
-        """Read the checkpoint, apply the decisions, set `buckets`. Raises as `BucketStore.open`."""
-        children = self.disk.list(self.folder)
-        wanted = [name for name in children if is_bucket_file_name(name) and not filenames.is_set_aside(name)]
-        check_no_folders(self.disk, self.folder, wanted)
-        checkpoint = self.checkpoint_file.read()
-        if checkpoint is None:
-            self._require_no_buckets()
-            salt = int.from_bytes(self._randomness(SALT_SIZE), "big")
-            checkpoint = BucketCheckpoint(StoreIdentity(self._new_id(), salt), 0, 0, 0, ())
-            self.checkpoint_file.write(checkpoint)
-        found = decide_files(checkpoint.buckets, file_sizes(self.disk, self.folder))
-        self.labels = {each.state.label for each in found}
-        if missing := [each for each in found if each.state.decision is Decision.REFUSE]:
-            lost = sum(each.listed.count for each in missing if each.listed is not None)
-            path = filenames.join(self.folder, missing[0].name)
-            what = f"the file is missing ({len(missing)} such, with {lost} messages in all): {REPAIR_HINT}"
-            raise Corrupt(path, 0, HEAD_SIZE, what)
-        self.checkpoint = checkpoint
-        # An earlier process may have written the checkpoint without an fsync. Make it durable before files are removed
-        # because of it.
-        self.checkpoint_file.fsync()
-        for each in found:
-            self._apply_decision(each)
-        self.buckets = [
-            Bucket(self.folder, checkpoint.identity, each.span, slot, each.size, each.count, each.dead_count)
-            for slot, each in enumerate(checkpoint.buckets, 1)
-        ]
-
-    def _require_no_buckets(self) -> None:
-        """Raise Corrupt if there are buckets without a checkpoint: a new one would delete them."""
-        decided = decide_files((), file_sizes(self.disk, self.folder))
-        found = [each.name for each in decided if each.state is FileState.UNLISTED]
-        if found:
-            what = f"the checkpoint of {len(found)} buckets, such as {found[0]}, is missing: {REPAIR_HINT}"
-            raise Corrupt(self.checkpoint_file.path, 0, 0, what)
-
-    def _apply_decision(self, found: FileDecision) -> None:
-        path = filenames.join(self.folder, found.name)
-        if found.state.decision is Decision.REMOVE:
-            self.disk.unlink(path)
-        elif found.state.decision is Decision.CUT and found.listed is not None:
-            file = self.disk.open_write(path)
-            file.truncate(found.listed.size)
+    wanted = [
+        name for name in disk.list(folder) if is_bucket_file_name(name) and not filenames.is_set_aside(name)
+    ]
+    check_no_folders(disk, folder, wanted)
+    checkpoint_file = BucketCheckpointFile(disk, folder)
+    checkpoint = checkpoint_file.read()
+    if checkpoint is None:
+        decided = decide_files((), file_sizes(disk, folder))
+        if unlisted := [each.name for each in decided if each.state is FileState.UNLISTED]:
+            # A new checkpoint would delete them.
+            what = (
+                f"the checkpoint of {len(unlisted)} buckets, such as {unlisted[0]}, is missing: {REPAIR_HINT}"
+            )
+            raise Corrupt(checkpoint_file.path, 0, 0, what)
+        salt = int.from_bytes(randomness(SALT_SIZE), "big")
+        checkpoint = BucketCheckpoint(StoreIdentity(new_id(), salt), 0, 0, 0, ())
+        checkpoint_file.write(checkpoint)
+    found = decide_files(checkpoint.buckets, file_sizes(disk, folder))
+    if missing := [each for each in found if each.state.decision is Decision.REFUSE]:
+        lost = sum(each.listed.count for each in missing if each.listed is not None)
+        path = filenames.join(folder, missing[0].name)
+        what = f"the file is missing ({len(missing)} such, with {lost} messages in all): {REPAIR_HINT}"
+        raise Corrupt(path, 0, HEAD_SIZE, what)
+    # An earlier process may have written the checkpoint without an fsync. Make it durable before files are removed
+    # because of it.
+    checkpoint_file.fsync()
+    for each in found:
+        path = filenames.join(folder, each.name)
+        if each.state.decision is Decision.REMOVE:
+            disk.unlink(path)
+        elif each.state.decision is Decision.CUT and each.listed is not None:
+            file = disk.open_write(path)
+            file.truncate(each.listed.size)
             file.force()
             file.close()
+    buckets = [
+        Bucket(folder, checkpoint.identity, each.span, slot, each.size, each.count, each.dead_count)
+        for slot, each in enumerate(checkpoint.buckets, 1)
+    ]
+    return RecoveredBuckets(checkpoint_file, checkpoint, buckets, {each.state.label for each in found})
 
 
 def file_sizes(disk: Disk, folder: str) -> dict[str, int]:

@@ -25,7 +25,7 @@ from tfmq.delay.buckets.format import (
     level_of,
     span_of,
 )
-from tfmq.delay.buckets.recovery import BucketCheckpoint, BucketRecovery, ListedBucket
+from tfmq.delay.buckets.recovery import BucketCheckpoint, ListedBucket, RecoveredBuckets, recover_buckets
 from tfmq.delay.buckets.rows import BucketRow, bucket_rows
 from tfmq.delay.buckets.writer import (
     BucketWriter,
@@ -58,11 +58,10 @@ class BucketStore:
     after an operation.
 
     Threads: the broker thread reads the set and calls `mark_obsolete` and `release`. `spill`, `split`, `commit` and
-    `close` may run in workers, one at a time. `read_columns`, `read` and `rows` may run in any thread, at the same
-    time as these.
+    `close` may run in workers, one at a time. `read` and `rows` may run in any thread, at the same time as these.
     """
 
-    def __init__(self, disk: Disk, folder: str, opening: BucketRecovery) -> None:
+    def __init__(self, disk: Disk, folder: str, opening: RecoveredBuckets) -> None:
         checkpoint = opening.checkpoint
         self.folder = folder
         self.identity = checkpoint.identity
@@ -104,9 +103,7 @@ class BucketStore:
         `new_id` is called for a new store only. Raises Corrupt (nothing was changed), NewerFormat, Full, OSError. May
         run in a worker.
         """
-        opening = BucketRecovery(disk, folder, new_id, randomness)
-        opening.run()
-        return cls(disk, folder, opening)
+        return cls(disk, folder, recover_buckets(disk, folder, new_id, randomness))
 
     @property
     def store_id(self) -> int:
@@ -169,13 +166,6 @@ class BucketStore:
                 entry.is_held = False
 
     # Reads
-
-    def read_columns(self, bucket: Bucket) -> Iterator[ChunkColumns]:
-        """Yield the columns of each chunk of a bucket, without damaged ones. In a worker.
-
-        Damage is recorded and logged. Raises NewerFormat, OSError, Full (no file descriptor left).
-        """
-        return bucket.read_columns(self.files)
 
     def read(
         self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = NO_BYTE_LIMIT
