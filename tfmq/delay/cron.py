@@ -21,7 +21,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from apscheduler.triggers.cron import CronTrigger
@@ -168,13 +168,16 @@ class CronSchedule:
             moment = self.next_after(moment)
 
     def _matching_times(self, start: datetime) -> Iterator[datetime]:
-        """Yield the local times that match from `start` on, ascending."""
-        while True:
-            found = [each for trigger in self._triggers if (each := _next_match(trigger, start)) is not None]
-            if not found:
+        """Yield the local times that match from `start` on, ascending, up to YEAR_MAX."""
+        while start.year <= YEAR_MAX:
+            moments = [
+                trigger.get_next_fire_time(None, start.replace(tzinfo=UTC)) for trigger in self._triggers
+            ]
+            local = min((each.replace(tzinfo=None) for each in moments if each is not None), default=None)
+            if local is None or local.year > YEAR_MAX:
                 return
-            yield min(found)
-            start = min(found) + _SECOND
+            yield local
+            start = local + _SECOND
 
     def _moments_of(self, local: datetime) -> list[datetime]:
         """Return the moments, one or two, at which a local time fires in the zone."""
@@ -201,14 +204,6 @@ class CronSchedule:
         """Return the difference of the zone's UTC offsets `beside` before and `beside` after the moment."""
         before, behind = (moment - beside).astimezone(self.zone), (moment + beside).astimezone(self.zone)
         return abs((behind.utcoffset() or _NOTHING) - (before.utcoffset() or _NOTHING))
-
-
-def _next_match(trigger: Any, start: datetime) -> datetime | None:
-    """Return the first local time from `start` on that matches; None if none does up to YEAR_MAX."""
-    if start.year > YEAR_MAX:
-        return None
-    found = trigger.get_next_fire_time(None, start.replace(tzinfo=UTC))
-    return None if found is None or found.year > YEAR_MAX else found.replace(tzinfo=None)
 
 
 def _day_rules(

@@ -1,13 +1,11 @@
-"""Limits for appends of due messages, so that other producers and consumers are not delayed.
-
-`FlowControl` limits bytes and rows, `NonDurableAppends` tracks appends that are not durable yet.
-"""
+"""Limits for appends of due messages, so that other producers and consumers are not delayed."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from tfmq.apply_queue import InFlightLimit
@@ -117,20 +115,15 @@ class NonDurableAppends:
             self.count -= written.count
             moved = True
         if moved:
-            self._call_waiters()
+            count = bisect_right(self._waiting, self.durable_through, key=itemgetter(0))
+            ready, self._waiting = self._waiting[:count], self._waiting[count:]
+            for _, waiter in ready:
+                waiter()
 
     def when_durable(self, turn: Turn, waiter: RecheckCallback) -> None:
         """Call `waiter()` once the turn is durable, or if that became uncertain: it must check again."""
-        at = bisect_right(self._waiting, turn, key=lambda each: each[0])
+        at = bisect_right(self._waiting, turn, key=itemgetter(0))
         self._waiting.insert(at, (turn, waiter))
-
-    def _call_waiters(self) -> None:
-        count = 0
-        while count < len(self._waiting) and self.is_durable(self._waiting[count][0]):
-            count += 1
-        ready, self._waiting = self._waiting[:count], self._waiting[count:]
-        for _, waiter in ready:
-            waiter()
 
     def reset_to(self, through: Turn | None) -> int:
         """Set the state of a resumed target: it has all messages up to `through`, no later ones.

@@ -22,6 +22,7 @@ old end on. If too much is in memory the window shrinks, which only drops rows, 
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from enum import Enum
 from itertools import compress
 from typing import Final, NamedTuple
@@ -152,7 +153,9 @@ def decide(view: StorageView) -> Decision:
             return onward
     if view.has_reload:
         return Decision(Step.RELOAD)
-    if view.writable and view.unspilled_bytes and (view.spill_requested or _is_old(view)):
+    since = view.unspilled_since
+    is_old = view.unspilled_bytes >= SPILL_BYTES or (since is not None and view.now - since >= SPILL_MS)
+    if view.writable and view.unspilled_bytes and (view.spill_requested or is_old):
         return Decision(Step.SPILL)
     if view.writable and view.has_split:
         return Decision(Step.SPLIT)
@@ -197,11 +200,6 @@ def _rows_to_load(view: StorageView, to: int) -> int:
     return from_bucket + (view.disk_count if view.disk_low is not None and view.disk_low < to else 0)
 
 
-def _is_old(view: StorageView) -> bool:
-    since = view.unspilled_since
-    return view.unspilled_bytes >= SPILL_BYTES or (since is not None and view.now - since >= SPILL_MS)
-
-
 def _extension(view: StorageView) -> Decision:
     """Return the step that extends the window: split, spill, load, or extend without work."""
     span = view.span
@@ -212,7 +210,10 @@ def _extension(view: StorageView) -> Decision:
         )
         if coarse and view.writable and view.divisible:
             return Decision(Step.SPLIT)
-        to = min(span.end, _piece_end(view)) if coarse else span.end
+        to = span.end
+        if coarse:  # it should be split but cannot be: load a piece of it
+            size = DEFAULT_LEVEL if view.span_rows <= SPLIT_ROWS else FINEST_LEVEL
+            to = min(to, (view.window_end >> size) + 1 << size)
     else:
         # No bucket overlaps this range: its messages can only be in the arrival log.
         to = to if span is None else min(to, span.start)
@@ -222,12 +223,6 @@ def _extension(view: StorageView) -> Decision:
     if far and view.unspilled_bytes > RESCAN_BYTES_MAX and view.writable:
         return Decision(Step.SPILL)
     return Decision(Step.LOAD, to)
-
-
-def _piece_end(view: StorageView) -> int:
-    """Return where the next load ends, in a bucket that should be split but cannot be."""
-    size = DEFAULT_LEVEL if view.span_rows <= SPLIT_ROWS else FINEST_LEVEL
-    return (view.window_end >> size) + 1 << size
 
 
 FSYNC_MARGIN_MS: Final = 600_000
@@ -240,12 +235,12 @@ FIRST_BUCKET_LOCATOR: Final = 1 << BUCKET_ID_SHIFT
 NO_WHEEL_ROWS: Final = no_wheel_rows()
 
 
+@dataclass
 class DiskArrivals:
     """Arrivals in no bucket that are not in the wheel: their count and lowest due time."""
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.low: int | None = None
+    count: int = 0
+    low: int | None = None
 
     def add(self, count: int, low: int) -> None:
         """Add `count` messages, due at `low` or later."""
@@ -278,15 +273,13 @@ class MemoryWindow:
 
         None if there is no such message.
         """
-        self._spilling_arrivals: DiskArrivals | None = None
+        self._spilling_arrivals = DiskArrivals()
         self._earlier_front = Turn(0, 0)
 
     @property
     def disk_count(self) -> int:
         """Number of arrivals that are not in the wheel, with those of a running spill."""
-        return self.disk_arrivals.count + (
-            self._spilling_arrivals.count if self._spilling_arrivals is not None else 0
-        )
+        return self.disk_arrivals.count + self._spilling_arrivals.count
 
     @property
     def first_unpopped(self) -> Turn:
@@ -403,7 +396,7 @@ class MemoryWindow:
 
     def end_spill(self, done: bool) -> int:
         """End a spill; `done`: it succeeded. Return how many messages it should have moved."""
-        before, self._spilling_arrivals = self._spilling_arrivals or DiskArrivals(), None
+        before, self._spilling_arrivals = self._spilling_arrivals, DiskArrivals()
         if not done and before.low is not None:
             self.disk_arrivals.add(before.count, before.low)
         return before.count

@@ -163,41 +163,34 @@ class ReadAhead:
             done(ahead, None)
             return
         self.clear()
-        if len(rows) >= READ_AHEAD_ROWS_MIN:
-            whole = rows.head(max(len(part.numbers), READ_AHEAD_BYTES // record_bytes))
-            read = partial(self._record_reader.read, whole.locators, whole.numbers, READ_AHEAD_BYTES)
-            self._run(read, partial(self._read_ahead, part, whole, done, self._generation))
+        life = self._generation
+        read = partial(self._record_reader.read, part.locators, part.numbers, SLICE_BYTES_MAX)
+        if len(rows) < READ_AHEAD_ROWS_MIN:
+            try:
+                cached = self._record_reader.read_cached(part.locators, part.numbers, SLICE_BYTES_MAX)
+            except Exception as error:
+                done(None, error)
+                return
+            if cached is not None:
+                done(cached, None)
+            else:
+                self._run(read, done)
             return
-        try:
-            found = self._record_reader.read_cached(part.locators, part.numbers, SLICE_BYTES_MAX)
-        except Exception as error:
-            done(None, error)
-            return
-        if found is not None:
-            done(found, None)
-        else:
-            self._read(part, done)
+        whole = rows.head(max(len(part.numbers), READ_AHEAD_BYTES // record_bytes))
 
-    def _read(self, part: RowColumns, done: FetchCallback) -> None:
-        self._run(partial(self._record_reader.read, part.locators, part.numbers, SLICE_BYTES_MAX), done)
+        def was_read(found: Records | None, error: BaseException | None) -> None:
+            if found is None:
+                # A later record may have caused the error: it must not delay these rows.
+                self._run(read, done)
+            elif life != self._generation:
+                done(found[: len(part.numbers)], None)
+            else:
+                self._part, self._records = whole, found
+                done(self._buffered(part), None)
 
-    def _read_ahead(
-        self,
-        part: RowColumns,
-        whole: RowColumns,
-        done: FetchCallback,
-        life: int,
-        found: Records | None,
-        error: BaseException | None,
-    ) -> None:
-        if found is None:
-            # A later record may have caused the error: it must not delay these rows.
-            self._read(part, done)
-        elif life != self._generation:
-            done(found[: len(part.numbers)], None)
-        else:
-            self._part, self._records = whole, found
-            done(self._buffered(part), None)
+        self._run(
+            partial(self._record_reader.read, whole.locators, whole.numbers, READ_AHEAD_BYTES), was_read
+        )
 
     def _buffered(self, part: RowColumns) -> Records | None:
         """Return the records of the first rows of `part`, if exactly these messages were read ahead."""
@@ -207,11 +200,8 @@ class ReadAhead:
         except ValueError:
             return None
         end = min(start + len(part.numbers), count)
-        size = end - start
-        if (
-            part.numbers[:size] != numbers[start:end]
-            or part.locators[:size] != self._part.locators[start:end]
-        ):
+        head = part.head(end - start)
+        if head.numbers != numbers[start:end] or head.locators != self._part.locators[start:end]:
             return None
         self._used = start
         return self._records[start:end]

@@ -109,14 +109,10 @@ class TargetQueue(ApplyQueue):
     @property
     def lowest_due(self) -> int | None:
         """Lower bound of the due times of messages that are not durable in the target; None: none."""
-        dues = [
-            due
-            for due in (self.non_durable_appends.first_due, self.on_disk_from and self.on_disk_from.due)
-            if due is not None
-        ]
-        if len(self.rows):
-            dues.append(self.rows.first_turn().due)
-        return min(dues, default=None)
+        on_disk = self.on_disk_from.due if self.on_disk_from is not None else None
+        first = self.rows.first_turn().due if len(self.rows) else None
+        dues = (self.non_durable_appends.first_due, on_disk, first)
+        return min((due for due in dues if due is not None), default=None)
 
     def add(self, part: RowColumns) -> None:
         """Add due messages; their turns are higher than all earlier ones."""

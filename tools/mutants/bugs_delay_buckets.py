@@ -26,7 +26,7 @@ ORDER: Final = (
         "bucket-names-without-fsync-before-the-checkpoint",
         "the names of new buckets are durable before the checkpoint lists them",
         "tfmq/delay/buckets/writer.py",
-        "                self._disk.force_folder(self._folder)\n",
+        "                self.disk.force_folder(self.folder)\n",
         "                pass\n",
         [ENUMERATION],
     ),

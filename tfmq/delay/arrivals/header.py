@@ -17,6 +17,7 @@ arrival header can belong to a block trailer, and recovery after a torn end cann
 """
 
 from array import array
+from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -270,18 +271,18 @@ def _decode_same_due_time(payload: bytes, position: int, count: int, shape: int)
     return DueTimes(array("Q", (due,)) * count, flag * count, due, due)
 
 
+@dataclass
 class _ColumnReader:
     """Reads the columns of a payload in order.
 
     Raises BadArrivalHeader if the payload is too short.
     """
 
-    def __init__(self, payload: bytes, position: int) -> None:
-        self._payload = payload
-        self.position = position
+    payload: bytes
+    position: int
 
     def read_bytes(self, size: int) -> bytes:
-        data = self._payload[self.position : self.position + size]
+        data = self.payload[self.position : self.position + size]
         if len(data) != size:
             raise BadArrivalHeader(
                 0, f"a column of {size} bytes at position {self.position} has only {len(data)}"

@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from struct import Struct
 from threading import Lock
@@ -229,18 +230,18 @@ def _verified_blocks(log: Log, data: bytes | bytearray, start: int) -> Iterator[
         raise Corrupt(log.folder, bad, end, error.reason) from None
 
 
+@dataclass
 class _BatchParser:
     """Parses blocks in order, and tracks the header that the next records belong to."""
 
-    def __init__(self, on_header: HeaderCallback | None, is_quiet: bool = False) -> None:
-        self._on_header = on_header
-        self._is_quiet = is_quiet
-        self._header: ArrivalHeader | None = None
-        self._records_parsed = 0
+    on_header: HeaderCallback | None
+    is_quiet: bool = False
+    header: ArrivalHeader | None = None
+    records_parsed: int = 0
 
     def reset(self) -> None:
         """Discard the current header: the next block does not follow the last one."""
-        self._header = None
+        self.header = None
 
     def parse_block(self, block: Block) -> Iterator[ArrivalBatch]:
         """Yield the arrivals in a block."""
@@ -255,18 +256,18 @@ class _BatchParser:
             elif flag & FLAG_FILLER:
                 # Records that were lost by damage; a repair has replaced them with a filler.
                 count = checksum
-                self._records_parsed += count
-                if self._header is not None and self._records_parsed >= self._header.record_count:
-                    self._header = None
-            elif self._header is None:
+                self.records_parsed += count
+                if self.header is not None and self.records_parsed >= self.header.record_count:
+                    self.header = None
+            elif self.header is None:
                 orphans += 1
             else:
-                batch = self._parse_records(self._header, data, position, block.offset + position, ordinal)
+                batch = self._parse_records(self.header, data, position, block.offset + position, ordinal)
                 yield batch
                 count, size = len(batch.sizes), len(batch.data[0])
             ordinal += count
             position += size
-        if orphans and not self._is_quiet:
+        if orphans and not self.is_quiet:
             logger.error(
                 "%d delayed messages have no due time: their headers before offset %d of the arrival log are lost",
                 orphans,
@@ -274,30 +275,30 @@ class _BatchParser:
             )
 
     def _start_header(self, record: bytes, offset: int) -> None:
-        self._records_parsed = 0
-        self._header = None
+        self.records_parsed = 0
+        self.header = None
         try:
             header = decode_header(record)
         except BadArrivalHeader as error:
-            if not self._is_quiet:
+            if not self.is_quiet:
                 logger.error("invalid arrival header at offset %d: %s", offset, error.reason)
             return
         if header.record_count:
-            self._header = header
-        if self._on_header is not None:
-            self._on_header(header, offset)
+            self.header = header
+        if self.on_header is not None:
+            self.on_header(header, offset)
 
     def _parse_records(
         self, header: ArrivalHeader, data: bytes, position: int, offset: int, number: int
     ) -> ArrivalBatch:
         """Return the records of `header` from `position` on, up to the end of the block."""
         sizes, offsets, end = _record_columns(
-            data, position, offset, header.record_count - self._records_parsed
+            data, position, offset, header.record_count - self.records_parsed
         )
-        dues = header.dues.section(self._records_parsed, self._records_parsed + len(sizes))
-        self._records_parsed += len(sizes)
-        if self._records_parsed == header.record_count:
-            self._header = None
+        dues = header.dues.section(self.records_parsed, self.records_parsed + len(sizes))
+        self.records_parsed += len(sizes)
+        if self.records_parsed == header.record_count:
+            self.header = None
         view = memoryview(data)[position:end]
         columns = (*dues, offsets, sizes, [view])
         return ArrivalBatch(header.log_id, header.topic, number, *columns, header.ahead_ms)

@@ -125,13 +125,18 @@ class ArrivalLogState:
     def load(self, data: bytes) -> None:
         """Restore a snapshot; b"" is an empty one. Raises ValueError, NewerFormat."""
         self._copies_left, self._next_offset = 0, -1
-        producers = cancelled = rescheduled = epochs = b""
+        parts: list[Any] = [b"", b"", b"", b""]
         if data:
             with decoding(SNAPSHOT_NAME):
-                version, *fields = unpack_stored(data)
+                version, *parts = unpack_stored(data)
                 if version > SNAPSHOT_VERSION:
                     raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
-            producers, cancelled, rescheduled, epochs = _snapshot_parts(fields)
+        if len(parts) == 3:
+            parts.append(b"")  # earlier releases wrote no epochs
+        # Parts that a later version adds are ignored.
+        if len(parts) < 4 or not all(isinstance(part, bytes) for part in parts[:4]):
+            raise ValueError(f"{SNAPSHOT_NAME} has other parts than it should have")
+        producers, cancelled, rescheduled, epochs = parts[:4]
         self.producers.load(producers)
         self.cancelled.load(cancelled)
         self.rescheduled.load(rescheduled)
@@ -198,18 +203,6 @@ def _numbered_by_walk(block: Block, found: list[ProducerRun]) -> list[tuple[int,
         ordinals[block.offset + record.position] = ordinal
         ordinal += record.checksum if record.flag & FLAG_FILLER else 1
     return [(ordinals[run.offset], run) for run in found]
-
-
-def _snapshot_parts(fields: list[Any]) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return the parts of a snapshot; those that a later version adds are ignored.
-
-    Earlier releases wrote no epochs. Raises ValueError.
-    """
-    parts = [*fields, b""][:4] if len(fields) == 3 else fields[:4]
-    if len(parts) != 4 or not all(isinstance(part, bytes) for part in parts):
-        raise ValueError(f"{SNAPSHOT_NAME} has other parts than it should have")
-    producers, cancelled, rescheduled, epochs = parts
-    return producers, cancelled, rescheduled, epochs
 
 
 UNMARKED_END_UNKNOWN: Final = (1 << 64) - 1

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Lock
 from typing import Final, TypeAlias
 from zlib import crc32
@@ -146,7 +147,8 @@ class Bucket:
         # Read `self.size` once: it grows if a chunk is added meanwhile.
         listed_size = self.size
         try:
-            self._check_head(file.pread(HEAD_SIZE, 0))
+            if decode_head(file.pread(HEAD_SIZE, 0), self.path) != (self.identity, self.span):
+                raise Corrupt(self.path, 0, HEAD_SIZE, "its head is that of another bucket")
         except Corrupt as error:
             yield error
         size = min(listed_size, file.size())
@@ -189,11 +191,6 @@ class Bucket:
             else:
                 yield chunk
                 position = chunk.next_position
-
-    def _check_head(self, data: bytes) -> None:
-        found = decode_head(data, self.path)
-        if found != (self.identity, self.span):
-            raise Corrupt(self.path, 0, HEAD_SIZE, "its head is that of another bucket")
 
     def _read_chunk_head(self, file: File, position: int, size: int, listed_size: int) -> ChunkHead:
         """Read a chunk's head in a file of `size` bytes, of which the checkpoint lists `listed_size`."""
@@ -321,12 +318,10 @@ UNUSED_FILES_MAX: Final = 64
 """Unused bucket files that stay open. Most reads are of the few buckets that are due."""
 
 
+@dataclass(slots=True)
 class _OpenFile:
-    __slots__ = ("file", "users")
-
-    def __init__(self, file: File) -> None:
-        self.file = file
-        self.users = 0
+    file: File
+    users: int = 0
 
 
 class OpenFileCache:
@@ -395,8 +390,7 @@ class OpenFileCache:
         file = self.disk.open_read(path)
         with self._lock:
             if self._evictions == before and path not in self._files:
-                opened = self._files[path] = _OpenFile(file)
-                opened.users = 1
+                opened = self._files[path] = _OpenFile(file, users=1)
                 return opened
         file.close()
         return self._acquire(path)

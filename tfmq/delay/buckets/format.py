@@ -347,8 +347,6 @@ def with_checksums(data: Sequence[Buffer], sizes: IntegerColumn, first_number: i
     The numbers are consecutive from `first_number` on.
     """
     joined = bytes(data[0]) if len(data) == 1 else b"".join(data)
-    if len(sizes) <= CHECKSUMS_PER_CALL:
-        return [_with_checksums(joined, sizes, first_number)]
     result: list[Buffer] = []
     position = 0
     for start in range(0, len(sizes), CHECKSUMS_PER_CALL):

@@ -330,7 +330,7 @@ def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
     missing, because then the start fails. Raises NewerFormat, Full, OSError.
     """
     with closing(BucketScan(disk, folder)) as survey:
-        checkpoint, first = survey.checkpoint, survey.first_arrival_offset()
+        checkpoint, first = survey.checkpoint, min(survey.arrival_segments(), default=None)
         if checkpoint is None or first is None or first >= checkpoint.spilled_offset:
             return []
         if any(found.state.decision is Decision.REFUSE for found in survey.decisions()):
@@ -686,18 +686,15 @@ class BucketScan:
         folder = filenames.join(self.folder, ARRIVALS_NAME)
 
         def blocks() -> Iterator[Block | None]:
-            for base in self._arrival_segments():
+            for base in self.arrival_segments():
                 with opened_segment(self.disk, folder, base, LOG_ID, ARRIVALS_SUFFIX) as segment:
                     for part in scan_segment(segment):
                         yield part if isinstance(part, Block) else None
 
         yield from batches_of_blocks(blocks())
 
-    def first_arrival_offset(self) -> int | None:
-        """Return the lowest offset in the files of the arrival log; None if there is no file."""
-        return min(self._arrival_segments(), default=None)
-
-    def _arrival_segments(self) -> list[int]:
+    def arrival_segments(self) -> list[int]:
+        """Return the offsets where the files of the arrival log begin, ascending."""
         folder = filenames.join(self.folder, ARRIVALS_NAME)
         names = self.disk.list(folder) if self.disk.is_folder(folder) else []
         found = (filenames.parse_segment_name(name, ARRIVALS_SUFFIX) for name in names)

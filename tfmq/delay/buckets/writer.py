@@ -1,7 +1,4 @@
-"""Writes messages to buckets.
-
-The writer collects messages for each span, writes chunks and fsyncs the files; if that fails, all writes are undone.
-"""
+"""Writes messages to buckets."""
 
 from __future__ import annotations
 
@@ -61,34 +58,29 @@ class BucketGrowth:
     has_file: bool
 
 
+@dataclass(eq=False)
 class BucketWriter:
     """Adds messages to buckets. One thread at a time, a worker.
 
-    What it writes is not valid before a checkpoint lists it. Memory is bounded: the largest buffers are written first.
+    It collects messages for each span, writes chunks and fsyncs the files; if that fails, all writes are undone. What
+    it writes is not valid before a checkpoint lists it. Memory is bounded: the largest buffers are written first.
 
     `anchor`: an open file of the same file system, for syncfs. `span_of(due)`: the span of a due time.
     `bucket_of(span)`: the bucket, and whether it is new and has no file yet. `arrivals`: the offset of the arrival log
     up to which the buckets will be complete. `failure`: an error of a write or fsync that must not be retried.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        anchor: File | None,
-        span_of: Callable[[int], TimeSpan],
-        bucket_of: Callable[[TimeSpan], tuple[Bucket, bool]],
-        arrivals: int,
-    ) -> None:
+    disk: Disk
+    folder: str
+    anchor: File | None
+    span_of: Callable[[int], TimeSpan]
+    bucket_of: Callable[[TimeSpan], tuple[Bucket, bool]]
+    arrivals: int
+
+    def __post_init__(self) -> None:
         self.growth: dict[TimeSpan, BucketGrowth] = {}
         self.count = 0
         self.failure: OSError | None = None
-        self._disk = disk
-        self._folder = folder
-        self._anchor = anchor
-        self._span_of = span_of
-        self._bucket_of = bucket_of
-        self._arrivals = arrivals
         self._mixed_buffer = BucketBuffer()
         """Messages of several small batches for more than one span, collected to be sorted together."""
         self._buffers: dict[TimeSpan, BucketBuffer] = {}
@@ -99,7 +91,7 @@ class BucketWriter:
         """Add messages. Raises Full, OSError."""
         if not messages.length:
             return
-        span = self._span_of(min(messages.dues))
+        span = self.span_of(min(messages.dues))
         if max(messages.dues) < span.end:
             self._add_to_span(span, messages)
             return
@@ -112,7 +104,7 @@ class BucketWriter:
         self._distribute(messages)
 
     def _distribute(self, mixed: MessageColumns) -> None:
-        for span, messages in group_by_span(mixed, self._span_of):
+        for span, messages in group_by_span(mixed, self.span_of):
             self._add_to_span(span, messages)
 
     def _add_to_span(self, span: TimeSpan, messages: MessageColumns) -> None:
@@ -144,7 +136,7 @@ class BucketWriter:
         self._fsync_files()
         if any(growth.is_new for growth in self.growth.values()):
             with self._record_failure():
-                self._disk.force_folder(self._folder)
+                self.disk.force_folder(self.folder)
 
     def undo(self) -> None:
         """Undo all writes. Raises OSError: the data stays on disk, but is not listed."""
@@ -154,10 +146,10 @@ class BucketWriter:
             file = self._unsynced_files.pop(path, None)
             with self._record_failure():
                 if growth.is_new and growth.has_file:
-                    self._disk.unlink(path)
+                    self.disk.unlink(path)
                 elif not growth.is_new:
                     try:
-                        file = file or self._disk.open_write(path)
+                        file = file or self.disk.open_write(path)
                     except Full:
                         # No file descriptor is left. The data after the listed size is overwritten, or truncated by
                         # the next start.
@@ -179,7 +171,7 @@ class BucketWriter:
         growth, file = self._open_bucket(span)
         bucket, messages = growth.bucket, draft.to_columns()
         position = max(growth.size, HEAD_SIZE)
-        buffers, chunk = encode_chunk(messages, position, self._arrivals, bucket.seed)
+        buffers, chunk = encode_chunk(messages, position, self.arrivals, bucket.seed)
         head = [encode_head(bucket.identity, span)] if growth.size == 0 else []
         with self._record_failure():
             write_all(file, [*head, *buffers], growth.size)
@@ -190,7 +182,7 @@ class BucketWriter:
     def _open_bucket(self, span: TimeSpan) -> tuple[BucketGrowth, File]:
         growth = self.growth.get(span)
         if growth is None:
-            bucket, is_new = self._bucket_of(span)
+            bucket, is_new = self.bucket_of(span)
             growth = BucketGrowth(bucket, bucket.size, bucket.count, is_new, not is_new)
             self.growth[span] = growth
         path = growth.bucket.path
@@ -200,12 +192,12 @@ class BucketWriter:
                 self._fsync_files()
             with self._record_failure():
                 if growth.has_file:
-                    file = self._disk.open_write(path)
+                    file = self.disk.open_write(path)
                 else:
-                    if self._disk.exists(path):
+                    if self.disk.exists(path):
                         # The file is of an earlier process, and no checkpoint lists it.
-                        self._disk.unlink(path)
-                    file = self._disk.create(path)
+                        self.disk.unlink(path)
+                    file = self.disk.create(path)
             self._unsynced_files[path] = file
             growth.has_file = True
         return growth, file
@@ -224,10 +216,10 @@ class BucketWriter:
         self._unsynced_files.clear()
 
     def _syncfs(self) -> bool:
-        if self._anchor is None or len(self._unsynced_files) < SYNCFS_FILES_MIN:
+        if self.anchor is None or len(self._unsynced_files) < SYNCFS_FILES_MIN:
             return False
         try:
-            self._disk.sync_file_system(self._anchor)
+            self.disk.sync_file_system(self.anchor)
         except OSError:
             # syncfs is not supported, or data of some file was lost: the fsync of each file finds out which.
             return False
