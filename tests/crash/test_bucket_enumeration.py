@@ -25,7 +25,7 @@ import pytest
 from journal.testing import Moment, SimulatedDisk, SimulatedFile, crash_states
 from tests.crash.bucket_life import Boundary, Known, Life
 from tests.crash.invariants import Broken, require
-from tests.delay.bucketing import Bench, Kept, everything, kept_of
+from tests.delay.bucketing import Bench, Kept, damage_in, everything, kept_of
 from tests.scale import FRACTION, SCALE, SEED, scaled, seeded
 
 LIVES = 400
@@ -61,7 +61,7 @@ def recover(state: SimulatedDisk, life: Life, *, thorough: bool) -> Outcome:
         outcome = outcome_of(bench)
     except AssertionError as error:
         raise Broken(f"invariant 2: {error}") from error
-    require(not buckets.damage, 5, f"damage is named: {buckets.damage}")
+    require(not damage_in(buckets), 5, f"damage is named: {damage_in(buckets)}")
     require(not any(name.endswith(".damaged") for name in bench.files()), 5, f"{bench.files()}")
     require(len(bench.files()) == len(buckets.live_buckets), 5, f"{bench.files()} are left")
     if thorough:

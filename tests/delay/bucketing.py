@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from journal.errors import Corrupt
 from journal.record.format import make_id, make_log_id, make_record
 from journal.testing import SimulatedDisk
 from tfmq.delay.arrivals.log import ArrivalBatch
@@ -180,6 +181,11 @@ class Bench:
         data = bytearray(self.disk.read_file(path))
         change(data)
         self.disk.write_file(path, bytes(data))
+
+
+def damage_in(buckets: BucketStore) -> list[Corrupt]:
+    """What was found so far in the buckets that count."""
+    return [error for bucket in buckets.live_buckets for error in bucket.damage]
 
 
 def batch_of(run: Sequence[Waiting]) -> ArrivalBatch:

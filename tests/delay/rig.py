@@ -24,7 +24,7 @@ from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.delay_queue import DelayQueue
 from tfmq.delay.due_time import RELATIVE, effective_due_times
-from tfmq.delay.requests import DelaySettings, Histogram, ListPage, ListQuery, MessageState, Turn
+from tfmq.delay.requests import Histogram, ListPage, ListQuery, MessageState, Turn
 from tfmq.errors import NOT_DONE, StorageStopped
 
 FOLDER = "/data/delay"
@@ -191,7 +191,8 @@ class Rig:
             timers=self.timers,
             clock=self.clock,
             run=self.run,
-            settings=DelaySettings(options["tick_ms"], options["outcome_seconds"]),
+            tick_ms=options["tick_ms"],
+            outcome_seconds=options["outcome_seconds"],
             mark_ready=lambda: None,
             floor_ms=max((t.applied[0] for t in self.targets.targets.values() if t.applied), default=0),
         )

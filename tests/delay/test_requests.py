@@ -1,6 +1,6 @@
 """What is asked and answered are plain tuples; turns are ordered as messages fire."""
 
-from tfmq.delay.requests import DelaySettings, MessageState, Turn
+from tfmq.delay.requests import MessageState, Turn
 
 
 def test_turns_are_in_the_order_in_which_messages_fire() -> None:
@@ -9,5 +9,4 @@ def test_turns_are_in_the_order_in_which_messages_fire() -> None:
 
 
 def test_what_is_not_said_has_a_default() -> None:
-    assert DelaySettings() == (10, 86_400)
     assert MessageState("unknown", Turn(1, 1)).pending is None

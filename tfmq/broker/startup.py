@@ -59,7 +59,6 @@ from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.buckets.fsck import rebuild_from_arrivals
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.delay_queue import DelayQueue
-from tfmq.delay.requests import DelaySettings
 from tfmq.transaction.store import TransactionStore
 
 log = logging.getLogger("tfmq.broker")
@@ -622,7 +621,8 @@ def create_delay(broker: Broker, store: DelayStore) -> None:
         timers=broker.timers,
         clock=broker.clock,
         run=broker.run,
-        settings=DelaySettings(settings.tick_ms, int(settings.outcome_seconds)),
+        tick_ms=settings.tick_ms,
+        outcome_seconds=int(settings.outcome_seconds),
         floor_ms=broker_time_floor_ms(broker, buckets.store_id),
         mark_ready=broker.ready_marker("delay"),
     )

@@ -25,7 +25,6 @@ from tfmq.delay.requests import (
     PENDING,
     UNKNOWN,
     ArrivalLog,
-    DelaySettings,
     Histogram,
     ListPage,
     ListQuery,
@@ -58,6 +57,8 @@ class DelayQueue:
     Call order: construct, `recover(done)`, `start()`. In the turns of the broker, before partitions write, call
     `write()` as long as `due`, if `mark_ready` was called or `is_delivering`. At the end call `stop(done)`, and
     `write()` in each turn until `done` is called. `floor_ms`: the highest due time that any partition has applied.
+    `tick_ms`: interval at which due messages fire. `outcome_seconds`: how long after its due time the state of a
+    message can be queried.
     """
 
     def __init__(
@@ -70,23 +71,24 @@ class DelayQueue:
         timers: Timers,
         clock: Clock,
         run: RunInWorker,
-        settings: DelaySettings,
+        tick_ms: int,
+        outcome_seconds: int,
         mark_ready: Callable[[], None],
         floor_ms: int = 0,
     ) -> None:
         self._arrival_log, self._state, self._buckets, self._run = arrival_log, state, buckets, run
-        self._broker_clock = clock_of_queue = BrokerClock(clock)
-        clock_of_queue.start(max(floor_ms, buckets.broker_ms))
-        clock_of_queue.restore_steps(buckets.queue_state)
+        self._broker_clock = broker_clock = BrokerClock(clock)
+        broker_clock.start(max(floor_ms, buckets.broker_ms))
+        broker_clock.restore_steps(buckets.queue_state)
         targets, non_durable = TargetIds(), NonDurableArrivals()
-        self._window = window = MemoryWindow(HashedTimingWheel(settings.tick_ms, WHEEL_SLOTS), targets)
+        self._window = window = MemoryWindow(HashedTimingWheel(tick_ms, WHEEL_SLOTS), targets)
         self._loader = BucketLoader(arrival_log.log, buckets, targets)
         self._target_queues = target_queues = TargetQueues(
             buckets.store_id,
             destination=destination,
             timers=timers,
             run=run,
-            broker_clock=clock_of_queue,
+            broker_clock=broker_clock,
             targets=targets,
             record_reader=RecordReader(arrival_log.log, buckets),
             cancelled=state.cancelled,
@@ -103,10 +105,10 @@ class DelayQueue:
             window=window,
             target_queues=target_queues,
             non_durable=non_durable,
-            broker_clock=clock_of_queue,
+            broker_clock=broker_clock,
             timers=timers,
             run=run,
-            outcome_ms=settings.outcome_seconds * 1000,
+            outcome_ms=outcome_seconds * 1000,
             row_counter=row_counter,
             cancelled_rows=cancelled_rows,
             more_fireable=lambda: self._dispatcher.dispatch_due(),
@@ -122,16 +124,16 @@ class DelayQueue:
             target_queues=target_queues,
             scheduler=self._scheduler,
             metrics=self._metrics,
-            broker_clock=clock_of_queue,
+            broker_clock=broker_clock,
             timers=timers,
-            tick_ms=settings.tick_ms,
+            tick_ms=tick_ms,
             mark_ready=mark_ready,
         )
         self._changes = MessageChanges(
             arrival_log=arrival_log,
             state=state,
             target_queues=target_queues,
-            broker_clock=clock_of_queue,
+            broker_clock=broker_clock,
             run=run,
             dispatcher=dispatcher,
             scheduler=self._scheduler,
@@ -144,13 +146,11 @@ class DelayQueue:
         self.is_delivering = False
         """Whether target queues have messages: if so, call `write` in each turn of the broker."""
         # Methods of the parts that the broker calls.
-        self.now_ms, self.now_rounded_up_ms = clock_of_queue.now_ms, clock_of_queue.now_rounded_up_ms
-        self.ahead_ms = clock_of_queue.ahead_ms
+        self.now_ms, self.now_rounded_up_ms = broker_clock.now_ms, broker_clock.now_rounded_up_ms
+        self.ahead_ms = broker_clock.ahead_ms
         self.begin_append, self.append_written = dispatcher.begin_append, dispatcher.append_written
-        self.append_failed, self.schedule_maintenance = (
-            dispatcher.append_failed,
-            dispatcher.schedule_maintenance,
-        )
+        self.append_failed = dispatcher.append_failed
+        self.schedule_maintenance = dispatcher.schedule_maintenance
         self.cancel, self.reschedule = self._changes.cancel, self._changes.reschedule
 
     # Requests for delayed messages

@@ -34,17 +34,6 @@ class Turn(NamedTuple):
     number: int
 
 
-class DelaySettings(NamedTuple):
-    """Settings of the delay queue.
-
-    `tick_ms`: interval at which due messages fire. `outcome_seconds`: how long after its due time the state of a
-    message can be queried.
-    """
-
-    tick_ms: int = 10
-    outcome_seconds: int = 86_400
-
-
 class ArrivalLog(Protocol):
     """The arrival log, with deferred appends; implemented by the broker.
 

@@ -361,7 +361,7 @@ class StorageScheduler:
         self.run(work, done)
 
     def _bucket_to_split(self) -> Bucket | None:
-        named = [*self.buckets.due_for_split(self.broker_clock.now_ms()), *self.buckets.oversized()]
+        named = [*self.buckets.due_for_split(self.broker_clock.now_ms()), *self.buckets.oversized]
         following = self.buckets.next_after(self.window.end)
         return next_to_split(named, following, self.window.end, self._unsplittable)
 

@@ -11,7 +11,7 @@ import pytest
 from journal.errors import NewerFormat
 from journal.fsync import NEVER_CLOSED
 from journal.testing import SimulatedDisk, SimulatedFile
-from tests.delay.bucketing import FOLDER, NOW, Bench, Waiting, flip
+from tests.delay.bucketing import FOLDER, NOW, Bench, Waiting, damage_in, flip
 from tests.scale import scaled, seeded
 from tfmq.delay.buckets.bucket import OpenFileCache, never_close
 from tfmq.delay.buckets.format import CHUNK_MAGIC, CHUNK_SIZE, HEAD_SIZE, ChunkColumns
@@ -60,10 +60,10 @@ def test_a_bad_chunk_is_named_and_the_others_are_served(bench: Bench, which: int
     starts = [*chunk_starts(bench), bench.buckets.live_buckets[0].size]
     again = spoil(bench, starts[which] + inside)
     assert [columns.numbers[0] for columns in load(again)] == [n for n in (0, 3, 6) if n != 3 * which]
-    (error,) = again.buckets.damage
+    (error,) = damage_in(again.buckets)
     assert (error.first, error.next) == (starts[which], starts[which + 1])
     load(again)
-    assert len(again.buckets.damage) == 1
+    assert len(damage_in(again.buckets)) == 1
 
 
 def test_damage_is_reported_in_the_log_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -78,7 +78,7 @@ def test_damage_is_reported_in_the_log_once(bench: Bench, caplog: pytest.LogCapt
 def test_a_bad_head_of_the_file_loses_nothing(bench: Bench) -> None:
     three_chunks(bench)
     again = spoil(bench, 9)
-    assert len(again.contents()) == 6 and "head" in again.buckets.damage[0].reason
+    assert len(again.contents()) == 6 and "head" in damage_in(again.buckets)[0].reason
 
 
 def test_a_newer_format_is_not_guessed_at(bench: Bench) -> None:
@@ -99,7 +99,7 @@ def test_a_file_that_lost_its_end_serves_what_is_left(bench: Bench) -> None:
     bench.damage_file(name_of(bench), lambda data: data.__delitem__(slice(chunk_starts(bench)[2] + 40, None)))
     again = bench.on(bench.disk)
     assert again.buckets.recovery_labels == {"too short"}
-    assert sorted(again.contents()) == [0, 1, 3, 4] and again.buckets.damage
+    assert sorted(again.contents()) == [0, 1, 3, 4] and damage_in(again.buckets)
 
 
 def test_a_message_that_imitates_a_chunk_is_none(bench: Bench) -> None:

@@ -11,7 +11,19 @@ from journal.log.log import Log
 from journal.record.batch import Batch
 from journal.testing import Moment, SimulatedDisk, crash_states
 from tests.broker.helpers import DATA, Broker, after, handles
-from tests.delay.bucketing import DAY, FOLDER, HOUR, MINUTE, NEAR, NOW, Bench, everything, flip, record_of
+from tests.delay.bucketing import (
+    DAY,
+    FOLDER,
+    HOUR,
+    MINUTE,
+    NEAR,
+    NOW,
+    Bench,
+    damage_in,
+    everything,
+    flip,
+    record_of,
+)
 from tests.scale import seeded
 from tfmq.broker.data_repair import repair_data, verify_data
 from tfmq.delay.arrivals.log import LOG_ID, arrival_options
@@ -118,7 +130,7 @@ def test_a_chunk_cut_off_by_the_end_of_the_file_keeps_every_record_before_that(l
     assert not is_whole(bench)
     served = bench.crash("everything")
     found = {number: kept for number, kept in served.contents().items() if kept.record is not None}
-    assert served.buckets.damage and found == {number: whole[number] for number in found}
+    assert damage_in(served.buckets) and found == {number: whole[number] for number in found}
     assert len(found) == {"all but a byte": 39, "the columns": 0}.get(left, len(found)) and len(found) < 40
     assert left != "half" or len(found) > 5
     assert mend(bench) == [(name, len(found), 40 - len(found))]

@@ -182,10 +182,10 @@ def test_one_that_got_too_much_is_to_be_split_but_never_the_finest(
 ) -> None:
     monkeypatch.setattr(module, "SPLIT_MESSAGES", 3)
     bench.put(*[NEAR] * 4, NOW + DAY)
-    (full,) = bench.buckets.oversized()
+    (full,) = bench.buckets.oversized
     (finest,) = bench.buckets.split(full, everything)
     assert finest.span == TimeSpan(NEAR, 10)
-    assert bench.buckets.oversized() == [] and bench.buckets.split(finest, everything) is None
+    assert bench.buckets.oversized == [] and bench.buckets.split(finest, everything) is None
 
 
 def test_what_is_settled_goes_with_the_next_checkpoint_and_before_that_comes_back(bench: Bench) -> None:

@@ -21,6 +21,7 @@ from tfmq.delay.buckets.format import (
     CHUNK_SIZE,
     CRC,
     CRC_SIZE,
+    ENTRY_SIZE,
     HEAD_SIZE,
     SEED_MASK,
     ChunkColumns,
@@ -135,7 +136,8 @@ class Bucket:
         with files.opened(self.path) as file:
             for part in self.chunks(file):
                 if not isinstance(part, Corrupt):
-                    data = file.pread(part.table_size, part.table_position)
+                    position = part.position + CHUNK_SIZE + ENTRY_SIZE * part.count
+                    data = file.pread(part.table_size, position)
                     yield decode_table(bytes(data)) or ()
 
     def chunks(self, file: File) -> Iterator[ChunkHead | Corrupt]:
@@ -240,11 +242,14 @@ class Bucket:
         self, positions: Sequence[int], numbers: Sequence[int], bytes_max: int, pread: Pread, gap: int
     ) -> Records | None:
         found: Records = []
-        start, left, largest = 0, bytes_max, 0
-        while start < len(positions):
-            end = _window_end(positions, start, gap)
-            first = positions[start]
-            read = pread(max(0, min(positions[end - 1] + self._size_hint, self.size) - first), first)
+        start, count, left, largest = 0, len(positions), bytes_max, 0
+        while start < count:
+            first = last = positions[start]
+            end, limit = start + 1, first + READ_WINDOW_BYTES
+            while end < count and last <= positions[end] < limit and positions[end] - last < gap:
+                last = positions[end]
+                end += 1
+            read = pread(max(0, min(last + self._size_hint, self.size) - first), first)
             if read is None:
                 return None
             data = bytes(read)
@@ -302,16 +307,6 @@ class Bucket:
 
 WOULD_BLOCK: Final = b""
 """Returned instead of a record if reading its rest would block. No record is empty."""
-
-
-def _window_end(positions: Sequence[int], start: int, gap: int) -> int:
-    """Return the index after the last record that is read together with the one at `start`."""
-    end, last = start + 1, positions[start]
-    limit, count = last + READ_WINDOW_BYTES, len(positions)
-    while end < count and last <= positions[end] < limit and positions[end] - last < gap:
-        last = positions[end]
-        end += 1
-    return end
 
 
 UNUSED_FILES_MAX: Final = 64

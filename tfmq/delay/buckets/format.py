@@ -92,11 +92,6 @@ class ChunkHead(NamedTuple):
         return ENTRY_SIZE * self.count + self.table_size
 
     @property
-    def table_position(self) -> int:
-        """Position of the table in the file."""
-        return self.position + CHUNK_SIZE + ENTRY_SIZE * self.count
-
-    @property
     def records_position(self) -> int:
         """Position of the first record's CRC in the file."""
         return self.position + CHUNK_SIZE + self.columns_size

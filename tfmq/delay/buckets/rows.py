@@ -13,14 +13,11 @@ from tfmq.delay.requests import LogFilter
 
 
 class BucketRow(NamedTuple):
-    """One listed message. `absolute`: the sender set an absolute time."""
+    """One listed message."""
 
     due: int
     number: int
     log_id: int
-    topic: str
-    size: int
-    absolute: bool
     locator: int
 
 
@@ -38,7 +35,7 @@ def _chunk_rows(
     slot: int, columns: ChunkColumns, first_turn: tuple[int, int], end_due: int, keys: LogFilter | None
 ) -> Iterator[BucketRow]:
     """List the messages of one chunk in the order of turns, with the parameters of `bucket_rows`."""
-    dues, numbers, targets, sizes, flags, positions, table = columns
+    dues, numbers, targets, _, _, positions, table = columns
     first_due, wanted = first_turn[0], _selected(columns, keys)
     indices: Iterable[int] = range(len(dues)) if wanted is None else compress(range(len(dues)), wanted)
     if min(dues) < first_due or max(dues) >= end_due:
@@ -47,7 +44,7 @@ def _chunk_rows(
         due, number = dues[index], numbers[index]
         if (due, number) >= first_turn:
             locator = slot << BUCKET_ID_SHIFT | positions[index]
-            yield BucketRow(due, number, *table[targets[index]], sizes[index], bool(flags[index]), locator)
+            yield BucketRow(due, number, table[targets[index]].log_id, locator)
 
 
 def _selected(columns: ChunkColumns, keys: LogFilter | None) -> bytes | None:

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Final
 
 from journal.disk import Disk
-from journal.errors import Corrupt, Full, Stopped
+from journal.errors import Full, Stopped
 from journal.filenames import DAMAGED_SUFFIX
 from tfmq.delay.arrivals.log import ArrivalBatch
 from tfmq.delay.buckets.bucket import NO_BYTE_LIMIT, Bucket, OpenFileCache
@@ -19,7 +19,6 @@ from tfmq.delay.buckets.format import (
     BUCKETS_MAX,
     DEFAULT_LEVEL,
     FINEST_LEVEL,
-    ChunkColumns,
     TimeSpan,
     finer_level,
     level_of,
@@ -34,8 +33,6 @@ from tfmq.delay.buckets.writer import (
     pending_messages,
 )
 from tfmq.delay.requests import LogFilter
-
-__all__ = ["Bucket", "BucketRow", "BucketStore", "ChunkColumns", "PendingFilter"]
 
 SPLIT_MESSAGES: Final = 262_144
 """Buckets with more messages than this are split.
@@ -117,13 +114,6 @@ class BucketStore:
         """All live buckets by time; their spans never overlap."""
         return self._index.all
 
-    @property
-    def damage(self) -> list[Corrupt]:
-        """Damage found so far in existing buckets."""
-        with self._set_lock:
-            there = [*self._index.all, *(each.bucket for each in self._obsolete.values())]
-        return [error for bucket in there for error in bucket.damage]
-
     def bucket_at(self, due: int) -> Bucket | None:
         """Return the live bucket whose span contains the due time `due`, if any."""
         return self._index.covering(due)
@@ -131,10 +121,6 @@ class BucketStore:
     def next_after(self, due: int) -> Bucket | None:
         """Return the first live bucket that ends after `due`: the next one to load."""
         return next(iter(self._index.ending_after(due)), None)
-
-    def oversized(self) -> Sequence[Bucket]:
-        """Return buckets with more than SPLIT_MESSAGES messages, which should be split."""
-        return self._oversized
 
     def due_for_split(self, now_ms: int) -> list[Bucket]:
         """Return the coarse buckets that should be split because they are due soon, or now.
@@ -301,8 +287,7 @@ class BucketStore:
             raise Stopped(self.stop_reason)
 
     def _new_writer(self, span_of: Callable[[int], TimeSpan], arrivals: int) -> BucketWriter:
-        files = (self._disk, self.folder, self._anchor)
-        return BucketWriter(*files, span_of, self._bucket_of, arrivals)
+        return BucketWriter(self._disk, self.folder, self._anchor, span_of, self._bucket_of, arrivals)
 
     def _bucket_of(self, span: TimeSpan) -> tuple[Bucket, bool]:
         """Return the bucket of exactly this span, and whether it is new."""
@@ -393,11 +378,12 @@ class BucketStore:
 
     def _set_live(self, buckets: Iterable[Bucket]) -> None:
         self._index = BucketIndex(buckets)
-        self._oversized = [
+        self.oversized = [
             bucket
             for bucket in self._index.all
             if bucket.count > SPLIT_MESSAGES and bucket.span.exponent > FINEST_LEVEL
         ]
+        """Buckets with more than SPLIT_MESSAGES messages, which should be split."""
 
     def _remove_obsolete_files(self) -> None:
         """Delete the removable files of obsolete buckets. Raises OSError: the store has stopped."""
