@@ -245,11 +245,7 @@ class DelayQueue:
     def status(self) -> dict[str, Any]:
         """Return the state of the queue for operators."""
         queues, now = self._target_queues, self._broker_clock.now_ms()
-        parked = [
-            (queues.target_name(queue.key), queue.blocked_reason)
-            for queue in queues.all()
-            if queue.blocked_reason
-        ]
+        blocked = [queue for queue in queues.all() if queue.blocked_reason]
         return {
             "pending": self.pending,
             "size_bytes": self.pending_bytes,
@@ -258,9 +254,9 @@ class DelayQueue:
             "now_ms": now,
             "ahead_ms": self._broker_clock.wall_offset_ms(),
             "horizon_ms": self._window.end,
-            "held": sum([queue.waiting for queue in queues.all() if queue.blocked_reason]),
+            "held": sum([queue.waiting for queue in blocked]),
             "behind": queues.on_disk_count,
-            "waits_for": parked,
+            "waits_for": [(queues.target_name(queue.key), queue.blocked_reason) for queue in blocked],
             "dropped": queues.dropped + self._row_counter.dropped,
             "damaged": queues.damaged,
             "fired": queues.fired_count,
@@ -278,9 +274,8 @@ class DelayQueue:
         """
         log, buckets = self._arrival_log.log, self._buckets
         end, number = log.whole_end, max(log.end_ordinal, buckets.spilled_number)
-        offset = max(
-            log.forced_offset, buckets.spilled_offset
-        )  # the log may underestimate its durable offset
+        # The log may underestimate its durable offset.
+        offset = max(log.forced_offset, buckets.spilled_offset)
 
         def found(result: RecoveredArrivals | None, error: BaseException | None) -> None:
             if result is None:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from tfmq.apply_queue import InFlightLimit
 from tfmq.apply_target import AppendResult
@@ -51,10 +51,6 @@ class FlowControl(InFlightLimit):
         self._bytes += size_bytes
 
 
-RecheckCallback: TypeAlias = Callable[[], None]
-"""Called when a message may be durable: the waiting caller should check its state again."""
-
-
 class WrittenAppend(NamedTuple):
     """One append to a target: `count` messages, from the due time `first` to the turn `last`.
 
@@ -82,7 +78,7 @@ class NonDurableAppends:
         self.count = 0
         """Number of messages that are written, but not known to be durable."""
         self._written: deque[WrittenAppend] = deque()
-        self._waiting: list[tuple[Turn, RecheckCallback]] = []
+        self._waiting: list[tuple[Turn, Callable[[], None]]] = []
 
     def __len__(self) -> int:
         return len(self._written)
@@ -120,7 +116,7 @@ class NonDurableAppends:
             for _, waiter in ready:
                 waiter()
 
-    def when_durable(self, turn: Turn, waiter: RecheckCallback) -> None:
+    def when_durable(self, turn: Turn, waiter: Callable[[], None]) -> None:
         """Call `waiter()` once the turn is durable, or if that became uncertain: it must check again."""
         at = bisect_right(self._waiting, turn, key=itemgetter(0))
         self._waiting.insert(at, (turn, waiter))

@@ -82,10 +82,8 @@ class DelayMetrics:
     def next_on_disk(self) -> int | None:
         """Lower bound of the due times of messages that are only on disk; None if there are none."""
         bucket = self.buckets.next_after(self.window.end)
-        dues = [
-            self.window.disk_arrivals.low,
-            None if bucket is None else max(bucket.span.start, self.window.end),
-        ]
+        start = None if bucket is None else max(bucket.span.start, self.window.end)
+        dues = (self.window.disk_arrivals.low, start)
         return min((due for due in dues if due is not None), default=None)
 
     @property

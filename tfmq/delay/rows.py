@@ -43,12 +43,7 @@ class RowColumns(NamedTuple):
         return RowColumns(dues[:count], numbers[:count], locators[:count], flags[:count])
 
 
-def empty_row_columns() -> RowColumns:
-    """Return new, empty columns."""
-    return RowColumns(array("Q"), array("Q"), array("Q"), bytearray())
-
-
-NO_ROWS: Final = empty_row_columns()
+NO_ROWS: Final = RowColumns(array("Q"), array("Q"), array("Q"), bytearray())
 
 
 class RowQueue:

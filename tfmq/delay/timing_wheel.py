@@ -264,19 +264,12 @@ class HashedTimingWheel:
         """
         if number in self._cancelled:
             return False
-        if due <= self.popped_ms and number not in self._added_late and not self._is_ready(due, number):
+        if number not in self._added_late and (due, number) < self.first_unpopped:
             return False
         self._cancelled.add(number)
         if len(self._cancelled) > CANCELLED_ROWS_MIN and 2 * len(self._cancelled) > self._row_count:
             self._retain_rows()
         return True
-
-    def _is_ready(self, due: int, number: int) -> bool:
-        dues, numbers, _, _ = self._ready
-        return self._ready_popped < len(dues) and (due, number) >= (
-            dues[self._ready_popped],
-            numbers[self._ready_popped],
-        )
 
     def _return_ready(self) -> None:
         """Return the rows of `_ready` to the ring: rows with lower turns are added, or rows removed."""
@@ -355,26 +348,19 @@ class HashedTimingWheel:
                 continue
             tick = max((due - self.base_ms) // self.tick_ms, self._hand)
             limit = min(now, (tick + 1) * self.tick_ms - 1)
-            self._append_popped(self._pop_tick(tick, limit), rows_max, found)
+            entries = self._pop_tick(tick, limit)
+            if self._cancelled or self._added_late or len(found.dues) + len(entries.dues) > rows_max:
+                self._ready = entries  # rows need a check, or not all fit
+            else:
+                for column, more in zip(found, entries, strict=True):
+                    column.extend(more)
+                self._row_count -= len(entries.dues)
             self._hand = (limit + 1) // self.tick_ms
             self._popped = max(self._popped, limit)
             self._next_due = UNKNOWN_DUE
         if not self._row_count:
             self._next_due = None
         return found
-
-    def _append_popped(self, entries: WheelRows, rows_max: int, into: WheelRows) -> None:
-        """Append the rows of a popped list to `into`, if no row needs a check and all fit.
-
-        Else set `_ready` to them.
-        """
-        count = len(entries.dues)
-        if self._cancelled or self._added_late or len(into.dues) + count > rows_max:
-            self._ready = entries
-            return
-        for column, more in zip(into, entries, strict=True):
-            column.extend(more)
-        self._row_count -= count
 
     def _append_ready(self, now_ms: int, rows_max: int, into: WheelRows) -> None:
         """Move rows of `_ready` that are due to `into`, which has `rows_max` rows at most then."""

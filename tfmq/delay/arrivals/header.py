@@ -124,9 +124,9 @@ def arrival_header(
     log_id: int, topic: str, dues: DueTimes, size_bytes: int, ahead_ms: int = 0
 ) -> ArrivalHeader:
     """Return the header of a batch of `size_bytes` for the log of a partition."""
-    return ArrivalHeader(
-        ARRIVAL, log_id, topic, dues, size_bytes, NO_TURN_COLUMNS, _needed_ahead_ms(dues, ahead_ms)
-    )
+    # Delays do not depend on the wall clock.
+    ahead_ms = ahead_ms if ABSOLUTE_FLAG in dues.absolute else 0
+    return ArrivalHeader(ARRIVAL, log_id, topic, dues, size_bytes, NO_TURN_COLUMNS, ahead_ms)
 
 
 def cancel_header(old: TurnColumns) -> ArrivalHeader:
@@ -138,12 +138,8 @@ def reschedule_header(
     log_id: int, topic: str, dues: DueTimes, size_bytes: int, old: TurnColumns, ahead_ms: int = 0
 ) -> ArrivalHeader:
     """Return the header of records that replace those of `old_turns`, in the same order."""
-    return ArrivalHeader(RESCHEDULE, log_id, topic, dues, size_bytes, old, _needed_ahead_ms(dues, ahead_ms))
-
-
-def _needed_ahead_ms(dues: DueTimes, ahead_ms: int) -> int:
-    """Return `ahead_ms`, or 0 if no time is absolute: delays do not depend on the wall clock."""
-    return ahead_ms if ABSOLUTE_FLAG in dues.absolute else 0
+    header = arrival_header(log_id, topic, dues, size_bytes, ahead_ms)
+    return header._replace(kind=RESCHEDULE, old_turns=old)
 
 
 def encode_header(header: ArrivalHeader) -> bytes:

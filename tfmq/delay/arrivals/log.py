@@ -177,9 +177,8 @@ def read_batches(
                 yield from reading.parse_block(block)
         except Corrupt as error:
             if error.next <= from_offset and passed < from_offset:
-                passed = (
-                    from_offset  # damage between the index entry and here: it is recorded now, so retry once
-                )
+                # Damage between the index entry and here: it is recorded now, so retry once.
+                passed = from_offset
                 continue
             if on_damage is None or error.next <= from_offset:
                 raise
@@ -632,10 +631,8 @@ class NonDurableArrivals:
     @property
     def lowest_due(self) -> int | None:
         """The lowest due time of arrivals that are not durable, with those in `uncertain_targets`."""
-        return min(
-            [low for low in (self.due_limit, *self.uncertain_targets.values()) if low is not None],
-            default=None,
-        )
+        lows = (self.due_limit, *self.uncertain_targets.values())
+        return min([low for low in lows if low is not None], default=None)
 
     def log_stopped(self) -> None:
         """Move the written arrivals to `uncertain_targets`, because the log has stopped.
