@@ -23,7 +23,7 @@ from journal.record.format import make_record  # noqa: E402
 from tfmq import limits  # noqa: E402
 from tfmq.bounded_msgpack import pack  # noqa: E402
 from tfmq.errors import CLASSES  # noqa: E402
-from tfmq.protocol import commands, schema  # noqa: E402
+from tfmq.protocol import commands  # noqa: E402
 from tfmq.protocol.commands import COMMANDS, RESERVED  # noqa: E402
 from tfmq.protocol.delayed_handle import Handle, format_handle  # noqa: E402
 from tfmq.protocol.frames import encode  # noqa: E402
@@ -77,8 +77,9 @@ def command_list() -> str:
 
 def row_list() -> str:
     """The arrays inside lists."""
-    shapes = [each for each in vars(schema).values() if isinstance(each, type) and issubclass(each, tuple)]
-    shapes = [each for each in shapes if each.__module__ == schema.__name__]
+    shapes = [each for each in vars(commands).values() if isinstance(each, type) and issubclass(each, tuple)]
+    whole = {record.shape for command in COMMANDS for record in (command.request, command.reply)}
+    shapes = [each for each in shapes if each.__module__ == commands.__name__ and each not in whole]
     return "".join(f"- {shape.__name__}: {kinds(Record(shape))}\n" for shape in shapes)
 
 

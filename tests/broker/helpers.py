@@ -17,8 +17,8 @@ from tfmq.broker.request_handler import RequestHandler
 from tfmq.config import Config, load
 from tfmq.errors import TfmqError
 from tfmq.protocol import commands
+from tfmq.protocol.commands import DUE_BYTES
 from tfmq.protocol.delayed_handle import Handles, decode_due_times
-from tfmq.protocol.schema import DUE_BYTES
 
 DATA = "/data"
 

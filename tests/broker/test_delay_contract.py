@@ -20,9 +20,8 @@ from tests.broker.helpers import Broker, after, at, handles
 from tests.scale import SCALE, scaled, seeded
 from tfmq.delay.delay_queue import WHEEL_SLOTS
 from tfmq.delay.memory_window import Step
-from tfmq.protocol.commands import ACKS_WRITTEN, DUE_RELATIVE, ResumePartition
+from tfmq.protocol.commands import ACKS_WRITTEN, DUE_MAX, DUE_RELATIVE, ResumePartition
 from tfmq.protocol.delayed_handle import decode_due_times, parse_handle
-from tfmq.protocol.schema import DUE_MAX
 
 TICK_MS = 10
 ROUND_MS = WHEEL_SLOTS * TICK_MS

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from tests.scale import scaled
 from tfmq.errors import BadRequest
 from tfmq.protocol import commands
-from tfmq.protocol.commands import BY_CODE, BY_REQUEST, COMMANDS, Command, reserved_for
+from tfmq.protocol.commands import BY_CODE, BY_REQUEST, COMMANDS, Command, Edges, reserved_for
 from tfmq.protocol.frames import Decoder, encode
-from tfmq.protocol.messages import Edges
 from tfmq.protocol.schema import ByteString, Flag, Integer, Kind, ListOf, Map, Name, Optional, Record, Text
 
 # A code that was published once never means another command: this list only grows.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import pytest
 
 from tfmq.errors import BadRequest
-from tfmq.protocol import schema
+from tfmq.protocol import commands
 from tfmq.protocol.schema import ByteString, Flag, Integer, Kind, ListOf, Map, Name, Optional, Record, Text
 
 
@@ -100,13 +100,13 @@ def test_a_row_is_read_after_command_and_correlation() -> None:
 # The rows inside requests and replies: their places are on the wire, so they stay where they are.
 
 PLACES = {
-    schema.Block: ("size", "count", "crc"),
-    schema.Position: ("first_record", "offset"),
-    schema.PartitionRow: ("partition", "state"),
-    schema.TopicRow: ("name", "incarnation", "partitions", "settings"),
-    schema.PartitionName: ("topic", "partition"),
-    schema.GroupOffset: ("topic", "incarnation", "partition", "offset", "index", "epoch"),
-    schema.SavedOffset: ("topic", "incarnation", "partition", "offset", "index", "epoch", "generation"),
+    commands.Block: ("size", "count", "crc"),
+    commands.Position: ("first_record", "offset"),
+    commands.PartitionRow: ("partition", "state"),
+    commands.TopicRow: ("name", "incarnation", "partitions", "settings"),
+    commands.PartitionName: ("topic", "partition"),
+    commands.GroupOffset: ("topic", "incarnation", "partition", "offset", "index", "epoch"),
+    commands.SavedOffset: ("topic", "incarnation", "partition", "offset", "index", "epoch", "generation"),
 }
 
 
@@ -118,8 +118,8 @@ def test_fields_stay_in_their_places(shape: type) -> None:
 def test_a_block_holds_at_least_one_record() -> None:
     for wrong in ([0, 1, 0], [1, 0, 0], [1, 1, 1 << 32], [1, 1]):
         with pytest.raises(BadRequest):
-            Record(schema.Block).check(wrong, "blocks")
+            Record(commands.Block).check(wrong, "blocks")
 
 
 def test_an_offset_without_index_and_epoch_is_whole() -> None:
-    assert Record(schema.GroupOffset).check(["t", 1, 0, 100], "offsets") == ("t", 1, 0, 100, 0, -1)
+    assert Record(commands.GroupOffset).check(["t", 1, 0, 100], "offsets") == ("t", 1, 0, 100, 0, -1)

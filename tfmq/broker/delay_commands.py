@@ -38,6 +38,8 @@ from tfmq.delay.requests import (
 from tfmq.errors import BadRequest, Busy, DecodeFailed
 from tfmq.message import Attribute, decode_attribute
 from tfmq.protocol.commands import (
+    DUE_BYTES,
+    DUE_MAX,
     CancelDelayed,
     DelayedHistogram,
     DescribeDelayed,
@@ -48,7 +50,6 @@ from tfmq.protocol.commands import (
     TransactionBatch,
 )
 from tfmq.protocol.delayed_handle import Handle, format_handle, issuer, parse_handle
-from tfmq.protocol.schema import DUE_BYTES, DUE_MAX
 from tfmq.transaction.model import IncomingBatch
 
 FOREIGN_HANDLE: Final = "The handle {text} is of another broker, or of data that this one had before."

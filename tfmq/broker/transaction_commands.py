@@ -32,9 +32,9 @@ from tfmq.protocol.commands import (
     RollbackTransaction,
     Transact,
     TransactionBatch,
+    TransactionDelayed,
 )
 from tfmq.protocol.delayed_handle import encode_due_times
-from tfmq.protocol.schema import TransactionDelayed
 from tfmq.transaction.coordinator import TransactionCoordinator
 from tfmq.transaction.model import IncomingBatch
 from tfmq.transaction.requests import (

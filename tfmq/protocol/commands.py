@@ -5,141 +5,235 @@ replaces a missing trailing field. `COMMANDS` assigns the codes; a code is never
 descriptions in docs/protocol.md, which also explains how to add a command.
 """
 
-from typing import Annotated, Any, NamedTuple
+from itertools import pairwise
+from typing import Annotated, Any, Final, NamedTuple
 
 from tfmq import limits
-from tfmq.protocol.messages import AbortCommitGroup as AbortCommitGroup
-from tfmq.protocol.messages import AbortCommitGroupReply as AbortCommitGroupReply
-from tfmq.protocol.messages import AddSchedule as AddSchedule
-from tfmq.protocol.messages import AddScheduleReply as AddScheduleReply
-from tfmq.protocol.messages import AwaitChecks as AwaitChecks
-from tfmq.protocol.messages import AwaitChecksReply as AwaitChecksReply
-from tfmq.protocol.messages import BeginTransaction as BeginTransaction
-from tfmq.protocol.messages import BeginTransactionReply as BeginTransactionReply
-from tfmq.protocol.messages import CancelDelayed as CancelDelayed
-from tfmq.protocol.messages import CancelDelayedReply as CancelDelayedReply
-from tfmq.protocol.messages import CommitGroup as CommitGroup
-from tfmq.protocol.messages import CommitGroupReply as CommitGroupReply
-from tfmq.protocol.messages import CommitOffsets as CommitOffsets
-from tfmq.protocol.messages import CommitOffsetsReply as CommitOffsetsReply
-from tfmq.protocol.messages import CommitTransaction as CommitTransaction
-from tfmq.protocol.messages import CommitTransactionReply as CommitTransactionReply
-from tfmq.protocol.messages import CreateTopic as CreateTopic
-from tfmq.protocol.messages import CreateTopicReply as CreateTopicReply
-from tfmq.protocol.messages import DelayedHistogram as DelayedHistogram
-from tfmq.protocol.messages import DelayedHistogramReply as DelayedHistogramReply
-from tfmq.protocol.messages import DeleteGroup as DeleteGroup
-from tfmq.protocol.messages import DeleteGroupReply as DeleteGroupReply
-from tfmq.protocol.messages import DeleteTopic as DeleteTopic
-from tfmq.protocol.messages import DeleteTopicReply as DeleteTopicReply
-from tfmq.protocol.messages import DescribeDelayed as DescribeDelayed
-from tfmq.protocol.messages import DescribeDelayedReply as DescribeDelayedReply
-from tfmq.protocol.messages import DescribeGroup as DescribeGroup
-from tfmq.protocol.messages import DescribeGroupReply as DescribeGroupReply
-from tfmq.protocol.messages import DescribeTopic as DescribeTopic
-from tfmq.protocol.messages import DescribeTopicReply as DescribeTopicReply
-from tfmq.protocol.messages import DescribeTransaction as DescribeTransaction
-from tfmq.protocol.messages import DescribeTransactionReply as DescribeTransactionReply
-from tfmq.protocol.messages import ForgetCommitGroup as ForgetCommitGroup
-from tfmq.protocol.messages import ForgetCommitGroupReply as ForgetCommitGroupReply
-from tfmq.protocol.messages import ForgetTransaction as ForgetTransaction
-from tfmq.protocol.messages import ForgetTransactionReply as ForgetTransactionReply
-from tfmq.protocol.messages import GrowTopic as GrowTopic
-from tfmq.protocol.messages import GrowTopicReply as GrowTopicReply
-from tfmq.protocol.messages import Heartbeat as Heartbeat
-from tfmq.protocol.messages import HeartbeatReply as HeartbeatReply
-from tfmq.protocol.messages import JoinGroup as JoinGroup
-from tfmq.protocol.messages import JoinGroupReply as JoinGroupReply
-from tfmq.protocol.messages import LeaveGroup as LeaveGroup
-from tfmq.protocol.messages import LeaveGroupReply as LeaveGroupReply
-from tfmq.protocol.messages import ListCommitGroups as ListCommitGroups
-from tfmq.protocol.messages import ListCommitGroupsReply as ListCommitGroupsReply
-from tfmq.protocol.messages import ListDelayed as ListDelayed
-from tfmq.protocol.messages import ListDelayedReply as ListDelayedReply
-from tfmq.protocol.messages import ListGroups as ListGroups
-from tfmq.protocol.messages import ListGroupsReply as ListGroupsReply
-from tfmq.protocol.messages import ListSchedules as ListSchedules
-from tfmq.protocol.messages import ListSchedulesReply as ListSchedulesReply
-from tfmq.protocol.messages import ListTransactions as ListTransactions
-from tfmq.protocol.messages import ListTransactionsReply as ListTransactionsReply
-from tfmq.protocol.messages import Metadata as Metadata
-from tfmq.protocol.messages import MetadataReply as MetadataReply
-from tfmq.protocol.messages import PauseSchedule as PauseSchedule
-from tfmq.protocol.messages import PauseScheduleReply as PauseScheduleReply
-from tfmq.protocol.messages import PrepareTransaction as PrepareTransaction
-from tfmq.protocol.messages import PrepareTransactionReply as PrepareTransactionReply
-from tfmq.protocol.messages import ReadOffsets as ReadOffsets
-from tfmq.protocol.messages import ReadOffsetsReply as ReadOffsetsReply
-from tfmq.protocol.messages import RemoveSchedule as RemoveSchedule
-from tfmq.protocol.messages import RemoveScheduleReply as RemoveScheduleReply
-from tfmq.protocol.messages import RescheduleDelayed as RescheduleDelayed
-from tfmq.protocol.messages import RescheduleDelayedReply as RescheduleDelayedReply
-from tfmq.protocol.messages import ResetGroup as ResetGroup
-from tfmq.protocol.messages import ResetGroupReply as ResetGroupReply
-from tfmq.protocol.messages import ResumePartition as ResumePartition
-from tfmq.protocol.messages import ResumePartitionReply as ResumePartitionReply
-from tfmq.protocol.messages import ResumeSchedule as ResumeSchedule
-from tfmq.protocol.messages import ResumeScheduleReply as ResumeScheduleReply
-from tfmq.protocol.messages import RollbackTransaction as RollbackTransaction
-from tfmq.protocol.messages import RollbackTransactionReply as RollbackTransactionReply
-from tfmq.protocol.messages import SetTopic as SetTopic
-from tfmq.protocol.messages import SetTopicReply as SetTopicReply
-from tfmq.protocol.messages import Transact as Transact
-from tfmq.protocol.messages import TransactReply as TransactReply
-from tfmq.protocol.messages import Truncate as Truncate
-from tfmq.protocol.messages import TruncateReply as TruncateReply
-from tfmq.protocol.schema import ACKS_NONE as ACKS_NONE
-from tfmq.protocol.schema import ACKS_SYNCED as ACKS_SYNCED
-from tfmq.protocol.schema import ACKS_WRITTEN as ACKS_WRITTEN
-from tfmq.protocol.schema import DUE_MAX as DUE_MAX
-from tfmq.protocol.schema import DUE_RELATIVE as DUE_RELATIVE
-from tfmq.protocol.schema import EPOCH_UNKNOWN as EPOCH_UNKNOWN
-from tfmq.protocol.schema import ORDINAL_UNKNOWN as ORDINAL_UNKNOWN
-from tfmq.protocol.schema import SEQUENCE_NONE as SEQUENCE_NONE
-from tfmq.protocol.schema import (
-    Acks,
-    Blocks,
-    Boolean,
-    DuesOrNil,
-    Identity,
-    Incarnation,
-    Integer,
-    Kind,
-    ListOf,
-    Map,
-    Member,
-    Number,
-    Offset,
-    Optional,
-    Partition,
-    PlainMap,
-    Positions,
-    ProducerId,
-    Record,
-    Sequence,
-    ShortText,
-    Signed,
-    SignedSequence,
-    Size,
-    Text,
-    TimeMs,
-    Topic,
-)
-from tfmq.protocol.schema import Block as Block
-from tfmq.protocol.schema import CommitMember as CommitMember
-from tfmq.protocol.schema import DelayedBatch as DelayedBatch
-from tfmq.protocol.schema import GrantedPartition as GrantedPartition
-from tfmq.protocol.schema import GroupOffset as GroupOffset
-from tfmq.protocol.schema import HeldPartition as HeldPartition
-from tfmq.protocol.schema import PartitionName as PartitionName
-from tfmq.protocol.schema import PartitionRow as PartitionRow
-from tfmq.protocol.schema import Position as Position
-from tfmq.protocol.schema import SavedOffset as SavedOffset
-from tfmq.protocol.schema import Subscription as Subscription
-from tfmq.protocol.schema import TopicRow as TopicRow
-from tfmq.protocol.schema import TransactionBatch as TransactionBatch
-from tfmq.protocol.schema import TransactionName as TransactionName
-from tfmq.protocol.schema import TransactionOffsets as TransactionOffsets
+from tfmq.errors import BadRequest
+from tfmq.protocol.schema import ByteString, Flag, Integer, Kind, ListOf, Map, Name, Optional, Record, Text
+
+# Field types and rows shared by several commands. Each type is a Python type with the kind that validates it.
+
+# Durability that a produce request waits for, and that its reply reports.
+ACKS_NONE, ACKS_WRITTEN, ACKS_SYNCED = 0, 1, 2
+EPOCH_UNKNOWN = ORDINAL_UNKNOWN = SEQUENCE_NONE = -1
+
+_U32 = Integer(0, (1 << 32) - 1, "u32")
+_U63 = Integer(0, (1 << 63) - 1, "u63")
+
+Size = Annotated[int, _U32]
+Offset = Annotated[int, _U63]
+Number = Annotated[int, _U63]
+Signed = Annotated[int, Integer(-1, (1 << 63) - 1, "u63, or -1")]
+TimeMs = Annotated[int, _U63]
+Identity = Annotated[int, Integer(1, (1 << 64) - 1, "u64, not 0")]
+Incarnation = Annotated[int, Integer(0, (1 << 40) - 1, "u40")]
+ProducerId = Annotated[int, Integer(1, (1 << 40) - 1, "u40, not 0")]
+Sequence = Annotated[int, Integer(0, (1 << 24) - 1, "u24")]
+SignedSequence = Annotated[int, Integer(-1, (1 << 24) - 1, "u24, or -1")]
+Partition = Annotated[int, Integer(0, (1 << 24) - 1, "u24")]
+PartitionOrNil = Annotated[int | None, Optional(Integer(0, (1 << 24) - 1, "u24"))]
+Partitions = Annotated[int, Integer(1, limits.PARTITIONS_PER_TOPIC.cap)]
+Acks = Annotated[int, Integer(ACKS_NONE, ACKS_SYNCED)]
+Topic = Annotated[str, Name()]
+Group = Annotated[str, Name()]
+Member = Annotated[str, Name(empty=True)]
+ShortText = Annotated[str, Text()]
+PlainMap = Annotated[dict[str, Any], Map()]
+Boolean = Annotated[bool, Flag()]
+# The number of a transaction from the broker's counter, never reused; and the name that users and other systems give
+# it.
+TransactionEpoch = Annotated[int, Integer(1, (1 << 63) - 1, "u63, not 0")]
+Xid = Annotated[str, Text(limits.XID_BYTES, empty=False)]
+
+# Due times of messages, u64 each, one per record. With the top bit set the rest is a delay in ms from the time at which
+# the broker accepts it; otherwise it is an absolute time, ms since 1970 by the wall clock.
+DUE_RELATIVE = 1 << 63
+DUE_MAX = DUE_RELATIVE - 1
+DUE_BYTES = 8
+_DUES = ByteString(DUE_BYTES * limits.BATCH_RECORDS_DELAYED, DUE_BYTES, "bin of one u64 a record")
+DuesOrNil = Annotated[bytes | None, Optional(_DUES)]
+
+
+class Block(NamedTuple):
+    """One block of a batch: whole records, with the CRC-32 of their bytes."""
+
+    size: Annotated[int, Integer(1, (1 << 32) - 1, "u32, not 0")]
+    count: Annotated[int, Integer(1, limits.BATCH_RECORDS, "u32, not 0")]  # type: ignore[assignment]
+    crc: Size
+
+
+class Position(NamedTuple):
+    """Offset of a part of a batch.
+
+    From record `first_record` on the records are stored contiguously, starting at `offset`.
+    """
+
+    first_record: Size
+    offset: Offset
+
+
+class PartitionRow(NamedTuple):
+    partition: Partition
+    state: ShortText
+
+
+class TopicRow(NamedTuple):
+    name: Topic
+    incarnation: Incarnation
+    partitions: Annotated[list[PartitionRow], ListOf(Record(PartitionRow), limits.PARTITIONS_PER_TOPIC.cap)]
+    settings: PlainMap
+
+
+class PartitionName(NamedTuple):
+    topic: Topic
+    partition: Partition
+
+
+class GroupOffset(NamedTuple):
+    """Committed offset of a group.
+
+    `index` messages of the record at `offset` are acked; 0 unless the record contains a batch.
+    """
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    offset: Offset
+    index: Size = 0  # type: ignore[assignment]
+    epoch: Signed = EPOCH_UNKNOWN
+
+
+class SavedOffset(NamedTuple):
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    offset: Offset
+    index: Size  # type: ignore[assignment]
+    epoch: Signed
+    generation: Number
+
+
+class GrantedPartition(NamedTuple):
+    """A partition assigned to a member; `grant` is the generation that assigned it."""
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    grant: Number
+
+
+class HeldPartition(NamedTuple):
+    """A partition that a member still holds; `leaving`: the member knows that it is revoked."""
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    leaving: Boolean = False
+
+
+class TransactionBatch(NamedTuple):
+    """One batch of a TRANSACT: the next `size` bytes of the body."""
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    sequence: Sequence
+    count: Annotated[int, Integer(1, limits.BATCH_RECORDS)]  # type: ignore[assignment]
+    size: Annotated[int, Integer(1, (1 << 32) - 1, "u32, not 0")]
+    blocks: Annotated[list[Block], ListOf(Record(Block), limits.BATCH_BLOCKS)]
+    due: DuesOrNil = None
+
+
+class DelayedBatch(NamedTuple):
+    """A delayed batch as stored.
+
+    Message n has the number `first_number` + n and is due at entry n of `dues`.
+
+    These fields make up the handles of its messages.
+    """
+
+    store_id: Identity
+    log_id: Identity
+    first_number: Number
+    dues: Annotated[bytes, _DUES]
+
+
+class TransactionDelayed(NamedTuple):
+    """A stored delayed batch of a transaction.
+
+    `batch` is its index among all batches of the transaction.
+
+    Other fields as in DelayedBatch, but a single due time applies to all messages.
+    """
+
+    batch: Size
+    store_id: Identity
+    log_id: Identity
+    first_number: Number
+    dues: Annotated[bytes, _DUES]
+
+
+class TransactionOffsets(NamedTuple):
+    """Offsets that a consumer group commits with the transaction."""
+
+    group: Group
+    member: Member
+    generation: Number
+    offsets: Annotated[list[GroupOffset], ListOf(Record(GroupOffset), limits.OFFSETS_PER_COMMIT)]
+
+
+class CommitMember(NamedTuple):
+    """Membership of a transaction in a commit group: the sequence, and the run that prepared it."""
+
+    group: Group
+    sequence: Number
+    run: Group
+
+
+class TransactionName(NamedTuple):
+    xid: Xid
+    epoch: TransactionEpoch
+
+
+GrantedPartitions = Annotated[list[GrantedPartition], ListOf(Record(GrantedPartition), limits.PARTITIONS.cap)]
+PartitionNamesOrNil = Annotated[
+    list[PartitionName] | None, Optional(ListOf(Record(PartitionName), limits.PARTITIONS.cap))
+]
+SessionMs = Annotated[int, Integer(limits.SESSION_MS_MIN, limits.SESSION_MS.cap)]
+Topics = Annotated[list[str], ListOf(Name(), limits.TOPICS.cap)]
+Blocks = Annotated[list[Block], ListOf(Record(Block), limits.BATCH_BLOCKS)]
+Positions = Annotated[list[Position], ListOf(Record(Position), limits.BATCH_BLOCKS)]
+GroupOffsets = Annotated[list[GroupOffset], ListOf(Record(GroupOffset), limits.OFFSETS_PER_COMMIT)]
+FencedPartitions = Annotated[list[PartitionName], ListOf(Record(PartitionName), limits.OFFSETS_PER_COMMIT)]
+SavedOffsets = Annotated[list[SavedOffset], ListOf(Record(SavedOffset), limits.PARTITIONS.cap)]
+HeldPartitions = Annotated[list[HeldPartition], ListOf(Record(HeldPartition), limits.PARTITIONS.cap)]
+TransactionBatches = Annotated[
+    list[TransactionBatch], ListOf(Record(TransactionBatch), limits.TRANSACT_BATCHES)
+]
+TransactionOffsetRows = Annotated[
+    list[TransactionOffsets], ListOf(Record(TransactionOffsets), limits.TRANSACTION_OFFSET_GROUPS)
+]
+SentDelayed = Annotated[list[TransactionDelayed], ListOf(Record(TransactionDelayed), limits.TRANSACT_BATCHES)]
+SentOffsets = Annotated[
+    list[int], ListOf(Integer(-1, (1 << 63) - 1, "u63, or -1"), limits.TRANSACTION_PIECES.cap)
+]
+
+
+class Subscription(NamedTuple):
+    """The topics of a group member, its session timeout and strategy.
+
+    With `only` the member accepts only these partitions.
+    """
+
+    topics: Topics
+    session_ms: SessionMs
+    strategy: ShortText
+    only: PartitionNamesOrNil = None
+
+
+SubscriptionOrNil = Annotated[Subscription | None, Optional(Record(Subscription))]
+
 
 MAGIC = "TFMQ"
 VERSION_MIN = VERSION_MAX = 1
@@ -320,6 +414,645 @@ class LocateReply(NamedTuple):
     end_offset: Offset
     forced_offset: Offset
     end_ordinal: Number
+
+
+# Delayed messages. A requested due time is a u64. If its top bit is set, the rest is a delay in ms from the time at
+# which the broker accepts it; otherwise it is an absolute time, ms since 1970 by the wall clock. Replies have the
+# effective due time: an absolute time of broker time.
+HANDLE_BYTES: Final = 64
+"""A handle has 59 characters (`tfmq.protocol.delayed_handle`); another kind may have some more."""
+Handle = Annotated[str, Text(HANDLE_BYTES, empty=False)]
+HandleOrNone = Annotated[str, Text(HANDLE_BYTES)]
+Due = Annotated[int, Integer(0, (1 << 64) - 1, "u64")]
+
+
+class Edges(ListOf):
+    """Two or more times, each later than the previous one."""
+
+    text = "list of u63, ascending"
+
+    def __init__(self) -> None:
+        super().__init__(Integer(0, DUE_MAX, "u63"), limits.DELAYED_HISTOGRAM_EDGES)
+
+    def check(self, value: Any, name: str) -> list[int]:
+        edges = super().check(value, name)
+        if len(edges) < 2 or any(left >= right for left, right in pairwise(edges)):
+            raise BadRequest(
+                f"The field {name} must be a list of two moments or more, each later than the one before."
+            )
+        return edges
+
+
+class CancelDelayed(NamedTuple):
+    """Cancel a waiting message; the reply is sent once the result is durable.
+
+    A repeat gets the first reply.
+    """
+
+    handle: Handle
+
+
+class CancelDelayedReply(NamedTuple):
+    state: ShortText
+
+
+class RescheduleDelayed(NamedTuple):
+    """Give a waiting message another due time, in one step.
+
+    It gets a new handle, and the old one refers to it. A repeat reschedules it again; the last reply counts.
+    """
+
+    handle: Handle
+    due: Due
+
+
+class RescheduleDelayedReply(NamedTuple):
+    state: ShortText
+    handle: HandleOrNone
+
+
+class ListDelayed(NamedTuple):
+    """List waiting messages in order of due time.
+
+    These have first_due <= due < end_due (the default includes the largest time) and follow the handle `after`; topic
+    "", nil partition, nil key: all.
+    """
+
+    topic: Member = ""
+    partition: PartitionOrNil = None
+    key: Annotated[bytes | None, Optional(ByteString(limits.KEY_BYTES))] = None
+    first_due: Number = 0
+    end_due: Number = DUE_MAX
+    after: HandleOrNone = ""
+    limit: Annotated[int, Integer(1, limits.DELAYED_PER_PAGE)] = int(limits.DELAYED_PER_PAGE)
+
+
+class ListDelayedReply(NamedTuple):
+    delayed: Annotated[list[dict[str, Any]], ListOf(Map(), limits.DELAYED_PER_PAGE)]
+    more: Boolean
+    after: HandleOrNone = ""
+
+
+class DescribeDelayed(NamedTuple):
+    """Describe one delayed message, waiting or not."""
+
+    handle: Handle
+
+
+class DescribeDelayedReply(NamedTuple):
+    description: PlainMap
+
+
+class DelayedHistogram(NamedTuple):
+    """Count the waiting messages between each edge and the next one; topic "": of all topics."""
+
+    topic: Member
+    edges: Annotated[list[int], Edges()]
+
+
+class DelayedHistogramReply(NamedTuple):
+    counts: Annotated[list[int], ListOf(Integer(0, (1 << 63) - 1, "u63"), limits.DELAYED_HISTOGRAM_EDGES)]
+    pending: Number
+
+
+# Commands of consumer groups
+
+STICKY, RANGE, CONSISTENT_HASH = "sticky", "range", "consistent_hash"
+
+
+class JoinGroup(NamedTuple):
+    """Make the caller a member of the group without partitions.
+
+    What a member of this name owned before is released. `member` is "" the first time, or a name chosen by
+    the client, so that a repeat adds no second member. With `only` the member accepts only these partitions.
+    The reply is sent once its assignment is durable.
+    """
+
+    group: Group
+    member: Member
+    topics: Topics
+    session_ms: SessionMs = int(limits.SESSION_MS)
+    strategy: ShortText = STICKY
+    only: PartitionNamesOrNil = None
+
+
+class JoinGroupReply(NamedTuple):
+    member: Group
+    generation: Number
+    partitions: GrantedPartitions
+    note: ShortText
+
+
+class Heartbeat(NamedTuple):
+    """Keep a member alive, and report in `held` the partitions that it has not released.
+
+    Waits up to `wait_ms` for a change of its assignment. What is left out of `held` is released.
+    `subscription` is sent if it changed, or if the last reply had `forgotten` set.
+    """
+
+    group: Group
+    member: Group
+    generation: Number
+    held: HeldPartitions
+    wait_ms: Size = 0
+    subscription: SubscriptionOrNil = None
+
+
+class HeartbeatReply(NamedTuple):
+    generation: Number
+    assigned: Annotated[
+        list[GrantedPartition] | None, Optional(ListOf(Record(GrantedPartition), limits.PARTITIONS.cap))
+    ]
+    note: ShortText
+    forgotten: Boolean = False
+
+
+class LeaveGroup(NamedTuple):
+    """End the membership and release all partitions of the member."""
+
+    group: Group
+    member: Group
+    generation: Number
+
+
+class LeaveGroupReply(NamedTuple):
+    left: Boolean
+
+
+class CommitOffsets(NamedTuple):
+    """Commit offsets of the group; the reply is sent once they are durable.
+
+    Partitions that the member does not own (any more) are left out and named in `fenced`; if it owns none of them,
+    the reply is the error `fenced`.
+    """
+
+    group: Group
+    member: Member
+    generation: Number
+    offsets: GroupOffsets
+
+
+class CommitOffsetsReply(NamedTuple):
+    committed: Size
+    fenced: FencedPartitions
+
+
+class ReadOffsets(NamedTuple):
+    """Read the committed offsets of the group, in the named partitions, or in all with nil."""
+
+    group: Group
+    partitions: PartitionNamesOrNil = None
+
+
+class ReadOffsetsReply(NamedTuple):
+    offsets: SavedOffsets
+
+
+class ListGroups(NamedTuple):
+    """List all groups."""
+
+
+class ListGroupsReply(NamedTuple):
+    groups: Annotated[list[dict[str, Any]], ListOf(Map(), limits.GROUPS.cap)]
+
+
+class DescribeGroup(NamedTuple):
+    """Describe one group: members and their partitions, generation, offsets with lag."""
+
+    group: Group
+
+
+class DescribeGroupReply(NamedTuple):
+    description: PlainMap
+
+
+class ResetGroup(NamedTuple):
+    """Set the offsets of a group that has no live member."""
+
+    group: Group
+    offsets: GroupOffsets
+
+
+class ResetGroupReply(NamedTuple):
+    committed: Size
+
+
+class DeleteGroup(NamedTuple):
+    """Delete a group that has no live member, with all its offsets."""
+
+    group: Group
+
+
+class DeleteGroupReply(NamedTuple):
+    deleted: Boolean
+
+
+# Schedules: messages that the broker sends at the times of a cron expression.
+#
+# In replies a schedule is a map: name, id, cron, timezone, topic, partition, misfire, state (active, paused, waiting),
+# trouble (why it waits), next_ms (0: none), last_ms (0: nothing sent yet), made_ms, size (of the payload), tag,
+# properties (their number). The reply about one that is requested by name also has payload (nil: a tombstone) and
+# attribute.
+
+
+class AddSchedule(NamedTuple):
+    """Add a schedule.
+
+    From now on the body is sent to the topic at each time of the cron expression, in the time zone. A repeat with the
+    same fields changes nothing. `attribute` is that of the records, without a born time.
+    """
+
+    name: Topic
+    cron: Annotated[str, Text(limits.CRON_BYTES, empty=False)]
+    timezone: Annotated[str, Text(limits.CRON_BYTES, empty=False)]
+    topic: Topic
+    partition: PartitionOrNil = None
+    misfire: ShortText = "one"
+    attribute: Annotated[bytes, ByteString(limits.ATTRIBUTE_BYTES)] = b""
+    tombstone: Boolean = False
+
+
+class AddScheduleReply(NamedTuple):
+    schedule: PlainMap
+    made: Boolean
+
+
+class ListSchedules(NamedTuple):
+    """List schedules by name, starting after `after`; with `name` only that one."""
+
+    name: Member = ""
+    after: Member = ""
+    limit: Annotated[int, Integer(1, limits.SCHEDULES_PER_PAGE)] = int(limits.SCHEDULES_PER_PAGE)
+
+
+class ListSchedulesReply(NamedTuple):
+    schedules: Annotated[list[dict[str, Any]], ListOf(Map(), limits.SCHEDULES_PER_PAGE)]
+    more: Boolean
+
+
+class PauseSchedule(NamedTuple):
+    """Pause a schedule until it is resumed.
+
+    Times in between do not count as missed.
+    """
+
+    name: Topic
+
+
+class PauseScheduleReply(NamedTuple):
+    schedule: PlainMap
+
+
+class ResumeSchedule(NamedTuple):
+    """Resume a schedule with the next time from now.
+
+    This also works if the wall clock was set back before its last sent time.
+    """
+
+    name: Topic
+
+
+class ResumeScheduleReply(NamedTuple):
+    schedule: PlainMap
+
+
+class RemoveSchedule(NamedTuple):
+    """Remove a schedule.
+
+    With `id` only if it has that id, so that a repeat cannot remove a newer one of the same name.
+    """
+
+    name: Topic
+    id: Number = 0
+
+
+class RemoveScheduleReply(NamedTuple):
+    removed: Boolean
+
+
+# Commands about topics and partitions
+
+
+class Metadata(NamedTuple):
+    """List topics with their partitions.
+
+    Unknown topics are left out, or created if `create` is set.
+    """
+
+    topics: Annotated[list[str] | None, Optional(ListOf(Name(), limits.TOPICS.cap))] = None
+    create: Boolean = False
+
+
+class MetadataReply(NamedTuple):
+    topics: Annotated[list[TopicRow], ListOf(Record(TopicRow), limits.TOPICS.cap)]
+
+
+class CreateTopic(NamedTuple):
+    """Create a topic; nil partitions: the broker's default."""
+
+    topic: Topic
+    partitions: Annotated[int | None, Optional(Integer(1, limits.PARTITIONS_PER_TOPIC.cap))]
+    settings: PlainMap
+
+
+class CreateTopicReply(NamedTuple):
+    incarnation: Incarnation
+    partitions: Partitions
+
+
+class GrowTopic(NamedTuple):
+    """Increase the number of partitions to `partitions`."""
+
+    topic: Topic
+    partitions: Partitions
+
+
+class GrowTopicReply(NamedTuple):
+    partitions: Partitions
+
+
+class DeleteTopic(NamedTuple):
+    """Delete the topic with all its messages; `incarnation` 0: whichever has the name."""
+
+    topic: Topic
+    incarnation: Incarnation = 0
+
+
+class DeleteTopicReply(NamedTuple):
+    deleted: Boolean
+
+
+class DescribeTopic(NamedTuple):
+    """Describe one topic in full."""
+
+    topic: Topic
+
+
+class DescribeTopicReply(NamedTuple):
+    description: PlainMap
+
+
+class ResumePartition(NamedTuple):
+    """Resume a partition that was stopped by a disk failure."""
+
+    topic: Topic
+    partition: Partition
+
+
+class ResumePartitionReply(NamedTuple):
+    state: ShortText
+
+
+class Truncate(NamedTuple):
+    """Delete messages before an offset, as far as whole segments allow."""
+
+    topic: Topic
+    incarnation: Incarnation
+    partition: Partition
+    before_offset: Offset
+
+
+class TruncateReply(NamedTuple):
+    first_offset: Offset
+
+
+class SetTopic(NamedTuple):
+    """Change settings of the topic; those in `unset` return to the server's values.
+
+    Effective at once. `incarnation` 0: whichever has the name.
+    """
+
+    topic: Topic
+    incarnation: Incarnation
+    settings: PlainMap
+    unset: Annotated[list[str], ListOf(Text(), limits.MAP_ITEMS)]
+
+
+class SetTopicReply(NamedTuple):
+    settings: PlainMap
+
+
+# Transactions and commit groups. A transaction is identified by its xid and its epoch, the number that
+# BEGIN_TRANSACTION assigned: an xid may be reused, an epoch never, so that nothing of an ended transaction can affect
+# a later one.
+
+LISTED_STATES_MAX = 16
+Page = Annotated[int, Integer(1, limits.TRANSACTIONS_PER_PAGE)]
+Maps = Annotated[list[dict[str, Any]], ListOf(Map(), limits.TRANSACTIONS_PER_PAGE)]
+
+
+class BeginTransaction(NamedTuple):
+    """Begin transaction `number` of the producer `producer_id`.
+
+    With xid "" it is a local one, which ends with its connection and gets its name from the broker. A repeat gets the
+    first reply.
+    """
+
+    producer_id: ProducerId
+    number: Number
+    xid: Annotated[str, Text(limits.XID_BYTES)]
+    timeout_ms: Annotated[int | None, Optional(Integer(1, (1 << 32) - 1, "u32, not 0"))]
+    group: Member
+    member: Annotated[CommitMember | None, Optional(Record(CommitMember))] = None
+
+
+class BeginTransactionReply(NamedTuple):
+    epoch: Number
+    xid: Annotated[str, Text(limits.XID_BYTES)]
+    state: ShortText
+    timeout_ms: Size
+
+
+class PrepareTransaction(NamedTuple):
+    """Prepare a transaction (first phase).
+
+    It is durable with all its content, and waits for its owner's decision.
+    """
+
+    xid: Xid
+    epoch: TransactionEpoch
+    ttl_ms: Annotated[
+        int | None, Optional(Integer(1, limits.TRANSACTION_TTL_SECONDS.cap * 1000, "u63, not 0"))
+    ]
+    offsets: TransactionOffsetRows
+
+
+class PrepareTransactionReply(NamedTuple):
+    state: ShortText
+    expires_ms: TimeMs
+
+
+class CommitTransaction(NamedTuple):
+    """Commit a prepared transaction, or with `one_phase` an unprepared one.
+
+    `heuristic`: an operator commits it instead of its owner; with `force` also one that lost messages because
+    the journal was damaged.
+    """
+
+    xid: Xid
+    epoch: TransactionEpoch
+    one_phase: Boolean
+    heuristic: Boolean
+    offsets: TransactionOffsetRows
+    force: Boolean = False
+
+
+class CommitTransactionReply(NamedTuple):
+    state: ShortText
+    dropped: Number
+    offsets: SentOffsets
+    delayed: SentDelayed = []  # noqa: RUF012 - never changed
+    lost: Number = 0
+
+
+class RollbackTransaction(NamedTuple):
+    """Roll back a transaction; `heuristic`: an operator does it instead of the owner."""
+
+    xid: Xid
+    epoch: TransactionEpoch
+    heuristic: Boolean = False
+
+
+class RollbackTransactionReply(NamedTuple):
+    state: ShortText
+
+
+class ForgetTransaction(NamedTuple):
+    """Discard a heuristic outcome that all participants know."""
+
+    xid: Xid
+    epoch: TransactionEpoch
+
+
+class ForgetTransactionReply(NamedTuple):
+    forgotten: Boolean
+
+
+class ListTransactions(NamedTuple):
+    """List unfinished transactions by epoch, starting after `after`.
+
+    Nil states: those that need attention, which are prepared, applying, or ended by an operator.
+    """
+
+    states: Annotated[list[str] | None, Optional(ListOf(Text(32), LISTED_STATES_MAX))] = None
+    after: Number = 0
+    limit: Page = int(limits.TRANSACTIONS_PER_PAGE)
+    group: Member = ""
+
+
+class ListTransactionsReply(NamedTuple):
+    transactions: Maps
+    more: Boolean
+    after: Number = 0
+
+
+class DescribeTransaction(NamedTuple):
+    """Describe one transaction, live or remembered; epoch 0: the latest with that xid."""
+
+    xid: Xid
+    epoch: Number = 0
+
+
+class DescribeTransactionReply(NamedTuple):
+    description: PlainMap
+
+
+class Transact(NamedTuple):
+    """Run a whole local transaction in one frame: begin, sends and commit.
+
+    It is transaction `number` of the producer `producer_id`. A repeat gets the first reply.
+    """
+
+    producer_id: ProducerId
+    number: Number
+    batches: TransactionBatches
+    offsets: TransactionOffsetRows
+
+
+class TransactReply(NamedTuple):
+    state: ShortText
+    epoch: Number
+    dropped: Number
+    offsets: SentOffsets
+    repeated: Boolean
+    delayed: SentDelayed = []  # noqa: RUF012 - never changed
+
+
+class AwaitChecks(NamedTuple):
+    """Wait up to `wait_ms` for prepared transactions whose owner must be asked (check-back).
+
+    The reply has those of one producer group. CANCEL ends the wait.
+    """
+
+    group: Group
+    wait_ms: Annotated[int, Integer(0, limits.FETCH_WAIT_MS.cap)]
+
+
+class AwaitChecksReply(NamedTuple):
+    checks: Maps
+
+
+class CommitGroup(NamedTuple):
+    """Commit prepared transactions together, all or none, as `sequence` of the commit group.
+
+    Other members of the group with a sequence up to it are rolled back. A repeat gets the first reply.
+    """
+
+    group: Group
+    sequence: Number
+    run: Group
+    transactions: Annotated[
+        list[TransactionName], ListOf(Record(TransactionName), limits.COMMIT_GROUP_MEMBERS)
+    ]
+    rows: Number
+    other_total: Boolean = False
+
+
+class CommitGroupReply(NamedTuple):
+    state: ShortText
+    repeated: Boolean
+    rows: Number
+    dropped: Number
+
+
+class AbortCommitGroup(NamedTuple):
+    """Roll back the members that one run prepared for one sequence.
+
+    No more of that run is accepted.
+    """
+
+    group: Group
+    sequence: Number
+    run: Group
+
+
+class AbortCommitGroupReply(NamedTuple):
+    state: ShortText
+
+
+class ListCommitGroups(NamedTuple):
+    """List commit groups by name, starting after `after`."""
+
+    after: Member = ""
+    limit: Page = int(limits.TRANSACTIONS_PER_PAGE)
+
+
+class ListCommitGroupsReply(NamedTuple):
+    groups: Maps
+    more: Boolean
+
+
+class ForgetCommitGroup(NamedTuple):
+    """Delete the last sequence of a commit group.
+
+    An old sequence would be accepted again.
+    """
+
+    group: Group
+
+
+class ForgetCommitGroupReply(NamedTuple):
+    forgotten: Boolean
 
 
 class Command:

@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from tfmq.errors import BadRequest
-from tfmq.protocol.messages import CONSISTENT_HASH, RANGE, STICKY
+from tfmq.protocol.commands import CONSISTENT_HASH, RANGE, STICKY
 
 POINTS_PER_MEMBER: Final = 64
 """Points of each member on the ring. With this number the largest share is rarely above twice the mean."""

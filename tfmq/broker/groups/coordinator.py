@@ -132,7 +132,7 @@ HEARTBEATS_PER_TIMEOUT: Final = 3
 expires."""
 
 AssignedRow = tuple[str, int, int, int]
-"""(topic, incarnation, partition, generation), as in `tfmq.protocol.schema.GrantedPartition`."""
+"""(topic, incarnation, partition, generation), as in `tfmq.protocol.commands.GrantedPartition`."""
 
 
 class ParkedHeartbeats:

@@ -29,8 +29,18 @@ from tfmq.offsets.storage import OffsetStorage, PartitionName, url_without_passw
 from tfmq.offsets.storage import StoredOffset as StoredOffset
 from tfmq.offsets.storage import claim as claim
 from tfmq.offsets.storage import fenced_partitions as fenced_partitions
-from tfmq.protocol.commands import BY_EARLIEST, BY_LATEST, BY_OFFSET, BY_ORDINAL, BY_TIME_MS, READ, TopicRow
-from tfmq.protocol.messages import CONSISTENT_HASH, RANGE, STICKY
+from tfmq.protocol.commands import (
+    BY_EARLIEST,
+    BY_LATEST,
+    BY_OFFSET,
+    BY_ORDINAL,
+    BY_TIME_MS,
+    CONSISTENT_HASH,
+    RANGE,
+    READ,
+    STICKY,
+    TopicRow,
+)
 
 Topics = str | Sequence[str] | re.Pattern[str] | None
 Partitions = Sequence[tuple[str, int]] | Sequence[int] | None

@@ -34,7 +34,7 @@ from tfmq.protocol.delayed_handle import Handles, decode_due_times
 if TYPE_CHECKING:
     from tfmq.client.connection.requests import Topic
     from tfmq.protocol.commands import DelayedBatch as Told
-    from tfmq.protocol.schema import TransactionDelayed
+    from tfmq.protocol.commands import TransactionDelayed
 
 
 class DeliveryOwner(Protocol):

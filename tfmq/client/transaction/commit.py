@@ -44,11 +44,11 @@ from tfmq.protocol.commands import (
     PrepareTransaction,
     RollbackTransaction,
     Transact,
+    TransactionDelayed,
     TransactionOffsets,
     TransactReply,
 )
 from tfmq.protocol.commands import TransactionBatch as BatchRow
-from tfmq.protocol.schema import TransactionDelayed
 
 log = logging.getLogger("tfmq.transaction")
 
