@@ -439,10 +439,6 @@ class Broker:
 
         self.id_allocator.allocate(request.count, taken)
 
-    def status(self) -> dict[str, Any]:
-        """Return the fields of the STATUS reply; see `broker_status`."""
-        return broker_status(self)
-
     # Stop of the broker
 
     def stop(self, done: Callable[[], None]) -> None:

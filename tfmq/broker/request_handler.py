@@ -11,7 +11,7 @@ from journal.clock import Clock
 from journal.disk import Disk
 from journal.linux_aio import StartFsync
 from tfmq.broker.acts import log_command
-from tfmq.broker.broker import Broker
+from tfmq.broker.broker import Broker, broker_status
 from tfmq.broker.reply import STOPPING, Body, Randomness, Reply, Run, Session, client_error
 from tfmq.broker.startup import start
 from tfmq.config import Config
@@ -35,6 +35,18 @@ def reply_errors(method: Method) -> Method:
     return command
 
 
+def in_session(find: Callable[[Broker], Callable[[Any, Reply, Session], None]]) -> Method:
+    """Return the command method that calls `find(broker)(request, reply, session)`."""
+    return reply_errors(
+        lambda self, request, body, reply, session: find(self.broker)(request, reply, session)
+    )
+
+
+def without_session(find: Callable[[Broker], Callable[[Any, Reply], None]]) -> Method:
+    """Return the command method that calls `find(broker)(request, reply)`."""
+    return reply_errors(lambda self, request, body, reply, session: find(self.broker)(request, reply))
+
+
 class RequestHandler:
     """The whole broker on one data folder.
 
@@ -43,7 +55,8 @@ class RequestHandler:
     Command methods are `method(request, body, reply, session)`. `request` is a NamedTuple of
     `tfmq.protocol.commands`; `body` are the bytes after the header, unchanged until `reply.body_done`, `ok` or
     `error`. A method never raises for a client's error: every request gets exactly one call of its reply, and an ack
-    is sent only once it is true. HELLO is handled by the server.
+    is sent only once it is true. HELLO is handled by the server. Frequent commands are written out, which is one call
+    less.
 
     Appends are queued until `end_turn()`, so that the requests for a partition which the server received in one
     poll are one write. Call it at the end of every poll, and after `tick`.
@@ -109,7 +122,7 @@ class RequestHandler:
 
     def status_fields(self) -> dict[str, Any]:
         """Return the broker's part of STATUS; the server adds connections and memory."""
-        return self.broker.status()
+        return broker_status(self.broker)
 
     @reply_errors
     def cancel(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -122,49 +135,18 @@ class RequestHandler:
         """Return the number of partitions by topic."""
         return {topic.name: len(topic.partitions) for topic in self.broker.topics.all()}
 
-    @reply_errors
-    def metadata(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.topic_admin.metadata(request, reply, session)
-
-    @log_command
-    @reply_errors
-    def create_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.topic_admin.create(request, reply)
-
-    @log_command
-    @reply_errors
-    def grow_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.topic_admin.grow(request, reply)
-
-    @log_command
-    @reply_errors
-    def delete_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.topic_admin.delete(request, reply)
-
-    @reply_errors
-    def describe_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.describe_topic(request, reply, session)
-
-    @log_command
-    @reply_errors
-    def resume_partition(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.topic_admin.resume(request, reply)
-
-    @log_command
-    @reply_errors
-    def truncate(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.retention.truncate(request, reply)
-
-    @log_command
-    @reply_errors
-    def set_topic(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.topic_admin.set(request, reply)
+    metadata = in_session(lambda broker: broker.topic_admin.metadata)
+    create_topic = log_command(without_session(lambda broker: broker.topic_admin.create))
+    grow_topic = log_command(without_session(lambda broker: broker.topic_admin.grow))
+    delete_topic = log_command(without_session(lambda broker: broker.topic_admin.delete))
+    describe_topic = in_session(lambda broker: broker.describe_topic)
+    resume_partition = log_command(without_session(lambda broker: broker.topic_admin.resume))
+    truncate = log_command(without_session(lambda broker: broker.retention.truncate))
+    set_topic = log_command(without_session(lambda broker: broker.topic_admin.set))
 
     # Commands of producers
 
-    @reply_errors
-    def lease_producer_ids(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.lease_producer_ids(request, reply)
+    lease_producer_ids = without_session(lambda broker: broker.lease_producer_ids)
 
     @reply_errors
     def produce(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
@@ -184,27 +166,11 @@ class RequestHandler:
 
     # Commands for delayed messages
 
-    @log_command
-    @reply_errors
-    def cancel_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.delay_commands.cancel(request, reply, session)
-
-    @log_command
-    @reply_errors
-    def reschedule_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.delay_commands.reschedule(request, reply, session)
-
-    @reply_errors
-    def list_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.delay_commands.list(request, reply, session)
-
-    @reply_errors
-    def describe_delayed(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.delay_commands.describe(request, reply, session)
-
-    @reply_errors
-    def delayed_histogram(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.delay_commands.histogram(request, reply, session)
+    cancel_delayed = log_command(in_session(lambda broker: broker.delay_commands.cancel))
+    reschedule_delayed = log_command(in_session(lambda broker: broker.delay_commands.reschedule))
+    list_delayed = in_session(lambda broker: broker.delay_commands.list)
+    describe_delayed = in_session(lambda broker: broker.delay_commands.describe)
+    delayed_histogram = in_session(lambda broker: broker.delay_commands.histogram)
 
     # Commands of consumers
 
@@ -212,49 +178,31 @@ class RequestHandler:
     def fetch(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.broker.fetches.fetch(request, reply, session)
 
-    @reply_errors
-    def locate(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.locate_offset(request, reply, session)
+    locate = in_session(lambda broker: broker.locate_offset)
 
     # Commands of groups
 
-    @reply_errors
-    def join_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.group_coordinator.join(request, reply, session)
+    join_group = in_session(lambda broker: broker.group_coordinator.join)
 
     @reply_errors
     def heartbeat(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.broker.group_coordinator.heartbeat(request, reply, session)
 
-    @reply_errors
-    def leave_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.group_coordinator.leave(request, reply)
+    leave_group = without_session(lambda broker: broker.group_coordinator.leave)
 
     @reply_errors
     def commit_offsets(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.broker.offset_commands.commit(request, reply, session)
 
-    @reply_errors
-    def read_offsets(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.group_offset_store.read(request, reply)
+    read_offsets = without_session(lambda broker: broker.group_offset_store.read)
 
     @reply_errors
     def list_groups(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         reply.ok(self.broker.group_coordinator.list())
 
-    @reply_errors
-    def describe_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.group_coordinator.describe(request, reply)
-
-    @log_command
-    @reply_errors
-    def reset_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.offset_commands.reset(request, reply)
-
-    @log_command
-    @reply_errors
-    def delete_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.offset_commands.delete(request, reply)
+    describe_group = without_session(lambda broker: broker.group_coordinator.describe)
+    reset_group = log_command(without_session(lambda broker: broker.offset_commands.reset))
+    delete_group = log_command(without_session(lambda broker: broker.offset_commands.delete))
 
     # Commands for transactions
 
@@ -275,52 +223,23 @@ class RequestHandler:
     def commit_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.broker.transaction_commands.commit(request, reply, session)
 
-    @log_command
-    @reply_errors
-    def rollback_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.transaction_commands.rollback(request, reply, session)
-
-    @log_command
-    @reply_errors
-    def forget_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.transaction_commands.forget(request, reply, session)
+    rollback_transaction = log_command(in_session(lambda broker: broker.transaction_commands.rollback))
+    forget_transaction = log_command(in_session(lambda broker: broker.transaction_commands.forget))
 
     @reply_errors
     def transact(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.broker.transaction_commands.transact(request, body, reply, session)
 
-    @reply_errors
-    def list_transactions(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.transaction_commands.list_transactions(request, reply)
-
-    @reply_errors
-    def describe_transaction(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.transaction_commands.describe(request, reply)
-
-    @reply_errors
-    def await_checks(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.transaction_commands.await_checks(request, reply, session)
+    list_transactions = without_session(lambda broker: broker.transaction_commands.list_transactions)
+    describe_transaction = without_session(lambda broker: broker.transaction_commands.describe)
+    await_checks = in_session(lambda broker: broker.transaction_commands.await_checks)
 
     # Commands for commit groups
 
-    @log_command
-    @reply_errors
-    def commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.transaction_commands.commit_group(request, reply, session)
-
-    @log_command
-    @reply_errors
-    def abort_commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.transaction_commands.abort_group(request, reply, session)
-
-    @reply_errors
-    def list_commit_groups(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.transaction_commands.list_groups(request, reply)
-
-    @log_command
-    @reply_errors
-    def forget_commit_group(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.transaction_commands.forget_group(request, reply, session)
+    commit_group = log_command(in_session(lambda broker: broker.transaction_commands.commit_group))
+    abort_commit_group = log_command(in_session(lambda broker: broker.transaction_commands.abort_group))
+    list_commit_groups = without_session(lambda broker: broker.transaction_commands.list_groups)
+    forget_commit_group = log_command(in_session(lambda broker: broker.transaction_commands.forget_group))
 
     # Commands for schedules
 
@@ -329,21 +248,7 @@ class RequestHandler:
     def add_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         self.broker.schedule_commands.add(request, body, reply)
 
-    @log_command
-    @reply_errors
-    def pause_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.schedule_commands.pause(request, reply)
-
-    @log_command
-    @reply_errors
-    def resume_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.schedule_commands.resume(request, reply)
-
-    @log_command
-    @reply_errors
-    def remove_schedule(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.schedule_commands.remove(request, reply)
-
-    @reply_errors
-    def list_schedules(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        self.broker.schedule_commands.list(request, reply)
+    pause_schedule = log_command(without_session(lambda broker: broker.schedule_commands.pause))
+    resume_schedule = log_command(without_session(lambda broker: broker.schedule_commands.resume))
+    remove_schedule = log_command(without_session(lambda broker: broker.schedule_commands.remove))
+    list_schedules = without_session(lambda broker: broker.schedule_commands.list)
