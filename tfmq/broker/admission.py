@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from tfmq.broker.reply import Run, Session
+from tfmq.broker.reply import Reply, Run, Session, client_error
 from tfmq.errors import Busy
 
 QUEUED_JOBS_MAX: Final = 100_000
@@ -71,6 +71,8 @@ class BoundedExecutor:
         done(result, error)
 
 
+REQUEST_BYTES: Final = 512
+"""Approximate memory of a pending request besides its body."""
 RESUME_FRACTION = 2
 """A paused session is resumed when half of its limit is free again, to avoid rapid toggling at the limit."""
 
@@ -125,3 +127,27 @@ class Backpressure:
             session.resume()
         if not used:
             del self._usage[session]
+
+    def reply_when_done(
+        self, reply: Reply, session: Session, fields: Callable[[Any], Iterable[Any]], size_bytes: int = 0
+    ) -> Callable[[Any, BaseException | None], None]:
+        """Return `done(result, error)`, which replies with `fields(result)`, or with the error.
+
+        The request, whose body has `size_bytes`, counts as pending until then. Raises Busy as `acquire` does.
+        """
+        size = size_bytes + REQUEST_BYTES
+        self.acquire(session, size)
+
+        def done(result: Any, error: BaseException | None) -> None:
+            self.release(session, size)
+            if error is not None:
+                reply.error(client_error(error))
+            else:
+                reply.ok(*fields(result))
+
+        return done
+
+
+def single_field(result: Any) -> tuple[Any]:
+    """Return the fields of a reply that has one."""
+    return (result,)

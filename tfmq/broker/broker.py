@@ -34,7 +34,7 @@ from tfmq.broker.partition import Partition
 from tfmq.broker.partition_dirs import OpenedPartition, PartitionDirs
 from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.producer_state import ProducerState
-from tfmq.broker.reply import Randomness, Reply, Run, Session, not_done_error
+from tfmq.broker.reply import Randomness, Reply, Run, Session, not_done_error, reply_when_done
 from tfmq.broker.reserve import FullDiskLog
 from tfmq.broker.schedule_commands import ScheduleCommands
 from tfmq.broker.timers import Timers
@@ -420,24 +420,13 @@ class Broker:
         """Answer DESCRIBE_TOPIC."""
         # In a worker, because the age of a partition's first record is read from the disk.
         topic = self.topics.topic(request.topic)
-
-        def described(result: Any, error: BaseException | None) -> None:
-            if error is not None:
-                reply.error(not_done_error(error))
-            else:
-                reply.ok({**result, "effective": effective})
-
         effective = self.effective_settings(topic)
-        self.read_executor.run(partial(describe_topic, topic), described, session)
+        done = reply_when_done(reply, lambda result: ({**result, "effective": effective},), not_done_error)
+        self.read_executor.run(partial(describe_topic, topic), done, session)
 
     def lease_producer_ids(self, request: LeaseProducerIds, reply: Reply) -> None:
-        def taken(first: int, error: BaseException | None) -> None:
-            if error is not None:
-                reply.error(not_done_error(error))
-            else:
-                reply.ok(first, request.count)
-
-        self.id_allocator.allocate(request.count, taken)
+        done = reply_when_done(reply, lambda first: (first, request.count), not_done_error)
+        self.id_allocator.allocate(request.count, done)
 
     # Stop of the broker
 

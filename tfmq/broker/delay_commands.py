@@ -10,7 +10,7 @@ from journal.record.batch import Batch
 from journal.record.block_trailer import contains_trailer_header
 from journal.record.format import HEADER_SIZE, split_id
 from tfmq.apply_target import ARRIVALS_KEY, AppendDelayed, AppliedCallback
-from tfmq.broker.admission import Backpressure
+from tfmq.broker.admission import REQUEST_BYTES, Backpressure, single_field
 from tfmq.broker.catalog_state import CatalogState
 from tfmq.broker.delayed_produce import (
     ArrivalPartition,
@@ -19,8 +19,8 @@ from tfmq.broker.delayed_produce import (
     wrap_batch,
 )
 from tfmq.broker.partition import Partition, PendingAppend
-from tfmq.broker.produce import REQUEST_BYTES, ProduceHandler
-from tfmq.broker.reply import Body, Reply, Session, client_error
+from tfmq.broker.produce import ProduceHandler
+from tfmq.broker.reply import Body, Reply, Session
 from tfmq.broker.topics import Topics, no_partition
 from tfmq.delay.arrivals.state import NumberEpochs
 from tfmq.delay.buckets.store import BucketStore
@@ -207,7 +207,7 @@ class DelayCommands:
 
     def cancel(self, request: CancelDelayed, reply: Reply, session: Session) -> None:
         handle = parse_handle(request.handle)
-        done = self._reply_when_done(reply, session, _single_field)
+        done = self._quotas.reply_when_done(reply, session, single_field)
         if self._is_own(handle):
             self.queue.cancel(handle.log_id, _turn(handle), done)
         else:
@@ -215,7 +215,7 @@ class DelayCommands:
 
     def reschedule(self, request: RescheduleDelayed, reply: Reply, session: Session) -> None:
         handle = parse_handle(request.handle)
-        done = self._reply_when_done(reply, session, partial(self._reschedule_fields, handle.log_id))
+        done = self._quotas.reply_when_done(reply, session, partial(self._reschedule_fields, handle.log_id))
         if self._is_own(handle):
             due = request.due.to_bytes(DUE_BYTES, "big")
             self.queue.reschedule(handle.log_id, _turn(handle), due, done)
@@ -227,7 +227,9 @@ class DelayCommands:
 
     def describe(self, request: DescribeDelayed, reply: Reply, session: Session) -> None:
         handle = parse_handle(request.handle)
-        done = self._reply_when_done(reply, session, partial(self._describe_fields, request.handle, handle))
+        done = self._quotas.reply_when_done(
+            reply, session, partial(self._describe_fields, request.handle, handle)
+        )
         if self._is_own(handle):
             self.queue.describe(handle.log_id, _turn(handle), done)
         else:
@@ -275,7 +277,7 @@ class DelayCommands:
             after = _turn(handle)
         end_due = request.end_due + (request.end_due == DUE_MAX)
         query = ListQuery(request.first_due, end_due, after, request.limit, keys, request.key)
-        self.queue.list(query, self._reply_when_done(reply, session, self._list_fields))
+        self.queue.list(query, self._quotas.reply_when_done(reply, session, self._list_fields))
 
     def _list_fields(self, found: ListPage) -> tuple[Any, ...]:
         count = _rows_per_page(found.rows)
@@ -288,7 +290,7 @@ class DelayCommands:
 
     def histogram(self, request: DelayedHistogram, reply: Reply, session: Session) -> None:
         """Count waiting messages by due time. Raises UnknownTopic."""
-        done = self._reply_when_done(reply, session, _histogram_fields)
+        done = self._quotas.reply_when_done(reply, session, _histogram_fields)
         self.queue.histogram(request.edges, self._log_filter(request.topic, None), done)
 
     def _log_filter(self, name: str, number: int | None) -> Callable[[int], bool] | None:
@@ -303,24 +305,6 @@ class DelayCommands:
         return lambda key: split_id(key) == (topic.incarnation, number)
 
     # Replies
-
-    def _reply_when_done(
-        self, reply: Reply, session: Session, fields: Callable[[Any], Sequence[Any]]
-    ) -> Callable[[Any, BaseException | None], None]:
-        """Return a callback that replies with `fields(result)`.
-
-        The request counts as pending until then. Raises Busy if too much is pending.
-        """
-        self._quotas.acquire(session, REQUEST_BYTES)
-
-        def done(result: Any, error: BaseException | None) -> None:
-            self._quotas.release(session, REQUEST_BYTES)
-            if error is not None:
-                reply.error(client_error(error))
-            else:
-                reply.ok(*fields(result))
-
-        return done
 
     def _handle_text(self, log_id: int, turn: Turn) -> str:
         return format_handle(Handle(self.issuer_of(turn.number), log_id, turn.due, turn.number))
@@ -362,10 +346,6 @@ def _rows_per_page(rows: Sequence[PendingMessage]) -> int:
 
 def _turn(handle: Handle) -> Turn:
     return Turn(handle.due, handle.number)
-
-
-def _single_field(result: Any) -> tuple[Any]:
-    return (result,)
 
 
 def _histogram_fields(found: Histogram) -> tuple[Any, ...]:

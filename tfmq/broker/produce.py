@@ -12,16 +12,14 @@ from typing import Any, Final
 from journal.record.batch import PLAIN, Appended, Batch, succession_source
 from journal.record.block_trailer import TRAILER_SIZE
 from journal.record.format import ATTRIBUTE_SIZE, FLAG_ATTRIBUTE, HEADER_SIZE
-from tfmq.broker.admission import Backpressure
+from tfmq.broker.admission import REQUEST_BYTES, Backpressure
 from tfmq.broker.log_offsets import record_offset
 from tfmq.broker.partition import FlushStagedFirst, Partition, PendingAppend, StagedAppends
 from tfmq.broker.producer_state import DuplicateBatch, StoredBatch
-from tfmq.broker.reply import Body, Reply, Session, client_error, not_done_error
+from tfmq.broker.reply import Body, Reply, Session, client_error, not_done_error, reply_when_done
 from tfmq.errors import UNKNOWN, MessageTooLarge, SequenceGap
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce, SucceedProducer
 
-REQUEST_BYTES: Final = 512
-"""Approximate memory of a pending request besides its body."""
 _LENGTH_FLAG: Final = Struct(">I12xI")
 _new: Final = tuple.__new__
 """Makes a NamedTuple of a tuple with all its fields, without the call of its generated `__new__`."""
@@ -294,11 +292,5 @@ class ProduceHandler:
 
 def reply_closed(partition: Partition, closed: tuple[int, int], reply: Reply) -> None:
     """Reply `closed`, a producer id's (successor, last sequence), once the log is durable."""
-
-    def forced(error: BaseException | None) -> None:
-        if error is not None:
-            reply.error(client_error(error, UNKNOWN))
-        else:
-            reply.ok(*closed, ACKS_SYNCED)
-
-    partition.when_durable(partition.log.end_offset, forced)
+    done = reply_when_done(reply, lambda: (*closed, ACKS_SYNCED), partial(client_error, outcome=UNKNOWN))
+    partition.when_durable(partition.log.end_offset, done)

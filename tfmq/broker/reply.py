@@ -6,7 +6,7 @@ The server implements them with sockets and threads, tests with lists. All metho
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from journal import errors as journal
@@ -156,6 +156,23 @@ def client_error(error: BaseException, outcome: Outcome | None = None) -> TfmqEr
     if outcome is not None:
         known.outcome = outcome
     return known
+
+
+def reply_when_done(
+    reply: Reply,
+    fields: Callable[..., Iterable[Any]],
+    to_error: Callable[[BaseException], BaseException] = client_error,
+) -> Callable[..., None]:
+    """Return `done(*result, error)`, which replies with `fields(*result)`, or with the error."""
+
+    def done(*ended: Any) -> None:
+        *result, error = ended
+        if error is not None:
+            reply.error(to_error(error))
+        else:
+            reply.ok(*fields(*result))
+
+    return done
 
 
 def of_read(error: BaseException) -> TfmqError:

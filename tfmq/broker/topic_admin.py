@@ -18,7 +18,7 @@ from tfmq.broker.catalog import Catalog, IdAllocator
 from tfmq.broker.catalog_state import CREATE, DELETE, GONE, GROW, READY, SETTINGS
 from tfmq.broker.partition import Partition
 from tfmq.broker.partition_dirs import OpenedPartition, PartitionDirs
-from tfmq.broker.reply import STOPPING, Reply, Run, Session, client_error, not_done_error
+from tfmq.broker.reply import STOPPING, Reply, Run, Session, client_error, not_done_error, reply_when_done
 from tfmq.broker.topics import Topic, Topics, metadata_row, no_partition, partition_state
 from tfmq.config import check_topic_keys, check_topic_settings
 from tfmq.errors import (
@@ -91,22 +91,19 @@ class TopicAdmin:
         """
         names = self._topics.names() if request.topics is None else list(dict.fromkeys(request.topics))
         missing = [name for name in names if self._topics.find(name) is None]
+
+        def fields() -> tuple[Any]:
+            found = (topic for name in names if (topic := self._topics.find(name)) is not None)
+            return (list(map(metadata_row, found)),)
+
         if not missing or not request.create:
-            self._reply_metadata(names, reply, None)
+            reply.ok(*fields())
             return
         if not self._auto_create():
             raise UnknownTopic(
                 f"There is no topic {missing[0]}, and topics.auto_create is off. Create it: tfmq topic create."
             )
-        self._create_each(missing, session, partial(self._reply_metadata, names, reply))
-
-    def _reply_metadata(self, names: list[str], reply: Reply, error: BaseException | None) -> None:
-        if error is not None:
-            reply.error(client_error(error))
-        else:
-            reply.ok(
-                [metadata_row(topic) for name in names if (topic := self._topics.find(name)) is not None]
-            )
+        self._create_each(missing, session, reply_when_done(reply, fields))
 
     def _create_each(self, names: list[str], session: Session, then: ErrorCallback) -> None:
         """Create the topics that do not exist, then call `then(first error)`."""
@@ -120,10 +117,8 @@ class TopicAdmin:
                 count = self._topics.count(name)
                 log.info(
                     "create topic %s on first use, asked by %s: done, %d partitions",
-                    name,
-                    session.identity,
-                    count,
-                )
+                    name, session.identity, count,
+                )  # fmt: skip
             elif not isinstance(error, TopicExists):
                 failed.append(error)
             if not left:
@@ -141,14 +136,11 @@ class TopicAdmin:
         if count is None:
             count = self._partitions_default(request.topic, settings)
 
-        def made(error: BaseException | None) -> None:
-            if error is not None:
-                reply.error(client_error(error))
-                return
+        def fields() -> tuple[int, int]:
             topic = self._topics.topic(request.topic)
-            reply.ok(topic.incarnation, len(topic.partitions))
+            return topic.incarnation, len(topic.partitions)
 
-        self._create(request.topic, count, settings, made)
+        self._create(request.topic, count, settings, reply_when_done(reply, fields))
 
     def _create(self, name: str, count: int, settings: dict[str, Any], then: ErrorCallback) -> None:
         if name in self._changing:
@@ -158,12 +150,7 @@ class TopicAdmin:
         if refusal is not None:
             then(refusal)
             return
-        self._changing[name] = []
-        self._being_added[name] = count
-
-        def end(error: BaseException | None) -> None:
-            del self._being_added[name]
-            self._end_change(name, then, error)
+        end = self._begin_change(name, then, added=count)
 
         def leased(incarnation: int, error: BaseException | None) -> None:
             if error is not None:
@@ -216,27 +203,22 @@ class TopicAdmin:
                 return
 
             def ready(error: BaseException | None) -> None:
-                if error is None:
-                    self._partitions_created(incarnation, opened, end)
+                if error is not None:
+                    # The entry `create` or `grow` is durable: the next start finishes the change.
+                    self._folders.abandon(opened)
+                    end(client_error(error, UNKNOWN))
                     return
-                # The entry `create` or `grow` is durable: the next start finishes the change.
-                self._folders.abandon(opened)
-                end(client_error(error, UNKNOWN))
+                topic = self._catalog.state.topics[incarnation]
+                there = self._topics.find(topic.name) or Topic(topic, [])
+                there.partitions.extend(self._folders.new_partition(topic, each) for each in opened)
+                self._topics.add(there)
+                self._apply(there)  # the configuration may have been reloaded while the logs were opened
+                self._created(there)
+                end(None)
 
             self._catalog.submit((READY, incarnation), ready)
 
         self._run(partial(self._folders.create_missing, topic, new), made)
-
-    def _partitions_created(
-        self, incarnation: int, opened: list[OpenedPartition], end: ErrorCallback
-    ) -> None:
-        topic = self._catalog.state.topics[incarnation]
-        there = self._topics.find(topic.name) or Topic(topic, [])
-        there.partitions.extend(self._folders.new_partition(topic, each) for each in opened)
-        self._topics.add(there)
-        self._apply(there)  # the configuration may have been reloaded while the logs were opened
-        self._created(there)
-        end(None)
 
     def _undo(
         self, new: list[str], undo: tuple[Any, ...], error: BaseException | None, end: ErrorCallback
@@ -270,14 +252,8 @@ class TopicAdmin:
 
         A number below the current one is rejected; the current one changes nothing.
         """
-
-        def grown(error: BaseException | None) -> None:
-            if error is not None:
-                reply.error(client_error(error))
-            else:
-                reply.ok(len(self._topics.topic(request.topic).partitions))
-
-        self._grow(request.topic, request.partitions, grown)
+        done = reply_when_done(reply, lambda: (len(self._topics.topic(request.topic).partitions),))
+        self._grow(request.topic, request.partitions, done)
 
     def _grow(self, name: str, count: int, then: ErrorCallback) -> None:
         if name in self._changing:
@@ -298,13 +274,7 @@ class TopicAdmin:
         if refusal is not None:
             then(refusal)
             return
-        self._changing[name] = []
-        self._being_added[name] = count - present
-
-        def end(error: BaseException | None) -> None:
-            del self._being_added[name]
-            self._end_change(name, then, error)
-
+        end = self._begin_change(name, then, added=count - present)
         undo = (GROW, topic.incarnation, present)
         self._catalog.submit(
             (GROW, topic.incarnation, count),
@@ -325,13 +295,7 @@ class TopicAdmin:
                 f"{CREATION_ONLY_KEY} says how many partitions a new topic gets, and {request.topic} is there:"
                 " tfmq topic grow gives it more."
             )
-
-        def done(error: BaseException | None) -> None:
-            if error is not None:
-                reply.error(client_error(error))
-            else:
-                reply.ok(self._topics.topic(request.topic).settings)
-
+        done = reply_when_done(reply, lambda: (self._topics.topic(request.topic).settings,))
         self._set(request, changed, done)
 
     def _set(self, request: SetTopic, changed: dict[str, Any], then: ErrorCallback) -> None:
@@ -352,8 +316,7 @@ class TopicAdmin:
                 ))  # fmt: skip
                 return
         settings = {key: value for key, value in topic.settings.items() if key not in request.unset} | changed
-        self._changing[name] = []
-        end = partial(self._end_change, name, then)
+        end = self._begin_change(name, then)
 
         def stored() -> None:
             topic.settings = settings
@@ -377,10 +340,8 @@ class TopicAdmin:
         def deleted(error: BaseException | None) -> None:
             if isinstance(error, UnknownTopic):
                 reply.ok(False)
-            elif error is not None:
-                reply.error(client_error(error))
             else:
-                reply.ok(True)
+                reply_when_done(reply, lambda: (True,))(error)
 
         self._delete(request.topic, request.incarnation, deleted)
 
@@ -392,8 +353,7 @@ class TopicAdmin:
         if topic is None or incarnation not in (0, topic.incarnation):
             then(UnknownTopic(f"There is no topic {name} of that incarnation."))
             return
-        self._changing[name] = []
-        end = partial(self._end_change, name, then)
+        end = self._begin_change(name, then)
         self._catalog.submit(
             (DELETE, topic.incarnation), _then(end, partial(self._finish_deletion, topic, end))
         )
@@ -411,23 +371,23 @@ class TopicAdmin:
             nonlocal left
             left -= 1
             if not left:
-                put_aside = self._folders.rename_deleted
-                count = len(topic.partitions)
-                self._run(partial(put_aside, topic.name, topic.incarnation, count), aside)
+                fields = (topic.name, topic.incarnation, len(topic.partitions))
+                self._run(partial(self._folders.rename_deleted, *fields), aside)
 
         def aside(paths: list[str] | None, error: BaseException | None) -> None:
             if error is not None or paths is None:
                 # The entry `delete` is durable: the next start renames the folders. Until then the name stays in use.
-                then_unknown = client_error(error or RuntimeError("no result"), UNKNOWN)
-                end(then_unknown)
+                end(client_error(error or RuntimeError("no result"), UNKNOWN))
                 return
             for partition in topic.partitions:
                 if isinstance(partition, Partition):
                     partition.log.abandon("its topic was deleted")
-            unsure = _with_unknown_outcome(end)
-            self._catalog.submit((GONE, topic.incarnation), _then(unsure, partial(gone, paths)))
+            self._catalog.submit((GONE, topic.incarnation), partial(gone, paths))
 
-        def gone(paths: list[str]) -> None:
+        def gone(paths: list[str], error: BaseException | None) -> None:
+            if error is not None:
+                end(client_error(error, UNKNOWN))  # the next start completes the change
+                return
             end(None)
             self._run(partial(self._folders.delete_renamed, paths), _raise_unless_os_error)
 
@@ -470,9 +430,17 @@ class TopicAdmin:
         else:
             found.resume(resumed)
 
+    def _begin_change(self, name: str, then: ErrorCallback, added: int = 0) -> ErrorCallback:
+        """Begin a change that adds `added` partitions. Return the callback that ends it."""
+        self._changing[name] = []
+        if added:
+            self._being_added[name] = added
+        return partial(self._end_change, name, then)
+
     def _end_change(self, name: str, then: ErrorCallback, error: BaseException | None) -> None:
         """End a change: call its caller, then start the changes that waited for it."""
         waiting = self._changing.pop(name)
+        self._being_added.pop(name, None)
         then(error)
         for again in waiting:
             again()
@@ -481,11 +449,6 @@ class TopicAdmin:
 def _then(end: ErrorCallback, go_on: Callable[[], None]) -> ErrorCallback:
     """Return a callback that calls `go_on()`, or `end(error)` if it gets an error."""
     return lambda error: end(error) if error is not None else go_on()
-
-
-def _with_unknown_outcome(end: ErrorCallback) -> ErrorCallback:
-    """Return `end` with the outcome "unknown" for errors: the next start completes the change."""
-    return lambda error: end(None if error is None else client_error(error, UNKNOWN))
 
 
 def _raise_unless_os_error(result: Any, error: BaseException | None) -> None:

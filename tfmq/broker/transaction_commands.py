@@ -7,10 +7,10 @@ from typing import Any, Final
 from journal.clock import Clock
 from journal.errors import JournalError
 from journal.record.batch import Batch
-from tfmq.broker.admission import Backpressure
+from tfmq.broker.admission import Backpressure, single_field
 from tfmq.broker.apply_target import BrokerApplyTarget
 from tfmq.broker.delay_commands import DelayCommands
-from tfmq.broker.produce import REQUEST_BYTES, ProduceHandler
+from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.reply import Body, Reply, Session, client_error
 from tfmq.broker.topics import Topics
 from tfmq.errors import BadRequest, TfmqError
@@ -41,7 +41,6 @@ from tfmq.transaction.requests import (
     BeginRequest,
     CommitGroupMember,
     CommitResult,
-    DoneCallback,
     GroupCommitRequest,
 )
 from tfmq.transaction.requests import TransactRequest as WholeTransaction
@@ -49,8 +48,6 @@ from tfmq.transaction.store import TransactionStore
 
 COPY_BYTES: Final = 64 << 10
 """Smaller bodies are copied (5 us at most), so that they do not keep the receive buffer of a whole turn."""
-
-ReplyFields = Callable[[Any], tuple[Any, ...]]
 
 
 class TransactionCommands:
@@ -83,25 +80,6 @@ class TransactionCommands:
         self.stopped = False
         """Whether `stop` was called and no operation is in progress any more."""
 
-    def _reply_when_done(
-        self, reply: Reply, session: Session, fields: ReplyFields, size_bytes: int = 0
-    ) -> DoneCallback:
-        """Return a callback that replies with `fields(result)`.
-
-        The request counts as pending until then. Raises Busy if too much is pending.
-        """
-        size = size_bytes + REQUEST_BYTES
-        self._quotas.acquire(session, size)
-
-        def done(result: Any, error: BaseException | None) -> None:
-            self._quotas.release(session, size)
-            if error is not None:
-                reply.error(client_error(error))
-            else:
-                reply.ok(*fields(result))
-
-        return done
-
     def stop(self) -> None:
         """Stop accepting work; `stopped` is set once no operation is in progress."""
         self.coordinator.stop(partial(setattr, self, "stopped", True))
@@ -121,7 +99,7 @@ class TransactionCommands:
     # Transactions in several steps
 
     def begin(self, request: BeginTransaction, reply: Reply, session: Session) -> None:
-        done = self._reply_when_done(reply, session, tuple)
+        done = self._quotas.reply_when_done(reply, session, tuple)
         member = None if request.member is None else CommitGroupMember(*request.member)
         begin = BeginRequest(
             request.producer_id, request.number, request.xid, request.timeout_ms, request.group, member
@@ -137,7 +115,7 @@ class TransactionCommands:
         """
         data = own_body(body, reply)
         piece = self._incoming_batch(request, request.producer_id, data)
-        done = self._reply_when_done(reply, session, send_fields, len(piece.data))
+        done = self._quotas.reply_when_done(reply, session, send_fields, len(piece.data))
         self.coordinator.send(request.transaction or 0, piece, done)
 
     def _incoming_batch(
@@ -160,15 +138,14 @@ class TransactionCommands:
         )
 
     def prepare(self, request: PrepareTransaction, reply: Reply, session: Session) -> None:
-        done = self._reply_when_done(reply, session, tuple)
+        done = self._quotas.reply_when_done(reply, session, tuple)
         self.coordinator.prepare(request.xid, request.epoch, request.ttl_ms, request.offsets, session, done)
 
     def commit(self, request: CommitTransaction, reply: Reply, session: Session) -> None:
-        done = self._reply_when_done(reply, session, self._commit_fields)
-        self.coordinator.commit(*request, session, done)
+        def fields(ended: CommitResult) -> tuple[Any, ...]:
+            return ended.state, ended.dropped, ended.offsets, self._delayed_rows(ended), ended.lost
 
-    def _commit_fields(self, ended: CommitResult) -> tuple[Any, ...]:
-        return ended.state, ended.dropped, ended.offsets, self._delayed_rows(ended), ended.lost
+        self.coordinator.commit(*request, session, self._quotas.reply_when_done(reply, session, fields))
 
     def _delayed_rows(self, ended: CommitResult) -> list[TransactionDelayed]:
         return [
@@ -183,10 +160,10 @@ class TransactionCommands:
         ]
 
     def rollback(self, request: RollbackTransaction, reply: Reply, session: Session) -> None:
-        self.coordinator.rollback(*request, self._reply_when_done(reply, session, tuple))
+        self.coordinator.rollback(*request, self._quotas.reply_when_done(reply, session, tuple))
 
     def forget(self, request: ForgetTransaction, reply: Reply, session: Session) -> None:
-        self.coordinator.forget(*request, self._reply_when_done(reply, session, single_field))
+        self.coordinator.forget(*request, self._quotas.reply_when_done(reply, session, single_field))
 
     # Transactions in one request
 
@@ -203,19 +180,14 @@ class TransactionCommands:
             if not self._is_repeat(request):
                 raise
             pieces = []
-        done = self._reply_when_done(reply, session, self._transact_fields, len(body))
+
+        def fields(ended: CommitResult) -> tuple[Any, ...]:
+            state, epoch, dropped = ended.state, ended.epoch, ended.dropped
+            return state, epoch, dropped, ended.offsets, ended.repeated, self._delayed_rows(ended)
+
+        done = self._quotas.reply_when_done(reply, session, fields, len(body))
         self.coordinator.transact(
             WholeTransaction(request.producer_id, request.number, pieces, request.offsets), session, done
-        )
-
-    def _transact_fields(self, ended: CommitResult) -> tuple[Any, ...]:
-        return (
-            ended.state,
-            ended.epoch,
-            ended.dropped,
-            ended.offsets,
-            ended.repeated,
-            self._delayed_rows(ended),
         )
 
     def _incoming_batches(self, request: Transact, data: Body) -> list[IncomingBatch]:
@@ -281,19 +253,21 @@ class TransactionCommands:
     # Commit groups
 
     def commit_group(self, request: CommitGroup, reply: Reply, session: Session) -> None:
-        done = self._reply_when_done(reply, session, tuple)
+        done = self._quotas.reply_when_done(reply, session, tuple)
         names = [(each.xid, each.epoch) for each in request.transactions]
         self.coordinator.commit_group(GroupCommitRequest(*request[:3], names, *request[4:]), done)
 
     def abort_group(self, request: AbortCommitGroup, reply: Reply, session: Session) -> None:
-        self.coordinator.abort_group(*request, self._reply_when_done(reply, session, tuple))
+        self.coordinator.abort_group(*request, self._quotas.reply_when_done(reply, session, tuple))
 
     def list_groups(self, request: ListCommitGroups, reply: Reply) -> None:
         """Reply with one page of commit groups, by name."""
         reply.ok(*self.coordinator.list_groups(request.after, request.limit))
 
     def forget_group(self, request: ForgetCommitGroup, reply: Reply, session: Session) -> None:
-        self.coordinator.forget_group(request.group, self._reply_when_done(reply, session, single_field))
+        self.coordinator.forget_group(
+            request.group, self._quotas.reply_when_done(reply, session, single_field)
+        )
 
 
 def own_body(body: Body, reply: Reply) -> Body:
@@ -303,13 +277,6 @@ def own_body(body: Body, reply: Reply) -> Body:
     data = bytes(body)
     reply.body_done()
     return data
-
-
-# Fields of the replies
-
-
-def single_field(result: Any) -> tuple[Any, ...]:
-    return (result,)
 
 
 def send_fields(result: Any) -> tuple[Any, ...]:

@@ -131,7 +131,7 @@ OPERATING: Final = (
         "configuration-not-for-a-new-log",
         "a configuration that is read again applies to a log that was being opened meanwhile",
         "tfmq/broker/topic_admin.py",
-        "        self._apply(there)  # the configuration may have been reloaded while the logs were opened\n",
+        "                self._apply(there)  # the configuration may have been reloaded while the logs were opened\n",
         "",
         ["tests/broker/test_topic_admin.py"],
     ),

@@ -7,7 +7,7 @@ from tfmq.broker.catalog_state import GENERATION, GROUP_GONE
 from tfmq.broker.groups.coordinator import GroupCoordinator, fenced_error
 from tfmq.broker.groups.group import Group, client_identity, is_live
 from tfmq.broker.groups.offsets import GroupOffsetStore, OffsetRow
-from tfmq.broker.reply import Reply, Session, client_error
+from tfmq.broker.reply import Reply, Session, reply_when_done
 from tfmq.broker.timers import Timers
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.protocol.commands import CommitOffsets, DeleteGroup, GroupOffset, PartitionName, ResetGroup
@@ -98,10 +98,7 @@ class OffsetCommands:
 
         def gone(error: BaseException | None) -> None:
             self._groups.removal_written(group, error)
-            if error is not None:
-                reply.error(client_error(error))
-            else:
-                reply.ok(True)
+            reply_when_done(reply, lambda: (True,))(error)
 
         self._groups.submit((GROUP_GONE, request.group), gone)
 

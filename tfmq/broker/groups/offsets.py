@@ -16,7 +16,7 @@ from tfmq.broker.catalog import Catalog
 from tfmq.broker.catalog_state import OFFSETS, TX_OFFSETS, CommittedOffset, GroupState, Key
 from tfmq.broker.log_offsets import ordinal_of
 from tfmq.broker.partition import Partition, Waiter
-from tfmq.broker.reply import Reply, Run, client_error
+from tfmq.broker.reply import Reply, Run, client_error, reply_when_done
 from tfmq.broker.topics import Topics
 from tfmq.errors import UNKNOWN, Busy, NotAllowed, StorageStopped
 from tfmq.protocol.commands import ORDINAL_UNKNOWN, GroupOffset, PartitionName, ReadOffsets
@@ -134,14 +134,7 @@ class GroupOffsetStore:
         if refusal is not None:
             raise refusal
         rows = list(self._rows(request))
-
-        def forced(error: BaseException | None) -> None:
-            if error is not None:
-                reply.error(client_error(error))
-            else:
-                reply.ok(rows)
-
-        self._catalog.when_durable(forced)
+        self._catalog.when_durable(reply_when_done(reply, lambda: (rows,)))
 
     def _requested_keys(self, request: ReadOffsets) -> list[Key] | None:
         """Return (incarnation, partition) of the requested offsets; None: all of the group."""
@@ -184,13 +177,8 @@ class GroupOffsetStore:
             if name is not None:
                 rows.append((name, key[1], member_of(key), None, self._topics.find_partition(*key)))
 
-        def measured(offsets: list[dict[str, Any]] | None, error: BaseException | None) -> None:
-            if error is not None:
-                reply.error(client_error(error))
-            else:
-                reply.ok({**description, "offsets": offsets})
-
-        self._run(partial(_with_lag, rows), measured)
+        done = reply_when_done(reply, lambda offsets: ({**description, "offsets": offsets},))
+        self._run(partial(_with_lag, rows), done)
 
 
 def _with_lag(rows: list[MeasuredOffset]) -> list[dict[str, Any]]:
