@@ -74,4 +74,4 @@ def test_nothing_is_kept_of_groups_without_members(broker: Broker) -> None:
     broker.advance(100)
     groups = broker.engine.broker.group_coordinator
     assert not list(groups._registry) and not groups._registry._subscribed_names
-    assert not any(groups._monitor._connected.values())
+    assert not any(groups._connected.values())

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.catalog_state import GROUP_OWNERS, CatalogState, GroupState, Key
-from tfmq.broker.groups import group as group_descriptions
 from tfmq.broker.groups.assignors import strategy_of
 from tfmq.broker.groups.group import (
     Group,
@@ -17,6 +16,7 @@ from tfmq.broker.groups.group import (
     Member,
     OwnerChanges,
     ParkedHeartbeat,
+    idle_reason,
     members,
     summary,
 )
@@ -27,6 +27,8 @@ from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topics
 from tfmq.errors import Abandoned, Busy, Fenced, NotAllowed, TfmqError
 from tfmq.protocol.commands import DescribeGroup, Heartbeat, JoinGroup, LeaveGroup, PartitionName
+
+log = logging.getLogger("tfmq.broker")
 
 
 class GroupRegistry:
@@ -131,177 +133,9 @@ HEARTBEATS_PER_TIMEOUT: Final = 3
 """A heartbeat is parked for at most the session timeout divided by this, so that two may be lost before the member
 expires."""
 
-AssignedRow = tuple[str, int, int, int]
-"""(topic, incarnation, partition, generation), as in `tfmq.protocol.commands.GrantedPartition`."""
-
-
-class ParkedHeartbeats:
-    """Parked heartbeats, at most one per member, until its member must be notified of a change.
-
-    `GroupCoordinator` decides when a heartbeat is checked.
-    """
-
-    def __init__(self, timers: Timers, topics: Topics) -> None:
-        self._timers, self._topics = timers, topics
-
-    def park(self, group: Group, member: Member, waiting: ParkedHeartbeat, wait_ms: int) -> None:
-        """Park a heartbeat. An earlier one of the member is answered."""
-        self.answer(group, member)
-        member.parked = waiting
-        seconds = min(wait_ms, member.session_ms / HEARTBEATS_PER_TIMEOUT) / 1000
-        if seconds:
-            waiting.timer = self._timers.after_rounded(seconds, partial(self.answer, group, member))
-
-    def answer_if_news(self, group: Group, member: Member) -> None:
-        """Answer the parked heartbeat if there is news, or if it does not want to wait."""
-        waiting = member.parked
-        if waiting is None:
-            return
-        if group.has_news_for(member, waiting):
-            self._unpark(member, waiting)
-            told = (
-                self.assigned_rows(group, member),
-                self.idle_reason(group, member),
-                member.subscription is None,
-            )
-            waiting.reply.ok(member.generation, *told)
-        elif waiting.timer is None:
-            self.answer(group, member)
-
-    def answer(self, group: Group, member: Member, error: TfmqError | None = None) -> None:
-        """Answer the member's parked heartbeat, if any: that nothing has changed, or with `error`."""
-        waiting = member.parked
-        if waiting is None:
-            return
-        self._unpark(member, waiting)
-        if error is None:
-            waiting.reply.ok(
-                waiting.generation, None, self.idle_reason(group, member), member.subscription is None
-            )
-        else:
-            waiting.reply.error(error)
-
-    def cancel(self, members: Mapping[Member, Group], session: Session, correlation: int) -> bool:
-        """Answer the parked heartbeat with that correlation number. Return whether there was one."""
-        for member, group in members.items():
-            waiting = member.parked
-            if (
-                waiting is not None
-                and waiting.session is session
-                and waiting.reply.correlation == correlation
-            ):
-                self.answer(group, member)
-                return True
-        return False
-
-    def reply_joined(self, group: Group, member: Member, reply: Reply) -> None:
-        """Answer a JOIN_GROUP."""
-        reply.ok(
-            member.id, member.generation, self.assigned_rows(group, member), self.idle_reason(group, member)
-        )
-
-    def assigned_rows(self, group: Group, member: Member) -> list[AssignedRow]:
-        """Return the member's assignment for the reply."""
-        share = group.assignment(member)
-        names = {incarnation: self._topics.by_incarnation(incarnation) for incarnation, _ in share}
-        return [(name, *key, share[key]) for key in sorted(share) if (name := names[key[0]]) is not None]
-
-    def idle_reason(self, group: Group, member: Member) -> str:
-        return group_descriptions.idle_reason(group, member, self._topics, self._timers.now())
-
-    def _unpark(self, member: Member, waiting: ParkedHeartbeat) -> None:
-        member.parked = None
-        if waiting.timer is not None:
-            self._timers.cancel(waiting.timer)
-
-
 LATE_FRACTION: Final = 0.1
 """A check of a member that is late by more than this part of the session timeout shows that the broker did not run."""
 
-
-class HeartbeatMonitor:
-    """Session timeouts of members.
-
-    `disconnected(group, member)` is called when the connection of a member is closed; `expired(group, member)` when
-    `Member.expires_at` is reached: it has sent nothing for its session timeout, or has not reconnected in time.
-    """
-
-    def __init__(
-        self,
-        timers: Timers,
-        *,
-        expired: Callable[[Group, Member], None],
-        disconnected: Callable[[Group, Member], None],
-    ) -> None:
-        self._timers = timers
-        self._expired, self._disconnected = expired, disconnected
-        self._connected: dict[Session, dict[Member, Group]] = {}
-
-    def start(self, group: Group, member: Member) -> None:
-        """Start the session timeout of a member that has no connection yet."""
-        self._set_timer(group, member)
-
-    def seen_on(self, group: Group, member: Member, session: Session) -> None:
-        """Record a request of the member on its own connection `session`."""
-        if member.session is session:
-            member.seen_at = self._timers.now()
-            return
-        self._disconnect(member)
-        member.connected(session, self._timers.now())
-        self._set_timer(group, member)
-        members = self._connected.get(session)
-        if members is not None:
-            members[member] = group
-        else:
-            self._connected[session] = {member: group}
-            session.on_close(partial(self._session_closed, session))
-
-    def seen(self, member: Member) -> None:
-        """Record a request for the member on another connection."""
-        member.seen_at = self._timers.now()
-
-    def stop(self, member: Member) -> None:
-        """Stop monitoring a member."""
-        self._disconnect(member)
-        if member.timer is not None:
-            self._timers.cancel(member.timer)
-            member.timer = None
-
-    def members(self, session: Session) -> Mapping[Member, Group]:
-        """Return the members on a connection."""
-        return self._connected.get(session, {})
-
-    def _disconnect(self, member: Member) -> None:
-        if member.session is not None:
-            self._connected.get(member.session, {}).pop(member, None)
-
-    def _session_closed(self, session: Session) -> None:
-        for member, group in self._connected.pop(session, {}).items():
-            member.disconnected(self._timers.now())
-            self._set_timer(group, member)
-            self._disconnected(group, member)
-
-    def _set_timer(self, group: Group, member: Member) -> None:
-        if member.timer is not None:
-            self._timers.cancel(member.timer)
-        seconds = max(0.0, member.expires_at() - self._timers.now())
-        member.timer = self._timers.after(seconds, partial(self._check, group, member))
-
-    def _check(self, group: Group, member: Member) -> None:
-        """Check a member whose timer expired; it may have been active since the timer was set."""
-        member.timer = None
-        now = self._timers.now()
-        late = now - member.expires_at()
-        if late > LATE_FRACTION * member.session_ms / 1000:
-            # The broker itself did not run, so requests of the member may be unread. It gets a full session timeout.
-            member.restart_timeout(now)
-        if now < member.expires_at():
-            self._set_timer(group, member)
-        else:
-            self._expired(group, member)
-
-
-log = logging.getLogger("tfmq.broker")
 
 RETRY_SECONDS: Final = 1.0
 """Time until a group is planned again whose catalog entry failed, for example because the disk is full."""
@@ -341,10 +175,8 @@ class GroupCoordinator:
         self._catalog, self._offsets, self._topics, self._timers = catalog, offsets, topics, timers
         self._randomness, self._limits, self._mark_ready = randomness, limits, mark_ready
         self._registry = GroupRegistry(catalog.state, topics, limits)
-        self._parked = ParkedHeartbeats(timers, topics)
-        self._monitor = HeartbeatMonitor(
-            timers, expired=self._member_expired, disconnected=self._member_disconnected
-        )
+        self._connected: dict[Session, dict[Member, Group]] = {}
+        """The members on each connection."""
         self._due: dict[str, set[str]] = {}
         """Groups to be planned at the end of the turn, with the members whose heartbeats are checked then."""
         self._changed_topics: set[str] = set()
@@ -358,14 +190,14 @@ class GroupCoordinator:
             if row.owners:
                 group = self._registry.find_or_create(name)
                 for member in group.restore_all(self._timers.now()):
-                    self._monitor.start(group, member)
+                    self._set_timer(group, member)
                 self._mark_due(group)
 
     def stop(self) -> None:
         """Answer all parked heartbeats with an error; the broker is stopping."""
         for group in self._registry:
             for member in group.members.values():
-                self._parked.answer(group, member, Busy(STOPPING))
+                self._answer_heartbeat(group, member, Busy(STOPPING))
 
     def topic_changed(self, name: str) -> None:
         """Plan the groups of a topic again, because it was created, has grown, or was deleted."""
@@ -402,7 +234,7 @@ class GroupCoordinator:
         if before is not None:
             self._remove_member(group, before, fenced_error(group, before.id, "joined again"))
         group.add_member(member)
-        self._monitor.seen_on(group, member, session)
+        self._seen_on(group, member, session)
         self._joins.setdefault(group.name, []).append(PendingJoin(member, reply))
         self._mark_due(group)
         log.info("group %s: %s (%s) joins", group.name, member.id, session.identity)
@@ -423,15 +255,18 @@ class GroupCoordinator:
                 group.target_outdated = True
                 self._mark_due(group)
             member.session_ms = self._session_ms(wanted.session_ms)
-        self._monitor.seen_on(group, member, session)
+        self._seen_on(group, member, session)
         held = {(each.incarnation, each.partition): each.leaving for each in request.held}
         if group.release(member, held, request.generation):
             self._mark_due(group)
         # What the member still reports as being released, but does not own any more, need not be remembered.
         known = {key: leaving for key, leaving in held.items() if not leaving or key in member.owned}
-        self._parked.park(
-            group, member, ParkedHeartbeat(reply, session, request.generation, known), request.wait_ms
-        )
+        self._answer_heartbeat(group, member)
+        waiting = member.parked = ParkedHeartbeat(reply, session, request.generation, known)
+        seconds = min(request.wait_ms, member.session_ms / HEARTBEATS_PER_TIMEOUT) / 1000
+        if seconds:
+            end_wait = partial(self._answer_heartbeat, group, member)
+            waiting.timer = self._timers.after_rounded(seconds, end_wait)
         self._check_heartbeats(group, [member.id])
 
     def leave(self, request: LeaveGroup, reply: Reply) -> None:
@@ -449,7 +284,16 @@ class GroupCoordinator:
 
     def cancel(self, session: Session, correlation: int) -> bool:
         """Answer a parked heartbeat, because of CANCEL. Return whether there was one."""
-        return self._parked.cancel(self._monitor.members(session), session, correlation)
+        for member, group in self._connected.get(session, {}).items():
+            waiting = member.parked
+            if (
+                waiting is not None
+                and waiting.session is session
+                and waiting.reply.correlation == correlation
+            ):
+                self._answer_heartbeat(group, member)
+                return True
+        return False
 
     def group_of_member(self, name: str, member_id: str, generation: int, session: Session | None) -> Group:
         """Return the group of a member and keep the member alive. Raises Fenced if it is no member.
@@ -458,9 +302,9 @@ class GroupCoordinator:
         """
         group, member = self._find_member(name, member_id, generation, session)
         if session is None:
-            self._monitor.seen(member)
+            member.seen_at = self._timers.now()
         else:
-            self._monitor.seen_on(group, member, session)
+            self._seen_on(group, member, session)
         return group
 
     def _find_member(
@@ -475,7 +319,7 @@ class GroupCoordinator:
         if member is None:
             member = group.restore_member(member_id, generation, self._timers.now())
             if member is not None:
-                self._monitor.start(group, member)
+                self._set_timer(group, member)
                 self._mark_due(group)
         if member is None or generation < member.joined:
             self._registry.drop_if_empty(group)
@@ -520,9 +364,50 @@ class GroupCoordinator:
         self._registry.entry_done(group.name)
         self._registry.drop_if_empty(group)
 
-    # Expired members
+    # Connections and session timeouts of members
 
-    def _member_expired(self, group: Group, member: Member) -> None:
+    def _seen_on(self, group: Group, member: Member, session: Session) -> None:
+        """Record a request of the member on its own connection `session`."""
+        if member.session is session:
+            member.seen_at = self._timers.now()
+            return
+        self._disconnect(member)
+        member.connected(session, self._timers.now())
+        self._set_timer(group, member)
+        members = self._connected.get(session)
+        if members is not None:
+            members[member] = group
+        else:
+            self._connected[session] = {member: group}
+            session.on_close(partial(self._session_closed, session))
+
+    def _disconnect(self, member: Member) -> None:
+        if member.session is not None:
+            self._connected.get(member.session, {}).pop(member, None)
+
+    def _session_closed(self, session: Session) -> None:
+        for member, group in self._connected.pop(session, {}).items():
+            member.disconnected(self._timers.now())
+            self._set_timer(group, member)
+            self._answer_heartbeat(group, member, Abandoned())
+
+    def _set_timer(self, group: Group, member: Member) -> None:
+        if member.timer is not None:
+            self._timers.cancel(member.timer)
+        seconds = max(0.0, member.expires_at() - self._timers.now())
+        member.timer = self._timers.after(seconds, partial(self._check_timeout, group, member))
+
+    def _check_timeout(self, group: Group, member: Member) -> None:
+        """Check a member whose timer expired; it may have been active since the timer was set."""
+        member.timer = None
+        now = self._timers.now()
+        late = now - member.expires_at()
+        if late > LATE_FRACTION * member.session_ms / 1000:
+            # The broker itself did not run, so requests of the member may be unread. It gets a full session timeout.
+            member.restart_timeout(now)
+        if now < member.expires_at():
+            self._set_timer(group, member)
+            return
         log.warning(
             "group %s: the session of %s has expired; its partitions are released", group.name, member.id
         )
@@ -532,13 +417,13 @@ class GroupCoordinator:
         group.expire_member(member.id)
         self._mark_due(group)
 
-    def _member_disconnected(self, group: Group, member: Member) -> None:
-        self._parked.answer(group, member, Abandoned())
-
     def _remove_member(self, group: Group, member: Member, error: TfmqError) -> None:
         """End a member's session timeout and subscription, and answer its heartbeat with `error`."""
-        self._monitor.stop(member)
-        self._parked.answer(group, member, error)
+        self._disconnect(member)
+        if member.timer is not None:
+            self._timers.cancel(member.timer)
+            member.timer = None
+        self._answer_heartbeat(group, member, error)
         self._registry.set_subscription(member, None)
 
     # Plans of assignments, at the end of a turn
@@ -600,9 +485,12 @@ class GroupCoordinator:
                 group.remove_member(member.id)
             reply.error(client_error(error))
         elif there:
-            self._parked.reply_joined(group, member, reply)
+            rows = self._assigned_rows(group, member)
+            reply.ok(member.id, member.generation, rows, self._idle_reason(group, member))
         else:
             reply.error(fenced_error(group, member.id, "joined again, or left, before it was answered"))
+
+    # Answers to heartbeats
 
     def _check_heartbeats(self, group: Group, member_ids: Iterable[str]) -> None:
         """Answer the members' heartbeats if there is news; after the plan if one is due this turn."""
@@ -611,8 +499,41 @@ class GroupCoordinator:
             return
         for member_id in member_ids:
             member = group.members.get(member_id)
-            if member is not None:
-                self._parked.answer_if_news(group, member)
+            waiting = None if member is None else member.parked
+            if member is None or waiting is None:
+                continue
+            if group.has_news_for(member, waiting):
+                self._unpark(member, waiting)
+                rows, note = self._assigned_rows(group, member), self._idle_reason(group, member)
+                waiting.reply.ok(member.generation, rows, note, member.subscription is None)
+            elif waiting.timer is None:
+                self._answer_heartbeat(group, member)
+
+    def _answer_heartbeat(self, group: Group, member: Member, error: TfmqError | None = None) -> None:
+        """Answer the member's parked heartbeat, if any: that nothing has changed, or with `error`."""
+        waiting = member.parked
+        if waiting is None:
+            return
+        self._unpark(member, waiting)
+        if error is not None:
+            waiting.reply.error(error)
+        else:
+            note = self._idle_reason(group, member)
+            waiting.reply.ok(waiting.generation, None, note, member.subscription is None)
+
+    def _unpark(self, member: Member, waiting: ParkedHeartbeat) -> None:
+        member.parked = None
+        if waiting.timer is not None:
+            self._timers.cancel(waiting.timer)
+
+    def _assigned_rows(self, group: Group, member: Member) -> list[tuple[str, int, int, int]]:
+        """Return the member's assignment as rows of `tfmq.protocol.commands.GrantedPartition`."""
+        share = group.assignment(member)
+        names = {incarnation: self._topics.by_incarnation(incarnation) for incarnation, _ in share}
+        return [(name, *key, share[key]) for key in sorted(share) if (name := names[key[0]]) is not None]
+
+    def _idle_reason(self, group: Group, member: Member) -> str:
+        return idle_reason(group, member, self._topics, self._timers.now())
 
     # LIST_GROUPS and DESCRIBE_GROUP
 
