@@ -11,13 +11,14 @@ from tfmq.broker.catalog import Catalog
 from tfmq.broker.catalog_state import GROUP_OWNERS, CatalogState, GroupState, Key
 from tfmq.broker.groups.assignors import strategy_of
 from tfmq.broker.groups.group import (
+    MEMBERS_SHOWN,
     Group,
     GroupSubscription,
     Member,
     OwnerChanges,
     ParkedHeartbeat,
+    describe_member,
     idle_reason,
-    members,
     summary,
 )
 from tfmq.broker.groups.offsets import GroupOffsetStore
@@ -554,11 +555,12 @@ class GroupCoordinator:
         row = self._catalog.state.groups.get(request.group, GroupState())
         group, now = self._registry.find(request.group), self._timers.now()
         summary = self._summary(request.group, row)
+        shown = [] if group is None else list(group.members.values())[:MEMBERS_SHOWN]  # oldest first
         description = {
             **summary,
             "strategy": "" if group is None else group.strategy,
             "member_count": summary["members"],
-            "members": [] if group is None else members(group, self._topics, now),
+            "members": [describe_member(group, each, self._topics, now) for each in shown] if group else [],
         }
 
         def member_of(key: Key) -> str:
@@ -573,9 +575,8 @@ def _subscription(
 ) -> GroupSubscription:
     """Return a subscription. Raises BadRequest for an unknown strategy."""
     strategy_of(strategy)
-    return GroupSubscription(
-        topics, strategy, None if only is None else {(each.topic, each.partition) for each in only}
-    )
+    picked = None if only is None else frozenset((each.topic, each.partition) for each in only)
+    return GroupSubscription(frozenset(topics), strategy, picked)
 
 
 def _reject_old_connection(group: Group, member: Member | None, session: Session | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tfmq.broker.catalog_state import CatalogState, GroupState, Key, PartitionOwner
@@ -250,7 +251,11 @@ class Group:
 
     def _compute_target(self) -> None:
         self.target_outdated = False
-        candidates = [each.candidate for each in self.members.values() if each.candidate is not None]
+        candidates = [
+            Candidate(each.id, wishes.topics, wishes.only)
+            for each in self.members.values()
+            if (wishes := each.subscription) is not None
+        ]
         pinned = {
             key: each.id for each in self.members.values() if each.subscription is None for key in each.owned
         }
@@ -318,12 +323,7 @@ def is_live(member: Member, now: float) -> bool:
     return member.session is not None and now - member.seen_at <= member.session_ms / 1000
 
 
-def members(group: Group, topics: Topics, now: float) -> list[dict[str, Any]]:
-    """Return the members for DESCRIBE_GROUP, oldest first."""
-    return [describe(group, each, topics, now) for each in list(group.members.values())[:MEMBERS_SHOWN]]
-
-
-def describe(group: Group, member: Member, topics: Topics, now: float) -> dict[str, Any]:
+def describe_member(group: Group, member: Member, topics: Topics, now: float) -> dict[str, Any]:
     """Return one member for DESCRIBE_GROUP.
 
     `partitions` (owned and kept) and `leaving` (revoked) are lists of partition numbers by topic.
@@ -337,8 +337,8 @@ def describe(group: Group, member: Member, topics: Topics, now: float) -> dict[s
         "strategy": "" if member.subscription is None else member.subscription.strategy,
         "session_ms": member.session_ms,
         "silent_ms": int((now - member.seen_at) * 1000),
-        "partitions": numbers_by_topic(share, topics),
-        "leaving": numbers_by_topic(member.owned.keys() - share.keys(), topics),
+        "partitions": _numbers_by_topic(share, topics),
+        "leaving": _numbers_by_topic(member.owned.keys() - share.keys(), topics),
         "note": idle_reason(group, member, topics, now),
     }
 
@@ -347,7 +347,7 @@ def client_identity(member: Member) -> str:
     return member.session.identity if member.session is not None else ""
 
 
-def numbers_by_topic(keys: Iterable[Key], topics: Topics) -> dict[str, list[int]]:
+def _numbers_by_topic(keys: Iterable[Key], topics: Topics) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for incarnation, number in sorted(keys):
         name = topics.by_incarnation(incarnation)
@@ -374,7 +374,11 @@ def idle_reason(group: Group, member: Member, topics: Topics, now: float) -> str
         return ""  # an assignment is in progress: its result is not known yet
     expected = group.silent_restored()
     if expected:
-        return _restored_note(expected, now)
+        # Their subscriptions are not known yet; they keep their partitions until then.
+        left = max(each.expires_at() for each in expected) - now
+        first = ", ".join(sorted(each.id for each in expected)[:3])
+        who = f"{_plural(len(expected), 'member')} {'has' if len(expected) == 1 else 'have'}"
+        return f"{who} up to {left:.0f} s to reconnect after the start of the broker: {first}"
     there = [each for each in map(topics.find, sorted(member.subscription.topics)) if each is not None]
     if not there:
         return f"No topic that it asks for is there yet: {', '.join(sorted(member.subscription.topics)[:3]) or 'none'}."
@@ -386,18 +390,7 @@ def idle_reason(group: Group, member: Member, topics: Topics, now: float) -> str
     partitions = sum(len(each.partitions) for each in there)
     if count <= partitions:
         return f"Other members have the partitions that it asks for, by the strategy {group.strategy}."
-    return f"{plural(count, 'member')}, {plural(partitions, 'partition')}: tfmq topic grow {there[0].name}"
-
-
-def _restored_note(expected: list[Member], now: float) -> str:
-    """Return a note about members whose subscription is not known yet.
-
-    They keep their partitions until then.
-    """
-    left = max(each.expires_at() for each in expected) - now
-    names = ", ".join(sorted(each.id for each in expected)[:3])
-    who = f"{plural(len(expected), 'member')} {'has' if len(expected) == 1 else 'have'}"
-    return f"{who} up to {left:.0f} s to reconnect after the start of the broker: {names}"
+    return f"{_plural(count, 'member')}, {_plural(partitions, 'partition')}: tfmq topic grow {there[0].name}"
 
 
 def _waiting_note(group: Group, awaited: list[Key], topics: Topics, now: float) -> str:
@@ -415,7 +408,7 @@ def _waiting_note(group: Group, awaited: list[Key], topics: Topics, now: float) 
     return f"waits for {what}, which {who} releases when its messages in work are finished"
 
 
-def plural(count: int, noun: str) -> str:
+def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -424,24 +417,12 @@ RECONNECT_FRACTION: Final = 10
 reconnects at once; waiting for the rest would only keep its partitions idle."""
 
 
-class GroupSubscription:
+class GroupSubscription(NamedTuple):
     """What a member subscribes to; `only` None: every partition of its topics."""
 
-    __slots__ = ("only", "strategy", "topics")
-
-    def __init__(self, topics: Collection[str], strategy: str, only: Collection[Partition] | None) -> None:
-        self.topics = frozenset(topics)
-        self.strategy = strategy
-        self.only = None if only is None else frozenset(only)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, GroupSubscription) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
-    def _fields(self) -> tuple[object, ...]:
-        return self.topics, self.strategy, self.only
+    topics: frozenset[str]
+    strategy: str
+    only: frozenset[Partition] | None
 
     @property
     def name_count(self) -> int:
@@ -449,62 +430,48 @@ class GroupSubscription:
         return 1 + len(self.topics) + len(self.only or ())
 
 
+@dataclass(slots=True, eq=False)
 class ParkedHeartbeat:
     """A parked HEARTBEAT, and what its sender knows.
 
     `held` are the partitions it holds (True: being released), `generation` the last generation it has seen.
     """
 
-    __slots__ = ("generation", "held", "reply", "session", "timer")
+    reply: Reply
+    session: Session
+    generation: int
+    held: dict[Key, bool]
+    timer: Timer | None = None
 
-    def __init__(self, reply: Reply, session: Session, generation: int, held: dict[Key, bool]) -> None:
-        self.reply, self.session, self.generation, self.held = reply, session, generation, held
-        self.timer: Timer | None = None
 
-
+@dataclass(slots=True, eq=False)
 class Member:
     """A member that has not left or expired: its connection, subscription and partitions.
 
     `joined` is the generation of its join. Requests of lower generations with the same id are of an earlier member.
     """
 
-    __slots__ = (
-        "disconnected_at",
-        "id",
-        "joined",
-        "latest_connection",
-        "owned",
-        "parked",
-        "seen_at",
-        "session",
-        "session_ms",
-        "subscription",
-        "timer",
-    )  # fmt: skip
-
-    def __init__(self, id: str, joined: int, session_ms: int, now: float) -> None:
-        self.id, self.joined, self.session_ms, self.seen_at = id, joined, session_ms, now
-        self.session: Session | None = None
-        self.latest_connection = -1
-        """The number of the latest connection that the member used."""
-        self.disconnected_at: float | None = None
-        """When its connection was closed; None while connected, and after a start, when the full session timeout
-        applies."""
-        self.subscription: GroupSubscription | None = None
-        """None for a member restored from the catalog before its first heartbeat; it keeps its partitions."""
-        self.owned: dict[Key, int] = {}
-        """Its partitions with the generations that assigned them; durable, so that the member may be notified."""
-        self.parked: ParkedHeartbeat | None = None
-        self.timer: Timer | None = None
+    id: str
+    joined: int
+    session_ms: int
+    seen_at: float
+    session: Session | None = None
+    latest_connection: int = -1
+    """The number of the latest connection that the member used."""
+    disconnected_at: float | None = None
+    """When its connection was closed; None while connected, and after a start, when the full session timeout
+    applies."""
+    subscription: GroupSubscription | None = None
+    """None for a member restored from the catalog before its first heartbeat; it keeps its partitions."""
+    owned: dict[Key, int] = field(default_factory=dict)
+    """Its partitions with the generations that assigned them; durable, so that the member may be notified."""
+    parked: ParkedHeartbeat | None = None
+    timer: Timer | None = None
 
     def connected(self, session: Session, now: float) -> None:
         """Record that the member uses this connection now."""
-        self.session, self.disconnected_at, self.seen_at, self.latest_connection = (
-            session,
-            None,
-            now,
-            session.number,
-        )
+        self.session, self.disconnected_at, self.seen_at = session, None, now
+        self.latest_connection = session.number
 
     def has_moved_from(self, session: Session) -> bool:
         """Return whether the member has used a later connection: requests on this one are old."""
@@ -531,9 +498,3 @@ class Member:
     def generation(self) -> int:
         """The generation that all its requests should have: of its join, or of its last assignment."""
         return max(self.joined, *self.owned.values()) if self.owned else self.joined
-
-    @property
-    def candidate(self) -> Candidate | None:
-        """The member as the strategies see it; None if its subscription is unknown."""
-        wishes = self.subscription
-        return None if wishes is None else Candidate(self.id, wishes.topics, wishes.only)
