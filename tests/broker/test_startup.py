@@ -9,7 +9,7 @@ import json
 import pytest
 
 from journal.errors import Corrupt, Full, Locked, NewerFormat
-from journal.filenames import segment_name
+from journal.filenames import TRANSACTIONS_FOLDER, segment_name
 from journal.record.block import blocks_of
 from journal.record.block_trailer import SOURCE_DELAY, TRAILER_SIZE
 from journal.testing import Moment, SimulatedClock, SimulatedDisk
@@ -23,7 +23,6 @@ from tfmq.broker.startup import (
     NEW_DELAY_MARKER,
     NEW_JOURNAL_MARKER,
     STEPS,
-    TRANSACTION_FOLDER,
 )
 from tfmq.data_dir import decode_version, encode_version
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID
@@ -738,7 +737,7 @@ def test_arrivals_cut_below_what_is_in_buckets_lose_only_what_is_in_none(size: i
 
 # The journal that belongs to the data folder, and no other; a start that fails leaves everything as it was.
 
-FOLDER_TRANSACTION_OPENING = f"{DATA}/{TRANSACTION_FOLDER}"
+FOLDER_TRANSACTION_OPENING = f"{DATA}/{TRANSACTIONS_FOLDER}"
 WORD_TRANSACTION_OPENING = f"{DATA}/meta/{NEW_JOURNAL_MARKER}"
 
 

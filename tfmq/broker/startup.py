@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple, cast
 
 from journal.disk import not_a_folder_error
@@ -46,7 +46,6 @@ from tfmq.broker.delay_commands import DelayCommands
 from tfmq.broker.delayed_produce import INCARNATION, NAME, ArrivalLogAdapter, ArrivalPartition
 from tfmq.broker.partition_dirs import RESERVED_NAMES, log_recovery
 from tfmq.broker.producer_state import ProducerState
-from tfmq.broker.topics import Topic
 from tfmq.data_dir import (
     FOLDER_NAMES,
     VERSION_NAME,
@@ -56,7 +55,8 @@ from tfmq.data_dir import (
 )
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID, SEGMENT_BYTES, arrival_options, damaged_ranges
 from tfmq.delay.arrivals.state import ArrivalLogState
-from tfmq.delay.buckets.fsck import rebuild_from_arrivals
+from tfmq.delay.buckets.fsck import ARRIVALS_NAME, rebuild_from_arrivals
+from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.delay_queue import DelayQueue
 from tfmq.transaction.store import TransactionStore
@@ -222,8 +222,13 @@ def open_partitions(broker: Broker) -> None:
 def skip_known_ids(broker: Broker) -> None:
     """Skip ids that only partitions know, as after restoring an older catalog."""
     known = max((each.producers.highest_id for each in broker.topics.partitions()), default=0)
+    _skip_ids(broker, known, "the partitions")
+
+
+def _skip_ids(broker: Broker, known: int, source: str) -> None:
+    """Skip the ids up to `known`, found in `source`, if the catalog does not know them."""
     if known >= broker.catalog.state.next_id:
-        log.error("the catalog is older than the partitions: ids up to %d were given out before", known)
+        log.error("the catalog is older than %s: ids up to %d were given out before", source, known)
         broker.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, broker.clock.wall_ms()))
 
 
@@ -238,7 +243,12 @@ def start_delay(broker: Broker) -> None:
     except BaseException:
         store.abandon("the start failed")
         raise
-    recover_delay(broker)
+    recovered: list[BaseException | None] = []
+    broker.delay_commands.queue.recover(recovered.append)  # in this thread
+    if not recovered:
+        raise RuntimeError("what delayed messages wait is not known")
+    if recovered[0] is not None:
+        raise recovered[0]
 
 
 def start_transactions(broker: Broker) -> None:
@@ -279,13 +289,18 @@ def start(broker: Broker) -> None:
     Raises Locked, NewerFormat, Corrupt, OSError, Full if the broker cannot start.
     """
     began = broker.clock.monotonic()
+    # What a start allocates stays alive; to scan it repeatedly took half of a start with 100,000 prepared transactions.
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        with garbage_collection_disabled():
-            for step in STEPS:
-                step(broker)
+        for step in STEPS:
+            step(broker)
     except BaseException:
         close_after_failure(broker)
         raise
+    finally:
+        if was_enabled:
+            gc.enable()
     log.info(
         "%d topics, %d partitions opened in %.3f s",
         len(broker.topics),
@@ -294,25 +309,10 @@ def start(broker: Broker) -> None:
     )
 
 
-@contextmanager
-def garbage_collection_disabled() -> Iterator[None]:
-    """Disable Python's garbage collection meanwhile.
-
-    What a start allocates stays alive; to scan it repeatedly took half of the start with 100,000 prepared transactions.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def close_after_failure(broker: Broker) -> None:
     """Close what a failed start has opened. No request was acked, so nothing needs an fsync."""
-    for topic in broker.topics.all() if hasattr(broker, "topics") else ():
-        _abandon(topic)
+    for partition in broker.topics.partitions() if hasattr(broker, "topics") else ():
+        partition.log.abandon("the start failed")
     if hasattr(broker, "delay_commands"):
         broker.delay_commands.abandon("the start failed")
     if hasattr(broker, "transaction_commands"):
@@ -321,12 +321,6 @@ def close_after_failure(broker: Broker) -> None:
         broker.catalog.log.abandon("the start failed")
     if hasattr(broker, "lock"):
         broker.lock.release()
-
-
-def _abandon(topic: Topic) -> None:
-    for partition in topic.partitions:
-        if not isinstance(partition, str):
-            partition.log.abandon("the start failed")
 
 
 def _in_state(broker: Broker, state: str) -> list[TopicRow]:
@@ -340,8 +334,6 @@ def _in_state(broker: Broker, state: str) -> list[TopicRow]:
 # lost, or numbers reused. A new one is created only in a data folder that never had one, or if the operator asks for
 # it with an empty file DATA/meta/new-delay.
 
-DELAY_FOLDER: Final = "delay"
-ARRIVALS_NAME: Final = "arrivals"
 NEW_DELAY_MARKER: Final = "new-delay"
 """File in DATA/meta that requests a new delay store.
 
@@ -374,17 +366,20 @@ def open_delay(broker: Broker) -> DelayStore:
 
     Raises Corrupt, NewerFormat, OSError, Full, Stopped.
     """
-    folder, word = join(broker.data, DELAY_FOLDER), join(broker.meta, NEW_DELAY_MARKER)
+    folder = join(broker.data, DELAY_FOLDER)
     if not broker.disk.exists(folder):
         _require_new_delay(broker, folder)
         broker.disk.make_folder(folder)
     broker.disk.force_folder(broker.data)
     _rebuild_buckets(broker, folder)
     buckets = BucketStore.open(
-        broker.disk, folder, new_id=lambda: _new_delay_id(broker, folder), randomness=broker.randomness
+        broker.disk, folder, new_id=partial(_new_delay_id, broker, folder), randomness=broker.randomness
     )
+    known = broker.catalog.state.delay_store
     try:
-        _require_own_delay(broker, folder, buckets)
+        if known and known != buckets.store_id:
+            reason = f"it holds the delayed messages of store {buckets.store_id}, and store {known}"
+            raise _delay_error(broker, folder, f"{reason} belongs to this data")
         store = _open_arrivals(broker, folder, buckets)
     except BaseException:
         buckets.abandon()
@@ -395,10 +390,40 @@ def open_delay(broker: Broker) -> DelayStore:
     except BaseException:
         store.abandon("the start failed")
         raise
-    if broker.disk.exists(word):
-        broker.disk.unlink(word)
-        broker.disk.force_folder(broker.meta)
+    _remove_marker(broker, NEW_DELAY_MARKER)
     return store
+
+
+def _new_delay_id(broker: Broker, folder: str) -> int:
+    _require_new_delay(broker, folder)
+    return _enter_new_store(broker, NEW_DELAY_MARKER, DELAY_STORE)
+
+
+def _enter_new_store(broker: Broker, marker: str, kind: int) -> int:
+    """Allocate the id of a new delay store or journal, and enter it in the catalog before that exists.
+
+    If the start is interrupted in between, the next one finds the marker file and creates one with another id. Raises
+    Stopped, Full, OSError.
+    """
+    path = join(broker.meta, marker)
+    if not broker.disk.exists(path):
+        broker.disk.create(path).close()
+        broker.disk.force_folder(broker.meta)
+    new_id = broker.catalog.state.next_id
+    broker.catalog.append_now((LEASE, new_id + 1, broker.clock.wall_ms()))
+    broker.catalog.append_now((kind, new_id))
+    return new_id
+
+
+def _remove_marker(broker: Broker, marker: str) -> None:
+    path = join(broker.meta, marker)
+    if broker.disk.exists(path):
+        broker.disk.unlink(path)
+        broker.disk.force_folder(broker.meta)
+
+
+def _delay_error(broker: Broker, path: str, reason: str) -> Corrupt:
+    return Corrupt(path, 0, 0, f"{reason}. {new_delay_advice(broker.meta)}")
 
 
 def _rebuild_buckets(broker: Broker, folder: str) -> None:
@@ -435,36 +460,7 @@ def _require_new_delay(broker: Broker, folder: str) -> None:
             0,
             "the checkpoint of the delayed messages is missing, and the log in which they arrive is there",
         )
-    raise Corrupt(folder, 0, 0, f"the store of delayed messages is missing. {_delay_advice(broker)}")
-
-
-def _delay_advice(broker: Broker) -> str:
-    return new_delay_advice(broker.meta)
-
-
-def _new_delay_id(broker: Broker, folder: str) -> int:
-    """Allocate the id of a new delay store, and enter it in the catalog before the store exists.
-
-    If the start is interrupted in between, the next one finds the marker file and creates a store with another id.
-    Raises Corrupt, Stopped, Full, OSError.
-    """
-    _require_new_delay(broker, folder)
-    word = join(broker.meta, NEW_DELAY_MARKER)
-    if not broker.disk.exists(word):
-        broker.disk.create(word).close()
-        broker.disk.force_folder(broker.meta)
-    store_id = broker.catalog.state.next_id
-    broker.catalog.append_now((LEASE, store_id + 1, broker.clock.wall_ms()))
-    broker.catalog.append_now((DELAY_STORE, store_id))
-    return store_id
-
-
-def _require_own_delay(broker: Broker, folder: str, buckets: BucketStore) -> None:
-    """Raise Corrupt if the catalog names another delay store than the one that was opened."""
-    known = broker.catalog.state.delay_store
-    if known and known != buckets.store_id:
-        reason = f"it holds the delayed messages of store {buckets.store_id}, and store {known} belongs to this data"
-        raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(broker)}")
+    raise _delay_error(broker, folder, "the store of delayed messages is missing")
 
 
 def _open_arrivals(broker: Broker, folder: str, buckets: BucketStore) -> DelayStore:
@@ -472,9 +468,7 @@ def _open_arrivals(broker: Broker, folder: str, buckets: BucketStore) -> DelaySt
     is_there = broker.disk.exists(path)
     if not is_there or not broker.disk.list(path):
         if buckets.spilled_offset or not broker.disk.exists(join(broker.meta, NEW_DELAY_MARKER)):
-            raise Corrupt(
-                path, 0, 0, f"the log in which delayed messages arrive is missing. {_delay_advice(broker)}"
-            )
+            raise _delay_error(broker, path, "the log in which delayed messages arrive is missing")
         if not is_there:
             broker.disk.make_folder(path)
     broker.disk.force_folder(folder)
@@ -493,16 +487,25 @@ def _open_arrivals(broker: Broker, folder: str, buckets: BucketStore) -> DelaySt
 def _open_arrival_log(broker: Broker, path: str) -> tuple[Log, ArrivalLogState]:
     state = ArrivalLogState(broker.new_producer_state())
     flush = broker.config.flush
+    segment_bytes = max(
+        SEGMENT_BYTES, 2 * broker.limits["frame_bytes"]
+    )  # the largest append, a frame, must fit
     opened = Log.open(
         broker.disk,
         path,
         log_id=LOG_ID,
         clock=broker.clock,
-        options=arrival_options(flush.messages, flush.seconds, _segment_bytes(broker)),
+        options=arrival_options(flush.messages, flush.seconds, segment_bytes),
         state=state,
     )
     if opened.stopped is not None:
-        _resume_arrivals(opened)
+        # No command can resume it later. Everything that was acked is durable, and recovery verifies the rest again. If
+        # the resume fails, waiting messages are still delivered.
+        log.error("the arrivals of delayed messages were stopped (%s); trying to resume them", opened.stopped)
+        try:
+            opened.resume()
+        except (OSError, JournalError) as error:
+            log.error("the arrivals of delayed messages stay stopped: %s", error)
     state.epochs.finish_recovery(opened.whole_end[1])
     return opened, state
 
@@ -538,24 +541,6 @@ def _repair_arrivals(broker: Broker, path: str, offset: int, number: int) -> int
     )
 
 
-def _segment_bytes(broker: Broker) -> int:
-    """Return the segment size of the arrival log: the largest append, a frame, must fit."""
-    return max(SEGMENT_BYTES, 2 * broker.limits["frame_bytes"])
-
-
-def _resume_arrivals(arrivals: Log) -> None:
-    """Try to resume a stopped arrival log at startup, because no command can do it later.
-
-    Everything that was acked is durable, and recovery verifies the rest again. If the resume fails, waiting messages
-    are still delivered.
-    """
-    log.error("the arrivals of delayed messages were stopped (%s); trying to resume them", arrivals.stopped)
-    try:
-        arrivals.resume()
-    except (OSError, JournalError) as error:
-        log.error("the arrivals of delayed messages stay stopped: %s", error)
-
-
 def _require_newest_delay(broker: Broker, folder: str, store: DelayStore) -> None:
     """Raise Corrupt if the delay store is older than what depends on it.
 
@@ -567,18 +552,18 @@ def _require_newest_delay(broker: Broker, folder: str, store: DelayStore) -> Non
     end_offset, end_ordinal = arrivals.whole_end
     if end_offset < buckets.spilled_offset:
         reason = "the log in which delayed messages arrive is older than the buckets that were filled from it"
-        raise Corrupt(path, 0, 0, f"{reason}. {_delay_advice(broker)}")
+        raise _delay_error(broker, path, reason)
     if arrivals.first_offset > buckets.spilled_offset:
         reason = (
             "the buckets are older than the log from which they are filled: what lies between is not there"
         )
-        raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(broker)}")
+        raise _delay_error(broker, folder, reason)
     for each in broker.topics.partitions():
         turn = each.log.applied(SOURCE_DELAY, buckets.store_id)
         if turn is not None and turn[1] >= end_ordinal:
             name = f"{each.name}-{each.number}"
             reason = f"the store of delayed messages is older than {name}, to which it delivered later ones"
-            raise Corrupt(folder, 0, 0, f"{reason}. {_delay_advice(broker)}")
+            raise _delay_error(broker, folder, reason)
 
 
 def _update_catalog_from_delay(broker: Broker, store: DelayStore) -> None:
@@ -588,10 +573,7 @@ def _update_catalog_from_delay(broker: Broker, store: DelayStore) -> None:
         return
     if not register.delay_store:
         broker.catalog.append_now((DELAY_STORE, store.buckets.store_id))
-    known = max(store.producers.highest_id, store.buckets.store_id)
-    if known >= register.next_id:
-        log.error("the catalog is older than the delayed messages: ids up to %d were given out before", known)
-        broker.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, broker.clock.wall_ms()))
+    _skip_ids(broker, max(store.producers.highest_id, store.buckets.store_id), "the delayed messages")
 
 
 def create_delay(broker: Broker, store: DelayStore) -> None:
@@ -613,6 +595,7 @@ def create_delay(broker: Broker, store: DelayStore) -> None:
         append_bytes_max=broker.limits["append_bytes"],
     )
     settings = broker.config.delay
+    turns = (each.log.applied(SOURCE_DELAY, buckets.store_id) for each in broker.topics.partitions())
     queue = DelayQueue(
         arrival_log=ArrivalLogAdapter(partition, broker.produce_handler),
         state=state,
@@ -623,7 +606,7 @@ def create_delay(broker: Broker, store: DelayStore) -> None:
         run=broker.run,
         tick_ms=settings.tick_ms,
         outcome_seconds=int(settings.outcome_seconds),
-        floor_ms=broker_time_floor_ms(broker, buckets.store_id),
+        floor_ms=max((turn[0] for turn in turns if turn is not None), default=0),
         mark_ready=broker.ready_marker("delay"),
     )
     broker.delay_commands = broker.apply_target.delayed = DelayCommands(
@@ -643,22 +626,6 @@ def create_delay(broker: Broker, store: DelayStore) -> None:
     broker.retention.add_partition(partition)
 
 
-def broker_time_floor_ms(broker: Broker, store_id: int) -> int:
-    """Return the latest due time delivered to a partition: broker time starts there or later."""
-    turns = (each.log.applied(SOURCE_DELAY, store_id) for each in broker.topics.partitions())
-    return max((turn[0] for turn in turns if turn is not None), default=0)
-
-
-def recover_delay(broker: Broker) -> None:
-    """Load the waiting delayed messages, in this thread. Raises what makes that fail."""
-    recovered: list[BaseException | None] = []
-    broker.delay_commands.queue.recover(recovered.append)
-    if not recovered:
-        raise RuntimeError("what delayed messages wait is not known")
-    if recovered[0] is not None:
-        raise recovered[0]
-
-
 # Transactions. The transaction journal is opened, prepared transactions are restored, and committed ones are applied
 # before clients can connect.
 #
@@ -666,7 +633,6 @@ def recover_delay(broker: Broker) -> None:
 # would be lost, or later commits would look as if they were applied already. A new one is created only in a data
 # folder that never had one, or if the operator asks for it with an empty file DATA/meta/new-journal.
 
-TRANSACTION_FOLDER: Final = "transactions"
 NEW_JOURNAL_MARKER: Final = "new-journal"
 """File in DATA/meta that requests a new transaction journal.
 
@@ -680,7 +646,7 @@ def open_transaction_store(broker: Broker) -> TransactionStore:
 
     Raises Corrupt, NewerFormat, OSError, Full, Stopped.
     """
-    folder, word = join(broker.data, TRANSACTION_FOLDER), join(broker.meta, NEW_JOURNAL_MARKER)
+    folder = join(broker.data, TRANSACTIONS_FOLDER)
     if not broker.disk.exists(folder):
         _require_new_journal(broker, folder)
         broker.disk.make_folder(folder)
@@ -690,7 +656,7 @@ def open_transaction_store(broker: Broker) -> TransactionStore:
         folder,
         clock=broker.clock,
         randomness=broker.randomness,
-        new_id=lambda: _new_journal_id(broker, folder),
+        new_id=partial(_new_journal_id, broker, folder),
         lease_time=broker.catalog.state.lease_time_ms,
         request_fsync=broker.request_fsync,
         run=broker.run,
@@ -706,37 +672,21 @@ def open_transaction_store(broker: Broker) -> TransactionStore:
     except BaseException:
         store.abandon("the start failed")
         raise
-    if broker.disk.exists(word):
-        broker.disk.unlink(word)
-        broker.disk.force_folder(broker.meta)
+    _remove_marker(broker, NEW_JOURNAL_MARKER)
     return store
+
+
+def _new_journal_id(broker: Broker, folder: str) -> int:
+    _require_new_journal(broker, folder)
+    return _enter_new_store(broker, NEW_JOURNAL_MARKER, JOURNAL)
 
 
 def _require_new_journal(broker: Broker, folder: str) -> None:
     """Raise Corrupt unless there never was a journal, or the operator discarded it."""
     if broker.catalog.state.journal_id and not broker.disk.exists(join(broker.meta, NEW_JOURNAL_MARKER)):
-        raise Corrupt(folder, 0, 0, f"the journal of transactions is missing. {_journal_advice(broker)}")
-
-
-def _journal_advice(broker: Broker) -> str:
-    return new_journal_advice(broker.meta)
-
-
-def _new_journal_id(broker: Broker, folder: str) -> int:
-    """Allocate the id of a new journal, and enter it in the catalog before the journal exists.
-
-    If the start is interrupted in between, the next one finds the marker file and creates a journal with another id.
-    Raises Corrupt, Stopped, Full, OSError.
-    """
-    _require_new_journal(broker, folder)
-    word = join(broker.meta, NEW_JOURNAL_MARKER)
-    if not broker.disk.exists(word):
-        broker.disk.create(word).close()
-        broker.disk.force_folder(broker.meta)
-    journal_id = broker.catalog.state.next_id
-    broker.catalog.append_now((LEASE, journal_id + 1, broker.clock.wall_ms()))
-    broker.catalog.append_now((JOURNAL, journal_id))
-    return journal_id
+        raise Corrupt(
+            folder, 0, 0, f"the journal of transactions is missing. {new_journal_advice(broker.meta)}"
+        )
 
 
 def _update_catalog_from_journal(broker: Broker, folder: str, store: TransactionStore) -> None:
@@ -751,7 +701,7 @@ def _update_catalog_from_journal(broker: Broker, folder: str, store: Transaction
             0,
             0,
             f"it holds the journal {store.journal_id}, and journal {register.journal_id} belongs to this data."
-            f" {_journal_advice(broker)}",
+            f" {new_journal_advice(broker.meta)}",
         )
     _require_newest_journal(broker, folder, store)
     if broker.catalog.log.stopped is not None:
@@ -759,10 +709,7 @@ def _update_catalog_from_journal(broker: Broker, folder: str, store: Transaction
     if not register.journal_id:
         # The catalog was restored from a backup that is older than the journal.
         broker.catalog.append_now((JOURNAL, store.journal_id))
-    known = store.producer_states.highest_id
-    if known >= register.next_id:
-        log.error("the catalog is older than the journal: ids up to %d were given out before", known)
-        broker.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, broker.clock.wall_ms()))
+    _skip_ids(broker, store.producer_states.highest_id, "the journal")
 
 
 def _require_newest_journal(broker: Broker, folder: str, store: TransactionStore) -> None:
@@ -783,7 +730,7 @@ def _require_newest_journal(broker: Broker, folder: str, store: TransactionStore
                 store.end_lsn,
                 place[0],
                 f"the journal is older than {name}, which has messages of later transactions."
-                f" {_journal_advice(broker)}",
+                f" {new_journal_advice(broker.meta)}",
             )
 
 

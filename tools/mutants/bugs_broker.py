@@ -233,8 +233,8 @@ STREAMS: Final = (
         "successor-acked-before-the-fsync",
         "a successor is acknowledged after the closing of the old id is durable",
         "tfmq/broker/produce.py",
-        "    partition.when_durable(partition.log.end_offset, forced)\n",
-        "    forced(None)\n",
+        "    partition.when_durable(partition.log.end_offset, done)\n",
+        "    done(None)\n",
         [WRITES],
     ),
     Mutant(

@@ -158,27 +158,8 @@ _STORE: Final = (
         "the-operator-s-request-counts-without-end",
         "a store is created anew once for each request of the operator",
         "tfmq/broker/startup.py",
-        (
-            "        _update_catalog_from_delay(broker, store)\n"
-            "    except BaseException:\n"
-            '        store.abandon("the start failed")\n'
-            "        raise\n"
-            "    if broker.disk.exists(word):\n"
-            "        broker.disk.unlink(word)\n"
-            "        broker.disk.force_folder(broker.meta)\n"
-            "    return store\n"
-            "\n"
-        ),
-        (
-            "        _update_catalog_from_delay(broker, store)\n"
-            "    except BaseException:\n"
-            '        store.abandon("the start failed")\n'
-            "        raise\n"
-            "    if broker.disk.exists(word):\n"
-            "        broker.disk.force_folder(broker.meta)\n"
-            "    return store\n"
-            "\n"
-        ),
+        "    _remove_marker(broker, NEW_DELAY_MARKER)\n",
+        "",
         [OPENING],
     ),
     Mutant(

@@ -278,8 +278,8 @@ COMMANDS: Final = (
     Mutant(
         "quota-kept-by-an-answer",
         "the pending bytes of a peer are released with the reply",
-        "tfmq/broker/transaction_commands.py",
-        "            self._quotas.release(session, size)\n",
+        "tfmq/broker/admission.py",
+        "            self.release(session, size)\n",
         "",
         [TRANSACTIONS],
     ),
@@ -315,14 +315,14 @@ STARTS: Final = (
         "an interrupted first start can be repeated",
         "tfmq/broker/startup.py",
         (
-            "    word = join(broker.meta, NEW_JOURNAL_MARKER)\n"
-            "    if not broker.disk.exists(word):\n"
-            "        broker.disk.create(word).close()\n"
+            "    path = join(broker.meta, marker)\n"
+            "    if not broker.disk.exists(path):\n"
+            "        broker.disk.create(path).close()\n"
             "        broker.disk.force_folder(broker.meta)\n"
         ),
         (
-            "    word = join(broker.meta, NEW_JOURNAL_MARKER)\n"
-            "    if not broker.disk.exists(word):\n"
+            "    path = join(broker.meta, marker)\n"
+            "    if not broker.disk.exists(path):\n"
             "        broker.disk.force_folder(broker.meta)\n"
         ),
         [OPENING],
@@ -331,8 +331,8 @@ STARTS: Final = (
         "journal-s-ids-given-out-again",
         "no id is given out twice, also with a catalog from an older backup",
         "tfmq/broker/startup.py",
-        ("    known = store.producer_states.highest_id\n    if known >= register.next_id:\n"),
-        ("    known = store.producer_states.highest_id\n    if known < 0:\n"),
+        '    _skip_ids(broker, store.producer_states.highest_id, "the journal")\n',
+        "",
         [OPENING],
     ),
     Mutant(

@@ -220,8 +220,8 @@ READERS_AND_GROUPS: Final = (
         "offsets-read-before-they-are-fsynced",
         "an offset that was read never goes back",
         "tfmq/broker/groups/offsets.py",
-        "        self._catalog.when_durable(forced)\n",
-        "        forced(None)\n",
+        "        self._catalog.when_durable(reply_when_done(reply, lambda: (rows,)))\n",
+        "        reply_when_done(reply, lambda: (rows,))(None)\n",
         [OFFSETS],
     ),
     Mutant(
