@@ -271,7 +271,7 @@ def test_a_stopped_log_of_arrivals_refuses_and_a_start_lifts_it(broker: Broker) 
     assert refused.code == "storage_stopped"
     for answer in (lost, refused):
         assert "start the broker again" in str(answer.failure) and "topic resume" not in str(answer.failure)
-    assert broker.engine.broker.status()["delay"]["arrivals"] != "open"
+    assert broker.engine.status_fields()["delay"]["arrivals"] != "open"
     again = broker.restart()
     assert again.delay(producer, 1).code == "ok"
 

@@ -229,7 +229,7 @@ def test_a_topic_that_goes_before_the_commit_drops_what_was_for_it_when_that_is_
     assert broker.decide(began).state == "committed"
     broker.advance(3)
     assert broker.payloads("bills") == []
-    assert broker.engine.broker.status()["delay"]["dropped"] == 1
+    assert broker.engine.status_fields()["delay"]["dropped"] == 1
 
 
 def test_what_its_partition_would_refuse_is_refused_before_the_commit(broker: Broker) -> None:

@@ -495,7 +495,7 @@ def test_arrivals_that_are_older_than_the_buckets_are_refused_and_the_reverse() 
         Broker(broker.disk, broker.clock)
     put(broker.disk, new)
     again = Broker(broker.disk, broker.clock)
-    assert again.engine.broker.status()["delay"]["pending"] == 13
+    assert again.engine.status_fields()["delay"]["pending"] == 13
 
 
 def test_a_journal_that_is_older_than_the_arrivals_is_refused() -> None:
