@@ -198,7 +198,7 @@ class Broker:
     def _partition_resumed(self, log_id: int) -> None:
         self.transaction_commands.coordinator.target_resumed(log_id)
         self.delay_commands.queue.target_resumed(log_id)
-        self.schedule_commands.partition_resumed(log_id)
+        self.schedule_commands.scheduler.partition_resumed(log_id)
 
     def create_transactions(self, store: TransactionStore) -> None:
         """Create the components that need the transaction journal."""
@@ -441,7 +441,7 @@ class Broker:
         self.fetches.close()
         self.group_coordinator.stop()
         self.retention.stop()
-        self.schedule_commands.stop()
+        self.schedule_commands.scheduler.stop()
         self.transaction_commands.stop()
         self.delay_commands.stop()
         self.end_turn()

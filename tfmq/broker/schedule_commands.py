@@ -27,7 +27,8 @@ from tfmq.protocol.commands import AddSchedule, ListSchedules, PauseSchedule, Re
 logger = logging.getLogger("tfmq.broker")
 
 ErrorCallback = Callable[[BaseException | None], None]
-EndCallback = Callable[[], None]
+Finish = Callable[..., None]
+"""finish(error, *fields): ends a change, and replies with the fields, or with the error."""
 
 
 class ScheduleCommands:
@@ -77,19 +78,11 @@ class ScheduleCommands:
             self.topic_created(topic)
         self.scheduler.start()
 
-    def stop(self) -> None:
-        """Stop sending."""
-        self.scheduler.stop()
-
     def topic_created(self, topic: Topic) -> None:
         """Bind schedules to a topic that was created or has more partitions."""
         for run in self._running.values():
             if run.row.topic == topic.name and run.row.incarnation != topic.incarnation:
                 self._bind(run)
-
-    def partition_resumed(self, log_id: int) -> None:
-        """Retry schedules of a partition that accepts writes again."""
-        self.scheduler.partition_resumed(log_id)
 
     def status(self) -> dict[str, Any]:
         """Return the "schedules" part of STATUS."""
@@ -117,21 +110,19 @@ class ScheduleCommands:
             )
         now = self._clock.wall_ms()
         row = ScheduleRow(0, *request[:5], request.attribute, payload, request.misfire, now, 0, 0, now)
-        self._serialize(request.name, reply, partial(self._add, RunningSchedule(row), reply))
+        self._serialize(request.name, reply, partial(self._add, RunningSchedule(row)))
 
-    def _add(self, asked: RunningSchedule, reply: Reply, end: EndCallback) -> None:
+    def _add(self, asked: RunningSchedule, finish: Finish) -> None:
         row = asked.row
         known = self._running.get(row.name)
         if known is not None and known.row.same_definition(row):
-            reply.ok(self._describe_fully(known), False)
-            end()
+            finish(None, self._describe_fully(known), False)
             return
         self._check_limits(row, known)
         self._check_new_topic(row)
         topic = self._topics.topic(row.topic)
         number = chosen_partition(asked, topic)
         self._adding[row.name] = row.size_bytes
-        finish = partial(self._reply_fields, reply, end, row.name)
 
         def leased(id: int, error: BaseException | None) -> None:
             if error is not None:
@@ -143,7 +134,18 @@ class ScheduleCommands:
             except Exception as error:
                 finish(error)
                 return
-            self._catalog.submit(run.add_entry(), partial(self._added, run, finish))
+            self._catalog.submit(run.add_entry(), partial(added, run))
+
+        def added(run: RunningSchedule, error: BaseException | None) -> None:
+            if error is not None:
+                finish(error)
+                return
+            self._running[row.name] = run
+            self.scheduler.add(run)
+            now = self._topics.find(row.topic)
+            if now is not None and now.incarnation != run.row.incarnation:
+                self._bind(run)
+            finish(None, self._describe_fully(run), True)
 
         self._leases.allocate(1, leased)
 
@@ -162,15 +164,6 @@ class ScheduleCommands:
                 f" {wanted}. Create it first: tfmq topic create {row.topic} --partitions {wanted + 1}.",
                 partitions=count,
             )
-
-    def _added(self, run: RunningSchedule, finish: Callable[..., None], error: BaseException | None) -> None:
-        if error is not None:
-            finish(error)
-            return
-        self._running[run.row.name] = run
-        self.scheduler.add(run)
-        self._bind_if_changed(run)
-        finish(None, self._describe_fully(run), True)
 
     def _check_limits(self, row: ScheduleRow, known: RunningSchedule | None) -> None:
         if known is not None:
@@ -206,7 +199,7 @@ class ScheduleCommands:
 
         Only for a reply about one schedule: lists could become too large.
         """
-        return self._describe(run) | run.content_fields()
+        return self._describe(run) | {"payload": run.row.payload, "attribute": run.row.attribute}
 
     # PAUSE_SCHEDULE, RESUME_SCHEDULE, REMOVE_SCHEDULE, and the binding to a topic
 
@@ -215,40 +208,40 @@ class ScheduleCommands:
 
         The reply is sent when that is durable; no append is started after it.
         """
-        self._serialize(request.name, reply, partial(self._pause, request.name, reply))
 
-    def _pause(self, name: str, reply: Reply, end: EndCallback) -> None:
-        run = self._find_run(name)
-        if run.row.paused:
-            reply.ok(self._describe_fully(run))
-            end()
-            return
-        self._change(run, partial(self._reply_schedule, run, reply, end), paused=True)
+        def pause(finish: Finish) -> None:
+            run = self._find_run(request.name)
+            answer = partial(self._finish_described, run, finish)
+            if run.row.paused:
+                answer(None)
+            else:
+                self._change(run, answer, paused=True)
+
+        self._serialize(request.name, reply, pause)
 
     def resume(self, request: ResumeSchedule, reply: Reply) -> None:
         """Resume a schedule from now on.
 
         Times that passed during the pause are not treated as missed.
         """
-        self._serialize(request.name, reply, partial(self._resume, request.name, reply))
 
-    def _resume(self, name: str, reply: Reply, end: EndCallback) -> None:
-        run, now = self._find_run(name), self._clock.wall_ms()
-        answer = partial(self._reply_schedule, run, reply, end)
-        if self.scheduler.is_clock_behind(run):
-            self._restart_with_new_id(run, now, reply, end)
-        elif run.row.paused:
-            self._change(run, answer, paused=False, through_ms=now)
-        else:
-            answer(None)
+        def resume(finish: Finish) -> None:
+            run, now = self._find_run(request.name), self._clock.wall_ms()
+            answer = partial(self._finish_described, run, finish)
+            if self.scheduler.is_clock_behind(run):
+                self._restart_with_new_id(run, now, finish)
+            elif run.row.paused:
+                self._change(run, answer, paused=False, through_ms=now)
+            else:
+                answer(None)
 
-    def _restart_with_new_id(self, run: RunningSchedule, now: int, reply: Reply, end: EndCallback) -> None:
+        self._serialize(request.name, reply, resume)
+
+    def _restart_with_new_id(self, run: RunningSchedule, now: int, finish: Finish) -> None:
         """Restart a schedule under another id, because the clock is before its last sent time.
 
         The positions of a source only increase, so nothing can be sent under the old id for times before the last one.
         """
-        name = run.row.name
-        finish = partial(self._reply_fields, reply, end, name)
 
         def leased(id: int, error: BaseException | None) -> None:
             if error is not None:
@@ -265,7 +258,7 @@ class ScheduleCommands:
                 finish(error)
                 return
             self.scheduler.remove(run)
-            self._running[name] = new
+            self._running[run.row.name] = new
             self.scheduler.add(new)
             finish(None, self._describe_fully(new))
 
@@ -273,61 +266,56 @@ class ScheduleCommands:
 
     def remove(self, request: RemoveSchedule, reply: Reply) -> None:
         """Remove the schedule of that name and id (0: any). Reply whether there was one."""
-        self._serialize(request.name, reply, partial(self._remove, request, reply))
 
-    def _remove(self, request: RemoveSchedule, reply: Reply, end: EndCallback) -> None:
-        run = self._running.get(request.name)
-        if run is None or request.id not in (0, run.row.id):
-            reply.ok(False)
-            end()
-            return
-        run.is_changing = True
+        def remove(finish: Finish) -> None:
+            run = self._running.get(request.name)
+            if run is None or request.id not in (0, run.row.id):
+                finish(None, False)
+                return
+            run.is_changing = True
+            self._catalog.submit((SCHEDULE_GONE, run.row.id), partial(removed, run, finish))
 
-        def gone(error: BaseException | None) -> None:
+        def removed(run: RunningSchedule, finish: Finish, error: BaseException | None) -> None:
             run.is_changing = False
             if error is None:
                 self.scheduler.remove(run)
                 del self._running[request.name]
             else:
                 self.scheduler.plan(run)
-            self._reply_fields(reply, end, request.name, error, True)
+            finish(error, True)
 
-        self._catalog.submit((SCHEDULE_GONE, run.row.id), gone)
+        self._serialize(request.name, reply, remove)
 
     def _bind(self, run: RunningSchedule) -> None:
         """Bind a schedule to its topic's current incarnation, from now on."""
-        self._serialize(run.row.name, None, partial(self._bind_serialized, run))
 
-    def _bind_if_changed(self, run: RunningSchedule) -> None:
-        topic = self._topics.find(run.row.topic)
-        if topic is not None and topic.incarnation != run.row.incarnation:
-            self._bind(run)
+        def bind(finish: Finish) -> None:
+            topic = self._topics.find(run.row.topic)
+            if self._running.get(run.row.name) is not run:
+                finish(None)
+                return
+            if topic is None or topic.incarnation == run.row.incarnation:
+                self.scheduler.plan(run)
+                finish(None)
+                return
+            now = self._clock.wall_ms()
+            try:
+                number = chosen_partition(run, topic)
+            except UnknownPartition as error:
+                self.scheduler.skip_due(run, str(error))
+                finish(None)
+                return
+            bound_now = partial(bound, finish)
+            self._change(run, bound_now, incarnation=topic.incarnation, partition=number, through_ms=now)
 
-    def _bind_serialized(self, run: RunningSchedule, end: EndCallback) -> None:
-        topic = self._topics.find(run.row.topic)
-        if self._running.get(run.row.name) is not run:
-            end()
-            return
-        if topic is None or topic.incarnation == run.row.incarnation:
-            self.scheduler.plan(run)
-            end()
-            return
-        now = self._clock.wall_ms()
-        try:
-            number = chosen_partition(run, topic)
-        except UnknownPartition as error:
-            self.scheduler.skip_due(run, str(error))
-            end()
-            return
-
-        def bound(error: BaseException | None) -> None:
+        def bound(finish: Finish, error: BaseException | None) -> None:
             if error is not None:
                 self.scheduler.retry_later(run, error)
             else:
                 run.trouble = ""
-            end()
+            finish(None)
 
-        self._change(run, bound, incarnation=topic.incarnation, partition=number, through_ms=now)
+        self._serialize(run.row.name, None, bind)
 
     # Changes in the catalog, one after the other for each schedule
 
@@ -351,53 +339,41 @@ class ScheduleCommands:
 
         self._catalog.submit(run.state_entry(**changed), forced)
 
-    def _reply_schedule(
-        self, run: RunningSchedule, reply: Reply, end: EndCallback, error: BaseException | None
-    ) -> None:
-        if error is not None:
-            reply.error(client_error(error))
-        else:
-            reply.ok(self._describe_fully(run))
-        end()
+    def _finish_described(self, run: RunningSchedule, finish: Finish, error: BaseException | None) -> None:
+        finish(error, self._describe_fully(run))
 
-    def _reply_fields(
-        self, reply: Reply, end: EndCallback, name: str, error: BaseException | None, *fields: Any
-    ) -> None:
-        self._adding.pop(name, None)
-        if error is not None:
-            reply.error(client_error(error))
-        else:
-            reply.ok(*fields)
-        end()
+    def _serialize(self, name: str, reply: Reply | None, change: Callable[[Finish], None]) -> None:
+        """Call `change(finish)` when all earlier changes of the schedule `name` are complete.
 
-    def _serialize(self, name: str, reply: Reply | None, change: Callable[[EndCallback], None]) -> None:
-        """Call `change(end)` when all earlier changes of the schedule `name` are complete.
-
-        It calls `end` when it is complete, or raises immediately; `reply` then gets the error.
+        It calls `finish(error, *fields of the reply)` when it is complete, or raises immediately.
         """
-        begin = partial(self._start_change, name, reply, change)
+
+        def begin() -> None:
+            try:
+                change(finish)
+            except Exception as error:
+                finish(error)
+                if reply is None:
+                    raise
+
+        def finish(error: BaseException | None, *fields: Any) -> None:
+            self._adding.pop(name, None)
+            if reply is not None and error is not None:
+                reply.error(client_error(error))
+            elif reply is not None:
+                reply.ok(*fields)
+            waiting = self._changing[name]
+            if waiting:
+                waiting.popleft()()
+            else:
+                del self._changing[name]
+
         waiting = self._changing.get(name)
         if waiting is not None:
             waiting.append(begin)
             return
         self._changing[name] = deque()
         begin()
-
-    def _start_change(self, name: str, reply: Reply | None, change: Callable[[EndCallback], None]) -> None:
-        try:
-            change(partial(self._end_change, name))
-        except Exception as error:
-            self._end_change(name)
-            if reply is None:
-                raise
-            reply.error(client_error(error))
-
-    def _end_change(self, name: str) -> None:
-        waiting = self._changing[name]
-        if waiting:
-            waiting.popleft()()
-        else:
-            del self._changing[name]
 
 
 def chosen_partition(run: RunningSchedule, topic: Topic) -> int:

@@ -136,10 +136,8 @@ class Scheduler:
     def _is_target_stopped(self, run: RunningSchedule) -> bool:
         try:
             self._destination.check_space(run.key, 0)
-        except StorageStopped:
-            return True
-        except (DiskFull, UnknownTopic):
-            pass
+        except (StorageStopped, DiskFull, UnknownTopic) as error:
+            return isinstance(error, StorageStopped)
         return False
 
     def _record_durable(self, run: RunningSchedule) -> None:
@@ -249,23 +247,15 @@ class Scheduler:
     def _send(self, run: RunningSchedule, moments: list[int]) -> None:
         """Append as many messages as fit one append. The others follow when these are durable."""
         try:
-            append, count = self._make_append(run, moments)
-        except Exception as error:
+            size = len(run.batch(moments[0]).data)
+            count = min(max(1, self._destination.append_bytes_max(run.key) // size), MESSAGES_AT_ONCE)
+            append = run.append(moments[:count])
+            self.check_batches(run, append.batches)
+        except Exception as error:  # BadBatch, MessageTooLarge: the partition cannot accept the message
             self.skip_due(run, str(reply.client_error(error)))
             return
         run.is_sending = True
         self._destination.apply(append, partial(self._append_written, run, moments[count:]))
-
-    def _make_append(self, run: RunningSchedule, moments: list[int]) -> tuple[Append, int]:
-        """Return the append and its count of messages.
-
-        Raises BadBatch, MessageTooLarge for a message that the partition cannot accept.
-        """
-        size = len(run.batch(moments[0]).data)
-        count = min(max(1, self._destination.append_bytes_max(run.key) // size), MESSAGES_AT_ONCE)
-        append = run.append(moments[:count])
-        self.check_batches(run, append.batches)
-        return append, len(append.batches)
 
     def check_batches(self, run: RunningSchedule, batches: Sequence[Batch]) -> None:
         """Check that the partition would accept the batches.
@@ -349,21 +339,18 @@ class RunningSchedule:
         try:
             self.cron = CronSchedule(row.cron, row.timezone)
             self._attribute = decode_attribute(row.attribute) if row.attribute else None
-            self._check_properties()
+            given = self._attribute.properties if self._attribute is not None else {}
+            for name in (NAME_PROPERTY, TIME_PROPERTY):
+                if name in given:
+                    raise BadRequest(f"The property {name} is the schedule's own: give yours another name.")
+            if len(given) + 2 > limits.PROPERTIES:
+                raise BadRequest(
+                    f"A schedule's message has {limits.PROPERTIES - 2:d} properties at most, and two of its own."
+                )
         except TfmqError as error:
             if not kept:
                 raise
             self.cron, self.trouble = None, str(error)
-
-    def _check_properties(self) -> None:
-        given = self._attribute.properties if self._attribute is not None else {}
-        for name in (NAME_PROPERTY, TIME_PROPERTY):
-            if name in given:
-                raise BadRequest(f"The property {name} is the schedule's own: give yours another name.")
-        if len(given) + 2 > limits.PROPERTIES:
-            raise BadRequest(
-                f"A schedule's message has {limits.PROPERTIES - 2:d} properties at most, and two of its own."
-            )
 
     def replace_row(self, row: ScheduleRow) -> None:
         """Replace the row after a change. In another partition nothing is durable yet."""
@@ -435,10 +422,6 @@ class RunningSchedule:
             "tag": given.tag or "" if given is not None else "",
             "properties": len(given.properties) if given is not None else 0,
         }
-
-    def content_fields(self) -> dict[str, Any]:
-        """Return payload and attribute, for a reply about this schedule alone."""
-        return {"payload": self.row.payload, "attribute": self.row.attribute}
 
 
 ROUND_SECONDS: Final = 10.0
@@ -514,7 +497,13 @@ class ScheduleTimer:
         run.next_ms = moment_ms
         if moment_ms is not None:
             heapq.heappush(self._heap, (moment_ms, run.row.id))
-            self._rebuild_heap()
+            if len(self._heap) > 2 * len(self.schedules) + OBSOLETE_ENTRIES_MAX:
+                self._heap = [
+                    (each.next_ms, each.row.id)
+                    for each in self.schedules.values()
+                    if each.next_ms is not None
+                ]
+                heapq.heapify(self._heap)
             self._set_timers()
 
     def run_soon(self, step: Step) -> None:
@@ -608,13 +597,6 @@ class ScheduleTimer:
             if run is not None and run.next_ms == moment:
                 return partial(self._process, run)
         return None
-
-    def _rebuild_heap(self) -> None:
-        if len(self._heap) > 2 * len(self.schedules) + OBSOLETE_ENTRIES_MAX:
-            self._heap = [
-                (run.next_ms, run.row.id) for run in self.schedules.values() if run.next_ms is not None
-            ]
-            heapq.heapify(self._heap)
 
 
 def _is_finished(timer: Timer | None) -> bool:

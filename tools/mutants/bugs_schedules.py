@@ -133,8 +133,8 @@ SENDING: Final = (
     Mutant(
         "the-resumption-is-not-reported",
         "a resumed partition gets its scheduled messages at once",
-        "tfmq/broker/schedule_commands.py",
-        "        self.scheduler.partition_resumed(log_id)\n",
+        "tfmq/broker/broker.py",
+        "        self.schedule_commands.scheduler.partition_resumed(log_id)\n",
         "        pass\n",
         [FIRING],
     ),
