@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from journal.errors import NewerFormat
 from tests.memory_bombs import NESTED_LISTS, refused_in_little_memory
+from tfmq.bounded_msgpack import pack, unpack_stored
 from tfmq.broker.catalog_state import (
     CREATE,
     DELAY_STORE,
@@ -38,8 +39,6 @@ from tfmq.broker.catalog_state import (
     PartitionOwner,
     ScheduleRow,
     ScheduleTable,
-    decode_entry,
-    encode_entry,
 )
 
 
@@ -133,7 +132,7 @@ def test_a_snapshot_has_owners_and_offsets() -> None:
 
 def test_a_snapshot_from_before_there_were_owners_is_read() -> None:
     made = CatalogState()
-    made.load(encode_entry((3, 30, 9, (), (), [("billing", 4, "m1", [(20, 0, 100, 0, 1, 4)])], 0, (), 0, ())))
+    made.load(pack((3, 30, 9, (), (), [("billing", 4, "m1", [(20, 0, 100, 0, 1, 4)])], 0, (), 0, ())))
     assert (made.groups["billing"].generation, made.owners_count, made.offsets_count) == (4, 0, 1)
 
 
@@ -192,7 +191,7 @@ def test_a_snapshot_of_the_first_version_is_read() -> None:
     groups = (("billing", 3, "m", ((20, 0, 50, 0, 1, 3),)),)
     old: tuple[Any, ...] = (1, 4112, 3, ((16, 1000),), (("orders", 20, 1, 1, "open", {}),), groups)
     made = CatalogState()
-    made.load(encode_entry(old))
+    made.load(pack(old))
     assert (made.next_id, made.topics[20].name, made.groups["billing"].offsets[20, 0].offset) == (
         4112,
         "orders",
@@ -217,7 +216,7 @@ def test_a_snapshot_of_the_second_version_is_read() -> None:
         ((7, 100, 4),),
     )
     made = CatalogState()
-    made.load(encode_entry(old))
+    made.load(pack(old))
     assert (made.journal_id, made.applied_lsns, made.delay_store) == (7, {7: (100, 4)}, 0)
     made.apply_entry((DELAY_STORE, 21))
     again = CatalogState()
@@ -253,7 +252,7 @@ def test_a_snapshot_anywhere_gives_the_same_register(plan: list[Any], cut: int) 
     whole, entries = CatalogState(), []
 
     def enter(*entry: Any) -> None:
-        entries.append(decode_entry(encode_entry(entry)))
+        entries.append(unpack_stored(pack(entry)))
         whole.apply_entry(entry)
 
     number = 20
@@ -310,26 +309,26 @@ def test_a_snapshot_anywhere_gives_the_same_register(plan: list[Any], cut: int) 
 
 
 def test_a_snapshot_that_is_none_is_refused() -> None:
-    for data in (b"\xc1", encode_entry((1, 2)), msgpack.packb(5)):
+    for data in (b"\xc1", pack((1, 2)), msgpack.packb(5)):
         with pytest.raises(ValueError):
             CatalogState().load(data)
     with pytest.raises(NewerFormat):
-        CatalogState().load(encode_entry((99, 0, 0, (), (), ())))
+        CatalogState().load(pack((99, 0, 0, (), (), ())))
 
 
 def test_a_snapshot_or_an_entry_that_announces_too_much_takes_no_memory() -> None:
     with refused_in_little_memory("catalog's snapshot does not decode"):
         CatalogState().load(NESTED_LISTS)
     with refused_in_little_memory("in the middle of a value"):
-        decode_entry(NESTED_LISTS)
+        unpack_stored(NESTED_LISTS)
 
 
 def test_the_golden_entries_are_read_and_written_as_they_are_documented() -> None:
     lines = Path("tests/golden/catalog.hex").read_text().split()
     made, states, most = CatalogState(), [], 0
     for line in lines:
-        entry = decode_entry(bytes.fromhex(line))
-        assert encode_entry(entry).hex() == line
+        entry = unpack_stored(bytes.fromhex(line))
+        assert pack(entry).hex() == line
         made.apply_entry(entry)
         states.append(made.topics[16].state if 16 in made.topics else "")
         most = max(most, made.owners_count)

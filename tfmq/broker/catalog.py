@@ -26,9 +26,10 @@ from journal.log.segments import LogOptions
 from journal.record.batch import Batch
 from journal.record.block_trailer import TRAILER_VERSION
 from journal.record.format import PRODUCER_ID_MAX, SEQUENCE_COUNT, make_id, make_log_id, make_record
+from tfmq.bounded_msgpack import pack
 from tfmq.broker import reply
-from tfmq.broker.catalog_state import DELETE, GONE, LEASE, CatalogState, encode_entry
-from tfmq.broker.partition import Waiter
+from tfmq.broker.catalog_state import DELETE, GONE, LEASE, CatalogState
+from tfmq.broker.partition import Waiter, raise_error
 from tfmq.broker.reply import Run
 from tfmq.broker.reserve import SpaceReserve
 from tfmq.broker.timers import Timers
@@ -86,28 +87,6 @@ class Catalog:
 
     def __init__(
         self,
-        log: Log,
-        register: CatalogState,
-        reserve: SpaceReserve,
-        force: Callable[[Log, int, Waiter], None],
-        run: Run,
-        timers: Timers,
-        mark_ready: Callable[[], None],
-    ) -> None:
-        self.log = log
-        self.state = register
-        self.reserve = reserve
-        self._force, self._run, self._mark_ready = force, run, mark_ready
-        self._queue: deque[CatalogChange] = deque()
-        self._queued_bytes = 0
-        self._sequence = 0
-        self._preparing = False
-        self._timers = timers
-        self._checkpoint_scheduled = False
-
-    @classmethod
-    def open(
-        cls,
         disk: Disk,
         folder: str,
         clock: Clock,
@@ -115,18 +94,18 @@ class Catalog:
         run: Run,
         timers: Timers,
         mark_ready: Callable[[], None],
-    ) -> Catalog:
+    ) -> None:
         """Open or create the catalog in the existing `folder`.
 
         Raises Corrupt, and what `Log.open` raises.
         """
         _require_whole(disk, folder)
 
-        register = CatalogState()
+        self.state = CatalogState()
         options = LogOptions(
             segment_bytes=SEGMENT_BYTES, state_bytes=SEGMENT_BYTES, suffix=SUFFIX, verify="records"
         )
-        log = Log.open(disk, folder, log_id=LOG_ID, clock=clock, options=options, state=register)
+        log = self.log = Log.open(disk, folder, log_id=LOG_ID, clock=clock, options=options, state=self.state)
         for warning in log.recovery.warnings:
             logger.warning("%s: %s", folder, warning)
         if log.damage:
@@ -140,10 +119,22 @@ class Catalog:
             )
             raise Corrupt(folder, 0, log.first_offset, reason)
         if log.stopped is not None:
-            _resume_log(log)
-        reserve = SpaceReserve(disk, folder, clock, run)
-        reserve.open()
-        return cls(log, register, reserve, force, run, timers, mark_ready)
+            # No command can resume it later. Everything that was acked is durable, and recovery verifies the rest. If
+            # the resume fails, the broker starts with a read-only catalog.
+            logger.error("the catalog was stopped (%s); trying to resume it", log.stopped)
+            try:
+                log.resume()
+            except (OSError, JournalError) as error:
+                logger.error("the catalog stays stopped: %s", error)
+        self.reserve = SpaceReserve(disk, folder, clock, run)
+        self.reserve.open()
+        self._force, self._run, self._mark_ready = force, run, mark_ready
+        self._queue: deque[CatalogChange] = deque()
+        self._queued_bytes = 0
+        self._sequence = 0
+        self._preparing = False
+        self._timers = timers
+        self._checkpoint_scheduled = False
 
     def submit(
         self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], wait_durable: bool = True
@@ -155,7 +146,7 @@ class Catalog:
         else "unknown".
         """
         entries = (entry, *more)
-        packed = [encode_entry(each) for each in entries]
+        packed = [pack(each) for each in entries]
         size = sum(map(len, packed))
         if len(self._queue) >= ENTRIES_MAX or (self._queue and self._queued_bytes + size > BYTES_MAX):
             done(Busy("The broker's catalog waits for its disk. Wait a little and try again."))
@@ -172,7 +163,7 @@ class Catalog:
 
         Raises what `Log.append` and `Log.force` raise.
         """
-        batch = self._make_batch([encode_entry(entry)])
+        batch = self._make_batch([pack(entry)])
         try:
             self.log.append([batch])
         except Full:
@@ -199,7 +190,12 @@ class Catalog:
         """Append queued entries, up to the size of one append, unless an append is being prepared."""
         if not self._queue or self._preparing:
             return
-        queue = self._next_append()
+        queue: list[CatalogChange] = []
+        size = 0
+        while self._queue and (not queue or size + self._queue[0].size_bytes <= APPEND_BYTES):
+            queue.append(self._queue.popleft())
+            size += queue[-1].size_bytes
+        self._queued_bytes -= size
         if self._queue:
             self._mark_ready()
         batch = self._make_batch([record for change in queue for record in change.packed])
@@ -212,18 +208,7 @@ class Catalog:
             self._append(queue, batch)
         else:
             self._preparing = True
-            done = partial(self._prepared, queue, batch)
-            self._run(partial(self._prepare_append, work), done)
-
-    def _next_append(self) -> list[CatalogChange]:
-        """Remove and return the first queued changes, as many as fit one append; at least one."""
-        gathered: list[CatalogChange] = []
-        size = 0
-        while self._queue and (not gathered or size + self._queue[0].size_bytes <= APPEND_BYTES):
-            gathered.append(self._queue.popleft())
-            size += gathered[-1].size_bytes
-        self._queued_bytes -= size
-        return gathered
+            self._run(partial(self._prepare_append, work), partial(self._prepared, queue, batch))
 
     def _prepare_append(self, work: Callable[[], None]) -> None:
         """Do the file work that must precede an append, then delete segments that no snapshot needs.
@@ -273,7 +258,8 @@ class Catalog:
             self._queue.extendleft(reversed(urgent))
             self._queued_bytes += sum(change.size_bytes for change in urgent)
             self._mark_ready()
-        _notify(queue, error)
+        for change in queue:
+            change.done(error)
 
     def _make_batch(self, packed: list[bytes]) -> Batch:
         if self._sequence + len(packed) > SEQUENCE_COUNT:
@@ -312,12 +298,7 @@ class Catalog:
         self._checkpoint_scheduled = False
         work = self.log.note_work()
         if work is not None:
-            self._run(work, _raise_error)
-
-
-def _raise_error(result: Any, error: BaseException | None) -> None:
-    if error is not None:
-        raise error
+            self._run(work, raise_error)
 
 
 def _require_whole(disk: Disk, folder: str) -> None:
@@ -373,24 +354,6 @@ def _require_sound(disk: Disk, folder: str, base: int, forced: int) -> None:
                 raise Corrupt(segment.path, base + item.first, base + item.next, reason)
     finally:
         segment.close()
-
-
-def _resume_log(log: Log) -> None:
-    """Try to resume a stopped catalog at startup, because no command can do it later.
-
-    Everything that was acked is durable, and recovery verifies the rest again. If the resume fails, the broker starts
-    with a read-only catalog.
-    """
-    logger.error("the catalog was stopped (%s); trying to resume it", log.stopped)
-    try:
-        log.resume()
-    except (OSError, JournalError) as error:
-        logger.error("the catalog stays stopped: %s", error)
-
-
-def _notify(queue: list[CatalogChange], error: TfmqError) -> None:
-    for change in queue:
-        change.done(error)
 
 
 def read_version(disk: Disk, folder: str) -> VersionFile:

@@ -7,8 +7,10 @@ the state is damage and raises `ValueError`.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from journal.errors import NewerFormat
@@ -165,11 +167,8 @@ class CatalogState:
         """
         if not ID_FIRST <= producer_id < self.next_id:
             return None
-        low, high = 0, len(self.leases)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self.leases[middle][0] <= producer_id else (low, middle)
-        return self.leases[low - 1][1] if low else 0
+        found = bisect(self.leases, producer_id, key=itemgetter(0))
+        return self.leases[found - 1][1] if found else 0
 
     # Changes by entries of the catalog's log
 
@@ -220,15 +219,11 @@ class CatalogState:
     def _topic_gone(self, incarnation: int) -> None:
         del self.topics[incarnation]
         for group in self.groups.values():
-            for key in [key for key in group.offsets if key[0] == incarnation]:
-                del group.offsets[key]
-                self.offsets_count -= 1
-            for key in [key for key in group.owners if key[0] == incarnation]:
-                del group.owners[key]
-                self.owners_count -= 1
-            self.owners_count -= len(group.released)
+            self._count(group, -1)
+            group.offsets = {key: place for key, place in group.offsets.items() if key[0] != incarnation}
+            group.owners = {key: owner for key, owner in group.owners.items() if key[0] != incarnation}
             group.released = {key for key in group.released if key[0] != incarnation}
-            self.owners_count += len(group.released)
+            self._count(group)
 
     def _generation(self, group: str, generation: int, member: str) -> None:
         """Set the group's generation and remove all owners.
@@ -236,14 +231,14 @@ class CatalogState:
         `member` is ignored: entries of older versions name a member that owned all partitions.
         """
         row = self._set_generation(group, generation)
-        self.owners_count -= row.owners_count
+        self._count(row, -1)
         row.release(list(row.owners))
-        self.owners_count += row.owners_count
+        self._count(row)
 
     def _group_owners(self, group: str, generation: int, changes: Sequence[Sequence[Any]]) -> None:
         """Set owners. `changes` are (member, session timeout, keys); member "" removes the owner."""
         row = self._set_generation(group, generation)
-        self.owners_count -= row.owners_count
+        self._count(row, -1)
         for member, session_ms, keys in changes:
             if not member:
                 row.release((incarnation, partition) for incarnation, partition in keys)
@@ -252,14 +247,18 @@ class CatalogState:
                 if incarnation in self.topics:
                     row.owners[incarnation, partition] = PartitionOwner(member, generation, session_ms)
                     row.released.discard((incarnation, partition))
-        self.owners_count += row.owners_count
+        self._count(row)
 
     def _group_gone(self, group: str) -> None:
         """Delete the group; no error if it does not exist. Generations are never reused."""
         row = self.groups.pop(group, None)
         if row is not None:
-            self.offsets_count -= len(row.offsets)
-            self.owners_count -= row.owners_count
+            self._count(row, -1)
+
+    def _count(self, row: GroupState, sign: int = 1) -> None:
+        """Add the group's offsets and owners to the counts of all groups; with `sign` -1 subtract them."""
+        self.offsets_count += sign * len(row.offsets)
+        self.owners_count += sign * row.owners_count
 
     def _set_generation(self, group: str, generation: int) -> GroupState:
         row = self.groups.setdefault(group, GroupState())
@@ -287,24 +286,6 @@ class CatalogState:
             self._offsets(group, generation, places)
         self.applied_lsns[journal_id] = place
 
-    def _journal(self, journal_id: int) -> None:
-        self.journal_id = journal_id
-
-    def _delay_store(self, store_id: int) -> None:
-        self.delay_store = store_id
-
-    def _schedule(self, *fields: Any) -> None:
-        self.schedules.add(*fields)
-
-    def _schedule_gone(self, schedule_id: int) -> None:
-        self.schedules.remove(schedule_id)
-
-    def _schedule_state(self, *fields: Any) -> None:
-        self.schedules.set_state(*fields)
-
-    def _node(self, node: str) -> None:
-        self.node = node
-
     _ENTRY_RULES: dict[int, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         LEASE: _lease,
         CREATE: _create,
@@ -315,15 +296,15 @@ class CatalogState:
         GENERATION: _generation,
         OFFSETS: _offsets,
         TX_OFFSETS: _tx_offsets,
-        JOURNAL: _journal,
-        DELAY_STORE: _delay_store,
-        SCHEDULE: _schedule,
-        SCHEDULE_GONE: _schedule_gone,
-        SCHEDULE_STATE: _schedule_state,
+        JOURNAL: lambda self, journal_id: setattr(self, "journal_id", journal_id),
+        DELAY_STORE: lambda self, store_id: setattr(self, "delay_store", store_id),
+        SCHEDULE: lambda self, *fields: self.schedules.add(*fields),
+        SCHEDULE_GONE: lambda self, schedule_id: self.schedules.remove(schedule_id),
+        SCHEDULE_STATE: lambda self, *fields: self.schedules.set_state(*fields),
         GROUP_OWNERS: _group_owners,
         SETTINGS: _settings,
         GROUP_GONE: _group_gone,
-        NODE: _node,
+        NODE: lambda self, node: setattr(self, "node", node),
     }
 
     # The methods of journal.log.checkpoint.State
@@ -334,7 +315,7 @@ class CatalogState:
         if not data:
             return
         with decoding(SNAPSHOT_NAME):
-            version, next_id, generation, leases, topics, groups, *later = decode_entry(data)
+            version, next_id, generation, leases, topics, groups, *later = unpack_stored(data)
             if version > SNAPSHOT_VERSION:
                 raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
             self.next_id, self.generation = next_id, generation
@@ -345,7 +326,6 @@ class CatalogState:
                 row.offsets = {(place[0], place[1]): CommittedOffset(*place[2:]) for place in places}
                 if version >= SNAPSHOT_WITH_OWNERS:
                     row.owners = {(each[0], each[1]): PartitionOwner(*each[2:]) for each in owners}
-                self.offsets_count += len(row.offsets)
             if version >= SNAPSHOT_WITH_JOURNAL:
                 self.journal_id, places, *later = later
                 self.applied_lsns = {journal_id: (high, low) for journal_id, high, low in places}
@@ -356,7 +336,8 @@ class CatalogState:
                 self.node, *later = later
             for name, keys in later[0] if later else ():
                 self.groups[name].released = {(incarnation, partition) for incarnation, partition in keys}
-            self.owners_count = sum(row.owners_count for row in self.groups.values())
+            for row in self.groups.values():
+                self._count(row)
 
     def dump(self) -> bytes:
         groups = [
@@ -367,7 +348,7 @@ class CatalogState:
         applied = [(journal_id, *place) for journal_id, place in self.applied_lsns.items()]
         before = (SNAPSHOT_VERSION, self.next_id, self.generation, self.leases, topics, groups)
         released = [(name, sorted(row.released)) for name, row in self.groups.items() if row.released]
-        return encode_entry(
+        return pack(
             (*before, self.journal_id, applied, self.delay_store, list(self.schedules), self.node, released)
         )
 
@@ -376,21 +357,11 @@ class CatalogState:
         for record in records_of(block.data):
             if not record.flag & FLAG_FILLER:
                 body = block.data[record.position + HEADER_SIZE : record.position + record.size]
-                self.apply_entry(decode_entry(bytes(body)))
+                self.apply_entry(unpack_stored(bytes(body)))
 
 
 def _rows_by_key(values: Mapping[Key, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [(*key, *value) for key, value in values.items()]
-
-
-def encode_entry(entry: Sequence[Any]) -> bytes:
-    """Return an entry, or a snapshot, as bytes."""
-    return pack(entry)
-
-
-def decode_entry(data: bytes) -> Any:
-    """Decode what `encode_entry` returned. Raises ValueError."""
-    return unpack_stored(data)
 
 
 SCHEDULE_ROW_BYTES: Final = 512

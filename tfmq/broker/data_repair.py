@@ -44,6 +44,7 @@ from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, make_id, make_log_id, records_of
 from journal.wal.checkpoint import JournalSnapshotFiles
 from journal.wal.entry import AppendMsg, JournalEntry
+from tfmq.bounded_msgpack import unpack_stored
 from tfmq.broker.catalog import LOG_ID, SUFFIX, read_version, write_version
 from tfmq.broker.catalog_state import (
     CREATE,
@@ -54,7 +55,6 @@ from tfmq.broker.catalog_state import (
     LOST_IDS_MAX,
     READY,
     CatalogState,
-    decode_entry,
 )
 from tfmq.data_dir import (
     FOLDER_MISSING,
@@ -499,7 +499,7 @@ class CatalogSurvey:
                 continue
             try:
                 body = block.data[record.position + HEADER_SIZE : record.position + record.size]
-                self.state.apply_entry(decode_entry(bytes(body)))
+                self.state.apply_entry(unpack_stored(bytes(body)))
             except ValueError as error:
                 self._add_fault(path, f"an entry does not fit: {error}", block.next)
 

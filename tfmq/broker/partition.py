@@ -301,7 +301,7 @@ class Partition:
         self._checkpoint_scheduled = False
         work = None if self.deleted else self.log.note_work()
         if work is not None:
-            self._run(work, _raise_error)
+            self._run(work, raise_error)
 
     def _flush(self) -> None:
         """Request an fsync if the flush settings demand it now, else set a timer for it."""
@@ -438,7 +438,8 @@ def _append_error(error: BaseException) -> TfmqError:
     return known
 
 
-def _raise_error(result: Any, error: BaseException | None) -> None:
+def raise_error(result: Any, error: BaseException | None) -> None:
+    """Raise the error of a worker job that nothing waits for."""
     if error is not None:
         raise error
 

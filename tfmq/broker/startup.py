@@ -151,7 +151,7 @@ def open_catalog(broker: Broker) -> None:
                 raise Corrupt(
                     broker.meta, 0, 0, f"the catalog is missing, and there is {name} that it belongs to"
                 )
-    broker.catalog = Catalog.open(
+    broker.catalog = Catalog(
         broker.disk,
         broker.meta,
         broker.clock,

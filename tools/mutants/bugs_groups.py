@@ -170,8 +170,8 @@ GROUP_OWNERS: Final = (
         "topic-that-went-keeps-its-owners",
         "deleted partitions have no owner",
         _REGISTER,
-        "                del group.owners[key]\n                self.owners_count -= 1\n",
-        "                self.owners_count -= 1\n",
+        "            group.owners = {key: owner for key, owner in group.owners.items() if key[0] != incarnation}\n",
+        "",
         ["tests/broker/test_catalog_state.py", GROUPS],
     ),
     Mutant(

@@ -158,8 +158,8 @@ OPERATING: Final = (
         "deleted-group-keeps-its-count",
         "the offsets of a deleted group do not count",
         "tfmq/broker/catalog_state.py",
-        "        if row is not None:\n            self.offsets_count -= len(row.offsets)\n",
-        "        if row is not None:\n",
+        "            self._count(row, -1)\n",
+        "            self.owners_count -= row.owners_count\n",
         ["tests/broker/test_catalog_state.py"],
     ),
     Mutant(
