@@ -77,7 +77,7 @@ class DelayedBroker(FakeBroker):
 
     def describe_delayed(self, request: commands.DescribeDelayed) -> Any:
         found = self._find(request.handle)
-        return commands.DescribeDelayedReply(
+        return commands.DescriptionReply(
             found.row() if found else {"handle": request.handle, "state": "unknown"}
         )
 
@@ -85,7 +85,7 @@ class DelayedBroker(FakeBroker):
         found = self._find(request.handle)
         if found is not None and found.state == "pending":
             found.state = "cancelled"
-        return commands.CancelDelayedReply(found.state if found else "unknown")
+        return commands.StateReply(found.state if found else "unknown")
 
     def reschedule_delayed(self, request: commands.RescheduleDelayed) -> Any:
         found = self._find(request.handle)

@@ -138,7 +138,7 @@ class FakeDelays:
         if found is not None:
             self.waiting.remove(found)
             state = self.outcomes[found.number] = "cancelled"
-        return commands.CancelDelayedReply(state)
+        return commands.StateReply(state)
 
     def reschedule_delayed(self, request: commands.RescheduleDelayed) -> Any:
         state, found = self._state(request.handle)
@@ -158,7 +158,7 @@ class FakeDelays:
     def describe_delayed(self, request: commands.DescribeDelayed) -> Any:
         state, found = self._state(request.handle)
         row = {"state": state} if found is None else self._delayed_row(found)
-        return commands.DescribeDelayedReply(row)
+        return commands.DescriptionReply(row)
 
     def list_delayed(self, request: commands.ListDelayed) -> Any:
         after = parse_handle(request.after)[2:] if request.after else (-1, -1)

@@ -49,11 +49,11 @@ class FakeSchedules:
         if request.name not in self.schedules:
             raise UnknownSchedule()
         self.paused_schedules.add(request.name)
-        return commands.PauseScheduleReply(self.reply_schedule(request.name))
+        return commands.ScheduleReply(self.reply_schedule(request.name))
 
     def resume_schedule(self, request: commands.ResumeSchedule) -> Any:
         self.paused_schedules.discard(request.name)
-        return commands.ResumeScheduleReply(self.reply_schedule(request.name))
+        return commands.ScheduleReply(self.reply_schedule(request.name))
 
     def remove_schedule(self, request: commands.RemoveSchedule) -> Any:
         found = self.schedules.get(request.name)

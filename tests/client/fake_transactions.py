@@ -205,20 +205,20 @@ class FakeTransactions:
             self._end(found, False)
         elif found.state != "rolled_back":
             raise self._wrong(found, TransactionState())
-        return commands.RollbackTransactionReply(found.state)
+        return commands.StateReply(found.state)
 
     def forget_transaction(self, request: commands.ForgetTransaction) -> Any:
         found = self._named(request.xid, request.epoch)
         heuristic = found.state.startswith("heuristic")
         if heuristic:
             del self.transactions[found.epoch]
-        return commands.ForgetTransactionReply(heuristic)
+        return commands.ForgottenReply(heuristic)
 
     def describe_transaction(self, request: commands.DescribeTransaction) -> Any:
         found = [each for each in self.transactions.values() if each.xid == request.xid]
         if not found:
-            return commands.DescribeTransactionReply({"xid": request.xid, "state": "unknown", "epoch": 0})
-        return commands.DescribeTransactionReply(self._row(found[-1]))
+            return commands.DescriptionReply({"xid": request.xid, "state": "unknown", "epoch": 0})
+        return commands.DescriptionReply(self._row(found[-1]))
 
     def list_transactions(self, request: commands.ListTransactions) -> Any:
         rows = [

@@ -82,9 +82,7 @@ class InDoubtBroker(FakeBroker):
 
     def describe_transaction(self, request: commands.DescribeTransaction) -> Any:
         found = self._found(request.xid, request.epoch)
-        return commands.DescribeTransactionReply(
-            found or {"xid": request.xid, "epoch": 0, "state": "unknown"}
-        )
+        return commands.DescriptionReply(found or {"xid": request.xid, "epoch": 0, "state": "unknown"})
 
     def commit_transaction(self, request: commands.CommitTransaction) -> Any:
         found = self._decided(request)
@@ -103,14 +101,14 @@ class InDoubtBroker(FakeBroker):
         if "committed" in found["state"]:
             raise TransactionCommitted()
         found["state"] = "heuristic_rolled_back" if request.heuristic else "rolled_back"
-        return commands.RollbackTransactionReply(found["state"])
+        return commands.StateReply(found["state"])
 
     def forget_transaction(self, request: commands.ForgetTransaction) -> Any:
         found = self._decided(request)
         forgotten = found["state"].startswith("heuristic")
         if forgotten:
             self.rows.remove(found)
-        return commands.ForgetTransactionReply(forgotten)
+        return commands.ForgottenReply(forgotten)
 
     def list_commit_groups(self, request: commands.ListCommitGroups) -> Any:
         names = [name for name in sorted(self.groups) if name > request.after]
@@ -123,10 +121,10 @@ class InDoubtBroker(FakeBroker):
         return commands.CommitGroupReply("committed", request.other_total, request.rows, 1)
 
     def abort_commit_group(self, request: commands.AbortCommitGroup) -> Any:
-        return commands.AbortCommitGroupReply("aborted")
+        return commands.StateReply("aborted")
 
     def forget_commit_group(self, request: commands.ForgetCommitGroup) -> Any:
-        return commands.ForgetCommitGroupReply(self.groups.pop(request.group, None) is not None)
+        return commands.ForgottenReply(self.groups.pop(request.group, None) is not None)
 
     def _found(self, xid: str, epoch: int) -> dict[str, Any] | None:
         matching = [each for each in self.rows if each["xid"] == xid and epoch in (0, each["epoch"])]

@@ -4,7 +4,7 @@ The effects are those of committed transactions, of due delayed messages and of 
 """
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from journal.disk import Disk
 from journal.log.log import Log
@@ -15,7 +15,6 @@ from tfmq.apply_target import (
     ARRIVALS_KEY,
     OFFSETS_KEY,
     Append,
-    AppendDelayed,
     AppendResult,
     AppliedCallback,
     CommitOffsets,
@@ -27,31 +26,19 @@ from tfmq.apply_target import (
 from tfmq.broker import reply
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.catalog_state import DELETING
+from tfmq.broker.delay_commands import DelayCommands
+from tfmq.broker.delayed_produce import DelayedEffectAppend
 from tfmq.broker.groups.offset_commands import OffsetCommands
 from tfmq.broker.groups.offsets import OffsetLocks, TransactionOffsetQueue
-from tfmq.broker.partition import TOPIC_DELETED, EffectAppend, Partition, PendingAppend
+from tfmq.broker.partition import TOPIC_DELETED, EffectAppend, Partition
 from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.reply import Session
 from tfmq.broker.topics import Topics
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, UnknownTopic
 from tfmq.protocol.commands import TransactionOffsets
 
-OFFSETS_NAME: Final = "the offsets of groups"
-ARRIVALS_NAME: Final = "the delayed messages"
-
 TRANSACTION_APPEND_BYTES: Final = 256 << 10
 """Maximum bytes of one append of effects, unless a single batch is larger: other appends wait until it is written."""
-
-
-class DelayedAppends(Protocol):
-    """What `BrokerApplyTarget` uses of `tfmq.broker.delay_commands.DelayCommands`."""
-
-    @property
-    def partition(self) -> Partition: ...
-
-    def pending_append(self, effect: AppendDelayed, done: AppliedCallback) -> PendingAppend:
-        """Return an append that writes `effect` exactly once; the caller queues it."""
-        ...
 
 
 class BrokerApplyTarget:
@@ -74,7 +61,7 @@ class BrokerApplyTarget:
         self._offset_effects, self._locks = offset_effects, locks
         self._group_offsets = group_offsets
         self._reserved_bytes = 0
-        self.delayed: DelayedAppends | None = None
+        self.delayed: DelayCommands | None = None
         """Appends to the arrival log; None until that is opened, which is after the partitions."""
 
     # Disk space
@@ -97,9 +84,9 @@ class BrokerApplyTarget:
 
     def display_name(self, key: int) -> str | None:
         if key == OFFSETS_KEY:
-            return OFFSETS_NAME
+            return "the offsets of groups"
         if key == ARRIVALS_KEY:
-            return ARRIVALS_NAME
+            return "the delayed messages"
         incarnation, number = split_id(key)
         row = None if self._is_deleted(incarnation) else self._catalog.state.topics.get(incarnation)
         return None if row is None else f"{row.name}-{number}"
@@ -171,7 +158,7 @@ class BrokerApplyTarget:
         if isinstance(effect, Append):
             self._writes.enqueue(partition, EffectAppend(effect, done))
         elif self.delayed is not None:
-            self._writes.enqueue(partition, self.delayed.pending_append(effect, done))
+            self._writes.enqueue(partition, DelayedEffectAppend(effect, done, self.delayed.queue))
 
     def begin_exclusive(self, key: int, source: SourceId) -> None:
         partition = self._topics.find_partition(*split_id(key))

@@ -9,16 +9,15 @@ from journal.errors import BadBatch
 from journal.record.batch import Batch
 from journal.record.block_trailer import contains_trailer_header
 from journal.record.format import HEADER_SIZE, split_id
-from tfmq.apply_target import ARRIVALS_KEY, AppendDelayed, AppliedCallback
+from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.broker.admission import REQUEST_BYTES, Backpressure, single_field
 from tfmq.broker.catalog_state import CatalogState
 from tfmq.broker.delayed_produce import (
     ArrivalPartition,
-    DelayedEffectAppend,
     DelayedProduceAppend,
     wrap_batch,
 )
-from tfmq.broker.partition import Partition, PendingAppend
+from tfmq.broker.partition import Partition
 from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.reply import Body, Reply, Session
 from tfmq.broker.topics import Topics, no_partition
@@ -198,10 +197,6 @@ class DelayCommands:
         """Close a producer id in the arrival log."""
         self._writes.succeed_in_partition(self.partition, request.producer_id, reply)
         self.queue.schedule_maintenance()
-
-    def pending_append(self, effect: AppendDelayed, done: AppliedCallback) -> PendingAppend:
-        """Return an append of a transaction's delayed batches; the caller queues it."""
-        return DelayedEffectAppend(effect, done, self.queue)
 
     # Commands for one delayed message, by its handle
 

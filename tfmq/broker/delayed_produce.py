@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from journal.log.log import Log
@@ -26,6 +26,7 @@ from tfmq.broker.reply import Body, Reply, Session
 from tfmq.delay.arrivals import header as notes
 from tfmq.delay.arrivals.header import PRODUCER_ID, ArrivalHeader
 from tfmq.delay.arrivals.log import arrival_batches, header_before
+from tfmq.delay.delay_queue import DelayQueue
 from tfmq.delay.due_time import (
     ABSOLUTE_FLAG,
     DUE_MAX,
@@ -137,19 +138,6 @@ _FLAG_TABLE: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
 """Table for `bytes.translate`: the first byte of a due time, as the client sent it -> absolute or relative."""
 
 
-class ArrivalQueue(Protocol):
-    """The methods of `tfmq.delay.delay_queue.DelayQueue` that arrivals need."""
-
-    def now_ms(self) -> int: ...
-    def now_rounded_up_ms(self) -> int: ...
-    def ahead_ms(self) -> int: ...
-    def begin_append(self, due_min: int) -> int: ...
-    def append_written(
-        self, ticket: int, header: ArrivalHeader, records: Buffer, answer: Appended
-    ) -> None: ...
-    def append_failed(self, ticket: int) -> None: ...
-
-
 class ExpectedArrival(NamedTuple):
     """A delayed batch whose append is announced to the delay queue.
 
@@ -179,7 +167,7 @@ class DelayedProduceAppend(ProduceAppend):
         session: Session,
         writes: ProduceHandler,
         *,
-        queue: ArrivalQueue,
+        queue: DelayQueue,
         issuer_of: Callable[[int], int],
         log_id: int,
     ) -> None:
@@ -269,7 +257,7 @@ class DelayedEffectAppend(EffectAppend):
     Delays count from the commit.
     """
 
-    def __init__(self, effect: AppendDelayed, done: AppliedCallback, queue: ArrivalQueue) -> None:
+    def __init__(self, effect: AppendDelayed, done: AppliedCallback, queue: DelayQueue) -> None:
         super().__init__(effect, done)
         self._wrapped = self._batches
         self._decided_ms = effect.decided_ms

@@ -246,6 +246,29 @@ READ = {"forced": READ_FORCED, "written": READ_WRITTEN}
 # Values of the field `by` of LOCATE.
 BY_EARLIEST, BY_LATEST, BY_ORDINAL, BY_TIME_MS, BY_OFFSET = range(5)
 
+# Replies of several commands
+
+
+class StateReply(NamedTuple):
+    state: ShortText
+
+
+class DescriptionReply(NamedTuple):
+    description: PlainMap
+
+
+class ScheduleReply(NamedTuple):
+    schedule: PlainMap
+
+
+class ForgottenReply(NamedTuple):
+    forgotten: Boolean
+
+
+class DeletedReply(NamedTuple):
+    deleted: Boolean
+
+
 # Commands about the connection and the broker
 
 
@@ -452,10 +475,6 @@ class CancelDelayed(NamedTuple):
     handle: Handle
 
 
-class CancelDelayedReply(NamedTuple):
-    state: ShortText
-
-
 class RescheduleDelayed(NamedTuple):
     """Give a waiting message another due time, in one step.
 
@@ -497,10 +516,6 @@ class DescribeDelayed(NamedTuple):
     """Describe one delayed message, waiting or not."""
 
     handle: Handle
-
-
-class DescribeDelayedReply(NamedTuple):
-    description: PlainMap
 
 
 class DelayedHistogram(NamedTuple):
@@ -622,10 +637,6 @@ class DescribeGroup(NamedTuple):
     group: Group
 
 
-class DescribeGroupReply(NamedTuple):
-    description: PlainMap
-
-
 class ResetGroup(NamedTuple):
     """Set the offsets of a group that has no live member."""
 
@@ -641,10 +652,6 @@ class DeleteGroup(NamedTuple):
     """Delete a group that has no live member, with all its offsets."""
 
     group: Group
-
-
-class DeleteGroupReply(NamedTuple):
-    deleted: Boolean
 
 
 # Schedules: messages that the broker sends at the times of a cron expression.
@@ -699,10 +706,6 @@ class PauseSchedule(NamedTuple):
     name: Topic
 
 
-class PauseScheduleReply(NamedTuple):
-    schedule: PlainMap
-
-
 class ResumeSchedule(NamedTuple):
     """Resume a schedule with the next time from now.
 
@@ -710,10 +713,6 @@ class ResumeSchedule(NamedTuple):
     """
 
     name: Topic
-
-
-class ResumeScheduleReply(NamedTuple):
-    schedule: PlainMap
 
 
 class RemoveSchedule(NamedTuple):
@@ -778,18 +777,10 @@ class DeleteTopic(NamedTuple):
     incarnation: Incarnation = 0
 
 
-class DeleteTopicReply(NamedTuple):
-    deleted: Boolean
-
-
 class DescribeTopic(NamedTuple):
     """Describe one topic in full."""
 
     topic: Topic
-
-
-class DescribeTopicReply(NamedTuple):
-    description: PlainMap
 
 
 class ResumePartition(NamedTuple):
@@ -797,10 +788,6 @@ class ResumePartition(NamedTuple):
 
     topic: Topic
     partition: Partition
-
-
-class ResumePartitionReply(NamedTuple):
-    state: ShortText
 
 
 class Truncate(NamedTuple):
@@ -913,19 +900,11 @@ class RollbackTransaction(NamedTuple):
     heuristic: Boolean = False
 
 
-class RollbackTransactionReply(NamedTuple):
-    state: ShortText
-
-
 class ForgetTransaction(NamedTuple):
     """Discard a heuristic outcome that all participants know."""
 
     xid: Xid
     epoch: TransactionEpoch
-
-
-class ForgetTransactionReply(NamedTuple):
-    forgotten: Boolean
 
 
 class ListTransactions(NamedTuple):
@@ -951,10 +930,6 @@ class DescribeTransaction(NamedTuple):
 
     xid: Xid
     epoch: Number = 0
-
-
-class DescribeTransactionReply(NamedTuple):
-    description: PlainMap
 
 
 class Transact(NamedTuple):
@@ -1026,10 +1001,6 @@ class AbortCommitGroup(NamedTuple):
     run: Group
 
 
-class AbortCommitGroupReply(NamedTuple):
-    state: ShortText
-
-
 class ListCommitGroups(NamedTuple):
     """List commit groups by name, starting after `after`."""
 
@@ -1049,10 +1020,6 @@ class ForgetCommitGroup(NamedTuple):
     """
 
     group: Group
-
-
-class ForgetCommitGroupReply(NamedTuple):
-    forgotten: Boolean
 
 
 class Command:
@@ -1079,9 +1046,9 @@ COMMANDS: tuple[Command, ...] = (
     Command(10, Metadata, MetadataReply),
     Command(11, CreateTopic, CreateTopicReply),
     Command(12, GrowTopic, GrowTopicReply),
-    Command(13, DeleteTopic, DeleteTopicReply),
-    Command(14, DescribeTopic, DescribeTopicReply),
-    Command(15, ResumePartition, ResumePartitionReply),
+    Command(13, DeleteTopic, DeletedReply),
+    Command(14, DescribeTopic, DescriptionReply),
+    Command(15, ResumePartition, StateReply),
     Command(16, Truncate, TruncateReply),
     Command(17, SetTopic, SetTopicReply),
     Command(20, LeaseProducerIds, LeaseProducerIdsReply),
@@ -1095,32 +1062,32 @@ COMMANDS: tuple[Command, ...] = (
     Command(43, CommitOffsets, CommitOffsetsReply),
     Command(44, ReadOffsets, ReadOffsetsReply),
     Command(45, ListGroups, ListGroupsReply),
-    Command(46, DescribeGroup, DescribeGroupReply),
+    Command(46, DescribeGroup, DescriptionReply),
     Command(47, ResetGroup, ResetGroupReply),
-    Command(48, DeleteGroup, DeleteGroupReply),
+    Command(48, DeleteGroup, DeletedReply),
     Command(50, BeginTransaction, BeginTransactionReply),
     Command(51, PrepareTransaction, PrepareTransactionReply),
     Command(52, CommitTransaction, CommitTransactionReply),
-    Command(53, RollbackTransaction, RollbackTransactionReply),
-    Command(54, ForgetTransaction, ForgetTransactionReply),
+    Command(53, RollbackTransaction, StateReply),
+    Command(54, ForgetTransaction, ForgottenReply),
     Command(55, ListTransactions, ListTransactionsReply),
-    Command(56, DescribeTransaction, DescribeTransactionReply),
+    Command(56, DescribeTransaction, DescriptionReply),
     Command(57, Transact, TransactReply, body="the records of its batches"),
     Command(58, AwaitChecks, AwaitChecksReply),
-    Command(60, CancelDelayed, CancelDelayedReply),
+    Command(60, CancelDelayed, StateReply),
     Command(61, RescheduleDelayed, RescheduleDelayedReply),
     Command(62, ListDelayed, ListDelayedReply),
-    Command(63, DescribeDelayed, DescribeDelayedReply),
+    Command(63, DescribeDelayed, DescriptionReply),
     Command(64, DelayedHistogram, DelayedHistogramReply),
     Command(70, AddSchedule, AddScheduleReply, body="the payload"),
     Command(71, ListSchedules, ListSchedulesReply),
-    Command(72, PauseSchedule, PauseScheduleReply),
-    Command(73, ResumeSchedule, ResumeScheduleReply),
+    Command(72, PauseSchedule, ScheduleReply),
+    Command(73, ResumeSchedule, ScheduleReply),
     Command(74, RemoveSchedule, RemoveScheduleReply),
     Command(80, CommitGroup, CommitGroupReply),
-    Command(81, AbortCommitGroup, AbortCommitGroupReply),
+    Command(81, AbortCommitGroup, StateReply),
     Command(82, ListCommitGroups, ListCommitGroupsReply),
-    Command(83, ForgetCommitGroup, ForgetCommitGroupReply),
+    Command(83, ForgetCommitGroup, ForgottenReply),
 )
 BY_CODE: dict[int, Command] = {command.code: command for command in COMMANDS}
 BY_REQUEST: dict[type[Any], Command] = {command.request.shape: command for command in COMMANDS}

@@ -28,20 +28,20 @@ class Operated(FakeBroker):
 
     def describe_topic(self, request: commands.DescribeTopic) -> object:
         row = {"name": request.topic, "incarnation": 1, "partitions": [], "settings": {}}
-        return commands.DescribeTopicReply(row)
+        return commands.DescriptionReply(row)
 
     def create_topic(self, request: commands.CreateTopic) -> object:
         self.incarnations[request.topic] = 9
         return commands.CreateTopicReply(9, request.partitions or 1)
 
     def delete_topic(self, request: commands.DeleteTopic) -> object:
-        return commands.DeleteTopicReply(self.incarnations.pop(request.topic, None) == request.incarnation)
+        return commands.DeletedReply(self.incarnations.pop(request.topic, None) == request.incarnation)
 
     def grow_topic(self, request: commands.GrowTopic) -> object:
         return commands.GrowTopicReply(request.partitions)
 
     def resume_partition(self, request: commands.ResumePartition) -> object:
-        return commands.ResumePartitionReply("open")
+        return commands.StateReply("open")
 
     def truncate(self, request: commands.Truncate) -> object:
         return commands.TruncateReply(request.before_offset)
@@ -56,7 +56,7 @@ class Operated(FakeBroker):
         return commands.ListGroupsReply([{"group": "g"}])
 
     def describe_group(self, request: commands.DescribeGroup) -> object:
-        return commands.DescribeGroupReply({"group": request.group})
+        return commands.DescriptionReply({"group": request.group})
 
     def read_offsets(self, request: commands.ReadOffsets) -> object:
         return commands.ReadOffsetsReply([])
