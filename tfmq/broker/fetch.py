@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from struct import Struct
 from struct import error as StructError
@@ -41,6 +42,7 @@ FilteredRead = tuple[Chunk, list[memoryview] | None]
 """What was read, and its blocks that match the tags of the fetch; None for a fetch without tags."""
 
 
+@dataclass(slots=True, eq=False)
 class FetchInProgress:
     """One FETCH in progress.
 
@@ -48,32 +50,18 @@ class FetchInProgress:
     fetch stops waiting for records (monotonic seconds); 0.0 if it does not wait. `timer` is set while it is parked.
     """
 
-    __slots__ = (
-        "answered",
-        "deadline",
-        "epoch",
-        "max_bytes",
-        "offset",
-        "partition",
-        "reading",
-        "reply",
-        "session",
-        "tags",
-        "timer",
-        "upto",
-    )  # fmt: skip
-
-    def __init__(self, request: Fetch, partition: Partition, reply: Reply, session: Session) -> None:
-        self.partition, self.reply, self.session = partition, reply, session
-        self.offset = request.offset
-        self.epoch = None if request.epoch == EPOCH_UNKNOWN else request.epoch
-        self.max_bytes = request.max_bytes
-        self.upto: Upto = "written" if request.read == READ_WRITTEN else "forced"
-        self.tags = None if request.tags is None else frozenset(request.tags)
-        self.deadline = 0.0
-        self.timer: Timer | None = None
-        self.reading = False
-        self.answered = False
+    partition: Partition
+    reply: Reply
+    session: Session
+    offset: int
+    epoch: int | None
+    max_bytes: int
+    upto: Upto
+    tags: frozenset[int] | None
+    deadline: float
+    timer: Timer | None = None
+    reading: bool = False
+    answered: bool = False
 
     def readable_end(self) -> int:
         """Return the offset up to which the request may read."""
@@ -106,10 +94,18 @@ class FetchHandler:
         Raises UnknownTopic, UnknownPartition, StorageStopped, and what reading raises.
         """
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
-        poll = FetchInProgress(request, partition, reply, session)
-        poll.max_bytes = min(poll.max_bytes, self._limits["fetch_bytes"])
         wait_ms = min(request.wait_ms, self._limits["fetch_wait_ms"])
-        poll.deadline = self._timers.now() + wait_ms / 1000 if wait_ms else 0.0
+        poll = FetchInProgress(
+            partition,
+            reply,
+            session,
+            request.offset,
+            None if request.epoch == EPOCH_UNKNOWN else request.epoch,
+            min(request.max_bytes, self._limits["fetch_bytes"]),
+            "written" if request.read == READ_WRITTEN else "forced",
+            None if request.tags is None else frozenset(request.tags),
+            self._timers.now() + wait_ms / 1000 if wait_ms else 0.0,
+        )
         self._try_read(poll)
 
     def cancel(self, session: Session, correlation: int) -> bool:
@@ -180,20 +176,20 @@ class FetchHandler:
             self._reply_or_park(poll, *found)
 
     def _reply_or_park(self, poll: FetchInProgress, chunk: Chunk, blocks: list[memoryview] | None) -> None:
-        if not chunk.data:
-            self._park(poll)
-        elif poll.tags is None:
-            self._reply_ok(poll, chunk, memoryview(chunk.data))
-        else:
-            self._reply_filtered(poll, chunk, _matching_blocks(poll, chunk) if blocks is None else blocks)
-
-    def _reply_filtered(self, poll: FetchInProgress, chunk: Chunk, blocks: list[memoryview]) -> None:
-        """Reply with the matching `blocks`; if there are none, reply without blocks, or park.
+        """Reply with the blocks that were read and match the tags; without any, reply or park.
 
         A reply without blocks advances the reader past those that do not match. It is sent if there is more to read, so
         that the work for one request is bounded, and if the fetch was not parked before, so that the reader learns that
         it is at the end.
         """
+        if not chunk.data:
+            self._park(poll)
+            return
+        if poll.tags is None:
+            self._reply_ok(poll, chunk, memoryview(chunk.data))
+            return
+        if blocks is None:
+            blocks = _matching_blocks(poll, chunk)
         if blocks or chunk.next < poll.readable_end() or poll.timer is None:
             self._reply_ok(poll, chunk, blocks)
         else:
@@ -327,14 +323,7 @@ def blocks_with(
     length could hide it and the undamaged blocks after it. From the first invalid block on everything is returned,
     and the reader, which verifies every block, reports the damage.
     """
-    view = memoryview(data)
-    return [view[start:end] for start, end in _matching_ranges(view, frozenset(wanted), offset, log_id)]
-
-
-def _matching_ranges(
-    data: memoryview, wanted: frozenset[int], offset: int, log_id: int
-) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    view, found = memoryview(data), list[tuple[int, int]]()
     unpack, size = LENGTH_FLAG.unpack_from, len(data)
     position = start = 0
     matches = False
@@ -345,7 +334,7 @@ def _matching_ranges(
             if flag & FLAG_TRAILER:
                 if matches:
                     _add_range(found, start, position)
-                elif not _is_valid_block(data, start, position, offset, log_id):
+                elif not _is_valid_block(view, start, position, offset, log_id):
                     break
                 start, matches = position, False
             elif flag >> FLAG_TAG_SHIFT in wanted:
@@ -354,7 +343,7 @@ def _matching_ranges(
         pass
     if start < size:
         _add_range(found, start, size)
-    return found
+    return [view[first:end] for first, end in found]
 
 
 def _is_valid_block(data: memoryview, start: int, end: int, offset: int, log_id: int) -> bool:

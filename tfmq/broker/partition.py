@@ -122,28 +122,19 @@ class Partition:
             staged = self._stage_queued()
             if not staged.items:
                 continue
-            work = self._start_append(staged)
+            try:
+                work = self.log.before_append(staged.size_bytes)
+            except Exception as error:
+                self._reject_staged(staged, reply.not_done_error(error))
+                continue
             if work is None:
+                self._append(staged)
                 continue
             self.file_work_running = True
             staged.copy_bytes()
             for waiting in self._queue:
                 waiting.copy_bytes()
             self._run(work, partial(self._file_work_done, staged))
-
-    def _start_append(self, staged: StagedAppends) -> Callable[[], None] | None:
-        """Return what must run in a worker before `staged` can be appended.
-
-        Return None if `staged` was appended, or rejected, immediately.
-        """
-        try:
-            work = self.log.before_append(staged.size_bytes)
-        except Exception as error:
-            self._reject_staged(staged, reply.not_done_error(error))
-            return None
-        if work is None:
-            self._append(staged)
-        return work
 
     def _file_work_done(self, staged: StagedAppends, result: Any, error: BaseException | None) -> None:
         self.file_work_running = False
@@ -208,9 +199,6 @@ class Partition:
         except Exception as error:
             self._reject_staged(staged, _append_error(error))
             return
-        self._appended(staged, answers)
-
-    def _appended(self, staged: StagedAppends, answers: list[Appended]) -> None:
         if self._logged_stop is not None:
             self._logged_stop = None
             logger.info("%s-%d takes messages again", self.name, self.number)
@@ -277,7 +265,9 @@ class Partition:
     def request_fsync(self) -> None:
         """Request an fsync of what is written, unless one is requested already."""
         if self.log.end_offset > max(self._requested_offset, self.log.forced_offset):
-            self.when_durable(self.log.end_offset, _ignore_result)
+            self.when_durable(
+                self.log.end_offset, lambda error: None
+            )  # an error stops the log, which logs it
 
     def _fsync_done(self, offset: int, error: BaseException | None) -> None:
         if error is not None:
@@ -442,10 +432,6 @@ def raise_error(result: Any, error: BaseException | None) -> None:
     """Raise the error of a worker job that nothing waits for."""
     if error is not None:
         raise error
-
-
-def _ignore_result(error: BaseException | None) -> None:
-    """Ignore the result of an fsync. A failed one has stopped the log, which logs it."""
 
 
 class EffectAppend:

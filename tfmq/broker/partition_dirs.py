@@ -97,7 +97,16 @@ class PartitionDirs:
                     self._disk.make_folder(path)
                     if made is not None:
                         made.append(path)
-                opened.append(self._open_own(topic, number, self._disk.list(path)))
+                names = self._disk.list(path)
+                # An interrupted creation leaves at most an empty segment. Other files without a checkpoint are not of
+                # this topic.
+                begun = all(
+                    parse_segment_name(name) is not None and not self._disk.size(join(path, name))
+                    for name in names
+                )
+                if log_checkpoint_name() not in names and not begun:
+                    raise WrongLog(path, 0, 0, "the folder has files and no marks")
+                opened.append(self.open(topic, number))
             self._disk.force_folder(self._data)
             self._require_descriptors()
         except BaseException:
@@ -126,20 +135,6 @@ class PartitionDirs:
             archive = self._options(topic.name, number, settings).archive_folder
             if archive is not None:
                 self.create_archive(archive)
-
-    def _open_own(self, topic: TopicRow, number: int, names: list[str]) -> OpenedPartition:
-        """Create or open the log in the folder of a new partition, which has the files `names`.
-
-        An interrupted creation leaves at most an empty segment. Raises WrongLog if there are other files but no
-        checkpoint: they are not of this topic.
-        """
-        path = self.path(topic.name, number)
-        begun = all(
-            parse_segment_name(name) is not None and not self._disk.size(join(path, name)) for name in names
-        )
-        if log_checkpoint_name() not in names and not begun:
-            raise WrongLog(path, 0, 0, "the folder has files and no marks")
-        return self.open(topic, number)
 
     def open(self, topic: TopicRow, number: int) -> OpenedPartition:
         """Open one log, with recovery. Raises what `Log.open` raises."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from hashlib import shake_256
 from typing import Any, Final
 
@@ -63,15 +64,11 @@ class FullDiskLog:
         if not self.is_full:
             self.is_full = True
             self._is_of_files = files
-            if files:
-                logger.error(
-                    "no more files can be opened (ulimit -n): %s takes no messages, nor does any partition that needs"
-                    " a new segment, and new connections are closed; they go on as soon as some are free",
-                    partition,
-                )
-                return
             logger.error(
-                "no space is left on the disk: %s takes no messages, nor does any partition that needs space;"
+                "no more files can be opened (ulimit -n): %s takes no messages, nor does any partition that needs"
+                " a new segment, and new connections are closed; they go on as soon as some are free"
+                if files
+                else "no space is left on the disk: %s takes no messages, nor does any partition that needs space;"
                 " they go on as soon as there is some",
                 partition,
             )
@@ -135,7 +132,7 @@ class SpaceReserve:
         """Truncate the reserve file by one piece. Return False if it has none or is being filled."""
         if self._filling or self._size < PIECE_BYTES:
             return False
-        self._size = _size_or_zero(lambda: self._truncate(self._size - PIECE_BYTES))
+        self._size = _size_or_zero(partial(self._truncate, self._size - PIECE_BYTES))
         self._not_before = self._clock.monotonic() + RETRY_SECONDS
         logger.warning("the disk is full: %d bytes are left of the room for deletions", self._size)
         return True
