@@ -26,7 +26,6 @@ from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.delay_queue import DelayQueue
 from tfmq.delay.requests import (
     UNKNOWN,
-    Histogram,
     ListPage,
     ListQuery,
     MessageState,
@@ -275,7 +274,9 @@ class DelayCommands:
         self.queue.list(query, self._quotas.reply_when_done(reply, session, self._list_fields))
 
     def _list_fields(self, found: ListPage) -> tuple[Any, ...]:
-        count = _rows_per_page(found.rows)
+        # All rows fit one page, unless their keys are long; at least one does.
+        sizes = accumulate(ROW_BYTES_MAX + len(each.attribute or b"") for each in found.rows)
+        count = max(1, sum(size <= PAGE_BYTES for size in sizes))
         rows = [self._list_row(each) for each in found.rows[:count]]
         if count < len(found.rows):
             return rows, True, rows[-1]["handle"]
@@ -285,7 +286,7 @@ class DelayCommands:
 
     def histogram(self, request: DelayedHistogram, reply: Reply, session: Session) -> None:
         """Count waiting messages by due time. Raises UnknownTopic."""
-        done = self._quotas.reply_when_done(reply, session, _histogram_fields)
+        done = self._quotas.reply_when_done(reply, session, lambda found: (list(found.counts), found.pending))
         self.queue.histogram(request.edges, self._log_filter(request.topic, None), done)
 
     def _log_filter(self, name: str, number: int | None) -> Callable[[int], bool] | None:
@@ -333,15 +334,5 @@ def _decode_attribute(data: bytes | None) -> Attribute:
         return Attribute()
 
 
-def _rows_per_page(rows: Sequence[PendingMessage]) -> int:
-    """Return how many rows fit one page: all, unless their keys are long; at least one."""
-    sizes = accumulate(ROW_BYTES_MAX + len(each.attribute or b"") for each in rows)
-    return max(1, sum(size <= PAGE_BYTES for size in sizes))
-
-
 def _turn(handle: Handle) -> Turn:
     return Turn(handle.due, handle.number)
-
-
-def _histogram_fields(found: Histogram) -> tuple[Any, ...]:
-    return list(found.counts), found.pending

@@ -231,14 +231,10 @@ class DelayedProduceAppend(ProduceAppend):
     def _reply_ok(self, *fields: Any) -> None:
         """Reply as for any produce, but without offsets: the records are not in their partition yet."""
         _, durability, repeated, append_time, _ = fields
-        super()._reply_ok([], durability, repeated, append_time, ORDINAL_UNKNOWN, self._delayed_batch())
-
-    def _delayed_batch(self) -> DelayedBatch | None:
-        note = self._header
-        if note is None:
-            return None
-        first = self._first_number
-        return DelayedBatch(self._issuer_of(first), note.log_id, first, encode_words(note.dues.times))
+        stored, note, first = None, self._header, self._first_number
+        if note is not None:
+            stored = DelayedBatch(self._issuer_of(first), note.log_id, first, encode_words(note.dues.times))
+        super()._reply_ok([], durability, repeated, append_time, ORDINAL_UNKNOWN, stored)
 
     def rejected(self, error: BaseException) -> None:
         self._withdraw()
@@ -273,18 +269,11 @@ class DelayedEffectAppend(EffectAppend):
             asked, records = unwrap_batch(wrapped)
             ahead = self._queue.ahead_ms()
             dues = effective_due_times_at(asked.dues, decided_ms, self._queue.now_ms(), ahead)
-            self._add_arrival(
-                notes.arrival_header(asked.log_id, asked.topic, dues, asked.size_bytes, ahead), records
-            )
+            note = notes.arrival_header(asked.log_id, asked.topic, dues, asked.size_bytes, ahead)
+            # The format of the header ensures that nothing like a block trailer appears where two batches meet.
+            self._batches += arrival_batches(note, *records)
+            self._expected.append((ExpectedArrival(note, self._queue.begin_append(dues.low)), records.data))
         return self._batches
-
-    def _add_arrival(self, note: ArrivalHeader, records: Batch) -> None:
-        """Add an arrival header and its records to the append, and announce them to the delay queue.
-
-        The format of the header ensures that nothing like a block trailer appears where two batches meet.
-        """
-        self._batches += arrival_batches(note, *records)
-        self._expected.append((ExpectedArrival(note, self._queue.begin_append(note.dues.low)), records.data))
 
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
         expected, self._expected = self._expected, []
@@ -311,11 +300,9 @@ def wrap_batch(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:
 
     The header has the due times as the client set them. `count` remains the count of the records.
     """
-    asked = decode_words(due)
-    times = array("Q", map(DUE_MAX.__and__, asked))
-    note = notes.encode_header(
-        notes.arrival_header(log_id, topic, due_times_of(times, _absolute_flags(due)), len(batch.data))
-    )
+    times = array("Q", map(DUE_MAX.__and__, decode_words(due)))
+    dues = due_times_of(times, due[::WORD].translate(_FLAG_TABLE))
+    note = notes.encode_header(notes.arrival_header(log_id, topic, dues, len(batch.data)))
     data = b"".join((note, batch.data))
     blocks = [(len(note), 1, crc32(note)), *batch.blocks] if batch.blocks else []
     return batch._replace(data=data, blocks=blocks)
@@ -349,8 +336,3 @@ def _requested_words(asked: DueTimes) -> bytes:
         return encode_words(asked.times)
     pairs = zip(asked.times, asked.absolute, strict=True)
     return encode_words(array("Q", [time if absolute else time | RELATIVE for time, absolute in pairs]))
-
-
-def _absolute_flags(due: bytes) -> bytes:
-    """Return one byte per message: whether an absolute time was set instead of a delay."""
-    return due[::WORD].translate(_FLAG_TABLE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from journal.clock import Clock
 from journal.errors import Corrupt, NotARecord, Stopped
@@ -30,13 +30,6 @@ from tfmq.protocol.commands import (
 
 ONE_BLOCK: Final = 1
 """Fewer bytes than any block has: a read returns only the block that contains the offset."""
-
-
-class RecordLocation(NamedTuple):
-    """Start of a record. `ordinal` is ORDINAL_UNKNOWN if damage makes it uncountable."""
-
-    offset: int
-    ordinal: int
 
 
 def record_offset(log: Log, offset: int, records: int) -> int:
@@ -81,32 +74,30 @@ def ordinal_of(log: Log, offset: int) -> int:
     return block.control.first_ordinal + before
 
 
-def find_location(log: Log, by: int, value: int) -> RecordLocation:
-    """Return the record that LOCATE requests.
+def find_location(log: Log, by: int, value: int) -> tuple[int, int]:
+    """Return the offset and ordinal of the record that LOCATE requests.
 
     `by` is a BY_ constant, `value` an offset, an ordinal or a time (ms) accordingly; a value outside of the log gives
-    the nearest end of the log.
+    the nearest end of the log. The ordinal is ORDINAL_UNKNOWN if damage makes it uncountable.
     """
     if by == BY_EARLIEST:
-        return RecordLocation(log.first_offset, log.first_ordinal)
+        return log.first_offset, log.first_ordinal
     if by == BY_LATEST:
-        return RecordLocation(*log.forced_place)
+        return log.forced_place
     if by == BY_ORDINAL:
-        return RecordLocation(*log.offset_of_ordinal(value))
+        return log.offset_of_ordinal(value)
     if by == BY_TIME_MS:
-        return _location_at(log, log.offset_of_time(value))
-    return _location_at(log, log.seek_offset(min(max(value, log.first_offset), log.end_offset)))
-
-
-def _location_at(log: Log, offset: int) -> RecordLocation:
-    return RecordLocation(offset, ordinal_of(log, offset))
+        offset = log.offset_of_time(value)
+    else:
+        offset = log.seek_offset(min(max(value, log.first_offset), log.end_offset))
+    return offset, ordinal_of(log, offset)
 
 
 def locate(request: Locate, partition: Partition, run: Run, reply: Reply) -> None:
     """Answer LOCATE, from memory if possible, else in a worker."""
     log = partition.log
 
-    def found(place: RecordLocation | None, error: BaseException | None) -> None:
+    def found(place: tuple[int, int] | None, error: BaseException | None) -> None:
         if error is not None or place is None:
             reply.error(read_error(error or RuntimeError("no result"), partition))
             return

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from journal.errors import NewerFormat
 from journal.record.batch import Appended
@@ -206,16 +206,10 @@ class ProducerState:
             if version != SNAPSHOT_VERSION:
                 raise NewerFormat(SNAPSHOT_NAME, version, SNAPSHOT_VERSION)
             self.floor = floor
-            for producer_id, *fields in streams:
-                self._entries[producer_id] = self._decode_entry(*fields)
-
-    def _decode_entry(
-        self, next_sequence: int, seen_ms: int, successor: int, batches: Sequence[Any]
-    ) -> ProducerEntry:
-        stream = ProducerEntry(self._remembered)
-        stream.next_sequence, stream.seen_ms, stream.successor = next_sequence, seen_ms, successor
-        stream.batches.extend(StoredBatch(*fields) for fields in batches)
-        return stream
+            for producer_id, next_sequence, seen_ms, successor, batches in streams:
+                stream = self._entries[producer_id] = ProducerEntry(self._remembered)
+                stream.next_sequence, stream.seen_ms, stream.successor = next_sequence, seen_ms, successor
+                stream.batches.extend(StoredBatch(*fields) for fields in batches)
 
     def dump(self) -> bytes:
         """Return a snapshot: version, floor, and every id, the longest idle first."""

@@ -204,10 +204,7 @@ class ScheduleCommands:
     # PAUSE_SCHEDULE, RESUME_SCHEDULE, REMOVE_SCHEDULE, and the binding to a topic
 
     def pause(self, request: PauseSchedule, reply: Reply) -> None:
-        """Pause a schedule.
-
-        The reply is sent when that is durable; no append is started after it.
-        """
+        """Pause a schedule. The reply is sent when that is durable; no append is started after it."""
 
         def pause(finish: Finish) -> None:
             run = self._find_run(request.name)

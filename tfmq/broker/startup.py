@@ -487,15 +487,12 @@ def _open_arrivals(broker: Broker, folder: str, buckets: BucketStore) -> DelaySt
 def _open_arrival_log(broker: Broker, path: str) -> tuple[Log, ArrivalLogState]:
     state = ArrivalLogState(broker.new_producer_state())
     flush = broker.config.flush
-    segment_bytes = max(
-        SEGMENT_BYTES, 2 * broker.limits["frame_bytes"]
-    )  # the largest append, a frame, must fit
     opened = Log.open(
         broker.disk,
         path,
         log_id=LOG_ID,
         clock=broker.clock,
-        options=arrival_options(flush.messages, flush.seconds, segment_bytes),
+        options=arrival_options(flush.messages, flush.seconds, _segment_bytes(broker)),
         state=state,
     )
     if opened.stopped is not None:
@@ -508,6 +505,11 @@ def _open_arrival_log(broker: Broker, path: str) -> tuple[Log, ArrivalLogState]:
             log.error("the arrivals of delayed messages stay stopped: %s", error)
     state.epochs.finish_recovery(opened.whole_end[1])
     return opened, state
+
+
+def _segment_bytes(broker: Broker) -> int:
+    """Return the segment size of the arrival log: the largest append, a frame, must fit."""
+    return max(SEGMENT_BYTES, 2 * broker.limits["frame_bytes"])
 
 
 def _repair_arrivals(broker: Broker, path: str, offset: int, number: int) -> int:

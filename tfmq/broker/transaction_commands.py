@@ -177,7 +177,8 @@ class TransactionCommands:
         try:
             pieces = self._incoming_batches(request, data)
         except (TfmqError, JournalError):
-            if not self._is_repeat(request):
+            now_ms = self._clock.wall_ms()
+            if self.store.producer_states.find_request(request.producer_id, request.number, now_ms) is None:
                 raise
             pieces = []
 
@@ -201,12 +202,6 @@ class TransactionCommands:
             raise BadRequest(f"The batches name {start} bytes, and {len(data)} were received.")
         return pieces
 
-    def _is_repeat(self, request: Transact) -> bool:
-        now_ms = self._clock.wall_ms()
-        return (
-            self.store.producer_states.find_request(request.producer_id, request.number, now_ms) is not None
-        )
-
     # Lists, and waits for check-backs
 
     def list_transactions(self, request: ListTransactions, reply: Reply) -> None:
@@ -226,7 +221,10 @@ class TransactionCommands:
         def done(result: Any, error: BaseException | None) -> None:
             nonlocal over
             over = True
-            self._wait_ended(session, number)
+            waits = self._parked_waits.get(session, {})
+            waits.pop(number, None)
+            if not waits:
+                self._parked_waits.pop(session, None)
             if error is not None:
                 reply.error(client_error(error))
             else:
@@ -236,12 +234,6 @@ class TransactionCommands:
         if not over:
             self._parked_waits.setdefault(session, {})[number] = cancel
             self._watch_session(session)
-
-    def _wait_ended(self, session: Session, number: int) -> None:
-        waits = self._parked_waits.get(session, {})
-        waits.pop(number, None)
-        if not waits:
-            self._parked_waits.pop(session, None)
 
     def cancel(self, session: Session, correlation: int) -> bool:
         """End a parked `await_checks` with an empty reply. Return whether there was one."""

@@ -698,10 +698,7 @@ class ListSchedulesReply(NamedTuple):
 
 
 class PauseSchedule(NamedTuple):
-    """Pause a schedule until it is resumed.
-
-    Times in between do not count as missed.
-    """
+    """Pause a schedule until it is resumed. Times in between do not count as missed."""
 
     name: Topic
 
@@ -1014,10 +1011,7 @@ class ListCommitGroupsReply(NamedTuple):
 
 
 class ForgetCommitGroup(NamedTuple):
-    """Delete the last sequence of a commit group.
-
-    An old sequence would be accepted again.
-    """
+    """Delete the last sequence of a commit group. An old sequence would be accepted again."""
 
     group: Group
 

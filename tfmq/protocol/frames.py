@@ -66,14 +66,11 @@ def check_size(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRA
     size: int = SIZE.unpack_from(view, position)[0]
     if size > frame_bytes or size < 4:
         start = bytes(view[position : position + DETECTION_BYTES])
-        raise BadFrame(other_protocol_sentence(start) or _size_sentence(size, frame_bytes))
+        why = f"is larger than the {frame_bytes} that are allowed here"
+        if size < 4:
+            why = "has no room for its header size"
+        raise BadFrame(other_protocol_sentence(start) or f"A frame of {size} bytes {why}.")
     return size
-
-
-def _size_sentence(size: int, frame_bytes: int) -> str:
-    if size < 4:
-        return f"A frame of {size} bytes has no room for its header size."
-    return f"A frame of {size} bytes is larger than the {frame_bytes} that are allowed here."
 
 
 def parse_prefix(

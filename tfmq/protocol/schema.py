@@ -62,16 +62,11 @@ class Text:
         self.text = f"str of {'at most' if empty else '1 to'} {size:d} bytes"
 
     def check(self, value: Any, name: str) -> str:
-        if type(value) is str and (value or self.empty) and self._fits(value):
-            return value
+        # Strings from the wire are valid UTF-8, without lone surrogates.
+        fits = type(value) is str and (len(value) * 4 <= self.size or len(value.encode()) <= self.size)
+        if fits and (value or self.empty):
+            return str(value)
         _reject(name, f"a text of {'at most' if self.empty else '1 to'} {self.size:d} bytes", value)
-
-    def _fits(self, value: str) -> bool:
-        """Return whether the string is short enough.
-
-        Strings from the wire are valid UTF-8, without lone surrogates.
-        """
-        return len(value) * 4 <= self.size or len(value.encode()) <= self.size
 
 
 class ByteString:
@@ -193,7 +188,7 @@ class Record(Generic[Tuple]):
             "new": _new,
             "shape": self.shape,
             "defaults": tuple(self.defaults.values()),
-            "reject_list": self._reject_list,
+            "reject_list": lambda name, value: _reject(name, f"a list {self.text}", value),
             "reject_short": self._reject_short,
         }
         for number, (field, name, kind) in enumerate(zip(fields, self.names, self.kinds, strict=True)):
@@ -208,9 +203,6 @@ class Record(Generic[Tuple]):
             lines.append(f"    if {wanted}: {field} = {check}({field}, {name!r})")
         exec("\n".join([*lines, f"    return new(shape, ({row}))"]), scope)
         return scope["decode"]
-
-    def _reject_list(self, name: str, value: Any) -> NoReturn:
-        _reject(name, f"a list {self.text}", value)
 
     @property
     def text(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -259,10 +259,13 @@ class Group:
         pinned = {
             key: each.id for each in self.members.values() if each.subscription is None for key in each.owned
         }
+        existing = map(self._topics.find, {topic for each in candidates for topic in each.topics})
         keys = {
-            partition: key
-            for partition, key in self._partitions({topic for each in candidates for topic in each.topics})
-            if key not in pinned
+            (topic.name, number): key
+            for topic in existing
+            if topic is not None
+            for number in range(len(topic.partitions))
+            if (key := (topic.incarnation, number)) not in pinned
         }
         owned = {partition: self.owner(key) for partition, key in keys.items()}
         owners = {partition: owner.member for partition, owner in owned.items() if owner is not None}
@@ -280,13 +283,6 @@ class Group:
             (each.subscription.strategy for each in self.members.values() if each.subscription is not None),
             "",
         )
-
-    def _partitions(self, topics: Iterable[str]) -> Iterator[tuple[Partition, Key]]:
-        for name in topics:
-            topic = self._topics.find(name)
-            if topic is not None:
-                for number in range(len(topic.partitions)):
-                    yield (name, number), (topic.incarnation, number)
 
 
 _NO_GROUP = GroupState()

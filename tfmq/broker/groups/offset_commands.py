@@ -93,7 +93,7 @@ class OffsetCommands:
         if not self._groups.exists(request.group):
             reply.ok(False)
             return
-        self._offsets.require_free_group(request.group)
+        self._offsets.require_unlocked(request.group)
         group = self._groups.remove_all_members(request.group)[0]
 
         def gone(error: BaseException | None) -> None:

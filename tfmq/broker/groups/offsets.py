@@ -89,30 +89,22 @@ class GroupOffsetStore:
 
     def require_free(self, group: str, places: Sequence[OffsetRow]) -> None:
         """Raise Busy while a transaction has an offset in doubt, NotAllowed above the limit."""
-        refusal = self._locks.busy_error(group, [place[:2] for place in places]) or self._limit_error(
-            group, places
-        )
-        if refusal is not None:
-            raise refusal
-
-    def require_free_group(self, group: str) -> None:
-        """Raise Busy while a transaction has offsets of the group in doubt."""
-        refusal = self._locks.busy_error(group, None)
-        if refusal is not None:
-            raise refusal
-
-    def _limit_error(self, group: str, places: Sequence[OffsetRow]) -> NotAllowed | None:
-        """Return the error if the commit would exceed the limit on offsets of all groups."""
+        self.require_unlocked(group, [place[:2] for place in places])
         register = self._catalog.state
         if register.offsets_count + len(places) <= self._offsets_max:
-            return None
+            return
         row = register.groups.get(group, GroupState())
         new = {place[:2] for place in places} - row.offsets.keys()
-        if register.offsets_count + len(new) <= self._offsets_max:
-            return None
-        return NotAllowed(
-            f"The broker keeps {register.offsets_count} offsets of groups; its limit is limits.group_offsets."
-        )
+        if register.offsets_count + len(new) > self._offsets_max:
+            raise NotAllowed(
+                f"The broker keeps {register.offsets_count} offsets of groups; its limit is limits.group_offsets."
+            )
+
+    def require_unlocked(self, group: str, keys: Iterable[Key] | None = None) -> None:
+        """Raise Busy while a transaction has these offsets of the group (None: any) in doubt."""
+        refusal = self._locks.busy_error(group, keys)
+        if refusal is not None:
+            raise refusal
 
     def offset_row(self, each: GroupOffset, any_incarnation: bool = False) -> OffsetRow | None:
         """Return a row of an OFFSETS entry.
@@ -130,27 +122,20 @@ class GroupOffsetStore:
 
     def read(self, request: ReadOffsets, reply: Reply) -> None:
         """Reply with the committed offsets, once what is read is durable. Raises Busy."""
-        refusal = self._locks.busy_error(request.group, self._requested_keys(request))
-        if refusal is not None:
-            raise refusal
-        rows = list(self._rows(request))
+        keys = wanted = None
+        if request.partitions is not None:
+            found = ((self._topics.find(each.topic), each.partition) for each in request.partitions)
+            keys = [(topic.incarnation, number) for topic, number in found if topic is not None]
+            wanted = {tuple(each) for each in request.partitions}
+        self.require_unlocked(request.group, keys)
+        rows = [
+            (name, *key, *place)
+            for key, place, name in self.in_existing_topics(
+                self._catalog.state.groups.get(request.group, GroupState())
+            )
+            if wanted is None or (name, key[1]) in wanted
+        ]
         self._catalog.when_durable(reply_when_done(reply, lambda: (rows,)))
-
-    def _requested_keys(self, request: ReadOffsets) -> list[Key] | None:
-        """Return (incarnation, partition) of the requested offsets; None: all of the group."""
-        if request.partitions is None:
-            return None
-        found = ((self._topics.find(each.topic), each.partition) for each in request.partitions)
-        return [(topic.incarnation, number) for topic, number in found if topic is not None]
-
-    def _rows(self, request: ReadOffsets) -> Iterable[tuple[Any, ...]]:
-        group = self._catalog.state.groups.get(request.group)
-        if group is None:
-            return
-        wanted = None if request.partitions is None else {tuple(each) for each in request.partitions}
-        for key, place, name in self.in_existing_topics(group):
-            if wanted is None or (name, key[1]) in wanted:
-                yield (name, *key, *place)
 
     def in_existing_topics(self, group: GroupState) -> Iterable[tuple[Key, CommittedOffset, str]]:
         """Yield the group's offsets in existing topics, with the topic's name."""
@@ -326,10 +311,7 @@ class OffsetLocks:
                 self._locks_by_group.pop(group, None)
 
     def busy_error(self, group: str, keys: Iterable[Key] | None) -> Busy | None:
-        """Return why these offsets of the group (None: all of them) are not available.
-
-        Return None if they are.
-        """
+        """Return why these offsets of the group (None: all) are not available; None if they are."""
         locked = self._locks_by_group.get(group)
         if not locked:
             return None
