@@ -138,11 +138,8 @@ class BrokerApplyTarget:
     def append_bytes_max(self, key: int) -> int:
         """Return how many bytes of batches one `Append` to the log id `key` may have."""
         partition = self._find_partition(key)
-        return (
-            TRANSACTION_APPEND_BYTES
-            if partition is None
-            else min(TRANSACTION_APPEND_BYTES, partition.append_bytes_max)
-        )
+        own_max = TRANSACTION_APPEND_BYTES if partition is None else partition.append_bytes_max
+        return min(TRANSACTION_APPEND_BYTES, own_max)
 
     # Writing effects
 
@@ -176,11 +173,9 @@ class BrokerApplyTarget:
         if mark.key == OFFSETS_KEY:
             return _is_durable(self._catalog.log, mark.end)
         partition = self._find_partition(mark.key)
-        return (
-            self._is_deleted(split_id(mark.key)[0])
-            if partition is None
-            else _is_durable(partition.log, mark.end)
-        )
+        if partition is None:
+            return self._is_deleted(split_id(mark.key)[0])
+        return _is_durable(partition.log, mark.end)
 
     def fsync_to(self, mark: AppendResult, done: DurableCallback) -> None:
         if mark.key == OFFSETS_KEY:

@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, JournalError
+from journal.filenames import TRANSACTIONS_FOLDER
 from journal.fsck.findings import DAMAGE, Finding, Progress, RepairedFile, VerifyReport
 from journal.fsck.log_repair import PendingRecords, RepairedRange, repair
 from journal.fsck.log_verify import (
@@ -146,7 +147,11 @@ def _typed_paths(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
 
     A file that is only named like a partition's folder is skipped, because it may be unrelated.
     """
-    known = _known_partitions(disk, data)
+    try:
+        topics = CatalogSurvey(disk, data).state.topics
+    except (JournalError, OSError):
+        topics = {}
+    known = {(row.name, number) for row in topics.values() for number in range(row.target)}
     children = disk.list(data)
     partitions = [
         name
@@ -169,15 +174,6 @@ def _typed_paths(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
             yield filenames.join(arrivals, child), False
 
 
-def _known_partitions(disk: Disk, data: str) -> set[tuple[str, int]]:
-    """Return the partitions in the catalog; empty if it cannot be read."""
-    try:
-        topics = CatalogSurvey(disk, data).state.topics
-    except (JournalError, OSError):
-        return set()
-    return {(row.name, number) for row in topics.values() for number in range(row.target)}
-
-
 def _children(disk: Disk, folder: str) -> list[str]:
     """Return the names in a folder.
 
@@ -196,7 +192,7 @@ def _is_known(folder: str, child: str) -> bool:
         return child in META_NAMES or filenames.is_partition_file(child, SUFFIX)
     if folder == DELAY_FOLDER:
         return child == ARRIVALS_NAME or is_bucket_file_name(child)
-    if folder == filenames.TRANSACTIONS_FOLDER:
+    if folder == TRANSACTIONS_FOLDER:
         return filenames.is_transactions_file(child)
     return folder != "archive" and filenames.is_partition_file(child)
 
@@ -215,6 +211,13 @@ def rename_damaged(disk: Disk, path: str) -> str:
     return kept
 
 
+PATH_ERRORS: Final[dict[type[OSError], str]] = {
+    IsADirectoryError: "a folder where a file belongs",
+    NotADirectoryError: "no folder, where a folder belongs",
+    FileNotFoundError: "a dangling link",
+}
+
+
 def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[RepairedFile]:
     """Rename files in place of folders, and folders in place of files.
 
@@ -226,13 +229,10 @@ def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repair
             raise error
     done = []
     for error in wrong:
-        is_folder = isinstance(error, IsADirectoryError)
-        reason = "a folder where a file belongs" if is_folder else "no folder, where a folder belongs"
         path = str(error.filename)
         kept = path + filenames.DAMAGED_SUFFIX if dry_run else rename_damaged(disk, path)
-        done.append(
-            RepairedFile(path, reason=reason, note=f"put aside as {kept}; what it took the place of is gone")
-        )
+        note = f"put aside as {kept}; what it took the place of is gone"
+        done.append(RepairedFile(path, reason=PATH_ERRORS[type(error)], note=note))
     return done
 
 
@@ -275,7 +275,7 @@ def missing_folders(disk: Disk, data: str, register: CatalogState) -> list[tuple
             advice = f"Put back the folder; or start without it, then {_resume(row.name, number)}"
             found.append((path, "the folder of a partition is missing or empty", advice))
     if register.journal_id and not disk.exists(filenames.join(meta, "new-journal")):
-        path = filenames.join(data, filenames.TRANSACTIONS_FOLDER)
+        path = filenames.join(data, TRANSACTIONS_FOLDER)
         found.append((path, "the journal of transactions is missing", new_journal_advice(meta)))
     if register.delay_store and not disk.exists(filenames.join(meta, "new-delay")):
         path, advice = filenames.join(data, DELAY_FOLDER), new_delay_advice(meta)
@@ -402,7 +402,11 @@ class CatalogSurvey:
         children = self.disk.list(self.folder) if self.disk.is_folder(self.folder) else []
         found = (filenames.parse_segment_name(name, SUFFIX) for name in children)
         bases = sorted(base for base in found if base is not None)
-        self._read_checkpoint(filenames.log_checkpoint_name() in children)
+        if filenames.log_checkpoint_name() in children:
+            try:
+                self.checkpoint = LogCheckpointFile(self.disk, self.folder, LOG_ID).read()
+            except Corrupt as error:
+                self.checkpoint_fault = error.reason
         self._read_snapshots(children)
         marks, snapshot = self.checkpoint, self.snapshot
         first = marks.first if marks is not None else bases[0] if bases else 0
@@ -435,14 +439,6 @@ class CatalogSurvey:
         self.faults.append((path, reason))
         self.lost_entries = True
         self.is_complete &= next <= self.snapshot.offset
-
-    def _read_checkpoint(self, is_there: bool) -> None:
-        if not is_there:
-            return
-        try:
-            self.checkpoint = LogCheckpointFile(self.disk, self.folder, LOG_ID).read()
-        except Corrupt as error:
-            self.checkpoint_fault = error.reason
 
     def _read_snapshots(self, children: list[str]) -> None:
         offsets = (filenames.parse_log_snapshot_name(name) for name in children)
@@ -559,7 +555,17 @@ def _add_from_folders(disk: Disk, data: str, register: CatalogState) -> list[str
     for incarnation, (topic, count) in sorted(topics.items()):
         known = max(known, incarnation)
         said += _add_topic(register, incarnation, topic, count)
-    known = max(known, *(_add_stores(disk, data, register)))
+    transactions, delay = filenames.join(data, TRANSACTIONS_FOLDER), filenames.join(data, DELAY_FOLDER)
+    if disk.is_folder(transactions):
+        with closing(JournalScan(disk, transactions)) as journal:
+            if journal.identity is not None:
+                known = max(known, journal.identity[0])
+                register.journal_id = register.journal_id or journal.identity[0]
+    if disk.is_folder(delay):
+        with closing(BucketScan(disk, delay)) as buckets:
+            if buckets.identity is not None:
+                known = max(known, buckets.identity.store_id)
+                register.delay_store = register.delay_store or buckets.identity.store_id
     register.apply_entry((LEASE, known + 1 + LOST_IDS_MAX, register.leases[-1][1] if register.leases else 0))
     register.generation += LOST_GENERATIONS_MAX
     return said
@@ -597,24 +603,6 @@ def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> 
     segments = [name for name in disk.list(folder) if filenames.parse_segment_name(name, suffix) is not None]
     ids = (find_log_id(disk, filenames.join(folder, name)) for name in segments)
     return next((log_id for log_id in ids if log_id is not None), None)
-
-
-def _add_stores(disk: Disk, data: str, register: CatalogState) -> tuple[int, int]:
-    """Add the ids of the transaction journal and of the delay store to a state that lacks them.
-
-    Return the ids as they are in the two folders; 0 for a missing one.
-    """
-    journal_id = store_id = 0
-    transactions, delay = _store_folders(data)
-    if disk.is_folder(transactions):
-        with closing(JournalScan(disk, transactions)) as journal:
-            journal_id = journal.identity[0] if journal.identity is not None else 0
-    if disk.is_folder(delay):
-        with closing(BucketScan(disk, delay)) as buckets:
-            store_id = buckets.identity.store_id if buckets.identity is not None else 0
-    register.journal_id = register.journal_id or journal_id
-    register.delay_store = register.delay_store or store_id
-    return journal_id, store_id
 
 
 def _write_catalog(disk: Disk, found: CatalogSurvey) -> None:
@@ -669,17 +657,12 @@ def has_log(disk: Disk, folder: str, suffix: str) -> bool:
     )
 
 
-def _has_segments(disk: Disk, folder: str, suffix: str) -> bool:
-    names = disk.list(folder) if disk.is_folder(folder) else []
-    return any(filenames.parse_segment_name(name, suffix) is not None for name in names)
-
-
 def applied_lsn(disk: Disk, data: str) -> int:
     """Return the highest LSN of the transaction journal that a log or the catalog has applied.
 
     Return NO_LSN if there is none.
     """
-    journal = JournalScan(disk, filenames.join(data, filenames.TRANSACTIONS_FOLDER))
+    journal = JournalScan(disk, filenames.join(data, TRANSACTIONS_FOLDER))
     journal.close()
     if journal.identity is None:
         return NO_LSN
@@ -716,7 +699,7 @@ class PendingTransactions:
 
     def __init__(self, disk: Disk, data: str) -> None:
         self._disk = disk
-        self._folder = filenames.join(data, filenames.TRANSACTIONS_FOLDER)
+        self._folder = filenames.join(data, TRANSACTIONS_FOLDER)
         self._table: TransactionTable | None = None
         self._is_read = False
 
@@ -800,11 +783,6 @@ def _arrivals_in_buckets(disk: Disk, data: str) -> dict[int, int]:
     return {} if found is None else {found.spilled_offset: found.spilled_number}
 
 
-def _store_folders(data: str) -> tuple[str, str]:
-    """Return the folders of the transaction journal and of the delayed messages."""
-    return filenames.join(data, filenames.TRANSACTIONS_FOLDER), filenames.join(data, DELAY_FOLDER)
-
-
 def _log_ids(disk: Disk, data: str) -> dict[str, int]:
     """Return the log ids, by folder name, of the catalog's partitions and the arrival log."""
     found = {ARRIVALS_NAME: ARRIVALS_LOG_ID}
@@ -826,7 +804,8 @@ def verify_data(
     wrong = wrong_paths(disk, data)
     shapes = VerifyReport()
     for error in wrong:
-        shapes.findings.append(Finding(str(error.filename), 0, 0, _describe_error(error), "file"))
+        what = PATH_ERRORS.get(type(error), f"cannot be read: {error.strerror}")
+        shapes.findings.append(Finding(str(error.filename), 0, 0, what, "file"))
     view = cast(Disk, DiskWithoutPaths(disk, frozenset(str(error.filename) for error in wrong)))
     reports = [shapes]
     for folder, suffix in logs_of(view, data):
@@ -834,7 +813,8 @@ def verify_data(
         reports.append(lost_is_damage(found))
     meta = filenames.join(data, META_NAME)
     reports.append(VerifyReport())
-    if _has_segments(view, meta, SUFFIX):
+    names = view.list(meta) if view.is_folder(meta) else []
+    if any(filenames.parse_segment_name(name, SUFFIX) is not None for name in names):
         reports[-1] = verify(view, meta, records=records, suffix=SUFFIX, progress=progress)
         others = reports[-1].findings
         reports[-1].findings = [each for each in others if os.path.basename(each.file) not in META_NAMES]
@@ -842,7 +822,7 @@ def verify_data(
         reports[-1].findings += verify_catalog(view, data)
         for path, reason, _ in missing_folders(disk, data, CatalogSurvey(view, data).state):
             reports[-1].findings.append(Finding(path, 0, 0, reason, "folder", DAMAGE))
-    transactions, delay = _store_folders(data)
+    transactions, delay = filenames.join(data, TRANSACTIONS_FOLDER), filenames.join(data, DELAY_FOLDER)
     if is_journal(view, transactions):
         reports.append(verify_journal(view, transactions, records=records, progress=progress))
     if is_bucket_folder(view, delay):
@@ -855,20 +835,10 @@ def _makes_unreadable(error: OSError, folder: str) -> bool:
 
     What is missing in it cannot be detected then.
     """
-    if isinstance(error, IsADirectoryError | NotADirectoryError | FileNotFoundError):
+    if type(error) in PATH_ERRORS:
         return False
     path = str(error.filename)
     return folder in (path, os.path.dirname(path))
-
-
-def _describe_error(error: OSError) -> str:
-    if isinstance(error, IsADirectoryError):
-        return "a folder where a file belongs"
-    if isinstance(error, NotADirectoryError):
-        return "no folder, where a folder belongs"
-    if isinstance(error, FileNotFoundError):
-        return "a dangling link"
-    return f"cannot be read: {error.strerror}"
 
 
 @dataclass
@@ -911,7 +881,7 @@ def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepairRe
             done.failed += filter(None, [lost_partition(view, folder)])
         except Corrupt as error:
             done.failed.append(error)
-    transactions, delay = _store_folders(data)
+    transactions, delay = filenames.join(data, TRANSACTIONS_FOLDER), filenames.join(data, DELAY_FOLDER)
     if is_journal(view, transactions):
         try:
             known = applied_lsn(view, data)

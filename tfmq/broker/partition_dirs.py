@@ -165,16 +165,11 @@ class PartitionDirs:
                 self._disk.make_folder(folder)
                 self._disk.force_folder(parent)
 
-    # Open partitions at startup
-
-    def open_all(self, topic: TopicRow) -> Topic:
-        """Open all partitions of a topic. A log that cannot be opened does not affect the others.
+    def open_or_reason(self, topic: TopicRow, number: int) -> Partition | OpenError:
+        """Open a partition. If that fails, return the reason; other partitions are not affected.
 
         A missing folder is created again with its log stopped, so that an operator decides before it is written.
         """
-        return Topic(topic, [self.open_or_reason(topic, number) for number in range(topic.partitions)])
-
-    def open_or_reason(self, topic: TopicRow, number: int) -> Partition | OpenError:
         path = self.path(topic.name, number)
         try:
             is_there = self._disk.exists(path)

@@ -46,6 +46,7 @@ from tfmq.broker.delay_commands import DelayCommands
 from tfmq.broker.delayed_produce import INCARNATION, NAME, ArrivalLogAdapter, ArrivalPartition
 from tfmq.broker.partition_dirs import RESERVED_NAMES, log_recovery
 from tfmq.broker.producer_state import ProducerState
+from tfmq.broker.topics import Topic
 from tfmq.data_dir import (
     FOLDER_NAMES,
     VERSION_NAME,
@@ -213,7 +214,8 @@ def finish_creations(broker: Broker) -> None:
 def open_partitions(broker: Broker) -> None:
     """Open every partition's log, with recovery and its producer state."""
     for topic in _in_state(broker, OPEN) + _in_state(broker, GROWING):
-        broker.topics.add(broker.partition_dirs.open_all(topic))
+        opened = partial(broker.partition_dirs.open_or_reason, topic)
+        broker.topics.add(Topic(topic, list(map(opened, range(topic.partitions)))))
     broker.unknown_folders = broker.partition_dirs.unknown_folders(broker.catalog.state.topics)
     for name in broker.unknown_folders:
         log.warning("%s is no partition of a known topic and is left alone", name)

@@ -231,8 +231,8 @@ BOUNDS: Final = (
         "members-unbounded",
         "the number of members of a group is bounded",
         _ROLL,
-        '        if instead_of is None and len(group.members) >= self._limits["group_members"]:\n',
-        "        if instead_of is None and len(group.members) < 0:\n",
+        '            if before is None and len(group.members) >= self._limits["group_members"]:\n',
+        "            if before is None and len(group.members) < 0:\n",
         [ROLL],
     ),
     Mutant(

@@ -41,7 +41,7 @@ FOLDERS: Final = (
         "a-catalog-that-may-not-be-read-is-missing",
         "a check does not report an unreadable file as missing",
         "tfmq/broker/data_repair.py",
-        "    if isinstance(error, IsADirectoryError | NotADirectoryError | FileNotFoundError):\n",
+        "    if type(error) in PATH_ERRORS:\n",
         "    if isinstance(error, OSError):\n",
         ["tests/broker/test_data_repair.py"],
     ),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tfmq.broker.catalog import Catalog
 from tfmq.broker.catalog_state import GROUP_OWNERS, CatalogState, GroupState, Key
@@ -22,7 +22,6 @@ from tfmq.broker.groups.group import (
     summary,
 )
 from tfmq.broker.groups.offsets import GroupOffsetStore
-from tfmq.broker.partition import Waiter
 from tfmq.broker.reply import STOPPING, Randomness, Reply, Session, client_error
 from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topics
@@ -102,13 +101,6 @@ class GroupRegistry:
         if len(known) + len(coming) >= self._limits["groups"]:
             raise NotAllowed(f"The broker has {len(known)} groups, its limit (limits.groups).")
 
-    def check_member_limit(self, group: Group, instead_of: Member | None) -> None:
-        """Raise NotAllowed if a new member, unless it replaces `instead_of`, would exceed the limit."""
-        if instead_of is None and len(group.members) >= self._limits["group_members"]:
-            raise NotAllowed(
-                f"The group {group.name} has {len(group.members)} members (limits.group_members)."
-            )
-
     def set_subscription(
         self, member: Member, wishes: GroupSubscription | None, instead_of: Member | None = None
     ) -> None:
@@ -142,13 +134,6 @@ RETRY_SECONDS: Final = 1.0
 """Time until a group is planned again whose catalog entry failed, for example because the disk is full."""
 
 
-class PendingJoin(NamedTuple):
-    """A member and its pending JOIN_GROUP reply."""
-
-    member: Member
-    reply: Reply
-
-
 class GroupCoordinator:
     """All consumer groups.
 
@@ -173,7 +158,7 @@ class GroupCoordinator:
         limits: Mapping[str, int],
         mark_ready: Callable[[], None],
     ) -> None:
-        self._catalog, self._offsets, self._topics, self._timers = catalog, offsets, topics, timers
+        self.catalog, self._offsets, self._topics, self._timers = catalog, offsets, topics, timers
         self._randomness, self._limits, self._mark_ready = randomness, limits, mark_ready
         self._registry = GroupRegistry(catalog.state, topics, limits)
         self._connected: dict[Session, dict[Member, Group]] = {}
@@ -181,13 +166,13 @@ class GroupCoordinator:
         self._due: dict[str, set[str]] = {}
         """Groups to be planned at the end of the turn, with the members whose heartbeats are checked then."""
         self._changed_topics: set[str] = set()
-        self._joins: dict[str, list[PendingJoin]] = {}
+        self._joins: dict[str, list[tuple[Member, Reply]]] = {}
 
     # Start and stop of the broker, changes of topics
 
     def start(self) -> None:
         """Start a session timeout for each owner in the catalog."""
-        for name, row in self._catalog.state.groups.items():
+        for name, row in self.catalog.state.groups.items():
             if row.owners:
                 group = self._registry.find_or_create(name)
                 for member in group.restore_all(self._timers.now()):
@@ -220,13 +205,15 @@ class GroupCoordinator:
         member = Member(
             request.member or self._randomness(12).hex(),
             self._registry.next_generation(),
-            self._session_ms(request.session_ms),
+            min(request.session_ms, self._limits["session_ms"]),
             self._timers.now(),
         )
         group = self._registry.find_or_create(request.group)
         before = group.members.get(member.id)
         try:
-            self._registry.check_member_limit(group, before)
+            if before is None and len(group.members) >= self._limits["group_members"]:
+                count = len(group.members)
+                raise NotAllowed(f"The group {group.name} has {count} members (limits.group_members).")
             _reject_old_connection(group, before, session)
             self._registry.set_subscription(member, wishes, instead_of=before)
         except (NotAllowed, Fenced):
@@ -236,7 +223,7 @@ class GroupCoordinator:
             self._remove_member(group, before, fenced_error(group, before.id, "joined again"))
         group.add_member(member)
         self._seen_on(group, member, session)
-        self._joins.setdefault(group.name, []).append(PendingJoin(member, reply))
+        self._joins.setdefault(group.name, []).append((member, reply))
         self._mark_due(group)
         log.info("group %s: %s (%s) joins", group.name, member.id, session.identity)
 
@@ -255,7 +242,7 @@ class GroupCoordinator:
                 self._registry.set_subscription(member, wishes)
                 group.target_outdated = True
                 self._mark_due(group)
-            member.session_ms = self._session_ms(wanted.session_ms)
+            member.session_ms = min(wanted.session_ms, self._limits["session_ms"])
         self._seen_on(group, member, session)
         held = {(each.incarnation, each.partition): each.leaving for each in request.held}
         if group.release(member, held, request.generation):
@@ -328,20 +315,13 @@ class GroupCoordinator:
         _reject_old_connection(group, member, session)
         return group, member
 
-    def _session_ms(self, asked: int) -> int:
-        return min(asked, self._limits["session_ms"])
-
     def find(self, name: str) -> Group | None:
         """Return the group if it is in memory."""
         return self._registry.find(name)
 
     def exists(self, name: str) -> bool:
         """Return whether the group exists, in the catalog or only in memory."""
-        return name in self._catalog.state.groups or self._registry.find(name) is not None
-
-    def submit(self, entry: Sequence[Any], done: Waiter) -> None:
-        """Submit a catalog entry about a group without members; `done` is called once it is durable."""
-        self._catalog.submit(entry, done)
+        return name in self.catalog.state.groups or self._registry.find(name) is not None
 
     def remove_all_members(self, name: str) -> tuple[Group, int]:
         """Remove all members and owners of a group. Return it with a new generation.
@@ -458,18 +438,22 @@ class GroupCoordinator:
         if joins or changes.assigned or changes.released:
             self._registry.entry_submitted(group.name, len(changes.assigned))
             entry = (GROUP_OWNERS, group.name, generation, changes.rows())
-            self._catalog.submit(entry, partial(self._changes_written, group, changes, joins))
+            self.catalog.submit(entry, partial(self._changes_written, group, changes, joins))
         self._check_heartbeats(group, member_ids)
         self._registry.drop_if_empty(group)
 
     def _changes_written(
-        self, group: Group, changes: OwnerChanges, joins: list[PendingJoin], error: BaseException | None
+        self,
+        group: Group,
+        changes: OwnerChanges,
+        joins: list[tuple[Member, Reply]],
+        error: BaseException | None,
     ) -> None:
         """Handle the result of a plan's entry: durable (`error` None), or failed."""
         self._registry.entry_done(group.name, len(changes.assigned))
         group.changes_written(changes, forced=error is None)
         for join in joins:
-            self._reply_join(group, join, error)
+            self._reply_join(group, *join, error)
         if error is None and group.target_outdated:
             self._mark_due(group)
         elif error is not None and group.members:
@@ -477,8 +461,7 @@ class GroupCoordinator:
         self._check_heartbeats(group, {owner.member for owner in changes.assigned.values()})
         self._registry.drop_if_empty(group)
 
-    def _reply_join(self, group: Group, join: PendingJoin, error: BaseException | None) -> None:
-        member, reply = join
+    def _reply_join(self, group: Group, member: Member, reply: Reply, error: BaseException | None) -> None:
         there = group.members.get(member.id) is member
         if error is not None:
             if there:
@@ -540,7 +523,7 @@ class GroupCoordinator:
 
     def list(self) -> list[dict[str, Any]]:
         """Return the rows of LIST_GROUPS."""
-        groups = self._catalog.state.groups
+        groups = self.catalog.state.groups
         return [self._summary(name, groups[name]) for name in sorted(groups)]
 
     def _summary(self, name: str, row: GroupState) -> dict[str, Any]:
@@ -552,7 +535,7 @@ class GroupCoordinator:
 
         An unknown group is described as empty.
         """
-        row = self._catalog.state.groups.get(request.group, GroupState())
+        row = self.catalog.state.groups.get(request.group, GroupState())
         group, now = self._registry.find(request.group), self._timers.now()
         summary = self._summary(request.group, row)
         shown = [] if group is None else list(group.members.values())[:MEMBERS_SHOWN]  # oldest first

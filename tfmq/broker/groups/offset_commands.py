@@ -100,7 +100,7 @@ class OffsetCommands:
             self._groups.removal_written(group, error)
             reply_when_done(reply, lambda: (True,))(error)
 
-        self._groups.submit((GROUP_GONE, request.group), gone)
+        self._groups.catalog.submit((GROUP_GONE, request.group), gone)
 
     def _check_no_live_member(self, name: str) -> None:
         group = self._groups.find(name)
