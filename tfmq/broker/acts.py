@@ -97,8 +97,8 @@ def _without_topic(asked: commands.AddSchedule, error: BaseException) -> str:
     )
 
 
-def _schedule_command(word: str) -> LoggedCommand:
-    return LoggedCommand(lambda asked: f"{word} schedule {asked.name}")
+def _done_or_none(found: bool) -> str:
+    return "done" if found else "not done: there is none"
 
 
 LOGGED_COMMANDS: Final[dict[type[Any], LoggedCommand]] = {
@@ -128,10 +128,7 @@ LOGGED_COMMANDS: Final[dict[type[Any], LoggedCommand]] = {
     commands.ResetGroup: LoggedCommand(
         lambda asked: f"reset group {asked.group}", lambda committed: f"done, {committed} offsets"
     ),
-    commands.DeleteGroup: LoggedCommand(
-        lambda asked: f"delete group {asked.group}",
-        lambda deleted: "done" if deleted else "not done: there is none",
-    ),
+    commands.DeleteGroup: LoggedCommand(lambda asked: f"delete group {asked.group}", _done_or_none),
     commands.CommitTransaction: LoggedCommand(
         lambda asked: (
             f"commit {'what is left of ' if asked.force else ''}transaction {asked.xid!r} of epoch {asked.epoch}"
@@ -162,8 +159,7 @@ LOGGED_COMMANDS: Final[dict[type[Any], LoggedCommand]] = {
         operator_only=True,
     ),
     commands.ForgetCommitGroup: LoggedCommand(
-        lambda asked: f"forget commit group {asked.group}",
-        lambda forgotten: "done" if forgotten else "not done: there is none",
+        lambda asked: f"forget commit group {asked.group}", _done_or_none
     ),
     commands.CancelDelayed: LoggedCommand(
         lambda asked: f"cancel delayed message {asked.handle!r}", lambda state: state, operator_only=True
@@ -178,10 +174,7 @@ LOGGED_COMMANDS: Final[dict[type[Any], LoggedCommand]] = {
         lambda schedule, made: "done" if made else "it is there already",
         refused=_without_topic,
     ),
-    commands.PauseSchedule: _schedule_command("pause"),
-    commands.ResumeSchedule: _schedule_command("resume"),
-    commands.RemoveSchedule: LoggedCommand(
-        lambda asked: f"remove schedule {asked.name}",
-        lambda removed: "done" if removed else "not done: there is none",
-    ),
+    commands.PauseSchedule: LoggedCommand(lambda asked: f"pause schedule {asked.name}"),
+    commands.ResumeSchedule: LoggedCommand(lambda asked: f"resume schedule {asked.name}"),
+    commands.RemoveSchedule: LoggedCommand(lambda asked: f"remove schedule {asked.name}", _done_or_none),
 }

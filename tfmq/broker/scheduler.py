@@ -189,10 +189,7 @@ class Scheduler:
         except Exception as error:
             self.retry_later(run, error)
             return
-        self._find_due_times(run, cron)
-
-    def _find_due_times(self, run: RunningSchedule, cron: CronSchedule) -> None:
-        """Determine which times to send; in a worker if that takes long."""
+        # Determine which times to send; in a worker if that takes long.
         after, now = self.resolved_until(run), self._clock.wall_ms()
         many = run.row.misfire == SEND_ALL and len(list(islice(cron.moments_between(after, now), 2))) > 1
         found = partial(moments_to_send, cron, run.row.misfire, after, now)
