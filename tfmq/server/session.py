@@ -26,7 +26,7 @@ from tfmq.errors import (
     VersionMismatch,
 )
 from tfmq.protocol import commands, frames
-from tfmq.protocol.commands import BY_CODE, BY_REQUEST, COMMANDS, Command, reserved_for
+from tfmq.protocol.commands import BY_CODE, BY_REQUEST, Command, reserved_for
 
 if TYPE_CHECKING:
     from tfmq.server.transport import Connection
