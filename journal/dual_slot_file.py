@@ -125,9 +125,7 @@ class DualSlotFile:
 class CheckpointFile(Generic[T]):
     """A checkpoint in a `DualSlotFile`. Not thread-safe: the lock of its log or journal serialises the calls."""
 
-    def __init__(
-        self, disk: Disk, path: str, encode: Callable[[T], bytes], decode: Callable[[bytes], T]
-    ) -> None:
+    def __init__(self, disk: Disk, path: str, encode: Callable[[T], bytes], decode: Callable[[bytes], T]) -> None:
         self.path = path
         self._slots = DualSlotFile(disk, path)
         self._encode = encode

@@ -120,9 +120,7 @@ class NewerFormat(JournalError):
     """`path` has format version `found`; this library reads versions up to `known`."""
 
     def __init__(self, path: str, found: int, known: int) -> None:
-        super().__init__(
-            f"{path} has format version {found}, this library knows up to {known}: upgrade to read it"
-        )
+        super().__init__(f"{path} has format version {found}, this library knows up to {known}: upgrade to read it")
         self.path = path
         self.found = found
         self.known = known

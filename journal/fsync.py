@@ -361,10 +361,7 @@ class Forcer:
             self.joint_forces += 1
             ended = self._clock.monotonic()
             self._syncfs_speed.record_syncfs(ended - started_at, len(plans), ended)
-        return [
-            None if self._verified.get(plan.log, 0) == self._failures else self._fsync_one(plan)
-            for plan in plans
-        ]
+        return [None if self._verified.get(plan.log, 0) == self._failures else self._fsync_one(plan) for plan in plans]
 
     def _use_syncfs(self) -> bool:
         return self._method == "syncfs" or self._syncfs_speed.is_fast(self._clock.monotonic())

@@ -39,10 +39,7 @@ class _SystemCallNumbers(NamedTuple):
     getevents: int
 
 
-_MACHINES: Final = {
-    "x86_64": _SystemCallNumbers(206, 207, 209, 208),
-    "aarch64": _SystemCallNumbers(0, 1, 2, 4),
-}
+_MACHINES: Final = {"x86_64": _SystemCallNumbers(206, 207, 209, 208), "aarch64": _SystemCallNumbers(0, 1, 2, 4)}
 _IOCB: Final = Struct("<QIiHhiQQqQIi")
 _EVENT: Final = Struct("<QQqq")
 _COMMAND_FDSYNC: Final = 3

@@ -32,9 +32,7 @@ class RecoveryReport:
     warnings: list[str] = field(default_factory=list)
 
 
-def copy_torn_tail(
-    disk: Disk, folder: str, offset: int, data: bytes, report: RecoveryReport, place: str
-) -> None:
+def copy_torn_tail(disk: Disk, folder: str, offset: int, data: bytes, report: RecoveryReport, place: str) -> None:
     """Copy a tail to a file of its own. On a full disk only add a warning, so that the start succeeds.
 
     `place`: the offset as the warning names it. Raises OSError.

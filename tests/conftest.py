@@ -80,6 +80,4 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, "pytest.Call
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if CANNOT_BE_HAD not in reason:
             report.outcome = "failed"
-            report.longrepr = (
-                f"{item.nodeid} was skipped, and the set-up should have brought what it wants: {reason}"
-            )
+            report.longrepr = f"{item.nodeid} was skipped, and the set-up should have brought what it wants: {reason}"

@@ -51,9 +51,7 @@ def test_a_topic_from_its_making_to_its_end(admin: tfmq.Admin) -> None:
         admin.topic("orders")
 
 
-def test_a_running_producer_makes_a_deleted_topic_anew_without_a_failed_send(
-    admin: tfmq.Admin, servers: str
-) -> None:
+def test_a_running_producer_makes_a_deleted_topic_anew_without_a_failed_send(admin: tfmq.Admin, servers: str) -> None:
     with tfmq.Producer(servers) as producer:
         for number in range(3):
             assert producer.send("deleted", b"%d" % number, key="k").result(SECONDS).offset == 0
@@ -115,10 +113,7 @@ def test_transactions_in_doubt_are_found_decided_and_forgotten(admin: tfmq.Admin
         admin.rollback_transaction("one", heuristic=False)
     assert reported.value.state == "heuristic_committed"
     assert admin.commit_transaction("three", heuristic=False).state == "committed"
-    assert [each.state for each in admin.transactions(group="shop")] == [
-        "heuristic_committed",
-        "heuristic_rolled_back",
-    ]
+    assert [each.state for each in admin.transactions(group="shop")] == ["heuristic_committed", "heuristic_rolled_back"]
     assert [admin.forget_transaction(xid) for xid in ("one", "two", "three")] == [True, True, False]
     with pytest.raises(UnknownTransaction):
         admin.commit_transaction("nobody's")
@@ -140,18 +135,9 @@ def test_a_commit_group_commits_its_members_together(admin: tfmq.Admin, servers:
 
 
 def test_a_schedule_from_its_making_to_its_end(admin: tfmq.Admin) -> None:
-    made = admin.schedule(
-        "0 9 * * mon-fri", "reports", "go", name="morning", timezone="Europe/Berlin", key="k"
-    )
-    assert made.next_at is not None and (made.next_at.hour, made.next_at.minute, made.state) == (
-        9,
-        0,
-        "active",
-    )
-    assert (
-        admin.schedule("0 9 * * mon-fri", "reports", "go", name="morning", timezone="Europe/Berlin", key="k")
-        == made
-    )
+    made = admin.schedule("0 9 * * mon-fri", "reports", "go", name="morning", timezone="Europe/Berlin", key="k")
+    assert made.next_at is not None and (made.next_at.hour, made.next_at.minute, made.state) == (9, 0, "active")
+    assert admin.schedule("0 9 * * mon-fri", "reports", "go", name="morning", timezone="Europe/Berlin", key="k") == made
     whole = admin.describe_schedule("morning")
     assert admin.schedules() == [made._replace(properties=None, message=None)] and whole == made
     assert whole.message is not None and whole.message.payload is not None
@@ -187,13 +173,7 @@ def test_delayed_messages_are_listed_counted_moved_and_taken_back(admin: tfmq.Ad
         rows = admin.delayed("reminders")
         assert [each.handle for each in rows[:2]] == [first.delayed, second.delayed] and len(rows) == 3
         one = rows[0]
-        assert (one.state, one.topic, one.partition, one.key, one.tag) == (
-            "pending",
-            "reminders",
-            0,
-            "42",
-            "new",
-        )
+        assert (one.state, one.topic, one.partition, one.key, one.tag) == ("pending", "reminders", 0, "42", "new")
         assert one.due_at is not None and abs(one.due_at - begin - timedelta(hours=1)) < timedelta(minutes=1)
         assert one == admin.describe_delayed(first.delayed)._replace(details=one.details)
         assert [each.handle for each in admin.delayed("others")] == list(many[0].delayed)
@@ -238,14 +218,8 @@ def test_delayed_messages_of_the_asyncio_face_come_when_they_are_due(servers: st
 @pytest.mark.long
 def test_the_handle_of_one_broker_is_unknown_to_another(servers: str, tmp_path: Path) -> None:
     """Although both count alike: also when it is of a time at which everything was delivered."""
-    with (
-        tfmq.local_server(tmp_path / "other") as other,
-        tfmq.Producer(other) as there,
-        tfmq.Producer(servers) as here,
-    ):
+    with tfmq.local_server(tmp_path / "other") as other, tfmq.Producer(other) as there, tfmq.Producer(servers) as here:
         for due in (time.time() + 60, 1.0):
-            strange, own = (
-                each.send("alike", "x", deliver_at=due).result(SECONDS).delayed for each in (there, here)
-            )
+            strange, own = (each.send("alike", "x", deliver_at=due).result(SECONDS).delayed for each in (there, here))
             assert here.cancel(strange) == here.reschedule(strange, 5).state == there.cancel(own) == "unknown"
             assert {here.cancel(own), there.cancel(strange)} <= {"cancelled", "delivered"}

@@ -32,9 +32,7 @@ def play(story: Callable[[aio.Producer, FakeBroker], Awaitable[Any]], **argument
 
 
 def public(face: type) -> dict[str, Any]:
-    return {
-        name: member for name, member in vars(face).items() if not name.startswith("_") and callable(member)
-    }
+    return {name: member for name, member in vars(face).items() if not name.startswith("_") and callable(member)}
 
 
 @pytest.mark.parametrize(
@@ -56,9 +54,7 @@ def test_both_faces_have_the_same_names_parameters_and_docs(blocking: type, asyn
 
 def test_the_docs_of_one_face_are_those_of_the_other() -> None:
     for name in ("send", "send_many", "flush", "close", "stats"):
-        assert (getattr(aio.Producer, name).__doc__ or "").startswith(
-            getattr(producer.Producer, name).__doc__
-        )
+        assert (getattr(aio.Producer, name).__doc__ or "").startswith(getattr(producer.Producer, name).__doc__)
     assert aio.Admin.create_topic.__doc__ == admin.Admin.create_topic.__doc__
 
 
@@ -170,9 +166,7 @@ def test_a_close_that_is_cancelled_says_so_to_what_was_pending() -> None:
         closing = asyncio.create_task(made.close())
         await asyncio.sleep(0)
         closing.cancel()
-        with pytest.raises(
-            TimedOut, match=r"closed before it was delivered: the waiting in close\(\) was cancelled"
-        ):
+        with pytest.raises(TimedOut, match=r"closed before it was delivered: the waiting in close\(\) was cancelled"):
             await pending
 
     play(story)

@@ -33,11 +33,7 @@ CALLS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("reschedule", (HANDLES[1], 0), {}),
     ("reschedule", (HANDLES[2],), {"deliver_at": 2_000_000_000}),
     ("cancel", (HANDLES[0],), {}),
-    (
-        "schedule",
-        ("@daily", "orders", "go"),
-        {"name": "a", "key": "k", "misfire": "all", "timezone": "Asia/Tokyo"},
-    ),
+    ("schedule", ("@daily", "orders", "go"), {"name": "a", "key": "k", "misfire": "all", "timezone": "Asia/Tokyo"}),
     ("schedule", ("@daily", "orders", None), {"tag": "t", "properties": {"n": "1"}, "partition": 0}),
     ("schedules", (), {}),
     ("describe_schedule", ("a",), {}),

@@ -13,9 +13,7 @@ from tfmq import aio, aio_transactions, transactions
 
 def test_both_faces_have_the_same_names_parameters_and_docs() -> None:
     ours = {name: each for name, each in vars(transactions.XAResource).items() if not name.startswith("_")}
-    theirs = {
-        name: each for name, each in vars(aio_transactions.XAResource).items() if not name.startswith("_")
-    }
+    theirs = {name: each for name, each in vars(aio_transactions.XAResource).items() if not name.startswith("_")}
     assert ours.keys() == theirs.keys()
     for name, member in ours.items():
         mine, other = inspect.signature(member), inspect.signature(theirs[name])

@@ -83,16 +83,10 @@ def test_topics_have_keys_of_their_own(file) -> None:  # type: ignore[no-untyped
         ("[zzz]\nqqq = 1", r"no key zzz.qqq \(.*\)\.$"),
         ("listen = 'x'", "no key listen"),
         ("[flush]\nmessages = 'many'", "flush.messages must be a whole number from 0"),
-        (
-            "[flush]\nmessages = '5'",
-            "flush.messages must be a whole number .*, written without quotes, not '5'",
-        ),
+        ("[flush]\nmessages = '5'", "flush.messages must be a whole number .*, written without quotes, not '5'"),
         ("[topic.orders]\nflush.messages = '5'", "written without quotes"),
         ("[limits]\nconnections = '5'", "written without quotes"),
-        (
-            "[server]\ninsecure = 'yes'",
-            "server.insecure must be true or false, written without quotes, not 'yes'",
-        ),
+        ("[server]\ninsecure = 'yes'", "server.insecure must be true or false, written without quotes, not 'yes'"),
         ("[server]\ninsecure = 'no'", "written without quotes"),
         ("[flush]\nmessages = -1", "must be a whole number"),
         ("[flush]\nmessages = 1.5", "must be a whole number"),
@@ -182,13 +176,7 @@ def test_variables_of_clients_tests_tools_and_of_kubernetes_are_no_settings() ->
     assert {"TFMQ_SERVERS", "TFMQ_TEST_SCALE", "TFMQ_BENCH_SCALE", "TFMQ_MUTANTS_MAP"} <= names
     load(environment={name: "1" for name in names if name not in VARIABLES})
     address = "tcp://10.0.0.1:8367"
-    load(
-        environment={
-            "TFMQ_PORT": address,
-            "TFMQ_SERVICE_HOST": "10.0.0.1",
-            "TFMQ_SERVICE_PORT_CLIENTS": "8367",
-        }
-    )
+    load(environment={"TFMQ_PORT": address, "TFMQ_SERVICE_HOST": "10.0.0.1", "TFMQ_SERVICE_PORT_CLIENTS": "8367"})
     load(environment={"TFMQ_SERVER_PORT_8367_TCP": address, "TFMQ_SERVER_PORT_8367_TCP_ADDR": "10.0.0.1"})
 
 
@@ -279,12 +267,7 @@ def test_a_configuration_that_is_read_again_changes_what_can_change_and_names_th
     old = load(flags={"server.data": "here"}, sets=["retention.seconds=7d", 'topic."o".flush.messages=1'])
     new = load(
         flags={"server.data": "there"},
-        sets=[
-            "retention.seconds=1d",
-            'topic."p".retention.bytes=9',
-            "limits.topics=5",
-            "limits.frame_bytes=32MiB",
-        ],
+        sets=["retention.seconds=1d", 'topic."p".retention.bytes=9', "limits.topics=5", "limits.frame_bytes=32MiB"],
     )
     config, changed, later = merge_reload(old, new)
     assert changed == [
@@ -311,9 +294,7 @@ def test_what_can_be_read_again_are_keys() -> None:
     assert set(SETTINGS) >= RELOADED
 
 
-@pytest.mark.parametrize(
-    "text", ["a = " + "[" * 100_000, ".".join("a" * 5000) + " = 1", "[limits]\nx = " + "9" * 5000]
-)
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, ".".join("a" * 5000) + " = 1", "[limits]\nx = " + "9" * 5000])
 def test_what_no_parser_takes_is_one_sentence(tmp_path: Path, text: str) -> None:
     file = tmp_path / "server.toml"
     file.write_text(text)

@@ -42,9 +42,7 @@ def test_a_folder_named_like_a_partition_may_be_anybodys(tmp_path: Path) -> None
     assert not is_data_folder(RealDisk(), str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("strangers", "reported"), [(("a.txt",), "a.txt"), (("a", "b", "c"), "a and 2 more")]
-)
+@pytest.mark.parametrize(("strangers", "reported"), [(("a.txt",), "a.txt"), (("a", "b", "c"), "a and 2 more")])
 def test_a_folder_with_other_things_is_named_with_the_first_of_them(
     tmp_path: Path, strangers: tuple[str, ...], reported: str
 ) -> None:

@@ -34,9 +34,7 @@ def test_every_part_keeps_its_promises_and_says_what_it_does(tmp_path: Path) -> 
     assert all(step[:6].strip().replace(".", "").isdigit() and step[6:10] == " s  " for step in steps), steps
 
 
-def test_an_argument_it_does_not_know_is_refused_and_help_starts_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_argument_it_does_not_know_is_refused_and_help_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for argument, code in (("--help", 0), ("--fast", 2), ("5", 2)):
         with pytest.raises(SystemExit) as ended:
             demo.main([argument])
@@ -85,9 +83,7 @@ def test_progress_is_a_line_now_and_then_and_a_bar_only_on_a_terminal() -> None:
     assert "━" in shown.getvalue() and " s  lines:" not in shown.getvalue()
 
 
-def test_the_error_of_a_thread_is_raised_where_its_end_is_waited_for(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_the_error_of_a_thread_is_raised_where_its_end_is_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         raise DemoFailed("no broker")
 

@@ -20,9 +20,7 @@ LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 @cache
 def names_in(file: str) -> set[str]:
     tree = ast.parse((ROOT / file).read_text())
-    names = {
-        n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    }
+    names = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     machines = {
         target.id
         for n in ast.walk(tree)
@@ -40,9 +38,7 @@ def anchors_of(page: Path) -> set[str]:
     found = set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
     for heading in re.findall(r"^#+ +(.*?) *$", text, re.MULTILINE):
         name = re.sub(r"[^\w\- ]", "", LINK.sub("", heading).lower()).replace(" ", "-")
-        found.add(
-            next(each for each in chain([name], (f"{name}-{n}" for n in count(1))) if each not in found)
-        )
+        found.add(next(each for each in chain([name], (f"{name}-{n}" for n in count(1))) if each not in found))
     return found
 
 
@@ -53,9 +49,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         if "://" in target or target.startswith("mailto:"):
             continue
         path = page.parent / target if target else page
-        if not path.exists() or (
-            anchor and path.suffix == ".md" and anchor not in anchors_of(path.resolve())
-        ):
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors_of(path.resolve())):
             lost.append(f"{target}#{anchor}")
     assert lost == []
 
@@ -77,9 +71,7 @@ def test_the_project_s_readme_leads_to_the_entry_of_the_docs() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_test_that_a_page_names_exists(page: Path) -> None:
     named = NAMED_TEST.findall(page.read_text())
-    assert [
-        f"{file}::{name}" for file, name in named if not (ROOT / file).exists() or name not in names_in(file)
-    ] == []
+    assert [f"{file}::{name}" for file, name in named if not (ROOT / file).exists() or name not in names_in(file)] == []
 
 
 def test_every_guarantee_names_its_test() -> None:
@@ -98,11 +90,7 @@ def test_forty_promises_in_plain_sentences_lead_to_the_tables_of_tests() -> None
 
 def test_the_generated_pages_are_up_to_date() -> None:
     run = subprocess.run(
-        [sys.executable, "tools/generate_docs.py", "--check"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
+        [sys.executable, "tools/generate_docs.py", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert run.returncode == 0, run.stdout + run.stderr
 

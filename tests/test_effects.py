@@ -25,9 +25,7 @@ def test_an_append_names_its_target_and_its_source() -> None:
 def test_the_key_of_an_append_is_the_id_of_its_log() -> None:
     effect = Append("orders", 16, 3, [], SOURCE)
     assert effect.key == log_id(16, 3)
-    assert effect.key != Append("orders", 17, 3, [], SOURCE).key, (
-        "another life of the topic is another target"
-    )
+    assert effect.key != Append("orders", 17, 3, [], SOURCE).key, "another life of the topic is another target"
 
 
 def test_offsets_have_one_key_that_no_log_has() -> None:

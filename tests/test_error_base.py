@@ -30,16 +30,9 @@ def test_the_place_that_raises_may_know_better_than_the_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "place", "word"),
-    [
-        ({"place": 7, "word": "x"}, 7, "x"),
-        ({}, -1, ""),
-        ({"place": "x", "word": 7}, -1, ""),
-    ],
+    ("given", "place", "word"), [({"place": 7, "word": "x"}, 7, "x"), ({}, -1, ""), ({"place": "x", "word": 7}, -1, "")]
 )
-def test_details_are_attributes_of_one_type_whatever_travelled(
-    given: dict[str, object], place: int, word: str
-) -> None:
+def test_details_are_attributes_of_one_type_whatever_travelled(given: dict[str, object], place: int, word: str) -> None:
     error = Sample(**given)  # type: ignore[arg-type]
     assert (error.place, error.word) == (place, word)
     assert isinstance(Sample.place, Detail) and isinstance(Sample.word, Detail)

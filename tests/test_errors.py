@@ -8,16 +8,7 @@ import pickle
 import pytest
 
 from tfmq import errors
-from tfmq.errors import (
-    BY_CODE,
-    BY_NUMBER,
-    CLASSES,
-    NOT_DONE,
-    UNKNOWN,
-    TfmqError,
-    from_error_reply,
-    to_error_reply,
-)
+from tfmq.errors import BY_CODE, BY_NUMBER, CLASSES, NOT_DONE, UNKNOWN, TfmqError, from_error_reply, to_error_reply
 
 # A code or number that was published once never means something else: this list only grows.
 PUBLISHED = {
@@ -139,12 +130,7 @@ def test_numbers_that_travel_are_attributes() -> None:
 def test_a_code_of_a_newer_server_is_kept() -> None:
     error = from_error_reply(900, "quota_exceeded", "not done", "Too much.", {"limit": 1})
     assert type(error) is TfmqError
-    assert (error.number, error.code, error.outcome, str(error)) == (
-        900,
-        "quota_exceeded",
-        "not done",
-        "Too much.",
-    )
+    assert (error.number, error.code, error.outcome, str(error)) == (900, "quota_exceeded", "not done", "Too much.")
     assert to_error_reply(error)[:2] == (900, "quota_exceeded")
     assert TfmqError.code == "error", "the class itself is as it was"
 

@@ -84,9 +84,7 @@ def test_the_docs_are_the_same(blocking: type, other: type) -> None:
 
 @pytest.mark.parametrize("face", [*FACES["Producer"], *FACES["Consumer"]], ids=lambda face: face.__module__)
 def test_every_argument_has_a_line_of_its_own_in_the_docs(face: type) -> None:
-    described = re.findall(
-        r"^    (\w+): ", (inspect.getdoc(face) or "").partition("Args:\n")[2], re.MULTILINE
-    )
+    described = re.findall(r"^    (\w+): ", (inspect.getdoc(face) or "").partition("Args:\n")[2], re.MULTILINE)
     assert described == [each.name for each in parameters(face) if each.name not in REACTOR]
 
 
@@ -177,7 +175,5 @@ def test_the_twisted_client_runs_the_coroutines_of_the_asyncio_client() -> None:
 
 
 def test_wrong_arguments_are_refused_in_the_words_of_python() -> None:
-    with pytest.raises(
-        TypeError, match=r"^Admin\.create_topic\(\) missing 1 required positional argument: 'name'"
-    ):
+    with pytest.raises(TypeError, match=r"^Admin\.create_topic\(\) missing 1 required positional argument: 'name'"):
         tfmq.Admin("127.0.0.1:1").create_topic()  # type: ignore[call-arg]

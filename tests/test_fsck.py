@@ -25,9 +25,7 @@ def write_log(folder: Path, groups: list[list[bytes]], base: int = 0, ordinal: i
     data, starts = log_bytes(groups, base, ordinal)
     segment = Segment.create(RealDisk(), str(folder), base, LOG_ID)
     for start, end in itertools.pairwise([*starts, len(data)]):
-        segment.append(
-            [data[start:end]], [b.control for b in blocks_of(data[start:end], base + start, LOG_ID)]
-        )
+        segment.append([data[start:end]], [b.control for b in blocks_of(data[start:end], base + start, LOG_ID)])
     segment.seal()
     segment.close()
     return Path(segment.path)
@@ -38,20 +36,13 @@ def test_it_shares_no_code_with_what_it_checks() -> None:
         name
         for node in ast.walk(ast.parse(SOURCE.read_text()))
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
-        )
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
     ]
     assert not [name for name in imported if name.split(".")[0] in ("journal", "tfmq", "tests", "zlib")]
 
 
 def test_what_the_journal_wrote_is_sound(tmp_path: Path) -> None:
-    groups = [
-        records(700, size=90),
-        [],
-        mixed(200, seeded("fsck"), sequence=700),
-        records(900, sequence=900, size=100),
-    ]
+    groups = [records(700, size=90), [], mixed(200, seeded("fsck"), sequence=700), records(900, sequence=900, size=100)]
     first = write_log(tmp_path, groups)
     write_log(tmp_path, [records(5)], base=first.stat().st_size, ordinal=1800)
     result = fsck.check(tmp_path)
@@ -79,9 +70,7 @@ def test_it_finds_the_same_blocks_as_the_journal_in_random_damage(tmp_path: Path
     data = path.read_bytes()
     for _ in range(scaled(300)):
         first = rng.randrange(len(data))
-        path.write_bytes(
-            (data[:first] + rng.randbytes(rng.choice([1, 50, 500])) + data[first + 60 :])[: len(data)]
-        )
+        path.write_bytes((data[:first] + rng.randbytes(rng.choice([1, 50, 500])) + data[first + 60 :])[: len(data)])
         segment = Segment.open(RealDisk(), str(tmp_path), 0, LOG_ID, writable=False)
         sound = sum(1 for _ in segment.valid_blocks(verify=True))
         segment.close()
@@ -123,9 +112,7 @@ def test_the_command_says_it_in_json_and_by_its_exit_code(tmp_path: Path, damage
     path = write_log(tmp_path, [records(3), records(3, sequence=3)])
     if damaged:
         path.write_bytes(flipped(path.read_bytes(), 8 * 25))
-    done = subprocess.run(
-        [sys.executable, str(SOURCE), str(tmp_path), "--json"], capture_output=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, str(SOURCE), str(tmp_path), "--json"], capture_output=True, timeout=60)
     assert done.returncode == (4 if damaged else 0), done.stderr
     said = json.loads(done.stdout)
     assert said["blocks"] == (1 if damaged else 2)

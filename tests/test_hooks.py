@@ -46,10 +46,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[dict[str, st
     """Puts modules in the place of opentelemetry.propagate and .context, as the package has them."""
 
     def put(inject: Callable[[dict[str, str]], None]) -> None:
-        propagate, context = (
-            types.ModuleType("opentelemetry.propagate"),
-            types.ModuleType("opentelemetry.context"),
-        )
+        propagate, context = (types.ModuleType("opentelemetry.propagate"), types.ModuleType("opentelemetry.context"))
         vars(propagate).update(inject=inject, extract=lambda carrier: carrier.get("traceparent"))
         vars(context).update(attach=ACTIVE.set, detach=ACTIVE.reset)
         monkeypatch.setitem(sys.modules, "opentelemetry", types.ModuleType("opentelemetry"))
@@ -92,9 +89,7 @@ def test_with_the_real_package_a_handler_stands_under_the_sender_and_without_it_
             Tracing()
         return
     trace: Any = import_module("opentelemetry.trace")
-    sender = trace.SpanContext(
-        trace_id=0xABC, span_id=0xDEF, is_remote=False, trace_flags=trace.TraceFlags(1)
-    )
+    sender = trace.SpanContext(trace_id=0xABC, span_id=0xDEF, is_remote=False, trace_flags=trace.TraceFlags(1))
     hook = Tracing()
     with trace.use_span(trace.NonRecordingSpan(sender)):
         sent = hook.before_send("orders", Message(b"x"))

@@ -29,9 +29,7 @@ def test_printed_ids_sort_as_the_numbers_do(one: int, other: int) -> None:
     assert (ids.format_id(one) < ids.format_id(other)) == (one < other)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "12", "g" * 16, "0" * 17, "ABCDEF0123456789", "0x00000000000001", " " * 16]
-)
+@pytest.mark.parametrize("text", ["", "12", "g" * 16, "0" * 17, "ABCDEF0123456789", "0x00000000000001", " " * 16])
 def test_other_texts_are_no_ids(text: str) -> None:
     with pytest.raises(ValueError, match="sixteen"):
         ids.parse_id(text)

@@ -17,9 +17,7 @@ def test_each_limit_is_a_number_with_a_reason(limit: limits.Limit) -> None:
 
 
 def test_a_constant_bears_the_name_of_its_limit() -> None:
-    assert {name.lower() for name, value in vars(limits).items() if isinstance(value, limits.Limit)} == set(
-        limits.ALL
-    )
+    assert {name.lower() for name, value in vars(limits).items() if isinstance(value, limits.Limit)} == set(limits.ALL)
 
 
 def test_no_first_word_of_text_is_a_size_that_is_allowed() -> None:

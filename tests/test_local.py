@@ -41,18 +41,12 @@ def test_it_serves_and_stops_and_keeps_its_data(tmp_path: Path) -> None:
 
 
 def test_settings_reach_it(tmp_path: Path) -> None:
-    with (
-        tfmq.local_server(tmp_path, settings={"topics.partitions": 3}) as servers,
-        tfmq.Admin(servers) as admin,
-    ):
+    with tfmq.local_server(tmp_path, settings={"topics.partitions": 3}) as servers, tfmq.Admin(servers) as admin:
         assert len(admin.create_topic("orders").partitions) == 3
 
 
 def test_one_that_cannot_start_reports_why(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ConnectionFailed, match=r"no\.such"),
-        tfmq.local_server(tmp_path, settings={"no.such": 1}),
-    ):
+    with pytest.raises(ConnectionFailed, match=r"no\.such"), tfmq.local_server(tmp_path, settings={"no.such": 1}):
         pytest.fail("it started")
 
 
@@ -86,9 +80,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
         "    print(servers, flush=True)\n"
         "    time.sleep(60)\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     assert parent.stdout.readline()
     children = Path(f"/proc/{parent.pid}/task").glob("*/children")

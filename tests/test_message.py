@@ -70,17 +70,8 @@ def test_any_bytes_are_an_attribute_or_fail_to_decode(data: bytes) -> None:
         assert str(error)
 
 
-plain = (
-    st.none()
-    | st.booleans()
-    | st.integers(-9, 1 << 63)
-    | st.text(max_size=5)
-    | st.binary(max_size=5)
-    | st.floats()
-)
-nested = st.recursive(
-    plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner), max_leaves=6
-)
+plain = st.none() | st.booleans() | st.integers(-9, 1 << 63) | st.text(max_size=5) | st.binary(max_size=5) | st.floats()
+nested = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner), max_leaves=6)
 
 
 @pytest.mark.long
@@ -96,8 +87,7 @@ def test_any_map_is_an_attribute_or_fails_to_decode(attribute: dict[int, object]
 
 
 @pytest.mark.parametrize(
-    "attribute",
-    [{1: -1}, {1: True}, {1: 1 << 60}, {2: 5}, {3: b"t"}, {4: ["a"]}, {4: {"a": 1}}, {6: -1}, [1], 5],
+    "attribute", [{1: -1}, {1: True}, {1: 1 << 60}, {2: 5}, {3: b"t"}, {4: ["a"]}, {4: {"a": 1}}, {6: -1}, [1], 5]
 )
 def test_attributes_of_wrong_types_fail(attribute: object) -> None:
     with pytest.raises(DecodeFailed):

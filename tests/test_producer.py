@@ -61,17 +61,9 @@ def test_a_send_gives_its_place(producer: Producer, broker: FakeBroker) -> None:
 
 @pytest.mark.parametrize(
     ("payload", "stored"),
-    [
-        (b"b", b"b"),
-        ("Zürich", "Zürich".encode()),
-        (bytearray(b"a"), b"a"),
-        (memoryview(b"m"), b"m"),
-        (None, b""),
-    ],
+    [(b"b", b"b"), ("Zürich", "Zürich".encode()), (bytearray(b"a"), b"a"), (memoryview(b"m"), b"m"), (None, b"")],
 )
-def test_payloads_of_every_kind(
-    producer: Producer, broker: FakeBroker, payload: object, stored: bytes
-) -> None:
+def test_payloads_of_every_kind(producer: Producer, broker: FakeBroker, payload: object, stored: bytes) -> None:
     producer.send("orders", payload).result(SECONDS)
     assert broker.payloads("orders") == [stored]
 
@@ -92,9 +84,7 @@ def test_other_payloads_need_a_codec(producer: Producer, servers: str, broker: F
     assert broker.payloads("orders") == [b'{"n":1}']
 
 
-def test_many_at_once_keep_their_order_and_give_one_entry_a_batch(
-    producer: Producer, broker: FakeBroker
-) -> None:
+def test_many_at_once_keep_their_order_and_give_one_entry_a_batch(producer: Producer, broker: FakeBroker) -> None:
     payloads = [b"%06d" % number for number in range(20_000)]
     results = producer.send_many("orders", iter(payloads)).result(SECONDS)
     assert sum(each.count for each in results) == 20_000 and len(results) > 1
@@ -187,9 +177,7 @@ def test_unread_failures_are_raised_by_flush_once(producer: Producer, broker: Fa
     assert broker.payloads("orders") == [b"a", b"d"]
 
 
-def test_leaving_with_raises_unread_failures_but_hides_no_other_error(
-    servers: str, broker: FakeBroker
-) -> None:
+def test_leaving_with_raises_unread_failures_but_hides_no_other_error(servers: str, broker: FakeBroker) -> None:
     broker.plan(Produce, DiskFull("no space"))
     with pytest.raises(DeliveryFailed), Producer(servers) as producer:
         producer.send("orders", b"a")
@@ -244,9 +232,7 @@ def test_a_delayed_message_has_a_handle_to_cancel_and_to_reschedule_it_by(
     assert producer.reschedule(moved.handle, 5).state == "cancelled" and not broker.waiting
 
 
-def test_many_may_be_delayed_together_and_each_may_have_its_own_time(
-    producer: Producer, broker: FakeBroker
-) -> None:
+def test_many_may_be_delayed_together_and_each_may_have_its_own_time(producer: Producer, broker: FakeBroker) -> None:
     (entry,) = producer.send_many("orders", [b"a", "b", b"c"], delay=5).result(SECONDS)
     assert entry.offset is None and [parse_handle(each).number for each in entry.delayed] == [0, 1, 2]
     mixed = [Message(b"own", delay=60), b"common", Message("at", deliver_at=1_900_000_000)]
@@ -259,9 +245,7 @@ def test_many_may_be_delayed_together_and_each_may_have_its_own_time(
     assert broker.payloads("orders") == [b"now"] and broker.delayed_payloads()[-1] == b"then"
 
 
-def test_a_time_that_is_none_is_refused_before_anything_is_sent(
-    producer: Producer, broker: FakeBroker
-) -> None:
+def test_a_time_that_is_none_is_refused_before_anything_is_sent(producer: Producer, broker: FakeBroker) -> None:
     naive = datetime(2030, 1, 1)
     for wrong in ({"delay": "5s"}, {"deliver_at": naive}, {"delay": 5, "deliver_at": 5}):
         with pytest.raises(TypeError):
@@ -382,9 +366,7 @@ def test_a_stubborn_network_doubles_and_loses_nothing(servers: str, broker: Fake
     assert broker.payloads("orders") == [b"%06d" % number for number in range(2000)]
 
 
-def test_64_threads_with_megabytes_on_one_connection_never_stand_still(
-    producer: Producer, broker: FakeBroker
-) -> None:
+def test_64_threads_with_megabytes_on_one_connection_never_stand_still(producer: Producer, broker: FakeBroker) -> None:
     payload = bytes(1 << 20)
     results: list[int | None] = []
 

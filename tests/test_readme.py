@@ -58,12 +58,7 @@ def test_the_commands_at_the_top_work_as_typed(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TFMQ_SERVER_LISTEN": "127.0.0.1:0"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
-        ["bash", "-ec", "\n".join(script)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=90,
+        ["bash", "-ec", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90
     )
     assert done.stdout == "hello\n", done.stderr
     assert (tmp_path / "tfmq-data" / "greetings-0").is_dir()

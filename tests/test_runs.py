@@ -98,9 +98,7 @@ def test_a_store_that_can_keep_nothing_ends_the_run_before_any_call(
             await tfmq.aio.Consumer(broker.servers, **reported).run(handled.append, signals=False)
 
         async def story(reactor: Any) -> None:
-            await tfmq.twisted.Consumer(broker.servers, reactor=reactor, **reported).run(
-                handled.append, signals=False
-            )
+            await tfmq.twisted.Consumer(broker.servers, reactor=reactor, **reported).run(handled.append, signals=False)
 
         with pytest.raises(tfmq.StoreFailed, match="No dead letters can be stored at"):
             if face == "blocking":
@@ -141,9 +139,7 @@ def test_the_store_is_the_groups_own_unless_configured_and_named_in_the_log(
     with caplog.at_level(logging.INFO):
         consumer._executor = run_inline
         running = consumer._create_run(print, 1, "key", True)
-    assert running.store is not None and running.store.address == str(
-        tmp_path / "tfmq" / "NODE" / "billing.db"
-    )
+    assert running.store is not None and running.store.address == str(tmp_path / "tfmq" / "NODE" / "billing.db")
     assert "are kept in" not in caplog.text and list(tmp_path.iterdir()) == [], "the broker's id is not known"
     consumer._core.link.hello = HelloReply(1, "tfmq", "0b1c", {}, 2, [])
     with caplog.at_level(logging.INFO):

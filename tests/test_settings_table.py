@@ -2,15 +2,7 @@
 
 import pytest
 
-from tfmq.settings import (
-    SETTINGS,
-    TOPIC_KEYS,
-    Address,
-    Boolean,
-    Duration,
-    Integer,
-    ZooKeeperAddress,
-)
+from tfmq.settings import SETTINGS, TOPIC_KEYS, Address, Boolean, Duration, Integer, ZooKeeperAddress
 
 every_key = pytest.mark.parametrize("key", SETTINGS)
 
@@ -49,8 +41,7 @@ def test_sizes_have_units(text: object, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("5", 5), ("250ms", 0.25), ("1.5h", 5400), ("7d", 604_800), (0.5, 0.5), ("2 min", 120)],
+    ("text", "seconds"), [("5", 5), ("250ms", 0.25), ("1.5h", 5400), ("7d", 604_800), (0.5, 0.5), ("2 min", 120)]
 )
 def test_times_have_units(text: object, seconds: float) -> None:
     assert Duration(0, 1e9).read(text) == seconds
@@ -81,9 +72,7 @@ def test_other_texts_are_no_addresses(address: object) -> None:
         Address().read(address)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "127.0.0.1:2181", "a:1,b:2/meta", "zookeeper://a/x/y", "[::1]:2181/meta"]
-)
+@pytest.mark.parametrize("text", ["", "127.0.0.1:2181", "a:1,b:2/meta", "zookeeper://a/x/y", "[::1]:2181/meta"])
 def test_an_ensemble_is_hosts_and_a_path(text: str) -> None:
     assert ZooKeeperAddress().read(text) == text
 

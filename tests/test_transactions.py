@@ -17,13 +17,7 @@ from tests.client.drivers.test_fork import in_child
 from tests.client.fake_broker import HOLD, LOSE, FakeBroker, listening
 from tests.scale import scaled
 from tfmq.aio_transactions import Transaction as AsyncTransaction
-from tfmq.errors import (
-    Abandoned,
-    NotAllowed,
-    TransactionCommitted,
-    TransactionRolledBack,
-    TransactionState,
-)
+from tfmq.errors import Abandoned, NotAllowed, TransactionCommitted, TransactionRolledBack, TransactionState
 from tfmq.producer import Producer
 from tfmq.protocol.commands import Produce, Transact
 from tfmq.transactions import Transaction
@@ -105,9 +99,7 @@ def test_an_exception_after_a_prepare_is_kept_and_says_what_is_in_doubt(servers:
     assert "order-42" in caught.value.__notes__[0]
 
 
-def test_with_inside_a_callback_is_refused_and_keeps_the_exception(
-    producer: Producer, broker: FakeBroker
-) -> None:
+def test_with_inside_a_callback_is_refused_and_keeps_the_exception(producer: Producer, broker: FakeBroker) -> None:
     found: list[BaseException] = []
 
     def callback(_: object) -> None:
@@ -192,9 +184,7 @@ def test_what_grows_goes_on_while_its_sender_is_elsewhere(producer: Producer, br
         until(lambda enough=enough: sum(isinstance(each, Produce) for each in broker.requests) >= enough)
         pipeline = tx._core.requests.pipeline
         assert pipeline is not None
-        until(
-            lambda pipeline=pipeline: pipeline.unacked_bytes == 0
-        )  # only the network thread waits for the replies
+        until(lambda pipeline=pipeline: pipeline.unacked_bytes == 0)  # only the network thread waits for the replies
         if turn == 0:
             until(lambda: producer._driver.network_thread._sleeping)
     assert tx.commit() == "committed" and len(broker.payloads("orders")) == 300
@@ -221,9 +211,7 @@ def test_several_threads_send_in_one(producer: Producer, broker: FakeBroker) -> 
         assert mine == sorted(mine)
 
 
-def test_many_threads_have_transactions_at_once_beside_plain_sends(
-    producer: Producer, broker: FakeBroker
-) -> None:
+def test_many_threads_have_transactions_at_once_beside_plain_sends(producer: Producer, broker: FakeBroker) -> None:
     count = scaled(200) + 5
     broker.plan(Transact, *([None] * 20 + [LOSE]) * 3)
 
@@ -298,9 +286,7 @@ def test_a_fork_inside_with_leaves_the_child_without_it(producer: Producer, brok
     assert broker.payloads("orders") == [b"parent"]
 
 
-def test_a_generator_that_is_thrown_away_rolls_back_without_waiting(
-    producer: Producer, broker: FakeBroker
-) -> None:
+def test_a_generator_that_is_thrown_away_rolls_back_without_waiting(producer: Producer, broker: FakeBroker) -> None:
     def generating() -> Iterator[None]:
         with producer.begin("order-42") as tx:
             tx.send("orders", b"1")

@@ -193,9 +193,7 @@ def test_a_producer_that_was_not_closed_is_dropped_at_the_end_with_a_log() -> No
         "react(main)\n"
     )
     with listening(broker) as servers:
-        ended = subprocess.run(
-            [sys.executable, "-c", program, servers], capture_output=True, text=True, timeout=60
-        )
+        ended = subprocess.run([sys.executable, "-c", program, servers], capture_output=True, text=True, timeout=60)
     assert "1 message was not delivered when the program ended" in ended.stderr
     assert "Traceback" not in ended.stderr
 

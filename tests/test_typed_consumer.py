@@ -111,9 +111,6 @@ def test_a_users_program_is_typed(tmp_path: Path, text: str) -> None:
     program.write_text(text)
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", str(program)]
     root = paths.ROOT
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(root),
-    }  # where tfmq is an installed package, as it is for users
+    environment = {**os.environ, "PYTHONPATH": str(root)}  # where tfmq is an installed package, as it is for users
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

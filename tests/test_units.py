@@ -23,8 +23,7 @@ def test_other_texts_are_no_sizes(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("7", 7), ("250ms", 0.25), ("1.5H", 5400), ("5min", 300), ("5m", 300), ("1w 1h30m", 610_200)],
+    ("text", "seconds"), [("7", 7), ("250ms", 0.25), ("1.5H", 5400), ("5min", 300), ("5m", 300), ("1w 1h30m", 610_200)]
 )
 def test_durations_have_one_or_more_units(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)

@@ -22,8 +22,7 @@ def test_passwords_are_masked_wherever_they_stand(url: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["postgresql://me@host:5432/db", "sqlite:////var/a:b@c/x.db", "postgresql:///db?host=/run", "dead.db"],
+    "url", ["postgresql://me@host:5432/db", "sqlite:////var/a:b@c/x.db", "postgresql:///db?host=/run", "dead.db"]
 )
 def test_what_has_none_stays_as_it_is(url: str) -> None:
     assert url_without_passwords(url) == url

@@ -14,9 +14,7 @@ from tfmq.message import Message
 from tfmq.producer import Producer
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"key": "k"}, {"tag": "t"}, {"properties": {"a": "b"}}, {"partition": 0}]
-)
+@pytest.mark.parametrize("arguments", [{"key": "k"}, {"tag": "t"}, {"properties": {"a": "b"}}, {"partition": 0}])
 def test_what_stands_beside_a_message_is_not_dropped(arguments: dict[str, Any]) -> None:
     producer = Producer("127.0.0.1:1")
     with pytest.raises(TypeError, match="in it"):

@@ -27,13 +27,7 @@ from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.drivers.asyncio import AsyncDriver
 from tfmq.client.faces import awaitable, copy_docs_from
 from tfmq.client.producer import delivery
-from tfmq.client.producer.core import (
-    BATCH_BYTES,
-    BUFFER_BYTES,
-    LINGER_MS,
-    TIMEOUT_SECONDS,
-    ProducerCore,
-)
+from tfmq.client.producer.core import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, TIMEOUT_SECONDS, ProducerCore
 from tfmq.client.producer.delivery import AsyncDeliveryOwner
 from tfmq.client.send.batch import Delivery
 from tfmq.client.send.delivery_time import Delay, DeliveryTime, Moment
@@ -117,17 +111,10 @@ class Producer:
         return delivery
 
     async def send_many(
-        self,
-        topic: str,
-        payloads: Iterable[Any],
-        delay: Delay | None = None,
-        *,
-        deliver_at: Moment | None = None,
+        self, topic: str, payloads: Iterable[Any], delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> list[SendResult]:
         """In asyncio: wait for all acknowledgements, and return the list of results."""
-        deliveries = await self._driver.run(
-            self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at))
-        )
+        deliveries = await self._driver.run(self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at)))
         return await deliveries
 
     cancel = awaitable(ProducerCore.cancel)

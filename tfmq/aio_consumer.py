@@ -100,9 +100,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
             self._loop = None
             raise
 
-    async def poll(
-        self, timeout: float | None = 1.0, max_messages: int = 500
-    ) -> list[ReceivedMessage[Value]]:
+    async def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage[Value]]:
         check_poll(timeout, max_messages)
         return await self._driver.run(self._core.poll(timeout, max_messages))
 
@@ -127,9 +125,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
         running = self._create_run(listener, workers, order, tracebacks)
         hooks = self._core.options.hooks
         try:
-            await self._runner_type(running, self._driver, self._listeners, hooks, self.stop).run(
-                workers, signals
-            )
+            await self._runner_type(running, self._driver, self._listeners, hooks, self.stop).run(workers, signals)
         finally:
             await self._driver.close()
 

@@ -53,9 +53,7 @@ class Transaction(TransactionHandle):
         """In asyncio too the result is the delivery handle, which may be awaited after the commit."""
         self._driver.check_caller()
         core = self._core
-        message = self._producer.make_message(
-            topic, payload, key, tag, properties, delay, deliver_at, partition
-        )
+        message = self._producer.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)
         data = self._producer.encode_payload(topic, message)
         if not core.can_append(topic):
             return await self._driver.run(core.send(topic, message, data))
@@ -65,12 +63,7 @@ class Transaction(TransactionHandle):
         return delivery
 
     async def send_many(
-        self,
-        topic: str,
-        payloads: Iterable[Any],
-        delay: Delay | None = None,
-        *,
-        deliver_at: Moment | None = None,
+        self, topic: str, payloads: Iterable[Any], delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Deliveries:
         return await self._driver.run(self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at)))
 
@@ -113,9 +106,7 @@ class Transaction(TransactionHandle):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(
-            error, GeneratorExit
-        ):  # an asynchronous generator is thrown away, perhaps without a loop
+        if isinstance(error, GeneratorExit):  # an asynchronous generator is thrown away, perhaps without a loop
             self._core.drop(None)
             self._driver.wake()
             return

@@ -218,11 +218,7 @@ class ApplyQueues(Generic[Queue]):
     """
 
     def __init__(
-        self,
-        destination: ApplyTarget,
-        timers: Timers,
-        source: SourceId,
-        on_ready: Callable[[], None] = _ignore,
+        self, destination: ApplyTarget, timers: Timers, source: SourceId, on_ready: Callable[[], None] = _ignore
     ) -> None:
         self.destination, self.timers, self.source = destination, timers, source
         self._on_ready = on_ready

@@ -44,9 +44,7 @@ def check_codec(codec: Any, method: str) -> None:
     """
     for topic, each in codec.items() if isinstance(codec, Mapping) else ((None, codec),):
         if topic is not None and not is_valid_name(topic):
-            raise BadRequest(
-                f"codec= names {topic!r}, which is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -"
-            )
+            raise BadRequest(f"codec= names {topic!r}, which is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
         if each is not None and (isinstance(each, str) or not hasattr(each, method)):
             raise BadRequest(
                 f"A codec has encode and decode, as tfmq.codecs.json has; {each!r} is none. codec= takes one for all"

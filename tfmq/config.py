@@ -161,8 +161,7 @@ def parse_value(key: str, value: Any, origin: str, topic: str = "", typed: bool 
     setting, default = SETTINGS[key]
     if typed and isinstance(value, str) and not setting.kind.is_text:
         raise ConfigError(
-            f"{shown} must be {setting.kind.text}, written without quotes, not {_shorten(value)} ({origin}).",
-            key=shown,
+            f"{shown} must be {setting.kind.text}, written without quotes, not {_shorten(value)} ({origin}).", key=shown
         )
     try:
         read = setting.kind.read(value)
@@ -197,9 +196,7 @@ def _suggestion(key: str, known: Iterable[str]) -> str:
 def check_topic_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Check the settings for a new topic, keys as in `TOPIC_KEYS`. Raises `BadRequest`."""
     try:
-        return {
-            key: parse_value(key, value, "the topic's settings", "NEW") for key, value in settings.items()
-        }
+        return {key: parse_value(key, value, "the topic's settings", "NEW") for key, value in settings.items()}
     except ConfigError as error:
         raise BadRequest(error.sentence.replace('topic."NEW".', "")) from None
 
@@ -208,9 +205,7 @@ def check_topic_keys(keys: Iterable[str]) -> None:
     """Raise `BadRequest` for a key that cannot be set for a topic."""
     for key in keys:
         if key not in TOPIC_KEYS:
-            raise BadRequest(
-                f"There is no key {_shorten(key)[1:-1]} of a topic{_suggestion(key, TOPIC_KEYS)}"
-            )
+            raise BadRequest(f"There is no key {_shorten(key)[1:-1]} of a topic{_suggestion(key, TOPIC_KEYS)}")
 
 
 def _check_combinations(config: Config) -> None:
@@ -229,16 +224,12 @@ def _check_combinations(config: Config) -> None:
             key="limits.frame_bytes",
         )
     if config.limits["fetch_bytes"] + HEADER_BYTES > frame:
-        raise ConfigError(
-            "limits.fetch_bytes must be 4 MiB less than limits.frame_bytes.", key="limits.fetch_bytes"
-        )
+        raise ConfigError("limits.fetch_bytes must be 4 MiB less than limits.frame_bytes.", key="limits.fetch_bytes")
     for key, bound in _DEFAULT_BOUNDS.items():
         most = config.value(bound)
         if config.value(key) > most:
             origin = config.origins.get(key, DEFAULT)
-            raise ConfigError(
-                f"{key} is {config.value(key):.15g} s ({origin}), more than {bound} = {most}.", key=key
-            )
+            raise ConfigError(f"{key} is {config.value(key):.15g} s ({origin}), more than {bound} = {most}.", key=key)
 
 
 _DEFAULT_BOUNDS = {
@@ -288,9 +279,7 @@ def _file_values(path: str, tree: dict[str, Any]) -> Iterator[SettingValue]:
         yield from _flatten(part, path, name)
 
 
-def _flatten(
-    tree: Mapping[str, Any], origin: str, topic: str = "", before: str = ""
-) -> Iterator[SettingValue]:
+def _flatten(tree: Mapping[str, Any], origin: str, topic: str = "", before: str = "") -> Iterator[SettingValue]:
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _flatten(value, origin, topic, f"{before}{name}.")
@@ -307,9 +296,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[SettingValue]:
             yield SettingValue(key, value, name)
         elif not _is_of_others(name, value):
             # The value is not shown: it may be a secret of a program that has nothing to do with this one.
-            raise ConfigError(
-                f"There is no setting for the environment variable {name}{_near_variable(name)}"
-            )
+            raise ConfigError(f"There is no setting for the environment variable {name}{_near_variable(name)}")
 
 
 def _is_of_others(name: str, value: str) -> bool:

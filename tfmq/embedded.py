@@ -61,9 +61,7 @@ def _wait_until_ready(child: _ServerProcess, deadline: float, seconds: float) ->
         remaining = deadline - time.monotonic()
         found, _, _ = select.select([stream], [], [], max(0.0, remaining))
         if not found:
-            raise ConnectionFailed(
-                f"tfmq-server was not ready within {seconds:g} s. {child.last_output_text()}"
-            )
+            raise ConnectionFailed(f"tfmq-server was not ready within {seconds:g} s. {child.last_output_text()}")
         data = os.read(stream.fileno(), 4096)
         if not data:
             code = child.process.wait(STOP_SECONDS)

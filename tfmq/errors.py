@@ -83,12 +83,7 @@ class TfmqError(Exception):
     advice: ClassVar[str] = "Read the sentence of the error, or use a newer client."
 
     def __init__(
-        self,
-        sentence: str = "",
-        *,
-        outcome: Outcome | None = None,
-        retriable: bool | None = None,
-        **details: Any,
+        self, sentence: str = "", *, outcome: Outcome | None = None, retriable: bool | None = None, **details: Any
     ) -> None:
         self.sentence = sentence or f"{self.happened} {self.advice}"
         self.details: dict[str, Any] = details
@@ -426,9 +421,7 @@ class ServerError(TfmqError):
 class ConfigError(TfmqError):
     number, code, outcome = 31, "config_error", NOT_DONE
     happened = "The configuration is wrong."
-    advice = (
-        "Correct the key that the sentence names; tfmq-server --check-config shows the source of each value."
-    )
+    advice = "Correct the key that the sentence names; tfmq-server --check-config shows the source of each value."
 
 
 def _all_subclasses(root: type[TfmqError]) -> Iterator[type[TfmqError]]:
@@ -463,9 +456,7 @@ def to_error_reply(error: BaseException) -> ErrorReply:
     return ErrorReply(error.number, error.code, error.outcome, error.sentence, dict(error.details))
 
 
-def from_error_reply(
-    number: int, code: str, outcome: str, sentence: str, details: Mapping[str, Any]
-) -> TfmqError:
+def from_error_reply(number: int, code: str, outcome: str, sentence: str, details: Mapping[str, Any]) -> TfmqError:
     """Return the error for an error reply.
 
     The code determines the class. An unknown code becomes a `TfmqError` with that code and number. An outcome

@@ -32,9 +32,7 @@ class Hook:
         """Return the message to send: `message` itself, or a changed copy (`message._replace(...)`)."""
         return message
 
-    def after_send(
-        self, topic: str, message: Message, result: SendResult | None, error: TfmqError | None
-    ) -> None:
+    def after_send(self, topic: str, message: Message, result: SendResult | None, error: TfmqError | None) -> None:
         """Called when the message was acknowledged (`result`) or has failed (`error`)."""
 
     def before_handle(self, message: Any) -> None:

@@ -36,9 +36,7 @@ class Limit(int):
 
 
 # Limits of a frame and its header
-FRAME_BYTES = Limit(
-    16 * MIB, "bytes", "memory one connection can claim with one length word", cap=256 * MIB, sent=True
-)
+FRAME_BYTES = Limit(16 * MIB, "bytes", "memory one connection can claim with one length word", cap=256 * MIB, sent=True)
 FRAME_BYTES_BEFORE_HELLO = Limit(64 * KIB, "bytes", "an unauthenticated peer gets little memory")
 HEADER_BYTES = Limit(4 * MIB, "bytes", "the metadata of 20,000 partitions fits", sent=True)
 HEADER_DEPTH = Limit(8, "levels", "no header needs more; deep nesting only serves an attack")
@@ -47,34 +45,26 @@ TEXT_BYTES = Limit(8 * KIB, "bytes", "sentences and names; longer text is a mist
 MAP_ITEMS = Limit(4096, "items", "settings, details and statistics have far fewer")
 
 # Limits of a message, its attribute and its block
-MESSAGE_BYTES = Limit(
-    8 * MIB, "bytes", "one record is written and read in one piece", cap=63 * MIB, sent=True
-)
+MESSAGE_BYTES = Limit(8 * MIB, "bytes", "one record is written and read in one piece", cap=63 * MIB, sent=True)
 KEY_BYTES = Limit(64 * KIB, "bytes", "a key is compared and hashed whole")
 TAG_BYTES = Limit(255, "bytes", "a tag is a word for filters, not content")
 PROPERTIES = Limit(256, "properties", "an attribute is parsed whole for each message")
 PROPERTY_BYTES = Limit(64 * KIB, "bytes", "larger values belong in the payload")
 ATTRIBUTE_BYTES = Limit(256 * KIB, "bytes", "likewise, all properties together")
-BLOCK_BYTES = Limit(
-    64 * KIB, "bytes", "damage costs at most one block; a larger record has its own", sent=True
-)
+BLOCK_BYTES = Limit(64 * KIB, "bytes", "damage costs at most one block; a larger record has its own", sent=True)
 
 # Limits of a request and of a connection
 BATCH_RECORDS = Limit(1 << 20, "records", "bounds the checks of one request", sent=True)
 BATCH_BLOCKS = Limit(1 << 16, "blocks", "bounds the checks of one request", sent=True)
 FETCH_BYTES = Limit(8 * MIB, "bytes", "memory one fetch can claim", cap=128 * MIB, sent=True)
-FETCH_WAIT_MS = Limit(
-    60_000, "ms", "the waiting fetch of a dead client ends after this time", cap=600_000, sent=True
-)
+FETCH_WAIT_MS = Limit(60_000, "ms", "the waiting fetch of a dead client ends after this time", cap=600_000, sent=True)
 FETCH_TAGS = Limit(64, "tags", "each block is compared with each tag")
 REQUESTS_IN_FLIGHT = Limit(
     4096, "requests", "pending replies of one connection; more requests get Busy", cap=65_536, sent=True
 )
 UNSENT_BYTES = Limit(64 * MIB, "bytes", "a client that does not read is disconnected", cap=1024 * MIB)
 UNSENT_SECONDS = Limit(10, "seconds", "how long such a client may read nothing", cap=3600)
-HELLO_SECONDS = Limit(
-    10, "seconds", "an idle connection does not count against the limit without end", cap=300
-)
+HELLO_SECONDS = Limit(10, "seconds", "an idle connection does not count against the limit without end", cap=300)
 CONNECTIONS = Limit(10_000, "connections", "file descriptors and memory", cap=100_000)
 
 # Limits of names and of what the broker stores: topics, groups, producers
@@ -90,28 +80,16 @@ GROUP_OFFSETS = Limit(
     "of all groups together: each is in memory, and in every snapshot of the catalog",
     cap=20_000_000,
 )
-GROUP_OWNERS = Limit(
-    1_000_000, "partitions", "with an owner, in all groups together: likewise", cap=20_000_000
-)
-GROUP_MEMBERS = Limit(
-    1_000, "members", "of one group: each change of a group iterates over all of them", cap=10_000
-)
-GROUP_SUBSCRIPTIONS = Limit(
-    1_000_000, "names", "subscriptions of the members of all groups: in memory", cap=20_000_000
-)
+GROUP_OWNERS = Limit(1_000_000, "partitions", "with an owner, in all groups together: likewise", cap=20_000_000)
+GROUP_MEMBERS = Limit(1_000, "members", "of one group: each change of a group iterates over all of them", cap=10_000)
+GROUP_SUBSCRIPTIONS = Limit(1_000_000, "names", "subscriptions of the members of all groups: in memory", cap=20_000_000)
 OFFSETS_PER_COMMIT = Limit(20_000, "offsets", "one fsynced write has them all")
 SESSION_MS = Limit(30_000, "ms", "how long a silent member keeps its partitions", cap=3_600_000, sent=True)
 SESSION_MS_MIN = Limit(1_000, "ms", "shorter ones expire by chance", sent=True)
 PRODUCER_IDS_PER_LEASE = Limit(1024, "ids", "at this rate 40 bits are never used up")
-PRODUCERS_PER_PARTITION = Limit(
-    10_000, "producers", "sequences and first replies stay in memory", cap=1_000_000
-)
+PRODUCERS_PER_PARTITION = Limit(10_000, "producers", "sequences and first replies stay in memory", cap=1_000_000)
 BATCHES_REMEMBERED = Limit(
-    32,
-    "batches",
-    "repeated requests get their first reply; more in-flight requests are rejected",
-    cap=256,
-    sent=True,
+    32, "batches", "repeated requests get their first reply; more in-flight requests are rejected", cap=256, sent=True
 )
 PRODUCER_IDLE_SECONDS = Limit(
     7 * 86_400, "seconds", "an unused producer id expires after this time", cap=365 * 86_400, sent=True
@@ -122,23 +100,16 @@ PENDING_BYTES = Limit(
     128 * MIB, "bytes", "batches of all connections that wait for the disk; more get Busy", cap=8192 * MIB
 )
 PENDING_BYTES_PER_SESSION = Limit(
-    32 * MIB,
-    "bytes",
-    "likewise of one connection, which is then not read until half of it is written",
-    cap=1024 * MIB,
+    32 * MIB, "bytes", "likewise of one connection, which is then not read until half of it is written", cap=1024 * MIB
 )
-PENDING_REQUESTS = Limit(
-    100_000, "requests", "batches that wait, however small: each is an object", cap=1_000_000
-)
+PENDING_REQUESTS = Limit(100_000, "requests", "batches that wait, however small: each is an object", cap=1_000_000)
 PARKED_FETCHES = Limit(50_000, "fetches", "each is an object and a timer; more get Busy", cap=1_000_000)
 PARKED_FETCHES_PER_SESSION = Limit(4096, "fetches", "a reader has at most one for each partition", cap=65_536)
 APPEND_BYTES = Limit(8 * MIB, "bytes", "one write must not block the broker for long", cap=256 * MIB)
 
 # Limits of transactions and commit groups
 XID_BYTES = Limit(249, "bytes", "a name for look-ups and commands, not content")
-TRANSACTIONS = Limit(
-    10_000, "transactions", "open and not prepared: each has memory and a timer", cap=1_000_000
-)
+TRANSACTIONS = Limit(10_000, "transactions", "open and not prepared: each has memory and a timer", cap=1_000_000)
 TRANSACTIONS_PER_SESSION = Limit(
     1_000,
     "transactions",
@@ -178,19 +149,13 @@ TRANSACTION_TTL_SECONDS = Limit(
     cap=365 * 86_400,
     sent=True,
 )
-TRANSACTION_OUTCOMES = Limit(
-    1_000_000, "outcomes", "beyond this the oldest are discarded early", cap=100_000_000
-)
-TRANSACTION_STREAMS = Limit(
-    10_000, "streams", "their sequences and last replies stay in memory", cap=1_000_000
-)
+TRANSACTION_OUTCOMES = Limit(1_000_000, "outcomes", "beyond this the oldest are discarded early", cap=100_000_000)
+TRANSACTION_STREAMS = Limit(10_000, "streams", "their sequences and last replies stay in memory", cap=1_000_000)
 TRANSACTION_OFFSET_GROUPS = Limit(64, "groups", "one transaction commits offsets of few groups")
 TRANSACT_BATCHES = Limit(4096, "batches", "a larger transaction begins, sends and commits", sent=True)
 TRANSACTIONS_PER_PAGE = Limit(1_000, "transactions", "one page of a list fits in one header", sent=True)
 TRANSACTION_TOPICS_LISTED = Limit(8, "topics", "likewise: a row of a list names the first ones")
-COMMIT_GROUPS = Limit(
-    10_000, "groups", "their sequences never expire by time, so they are counted", cap=1_000_000
-)
+COMMIT_GROUPS = Limit(10_000, "groups", "their sequences never expire by time, so they are counted", cap=1_000_000)
 COMMIT_GROUP_MEMBERS = Limit(10_000, "transactions", "one record and one header name them all")
 COMMIT_GROUP_FENCES = Limit(
     100_000,
@@ -198,9 +163,7 @@ COMMIT_GROUP_FENCES = Limit(
     "aborted runs of all groups, each in memory until its sequence is committed; more are rejected",
     cap=10_000_000,
 )
-CHECKS_PARKED = Limit(
-    10_000, "requests", "clients that wait for check-backs: each is an object", cap=1_000_000
-)
+CHECKS_PARKED = Limit(10_000, "requests", "clients that wait for check-backs: each is an object", cap=1_000_000)
 
 # Limits of delayed messages
 DELAYED = Limit(
@@ -209,14 +172,9 @@ DELAYED = Limit(
     "they are on the disk, and reading a range of them takes time; more get Busy",
     cap=10_000_000_000,
 )
-DELAYED_BYTES = Limit(
-    64 * 1024 * MIB, "bytes", "likewise: delayed messages must not fill the disk", cap=1 << 50
-)
+DELAYED_BYTES = Limit(64 * 1024 * MIB, "bytes", "likewise: delayed messages must not fill the disk", cap=1 << 50)
 BATCH_RECORDS_DELAYED = Limit(
-    1 << 18,
-    "records",
-    "of one delayed batch: their due times are in the header, and in that of the reply",
-    sent=True,
+    1 << 18, "records", "of one delayed batch: their due times are in the header, and in that of the reply", sent=True
 )
 DELAYED_PER_PAGE = Limit(1_000, "messages", "one page of a list fits in one header", sent=True)
 DELAYED_HISTOGRAM_EDGES = Limit(4_096, "edges", "each delayed message is compared with them", sent=True)

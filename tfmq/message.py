@@ -178,9 +178,7 @@ def _check_text(name: str, value: Any) -> str:
 def _check_size(name: str, value: Any, most: int) -> Any:
     size = len(value.encode()) if isinstance(value, str) else len(value)
     if size > most:
-        raise MessageTooLarge(
-            f"The message's {name} has {size} bytes, {most:d} are allowed: put it into the payload."
-        )
+        raise MessageTooLarge(f"The message's {name} has {size} bytes, {most:d} are allowed: put it into the payload.")
     return value
 
 
@@ -188,9 +186,7 @@ def _check_properties(properties: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(properties, Mapping):
         raise TypeError(f"Properties are a map of text to text, not {type(properties).__name__}.")
     if len(properties) > limits.PROPERTIES:
-        raise MessageTooLarge(
-            f"The message has {len(properties)} properties, {limits.PROPERTIES:d} are allowed."
-        )
+        raise MessageTooLarge(f"The message has {len(properties)} properties, {limits.PROPERTIES:d} are allowed.")
     return {
         _check_text("property's name", name): _check_size(
             f"property {name}", _check_text(f"property ({name})", value), limits.PROPERTY_BYTES

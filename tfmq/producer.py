@@ -10,13 +10,7 @@ from tfmq.client.connection.addresses import describe_client
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.faces import blocking, name_methods
 from tfmq.client.producer import delivery
-from tfmq.client.producer.core import (
-    BATCH_BYTES,
-    BUFFER_BYTES,
-    LINGER_MS,
-    TIMEOUT_SECONDS,
-    ProducerCore,
-)
+from tfmq.client.producer.core import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, TIMEOUT_SECONDS, ProducerCore
 from tfmq.client.producer.delivery import BlockingDeliveryOwner
 from tfmq.client.send.batch import Deliveries, Delivery
 from tfmq.client.send.delivery_time import Delay, DeliveryTime, Moment
@@ -135,12 +129,7 @@ class Producer:
         return delivery
 
     def send_many(
-        self,
-        topic: str,
-        payloads: Iterable[Any],
-        delay: Delay | None = None,
-        *,
-        deliver_at: Moment | None = None,
+        self, topic: str, payloads: Iterable[Any], delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Deliveries:
         """Send all of `payloads` with less work for each; return one handle for them all.
 

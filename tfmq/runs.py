@@ -46,29 +46,18 @@ class ConsumerHandle:
         self._driver = driver
         self._executor: Executor = driver.run_in_threads if awaits else driver.run_in_thread
         self._core = ConsumerCore(
-            options,
-            link,
-            self._executor,
-            wake_driver=driver.wake,
-            flush=driver.flush,
-            raise_flag=driver.set_event,
+            options, link, self._executor, wake_driver=driver.wake, flush=driver.flush, raise_flag=driver.set_event
         )
         driver.tickers.append(self._core.tasks)
         driver.on_fork.append(self._core.reset_after_fork)
         self._listeners = Listeners()
         self._handling = MessageContextFactory(
-            self._core,
-            driver.run,
-            self._open_dead_letter_store,
-            wall_clock=self._wall_clock,
-            is_async=awaits,
+            self._core, driver.run, self._open_dead_letter_store, wall_clock=self._wall_clock, is_async=awaits
         )
         self._core.fetcher.failure_handler = self._handling
         self._loop: Any = None
 
-    def _create_run(
-        self, listener: Listener | None, workers: int, order: str, tracebacks: bool
-    ) -> HandlerRunner:
+    def _create_run(self, listener: Listener | None, workers: int, order: str, tracebacks: bool) -> HandlerRunner:
         """Create a run (`HandlerRunner`) that has no workers yet.
 
         Raises BadRequest for invalid arguments, Closed for a closed consumer.
@@ -78,9 +67,7 @@ class ConsumerHandle:
             raise Closed("The consumer is closed, as it always is after a run; make a new one.")
         core.positions.ack_trackers.raise_if_run_active()
         if type(workers) is not int or not 1 <= workers <= WORKERS_MAX:
-            raise BadRequest(
-                f"workers={workers!r} is no number of workers; it takes one from 1 to {WORKERS_MAX}."
-            )
+            raise BadRequest(f"workers={workers!r} is no number of workers; it takes one from 1 to {WORKERS_MAX}.")
         if order not in ORDERS:
             words = ", ".join(f'"{each}"' for each in ORDERS)
             raise BadRequest(f"order={order!r} is not known; it takes {words}.")
@@ -144,6 +131,4 @@ class ConsumerHandle:
 
     def __repr__(self) -> str:
         options = self._core.options
-        return describe_client(
-            self, self._core.link.servers, topics=options.subscription.shown, group=options.group
-        )
+        return describe_client(self, self._core.link.servers, topics=options.subscription.shown, group=options.group)

@@ -75,14 +75,7 @@ class Boolean:
 
     text = "true or false"
     is_text = False
-    _WORDS: ClassVar[dict[str, bool]] = {
-        "true": True,
-        "false": False,
-        "yes": True,
-        "no": False,
-        "1": True,
-        "0": False,
-    }
+    _WORDS: ClassVar[dict[str, bool]] = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
 
     def read(self, value: Any) -> bool:
         if isinstance(value, bool):
@@ -185,16 +178,12 @@ class Server:
         "synced", Choice("synced", "written", "none"), "What a send waits for if the client does not choose."
     )
     insecure: bool = setting(
-        False,
-        Boolean(),
-        "Allow listening on other interfaces than loopback although there are no users and no TLS.",
+        False, Boolean(), "Allow listening on other interfaces than loopback although there are no users and no TLS."
     )
     idle_exit_seconds: float = setting(
         0, Duration(0, YEARS), "Stop when no client was connected for this time; 0: never. For `file:PATH`."
     )
-    log_level: str = setting(
-        "info", Choice("debug", "info", "warning", "error"), "Log level on standard error."
-    )
+    log_level: str = setting("info", Choice("debug", "info", "warning", "error"), "Log level on standard error.")
     log_json: bool = setting(False, Boolean(), "Log lines are JSON objects.")
     zookeeper: str = setting(
         "", ZooKeeperAddress(), "Register this broker and its topics there; needs kazoo (tfmq[zookeeper])."
@@ -202,9 +191,7 @@ class Server:
     tls_certificate: str = setting(
         "", Text("the path of a PEM file", empty=True), "The server's certificate.", later="TLS"
     )
-    tls_key: str = setting(
-        "", Text("the path of a PEM file", empty=True), "The certificate's key.", later="TLS"
-    )
+    tls_key: str = setting("", Text("the path of a PEM file", empty=True), "The certificate's key.", later="TLS")
     users: str = setting("", Text("the path of a file", empty=True), "Who may connect.", later="users")
 
 
@@ -246,9 +233,7 @@ class Log:
         "Write a snapshot of the producers' state after this many bytes, for short starts.",
     )
     verify: str = setting(
-        "blocks",
-        Choice("blocks", "records"),
-        "Checks before a write: checksums of blocks, or of every record.",
+        "blocks", Choice("blocks", "records"), "Checks before a write: checksums of blocks, or of every record."
     )
 
 
@@ -273,21 +258,15 @@ class Retention:
 @dataclass(frozen=True)
 class Topics:
     auto_create: bool = setting(True, Boolean(), "Create a topic at the first send to it.")
-    partitions: int = setting(
-        1, Integer(1, limits.PARTITIONS_PER_TOPIC.cap), "Number of partitions of a new topic."
-    )
+    partitions: int = setting(1, Integer(1, limits.PARTITIONS_PER_TOPIC.cap), "Number of partitions of a new topic.")
 
 
 @dataclass(frozen=True)
 class Transaction:
     timeout_seconds: float = setting(
-        60,
-        Duration(0.001, 86_400),
-        "Timeout of an unprepared transaction, unless its client asks for another.",
+        60, Duration(0.001, 86_400), "Timeout of an unprepared transaction, unless its client asks for another."
     )
-    outcome_seconds: float = setting(
-        7 * 86_400, Duration(1, YEARS), "How long the outcome of a transaction is kept."
-    )
+    outcome_seconds: float = setting(7 * 86_400, Duration(1, YEARS), "How long the outcome of a transaction is kept.")
     check_seconds: float = setting(
         60,
         Duration(0.001, 86_400),
@@ -302,17 +281,13 @@ class Transaction:
         "Timeout of a prepared member of a commit group, unless its writer asks for another.",
     )
     journal_file_bytes: int = setting(
-        64 << 20,
-        Integer(1 << 16, 1 << 40, is_size=True),
-        "Size after which a new file of the journal is started.",
+        64 << 20, Integer(1 << 16, 1 << 40, is_size=True), "Size after which a new file of the journal is started."
     )
 
 
 @dataclass(frozen=True)
 class Delay:
-    tick_ms: int = setting(
-        10, Integer(1, 60_000), "Interval at which the broker delivers due delayed messages, in ms."
-    )
+    tick_ms: int = setting(10, Integer(1, 60_000), "Interval at which the broker delivers due delayed messages, in ms.")
     levels: tuple[float, ...] = setting(
         (), DelayLevels(), "Delays that clients can choose by number, starting with the first."
     )
@@ -340,8 +315,7 @@ SETTINGS: dict[str, tuple[Setting, Any]] = {
 } | {
     f"limits.{name}": (
         Setting(
-            Integer(1, limit.cap, is_size=limit.unit == "bytes"),
-            f"Limit in {limit.unit}. Reason: {limit.reason}.",
+            Integer(1, limit.cap, is_size=limit.unit == "bytes"), f"Limit in {limit.unit}. Reason: {limit.reason}."
         ),
         int(limit),
     )

@@ -64,8 +64,7 @@ class Transaction(TransactionHandle):
         """
         core = self._core
         if (
-            self._producer.has_fast_path
-            and key is tag is properties is delay is deliver_at is partition is None  # type: ignore[comparison-overlap]
+            self._producer.has_fast_path and key is tag is properties is delay is deliver_at is partition is None  # type: ignore[comparison-overlap]
         ):
             if type(payload) is str:
                 try:
@@ -81,9 +80,7 @@ class Transaction(TransactionHandle):
                         batch = None
                     if batch is not None and (delivery := batch.add_plain(payload)) is not None:
                         return delivery
-        message = self._producer.make_message(
-            topic, payload, key, tag, properties, delay, deliver_at, partition
-        )
+        message = self._producer.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)
         return self._append(topic, message)
 
     def _append(self, topic: str, message: Message) -> Delivery:
@@ -101,12 +98,7 @@ class Transaction(TransactionHandle):
         return delivery
 
     def send_many(
-        self,
-        topic: str,
-        payloads: Iterable[Any],
-        delay: Delay | None = None,
-        *,
-        deliver_at: Moment | None = None,
+        self, topic: str, payloads: Iterable[Any], delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Deliveries:
         """Add all of `payloads` with less work for each; return one handle for them all.
 

@@ -24,13 +24,7 @@ from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
 from tfmq.client.faces import awaitable, copy_docs_from, shared
 from tfmq.client.producer import delivery
-from tfmq.client.producer.core import (
-    BATCH_BYTES,
-    BUFFER_BYTES,
-    LINGER_MS,
-    TIMEOUT_SECONDS,
-    ProducerCore,
-)
+from tfmq.client.producer.core import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, TIMEOUT_SECONDS, ProducerCore
 from tfmq.client.producer.delivery import AsyncDeliveryOwner
 from tfmq.client.send.batch import Delivery
 from tfmq.client.send.delivery_time import Delay, Moment

@@ -103,9 +103,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
             raise
 
     @deferred
-    async def poll(
-        self, timeout: float | None = 1.0, max_messages: int = 500
-    ) -> list[ReceivedMessage[Value]]:
+    async def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage[Value]]:
         check_poll(timeout, max_messages)
         return await self._driver.run(self._core.poll(timeout, max_messages))
 

@@ -31,9 +31,7 @@ def pipelines_reference() -> str:
     return "\n".join(f"```\n{text.rstrip()}\n```\n" for text in texts)
 
 
-def helps(
-    command: click.Command, name: str, parent: click.Context | None = None
-) -> Iterator[tuple[str, str]]:
+def helps(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
     """(its name, its help) of a command, then of those in it."""
     context = click.Context(
         command,

@@ -79,9 +79,7 @@ def send_through_a_crash(broker: Broker, lines: list[bytes], story: Story, steps
                 restart = Task(lambda: come_back(broker, steps))
                 known = sum(delivery.done() for delivery in deliveries)
                 flying = number - known
-                steps.say(
-                    f"[bold red]kill -9[/] of the broker: {known:,} lines acknowledged, {flying:,} in flight"
-                )
+                steps.say(f"[bold red]kill -9[/] of the broker: {known:,} lines acknowledged, {flying:,} in flight")
             deliveries.append(producer.send(TOPIC, line))
             if number % 500 == 499:
                 counting.add(500)
@@ -179,9 +177,7 @@ def run(
             steps.say(f"it is ready after {broker.start():.1f} s, {broker.address}")
             if with_spark and not lack:
                 spark = demo_spark.Spark(broker, TOPIC, len(lines), folder / "spark")
-            steps.say(
-                f"1. the {len(lines):,} lines of a web shop's log, and a consumer that reads them meanwhile"
-            )
+            steps.say(f"1. the {len(lines):,} lines of a web shop's log, and a consumer that reads them meanwhile")
             rows = copy_a_log(broker, lines, steps)
             steps.say(f"2. {transactions:,} orders, each with its payment in one transaction")
             rows += demo_transactions.run(broker, steps, transactions)

@@ -114,11 +114,7 @@ class Counting:
         self._count += count
         self._steps.progress.advance(self._task, count)
         now = self._steps.clock()
-        if (
-            self._count < self._total
-            and now - self._said_at >= SAY_SECONDS
-            and not self._steps.console.is_terminal
-        ):
+        if self._count < self._total and now - self._said_at >= SAY_SECONDS and not self._steps.console.is_terminal:
             self._said_at = now
             self._steps.say(f"{self._text}: {self._count:,} of {self._total:,}")
 

@@ -89,9 +89,7 @@ def run(broker: Broker, steps: Steps, count: int = COUNT) -> list[Row]:
         pending = admin.delayed_histogram([0, 1]).pending
     steps.say(f"the broker is ready again, after {DOWN_SECONDS + seconds:.1f} s; {pending:,} still wait")
     receive(broker, waiting, steps)
-    steps.say(
-        f"all delivered, late by {waiting.median_ms:.0f} ms (median), with those due while the broker was down"
-    )
+    steps.say(f"all delivered, late by {waiting.median_ms:.0f} ms (median), with those due while the broker was down")
     return verdict(waiting)
 
 

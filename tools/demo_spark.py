@@ -80,9 +80,7 @@ def run(broker: Broker, spark: Spark, steps: Steps, lines: Sequence[bytes]) -> l
         if word == "started":
             steps.say("Spark has started; its query begins")
         elif word == "batch":
-            steps.say(
-                "the first micro-batch is written; [bold red]kill -9[/] of the broker in the middle of the next"
-            )
+            steps.say("the first micro-batch is written; [bold red]kill -9[/] of the broker in the middle of the next")
             broker.kill()
             steps.say(f"the broker is ready again, after {broker.start():.1f} s")
         elif word == "failed":
@@ -99,9 +97,7 @@ def run(broker: Broker, spark: Spark, steps: Steps, lines: Sequence[bytes]) -> l
     ]
 
 
-def copy(
-    spark: Any, servers: str, topic: str, count: int, checkpoint: Path, say: Callable[[str], None]
-) -> None:
+def copy(spark: Any, servers: str, topic: str, count: int, checkpoint: Path, say: Callable[[str], None]) -> None:
     """The query, started again until it is done."""
     query = started(spark, servers, topic, count, checkpoint)
     wait_for_the_first(query)
@@ -117,10 +113,7 @@ def copy(
 def started(spark: Any, servers: str, topic: str, count: int, checkpoint: Path) -> Any:
     """All that is there, a third at a time."""
     stream = spark.readStream.format("tfmq").options(
-        servers=servers,
-        subscribe=topic,
-        startingOffsets="earliest",
-        maxOffsetsPerTrigger=str(count // BATCHES),
+        servers=servers, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=str(count // BATCHES)
     )
     return (
         stream.load()

@@ -96,9 +96,5 @@ def verdict(shop: Shop) -> list[Row]:
         Row("committed, but missing", lost, lost == 0),
         Row("orders without payment, payments without order", torn, torn == 0),
         Row("there more than once", twice, twice == 0),
-        Row(
-            "prepared before the crash, decided after it",
-            orders[XID],
-            orders[XID] == payments[XID] == 1,
-        ),
+        Row("prepared before the crash, decided after it", orders[XID], orders[XID] == payments[XID] == 1),
     ]

@@ -84,9 +84,7 @@ class Control:
 class SegmentCheck:
     """One segment file, read whole."""
 
-    def __init__(
-        self, path: Path, base: int, ordinal: int | None, log_id: int | None, result: Result
-    ) -> None:
+    def __init__(self, path: Path, base: int, ordinal: int | None, log_id: int | None, result: Result) -> None:
         self.path = path
         self.base = base
         self.ordinal = ordinal
@@ -106,9 +104,7 @@ class SegmentCheck:
                 self.problem(self.base + position, self.base + behind, str(bad))
                 position = behind
         if self.last is not None and self.last.bits & 1:
-            self.problem(
-                self.base + self.last.offset, self.base + len(self.data), "the last append is unfinished"
-            )
+            self.problem(self.base + self.last.offset, self.base + len(self.data), "the last append is unfinished")
 
     def problem(self, first: int, next: int, what: str) -> None:
         self.result.problems.append(Problem(str(self.path), first, next, what))
@@ -174,9 +170,7 @@ class SegmentCheck:
             raise Bad(f"the block trailer at offset {self.base + position} fails its checksum")
         control = Control(*BODY.unpack(body))
         if control.version != 1 or control.bits > 1 or control.kind >= KINDS:
-            raise Bad(
-                f"control record with version {control.version}, bits {control.bits}, kind {control.kind}"
-            )
+            raise Bad(f"control record with version {control.version}, bits {control.bits}, kind {control.kind}")
         if self.log_id not in (None, id):
             raise Bad(f"the block trailer is of log {id:#x}, not {self.log_id:#x}")
         self.log_id = id

@@ -97,11 +97,7 @@ def corpus() -> list[bytes]:
     """Known good inputs: a request and a reply of every command, an error, an attribute, HELLO."""
     requests: list[tuple[object, ...]] = [
         (21, 9, *commands.Produce("orders", 5, 0, 7, 0, 1, 2, [commands.Block(25, 1, 77)])),
-        (
-            21,
-            9,
-            *commands.Produce("orders", 5, 0, 7, 0, 2, 2, [commands.Block(25, 2, 77)], b"\x80" + bytes(15)),
-        ),
+        (21, 9, *commands.Produce("orders", 5, 0, 7, 0, 2, 2, [commands.Block(25, 2, 77)], b"\x80" + bytes(15))),
         (0, 9, [], 2, False, 5, -1, [7, 9, 100, bytes(16)]),
         (62, 9, *commands.ListDelayed("orders", 3, b"\xff", 5, 6, "d" * 59, 10)),
         (64, 9, *commands.DelayedHistogram("orders", [0, 10, 1 << 62])),

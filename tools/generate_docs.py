@@ -86,8 +86,7 @@ def row_list() -> str:
 def reserved_list() -> str:
     """Codes kept for later."""
     return table(
-        ("codes", "kept for"),
-        ((f"{codes.start}..{codes.stop - 1}", what) for codes, what in RESERVED.items()),
+        ("codes", "kept for"), ((f"{codes.start}..{codes.stop - 1}", what) for codes, what in RESERVED.items())
     )
 
 
@@ -152,9 +151,7 @@ def delayed_example() -> str:
 def fetch_example() -> str:
     """A FETCH from offset 0 and its reply, byte by byte."""
     record, log_id = example_record(), INCARNATION << 24
-    control = encode_trailer(
-        log_id, BlockTrailer(1, len(record), zlib.crc32(record), 1_763_700_000_000, 0, 0, 0, 0)
-    )
+    control = encode_trailer(log_id, BlockTrailer(1, len(record), zlib.crc32(record), 1_763_700_000_000, 0, 0, 0, 0))
     end = len(record) + len(control)
     header = (30, 10, *commands.Fetch("orders", INCARNATION, 0, 0, -1, 262_144, 500))
     reply = (0, 10, *commands.FetchReply(0, 0, end, 0, end, end, 0, log_id, 1))

@@ -12,9 +12,7 @@ from pathlib import Path
 LINES = 60_000
 TARGET = Path(__file__).parent / "demo_data" / "shop.log.gz"
 
-GOODS = (
-    "kettle teapot lantern hammock notebook compass blanket saddle whistle barometer harmonica basket".split()
-)
+GOODS = "kettle teapot lantern hammock notebook compass blanket saddle whistle barometer harmonica basket".split()
 TOWNS = "Aarhus Bergen Cork Delft Evora Ghent Hobart Izmir Jena Kyoto Lima Malmo Nantes Oulu Porto".split()
 CARRIERS = "bicycle lorry barge train pigeon".split()
 

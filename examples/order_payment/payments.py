@@ -27,9 +27,7 @@ def reader(servers: str) -> tfmq.Consumer[Any]:
 
     Of one that was killed the next gets the orders a tenth of a `session` later: here that is not to be waited for.
     """
-    return tfmq.Consumer(
-        servers, topics=shop.TOPIC, group="payments", commits="manual", read="written", session=2
-    )
+    return tfmq.Consumer(servers, topics=shop.TOPIC, group="payments", commits="manual", read="written", session=2)
 
 
 def book(session: Session, producer: tfmq.Producer, consumer: tfmq.Consumer[Any], message: Any) -> None:

@@ -73,9 +73,7 @@ def both() -> list[Order | Payment]:
     consumer: tfmq.Consumer[Order | Payment] = tfmq.Consumer(topics=list(codecs), codec=codecs)
     with consumer:
         messages: list[tfmq.ReceivedMessage[Order | Payment]] = []
-        while (
-            not messages or consumer.lag()
-        ):  # a poll may give those of one topic only, in any order of the topics
+        while not messages or consumer.lag():  # a poll may give those of one topic only, in any order of the topics
             found = consumer.poll(timeout=10)
             assert_type(found, list[tfmq.ReceivedMessage[Order | Payment]])
             messages += found

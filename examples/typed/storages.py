@@ -12,9 +12,7 @@ class Memory:
     def __init__(self) -> None:
         self.rows: dict[tuple[str, PartitionName], tfmq.StoredOffset] = {}
 
-    def read(
-        self, group: str, partitions: Sequence[PartitionName]
-    ) -> Mapping[PartitionName, tfmq.StoredOffset]:
+    def read(self, group: str, partitions: Sequence[PartitionName]) -> Mapping[PartitionName, tfmq.StoredOffset]:
         return {name: self.rows[group, name] for name in partitions if (group, name) in self.rows}
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, tfmq.StoredOffset]) -> None:

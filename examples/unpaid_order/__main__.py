@@ -41,11 +41,7 @@ def run(servers: str, folder: str, patience: timedelta) -> dict[str, list[str]]:
 
 
 def until_state(
-    producer: tfmq.Producer,
-    consumer: tfmq.Consumer,
-    book: sqlite3.Connection,
-    number: str,
-    patience: timedelta,
+    producer: tfmq.Producer, consumer: tfmq.Consumer, book: sqlite3.Connection, number: str, patience: timedelta
 ) -> None:
     """The clerk works until the order is cancelled."""
     began = time.monotonic()

@@ -34,9 +34,7 @@ def open_book(path: str) -> sqlite3.Connection:
     return book
 
 
-def work(
-    producer: tfmq.Producer, consumer: tfmq.Consumer, book: sqlite3.Connection, timeout: float = 1.0
-) -> int:
+def work(producer: tfmq.Producer, consumer: tfmq.Consumer, book: sqlite3.Connection, timeout: float = 1.0) -> int:
     """The clerk's next step: what came, what follows from it, and how far was read, together. How many came."""
     messages = consumer.poll(timeout=timeout)
     if messages:

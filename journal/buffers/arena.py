@@ -174,9 +174,7 @@ class Slab:
         number, rest = divmod(position - self.position, self.element_bytes)
         bit = 1 << max(number, 0)
         if rest or number < 0 or not bit & self._all or bit & self._free:
-            raise ValueError(
-                f"position {position} is not an allocated element of the slab at {self.position}"
-            )
+            raise ValueError(f"position {position} is not an allocated element of the slab at {self.position}")
         self._free |= bit
 
 
@@ -268,11 +266,7 @@ class MemoryChunk:
         """True if the node is NOTHING_FREE because of its children and is not a run itself."""
         # If the node were an allocated run, its children would still have the values of free nodes.
         left = node << 1
-        return (
-            left < len(self._tree)
-            and self._tree[left] == NOTHING_FREE
-            and self._tree[left + 1] == NOTHING_FREE
-        )
+        return left < len(self._tree) and self._tree[left] == NOTHING_FREE and self._tree[left + 1] == NOTHING_FREE
 
     def _update_parents(self, node: int) -> None:
         tree = self._tree

@@ -323,11 +323,7 @@ class ThreadCache:
     def try_cache(self, allocation: Allocation) -> bool:
         """Cache a freed allocation; False if there is no room for it."""
         size = allocation.size
-        if (
-            size > RUN_BYTES_MAX
-            or self.cached_bytes + size > CACHE_BYTES_MAX
-            or allocation.arena is not self.arena
-        ):
+        if size > RUN_BYTES_MAX or self.cached_bytes + size > CACHE_BYTES_MAX or allocation.arena is not self.arena:
             return False
         cached = self._cached.get(size)
         if cached is None:

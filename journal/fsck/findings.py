@@ -85,14 +85,7 @@ class Verifier:
             self.on_progress(path, done, size)
 
     def add_finding(
-        self,
-        file: str,
-        first: int,
-        next: int,
-        what: str,
-        field: str,
-        weight: str = DAMAGE,
-        may_lose: bool = False,
+        self, file: str, first: int, next: int, what: str, field: str, weight: str = DAMAGE, may_lose: bool = False
     ) -> None:
         path = filenames.join(self.folder, file)
         self.report.findings.append(Finding(path, first, next, what, field, weight, may_lose))

@@ -24,14 +24,7 @@ from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, NewerFormat
 from journal.fsck.findings import Progress, keep_original, no_progress, replace_file
-from journal.fsck.log_verify import (
-    NO_SEGMENT,
-    DamagedRange,
-    find_log_id,
-    named_trailer,
-    opened_segment,
-    scan_segment,
-)
+from journal.fsck.log_verify import NO_SEGMENT, DamagedRange, find_log_id, named_trailer, opened_segment, scan_segment
 from journal.log.checkpoint import (
     LogCheckpoint,
     LogCheckpointFile,
@@ -45,12 +38,7 @@ from journal.log.index import SegmentIndex
 from journal.log.recovery_rules import FILES_GONE
 from journal.log.segment import Segment
 from journal.record.block import Block
-from journal.record.block_trailer import (
-    TRAILER_SIZE,
-    TRAILER_VERSION,
-    BlockTrailer,
-    encode_trailer,
-)
+from journal.record.block_trailer import TRAILER_SIZE, TRAILER_VERSION, BlockTrailer, encode_trailer
 from journal.record.format import (
     FLAG_FILLER,
     FLAG_REFUSED_MASK,
@@ -78,18 +66,14 @@ CHECKPOINT_NOTE: Final = (
     "written again from the segments; unknown: whether the log was stopped, where its tail was truncated, and whether"
     " it was truncated inside its first segment, whose messages are then visible again"
 )
-GONE_NOTE: Final = (
-    "what followed in the last second before the server ended, and how much that was, is not known"
-)
+GONE_NOTE: Final = "what followed in the last second before the server ended, and how much that was, is not known"
 GIVEN_UP_NOTE: Final = "what was in them is given up: the next start takes messages again"
 UNCERTAIN = "ids and flags of the records kept here are as they were found, not verified"
 SOURCE_UNKNOWN = (
     "; the source of their append is lost: what was applied here from {} may be applied again by the next start, so"
     " that its messages are there twice"
 )
-SOURCE_DERIVED = (
-    "; the transaction journal says how far a transaction was applied here: nothing is applied again"
-)
+SOURCE_DERIVED = "; the transaction journal says how far a transaction was applied here: nothing is applied again"
 APPLIED_AGAIN = (
     "; {} records of committed transactions that are not whole here are left out: the next start applies them again"
     " from the transaction journal, with what is lost here"
@@ -232,11 +216,7 @@ class _LogRepairer:
             self.bases.insert(0, first)
         if self._has_segment():
             self._repair_segments()
-        if (
-            self.checkpoint is not None
-            and self.checkpoint.first < self.bases[0]
-            and not self.checkpoint_fault
-        ):
+        if self.checkpoint is not None and self.checkpoint.first < self.bases[0] and not self.checkpoint_fault:
             self._skip_missing_segments(self.checkpoint)
         if self.checkpoint_fault:
             self._repair_checkpoint()
@@ -367,17 +347,13 @@ class _LogRepairer:
         ordinal = block.control.first_ordinal if block is not None else marks.durable_ordinal
         forced_ordinal = marks.durable_ordinal if marks.durable >= base else ordinal
         changed = marks._replace(first=base, first_ordinal=ordinal, clean=False)
-        self._write_checkpoint(
-            changed._replace(durable=max(marks.durable, base), durable_ordinal=forced_ordinal)
-        )
+        self._write_checkpoint(changed._replace(durable=max(marks.durable, base), durable_ordinal=forced_ordinal))
         reason = f"segments from {marks.first} to {base} are missing"
         note = f"the log now starts at {base}, as after retention"
         lost = max(0, ordinal - marks.first_ordinal)
         ordinals = (marks.first_ordinal, 0, lost)
         path = self.checkpoint_file.path
-        self.done.append(
-            RepairedRange(path, marks.first, base, reason, *ordinals, source_lost=True, note=note)
-        )
+        self.done.append(RepairedRange(path, marks.first, base, reason, *ordinals, source_lost=True, note=note))
 
     def _repair_segments(self) -> None:
         marks = self.checkpoint
@@ -410,9 +386,7 @@ class _LogRepairer:
                 elif not self.dry_run:
                     patches = [(repaired.first - base, salvaged.data) for repaired, salvaged in plans]
                     keep_original(self.disk, segment.path)
-                    replace_file(
-                        self.disk, segment.path, segment.size, patches, obsolete=index, progress=self.progress
-                    )
+                    replace_file(self.disk, segment.path, segment.size, patches, obsolete=index, progress=self.progress)
                 self.done += [repaired for repaired, _ in plans] + surplus
 
     def _repair_index(self, segment: Segment, built: SegmentIndex) -> None:
@@ -527,12 +501,7 @@ class _LogRepairer:
     # and the newest snapshot. Records of a lost trailer are above it: kept as they are, they would be there twice.
 
     def _settle(
-        self,
-        segment: Segment,
-        stretch: DamagedRange,
-        before: BlockTrailer | None,
-        repeated: set[int],
-        plan: Plan,
+        self, segment: Segment, stretch: DamagedRange, before: BlockTrailer | None, repeated: set[int], plan: Plan
     ) -> Plan:
         """Return the plan with the source of what it keeps, or without what the next start applies again."""
         repaired, rebuilt = plan
@@ -611,9 +580,7 @@ def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | N
     return next((id for id in others if id in checked and (id ^ first).bit_count() == 1), first)
 
 
-def _split_at_read_positions(
-    stretch: DamagedRange, base: int, starts: Mapping[int, int]
-) -> Iterator[DamagedRange]:
+def _split_at_read_positions(stretch: DamagedRange, base: int, starts: Mapping[int, int]) -> Iterator[DamagedRange]:
     """Split a range at the read positions, unless a part would be too small for a block."""
     for offset in sorted(starts):
         position, ordinal = offset - base, starts[offset]
@@ -745,8 +712,7 @@ def rebuild_range(stretch: bytes, count: int, log_id: int, closing: BlockTrailer
     if pieces is None:
         pieces = [RangePiece(0, room, count, False)] if room else []
     parts = [
-        stretch[p.position : p.position + p.size] if p.kept else make_filler(log_id, p.size, p.count)
-        for p in pieces
+        stretch[p.position : p.position + p.size] if p.kept else make_filler(log_id, p.size, p.count) for p in pieces
     ]
     records = b"".join(parts)
     trailer = closing._replace(records=count, size=room, crc=crc32(records))
@@ -762,9 +728,7 @@ def minimum_count(stretch: bytes, log_id: int) -> tuple[int, bool]:
     return sum(p.count for p in pieces if p.count != UNKNOWN), any(p.count == UNKNOWN for p in pieces)
 
 
-def without_foreign(
-    stretch: bytes, offset: int, log_id: int, ordinal: int | None, next_ordinal: int | None
-) -> bytes:
+def without_foreign(stretch: bytes, offset: int, log_id: int, ordinal: int | None, next_ordinal: int | None) -> bytes:
     """`stretch`, which stands at `offset` of the log `log_id`, with zeros in the place of blocks of another offset or
     of another log: their records are there, or were, and would be delivered twice. `ordinal` is that of the stretch's
     first record, `next_ordinal` that of the first after it.
@@ -917,10 +881,7 @@ def _continues_at(data: bytes, position: int, log_id: int) -> bool:
     """True if the range ends at `position`, or a valid record starts there."""
     if position == len(data):
         return True
-    return (
-        position < len(data)
-        and _count_if_valid(data, position, _record_size_at(data, position), log_id) is not None
-    )
+    return position < len(data) and _count_if_valid(data, position, _record_size_at(data, position), log_id) is not None
 
 
 def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
@@ -942,9 +903,7 @@ def _starts_valid_records(data: bytes, position: int, log_id: int) -> bool:
     """True if a valid record starts at `position`, followed by another one or the end."""
     # Two records, so that bytes in a payload are unlikely to be taken for a record.
     size = _record_size_at(data, position)
-    return _count_if_valid(data, position, size, log_id) is not None and _continues_at(
-        data, position + size, log_id
-    )
+    return _count_if_valid(data, position, size, log_id) is not None and _continues_at(data, position + size, log_id)
 
 
 def _merge_short_gaps(pieces: list[RangePiece]) -> list[RangePiece]:

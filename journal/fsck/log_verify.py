@@ -22,13 +22,7 @@ from journal import filenames
 from journal.disk import Disk, File
 from journal.errors import Corrupt, NewerFormat
 from journal.fsck.findings import NOTE, Progress, Verifier, VerifyReport
-from journal.log.checkpoint import (
-    LogCheckpoint,
-    LogCheckpointFile,
-    SnapshotFiles,
-    read_log_id,
-    read_snapshot,
-)
+from journal.log.checkpoint import LogCheckpoint, LogCheckpointFile, SnapshotFiles, read_log_id, read_snapshot
 from journal.log.index import SegmentIndex
 from journal.log.recovery_rules import TAIL_RULES, TailAction, TailFacts, decide
 from journal.log.segment import SCAN_SIZE, Segment
@@ -62,9 +56,7 @@ LOG_ID_VOTES_MAX: Final = 64
 """Control records that are asked for the id of their log."""
 
 _TRAILER_HEADER: Final = re.compile(
-    re.escape(TRAILER_BODY.size.to_bytes(4, "big"))
-    + b".{4}(.{8})"
-    + re.escape(FLAG_TRAILER.to_bytes(4, "big")),
+    re.escape(TRAILER_BODY.size.to_bytes(4, "big")) + b".{4}(.{8})" + re.escape(FLAG_TRAILER.to_bytes(4, "big")),
     re.DOTALL,
 )
 
@@ -108,19 +100,9 @@ def scan_segment(segment: Segment) -> Iterator[Block | DamagedRange]:
             if next_valid is None:
                 yield DamagedRange(position, segment.size, error.reason, ordinal, None, None, version)
                 return
-            first = (
-                next_valid.trailer.first_ordinal
-                if next_valid.trailer is not None and ordinal is None
-                else ordinal
-            )
+            first = next_valid.trailer.first_ordinal if next_valid.trailer is not None and ordinal is None else ordinal
             yield DamagedRange(
-                position,
-                next_valid.position,
-                error.reason,
-                first,
-                next_valid.ordinal,
-                next_valid.trailer,
-                version,
+                position, next_valid.position, error.reason, first, next_valid.ordinal, next_valid.trailer, version
             )
             position, ordinal = next_valid.position, next_valid.ordinal
 
@@ -154,10 +136,7 @@ def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
                 at = trailer_position(data, start)
                 found = named_trailer(data, at)
                 if found is not None:
-                    is_proven &= (found[1].size, found[1].crc) == (
-                        at - start,
-                        crc32(memoryview(data)[start:at]),
-                    )
+                    is_proven &= (found[1].size, found[1].crc) == (at - start, crc32(memoryview(data)[start:at]))
                     yield found[0], is_proven
                 else:
                     is_proven = False
@@ -198,8 +177,7 @@ def named_trailer(data: bytes, position: int) -> tuple[int, BlockTrailer] | None
 NO_SEGMENT: Final = "bytes are missing: there is no segment file, and there was one"
 
 NOT_CLOSED: Final = (
-    "the log was not closed, and messages acknowledged in the last second before the server ended may be"
-    " missing"
+    "the log was not closed, and messages acknowledged in the last second before the server ended may be missing"
 )
 
 STOPPED = "stopped: "
@@ -230,8 +208,7 @@ def verify(
     partitions = [child for child in children if filenames.parse_partition_folder(child) is not None]
     partitions = [child for child in partitions if disk.is_folder(filenames.join(path, child))]
     is_partition = filenames.log_checkpoint_name() in children or any(
-        filenames.parse_segment_name(child, suffix) is not None or filenames.is_trace(child)
-        for child in children
+        filenames.parse_segment_name(child, suffix) is not None or filenames.is_trace(child) for child in children
     )
     if not is_partition and not partitions:
         raise FileNotFoundError(f"{path} has neither segment files nor folders of partitions")
@@ -279,11 +256,7 @@ class _FolderVerifier(Verifier):
         self.report.segments += 1
         self.append_end = base
         if self.end is not None and base != self.end:
-            what = (
-                "bytes are missing before this file"
-                if base > self.end
-                else "the file before reaches into this"
-            )
+            what = "bytes are missing before this file" if base > self.end else "the file before reaches into this"
             self.add_finding(file, min(base, self.end), max(base, self.end), what, "name")
             self.ordinal = self.previous = None
         log_id = find_log_id(self.disk, path)
@@ -341,9 +314,7 @@ class _FolderVerifier(Verifier):
         if row.decision is TailAction.LOST:
             self.add_finding(file, first, end, f"cannot be read, and was durable: {reason}", field)
             return
-        what = (
-            f"a tail that a start truncates; whether anything in it was acknowledged is not known: {reason}"
-        )
+        what = f"a tail that a start truncates; whether anything in it was acknowledged is not known: {reason}"
         self.add_finding(file, first, end, what, field, NOTE, may_lose=True)
 
     def _known_durable(self) -> int:

@@ -39,9 +39,7 @@ FILLER_SIZE_MAX: Final = 16 << 20
 
 NO_LSN: Final = -1
 
-UNCERTAIN: Final = (
-    "the content of the lost entries is unknown: check the transactions in doubt before you decide any"
-)
+UNCERTAIN: Final = "the content of the lost entries is unknown: check the transactions in doubt before you decide any"
 SURPLUS_REMOVED: Final = "they are not part of the journal, and were removed"
 STATE_LOST: Final = "both snapshots are lost: outcomes, and what was prepared before this LSN, are unknown"
 
@@ -73,9 +71,7 @@ def repair_journal(
             if not scan.numbers:
                 return []
             path = scan.path(scan.numbers[0])
-            raise Corrupt(
-                path, 0, FILE_HEADER_SIZE, "neither a header nor the checkpoint has the journal's id"
-            )
+            raise Corrupt(path, 0, FILE_HEADER_SIZE, "neither a header nor the checkpoint has the journal's id")
         return _JournalRepairer(scan, scan.identity, dry_run, known_lsn).run()
 
 
@@ -232,9 +228,7 @@ class _JournalRepairer:
         size = gap.next - gap.first
         position = gap.first - first
         if size < HEADER_SIZE:
-            raise Corrupt(
-                path, position, position + size, f"too few bytes are left to repair it: {gap.reason}"
-            )
+            raise Corrupt(path, position, position + size, f"too few bytes are left to repair it: {gap.reason}")
         description = unverified_description(file, gap.first) if file is not None else ""
         note = f"{description}; {UNCERTAIN}" if description else UNCERTAIN
         found.append(RepairedJournalRange(path, position, position + size, 0, 0, size, gap.reason, note))

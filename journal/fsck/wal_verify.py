@@ -17,12 +17,7 @@ from journal.errors import Corrupt
 from journal.fsck.findings import DAMAGE, NOTE, Progress, Verifier, VerifyReport
 from journal.log.recovery_rules import decide
 from journal.record.format import BadRecord, checksum_matches, records_of, split_id
-from journal.wal.checkpoint import (
-    JournalCheckpoint,
-    JournalCheckpointFile,
-    JournalSnapshotFiles,
-    SnapshotHead,
-)
+from journal.wal.checkpoint import JournalCheckpoint, JournalCheckpointFile, JournalSnapshotFiles, SnapshotHead
 from journal.wal.entry import (
     HEADER,
     HEADER_SIZE,
@@ -38,13 +33,7 @@ from journal.wal.entry import (
     possible_headers,
 )
 from journal.wal.file import FILE_HEADER_SIZE, SCAN_SIZE, JournalFile, JournalFileHeader, decode_header
-from journal.wal.recovery_rules import (
-    FILES_RULES,
-    FilesAction,
-    FilesFacts,
-    JournalFileFacts,
-    without_surplus,
-)
+from journal.wal.recovery_rules import FILES_RULES, FilesAction, FilesFacts, JournalFileFacts, without_surplus
 
 LEASED_ID_MIN: Final = 16
 """Smaller producer ids are the broker's own. Its records precede a producer's (the arrival header before a
@@ -57,15 +46,10 @@ SURPLUS: Final = "{} bytes are after the end of the file, where the next one sta
 def is_journal(disk: Disk, folder: str) -> bool:
     """True if a folder has a transaction journal, or parts of one."""
     children = disk.list(folder) if disk.is_folder(folder) else []
-    return any(
-        name == filenames.CHECKPOINT_NAME or filenames.parse_journal_name(name) is not None
-        for name in children
-    )
+    return any(name == filenames.CHECKPOINT_NAME or filenames.parse_journal_name(name) is not None for name in children)
 
 
-def verify_journal(
-    disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None
-) -> VerifyReport:
+def verify_journal(disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None) -> VerifyReport:
     """Verify the journal in `folder`; with `records` also every message's own checksum.
 
     Raises NewerFormat, OSError.
@@ -91,9 +75,7 @@ def unrepaired_damage(disk: Disk, folder: str) -> Corrupt | None:
     left = next((each for each in refused if each.file not in obsolete), None)
     if left is None:
         return None
-    return Corrupt(
-        left.file, left.first, left.next, f"{left.what}; no repair mends it, and a start is refused"
-    )
+    return Corrupt(left.file, left.first, left.next, f"{left.what}; no repair mends it, and a start is refused")
 
 
 class _JournalVerifier(Verifier):
@@ -125,9 +107,7 @@ class _JournalVerifier(Verifier):
 
     def _verify_snapshots(self) -> None:
         scan = self.scan
-        named = (
-            [pointer.number for pointer in scan.checkpoint.snapshots] if scan.checkpoint is not None else []
-        )
+        named = [pointer.number for pointer in scan.checkpoint.snapshots] if scan.checkpoint is not None else []
         enough = scan.start_snapshot is not None
         for number, error in scan.snapshot_faults.items():
             weight = NOTE if enough or number not in named else DAMAGE
@@ -180,10 +160,7 @@ class _JournalVerifier(Verifier):
         torn = gap.first >= forced
         what = f"cannot be read: {gap.reason}"
         if torn:
-            what = (
-                "a tail that a start truncates; whether anything in it was acknowledged is not known:"
-                f" {gap.reason}"
-            )
+            what = f"a tail that a start truncates; whether anything in it was acknowledged is not known: {gap.reason}"
         description = unverified_description(file, gap.first)
         what = f"{what} ({description})" if description and not torn else what
         first, next = gap.first - file.first, gap.next - file.first
@@ -298,9 +275,7 @@ class JournalScan:
             return None
         named = [self.snapshots[p.number].files for p in checkpoint.snapshots if p.number in self.snapshots]
         files = tuple(self._file_facts(number) for number in self.numbers)
-        return FilesFacts(
-            files, base.files, named[-1], base.lsn, checkpoint.durable_lsn, checkpoint.file_number
-        )
+        return FilesFacts(files, base.files, named[-1], base.lsn, checkpoint.durable_lsn, checkpoint.file_number)
 
     def durable_lsn(self, file: JournalFile) -> int:
         """Highest LSN reported as durable: the end of a file that has a successor.
@@ -381,15 +356,9 @@ class JournalScan:
                 firsts[number] = firsts[number - 1] + sizes[number - 1]
             elif number not in firsts and number + 1 in firsts:
                 firsts[number] = max(0, firsts[number + 1] - sizes[number])
-        found = [
-            JournalFileFacts(number, firsts[number], sizes[number])
-            for number in self.numbers
-            if number in firsts
-        ]
+        found = [JournalFileFacts(number, firsts[number], sizes[number]) for number in self.numbers if number in firsts]
         facts = without_surplus(found, [head.files for head in self.snapshots.values()])
-        self.surplus = {
-            file.number: sizes[file.number] - file.size for file in facts if file.size < sizes[file.number]
-        }
+        self.surplus = {file.number: sizes[file.number] - file.size for file in facts if file.size < sizes[file.number]}
         self.files = tuple(
             JournalFile(self.disk.open_read(self.path(file.number)), file.number, file.first, file.size)
             for file in facts

@@ -24,13 +24,7 @@ from zlib import crc32
 from journal.disk import Disk, read_file, write_new_file
 from journal.dual_slot_file import CheckpointFile, DualSlotFile
 from journal.errors import Corrupt, NewerFormat
-from journal.filenames import (
-    NEW_SUFFIX,
-    join,
-    log_checkpoint_name,
-    log_snapshot_name,
-    parse_log_snapshot_name,
-)
+from journal.filenames import NEW_SUFFIX, join, log_checkpoint_name, log_snapshot_name, parse_log_snapshot_name
 from journal.record.block import Block
 
 VERSION: Final = 1
@@ -108,14 +102,10 @@ def decode_checkpoint(data: bytes, path: str, log_id: int) -> LogCheckpoint:
     if begins + reason_size != len(data):
         raise Corrupt(path, 0, len(data), "its size does not match its content")
     first, first_ordinal, durable, forced_ordinal, append_time, epoch = numbers
-    starts = tuple(
-        (start, offset) for start, offset in EPOCH_START.iter_unpack(data[CHECKPOINT_HEADER.size : begins])
-    )
+    starts = tuple((start, offset) for start, offset in EPOCH_START.iter_unpack(data[CHECKPOINT_HEADER.size : begins]))
     reason = data[begins:].decode("utf-8", "replace") if bits & BIT_STOPPED else None
     clean = bool(bits & BIT_CLEAN)
-    return LogCheckpoint(
-        first, first_ordinal, durable, forced_ordinal, append_time, epoch, starts, clean, reason
-    )
+    return LogCheckpoint(first, first_ordinal, durable, forced_ordinal, append_time, epoch, starts, clean, reason)
 
 
 def read_log_id(disk: Disk, folder: str) -> int | None:
@@ -134,9 +124,7 @@ def read_log_id(disk: Disk, folder: str) -> int | None:
     return log_id
 
 
-def add_epoch_start(
-    starts: tuple[tuple[int, int], ...], epoch: int, offset: int
-) -> tuple[tuple[int, int], ...]:
+def add_epoch_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> tuple[tuple[int, int], ...]:
     """Return `starts` with a new epoch at `offset`.
 
     Earlier ones at or above `offset` are removed as redundant.
@@ -255,10 +243,7 @@ class Snapshot(NamedTuple):
 
 def encode_snapshot(log_id: int, snapshot: Snapshot) -> bytes:
     """Encode `snapshot` as the bytes of a snapshot file."""
-    body = (
-        b"".join(SOURCE.pack(*key, *position) for key, position in sorted(snapshot.sources.items()))
-        + snapshot.state
-    )
+    body = b"".join(SOURCE.pack(*key, *position) for key, position in sorted(snapshot.sources.items())) + snapshot.state
     fields = (MAGIC, VERSION, 0, log_id, snapshot.offset, snapshot.ordinal, snapshot.append_time)
     head = HEADER.pack(*fields, len(snapshot.sources), len(snapshot.state), 0)[: -CRC.size]
     return head + CRC.pack(crc32(body, crc32(head))) + body

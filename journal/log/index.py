@@ -133,9 +133,7 @@ class SegmentIndex:
         ordinal = position.ordinal or 0
         size = following.position - position.position
         records = (following.ordinal or 0) - ordinal
-        return IndexEntry(
-            ordinal, position.position, self._times[number], size, records, self._epochs[number]
-        )
+        return IndexEntry(ordinal, position.position, self._times[number], size, records, self._epochs[number])
 
     @property
     def first_ordinal(self) -> int | None:
@@ -239,10 +237,7 @@ class SegmentIndex:
         """Append the valid entries in `data`. Return why the first invalid one was rejected, or None."""
         for place in range(0, len(data) - ENTRY_SIZE + 1, ENTRY_SIZE):
             ordinal, position, time, log_id, run_size, records, epoch, crc = ENTRY.unpack_from(data, place)
-            if (
-                crc32(data[place : place + ENTRY_SIZE - _CRC.size], self._seed) != crc
-                or log_id != self._log_id
-            ):
+            if crc32(data[place : place + ENTRY_SIZE - _CRC.size], self._seed) != crc or log_id != self._log_id:
                 return f"entry {place // ENTRY_SIZE} is wrong"
             start, first = self._open_run
             if position != start or not run_size or first not in (None, ordinal):

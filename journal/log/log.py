@@ -72,9 +72,7 @@ class Log:
     any thread.
     """
 
-    def __init__(
-        self, disk: Disk, folder: str, log_id: int, clock: Clock, options: LogOptions, state: State
-    ) -> None:
+    def __init__(self, disk: Disk, folder: str, log_id: int, clock: Clock, options: LogOptions, state: State) -> None:
         self._disk = disk
         self.folder = folder
         self.log_id = log_id
@@ -224,9 +222,7 @@ class Log:
         segment_set = self._segment_set
         if segment_set.durable >= segment_set.end:
             return None
-        return UnsyncedRecords(
-            segment_set.end_ordinal - segment_set.durable_ordinal, self._writer.dirty_since
-        )
+        return UnsyncedRecords(segment_set.end_ordinal - segment_set.durable_ordinal, self._writer.dirty_since)
 
     @property
     def oldest_ms(self) -> int | None:
@@ -262,9 +258,7 @@ class Log:
         ):
             raise BadBatch("it contains a block trailer of its own partition")
 
-    def append(
-        self, batches: Sequence[Batch], source: Source = PLAIN, checked: bool = False
-    ) -> list[Appended]:
+    def append(self, batches: Sequence[Batch], source: Source = PLAIN, checked: bool = False) -> list[Appended]:
         """Append all batches in one atomic write and return one result per batch.
 
         An append that is larger than `segment_bytes` gets a segment of its own. `checked`: the caller has

@@ -20,11 +20,7 @@ from journal.log.segment import FILE_TOO_SHORT, Segment
 from journal.log.segments import SegmentSet, segment_limit
 from journal.record.batch import BLOCK_SIZE_MAX, Chunk
 from journal.record.block import Block, blocks_of, trailer_position
-from journal.record.block_trailer import (
-    BLOCK_SPAN_MAX,
-    TRAILER_SIZE,
-    decode_trailer,
-)
+from journal.record.block_trailer import BLOCK_SPAN_MAX, TRAILER_SIZE, decode_trailer
 from journal.record.format import FLAG_FILLER, BadRecord, Incomplete, header_positions, records_of
 
 KNOWN_STARTS_MAX: Final = 256
@@ -132,9 +128,7 @@ class LogReader:
             low, high = -1, len(segments) - 1
             while high - low > 1:
                 middle = (low + high) // 2
-                low, high = (
-                    (low, middle) if self._load_index(segments[middle]).newest_ms >= ms else (middle, high)
-                )
+                low, high = (low, middle) if self._load_index(segments[middle]).newest_ms >= ms else (middle, high)
             for segment in segments[high:]:
                 position = self._load_index(segment).by_time(ms)
                 for block in self._valid_blocks(segment, position.position):
@@ -257,10 +251,7 @@ class LogReader:
         Inside a range that a repair filled, the latter is the end of the filler: a record may have started at
         `offset` before, and readers continue after the gap. Raises NotARecord, Corrupt.
         """
-        if (
-            offset in self._known_starts
-            or self._index_position(segment, offset).position == offset - segment.base
-        ):
+        if offset in self._known_starts or self._index_position(segment, offset).position == offset - segment.base:
             return offset, offset
         block = self._block_at(segment, offset, end, pread)
         if offset not in _record_starts(block):

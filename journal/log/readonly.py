@@ -240,13 +240,7 @@ class ReadOnlyLog:
         kept = {}
         for base, end in pairwise([*starts, checkpoint.durable]):
             segment = self._segments.get(base) or ReadOnlySegment(
-                self._disk,
-                self.folder,
-                base,
-                self.log_id,
-                end=end,
-                pool=self._open_files,
-                suffix=self._suffix,
+                self._disk, self.folder, base, self.log_id, end=end, pool=self._open_files, suffix=self._suffix
             )
             segment.set_end(end)
             kept[base] = segment
@@ -290,9 +284,7 @@ class ReadOnlyLog:
         if not segments or segments[0].base > offset:
             end = segments[0].base if segments else segment_set.end
             name = filenames.segment_name(segment_set.first, self._suffix)
-            raise Corrupt(
-                self.folder, segment_set.first, end, f"a segment file is missing, {name} or a later one"
-            )
+            raise Corrupt(self.folder, segment_set.first, end, f"a segment file is missing, {name} or a later one")
 
     def _discard_index_file(self, path: str) -> bool:
         return any(segment.discard_index_file(path) for segment in self._segments.values())

@@ -71,14 +71,7 @@ class LogRecovery:
     """
 
     def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        log_id: int,
-        clock: Clock,
-        options: LogOptions,
-        state: State,
-        start_offset: int,
+        self, disk: Disk, folder: str, log_id: int, clock: Clock, options: LogOptions, state: State, start_offset: int
     ) -> None:
         self._disk = disk
         self._folder = folder
@@ -100,13 +93,9 @@ class LogRecovery:
         checkpoint, status = self._read_checkpoint()
         snapshot = self._read_snapshot()
         files = self._list_segments()
-        first = (
-            checkpoint.first if checkpoint is not None else files[0].offset if files else self._start_offset
-        )
+        first = checkpoint.first if checkpoint is not None else files[0].offset if files else self._start_offset
         checkpoint = checkpoint or LogCheckpoint(first, 0, first, 0, 0)
-        durable, ordinal = max(
-            (checkpoint.durable, checkpoint.durable_ordinal), (snapshot.offset, snapshot.ordinal)
-        )
+        durable, ordinal = max((checkpoint.durable, checkpoint.durable_ordinal), (snapshot.offset, snapshot.ordinal))
         needed = min(first, snapshot.offset)
         clean = checkpoint.clean and durable == checkpoint.durable
         traces = any(map(filenames.is_trace, self._disk.list(self._folder)))
@@ -149,9 +138,7 @@ class LogRecovery:
         # close.
         children = self._disk.list(self._folder)
         wanted = [name for name in children if filenames.is_partition_file(name, self._options.suffix)]
-        check_no_folders(
-            self._disk, self._folder, [name for name in wanted if not filenames.is_set_aside(name)]
-        )
+        check_no_folders(self._disk, self._folder, [name for name in wanted if not filenames.is_set_aside(name)])
 
     def _read_checkpoint(self) -> tuple[LogCheckpoint | None, str]:
         try:
@@ -432,9 +419,7 @@ class LogReplay:
     applied. Where valid blocks end, the table TAIL_RULES of `recovery_rules` decides.
     """
 
-    def __init__(
-        self, snapshot: Snapshot, forced: int, forced_ordinal: int, state: State, report: Recovery
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, forced: int, forced_ordinal: int, state: State, report: Recovery) -> None:
         self._state = state
         self._report = report
         self._pending: list[Block] = []
@@ -494,11 +479,7 @@ class LogReplay:
                 if not block.control.more_follows:
                     self._apply_append(block.next)
         except BadRecord as error:
-            if (
-                isinstance(error, BadBlockTrailer)
-                and error.version is not None
-                and error.version > TRAILER_VERSION
-            ):
+            if isinstance(error, BadBlockTrailer) and error.version is not None and error.version > TRAILER_VERSION:
                 raise NewerFormat(segment.path, error.version, TRAILER_VERSION) from error
             return max(offset, self._pending[-1].next if self._pending else self.end), error.reason
         return end, "the append is not finished"
@@ -509,10 +490,7 @@ class LogReplay:
             trailer = block.control
             self._state.apply(block)
             if trailer.source_kind not in (SOURCE_PLAIN, SOURCE_SUCCESSION):
-                key, position = (
-                    (trailer.source_kind, trailer.source_id),
-                    (trailer.source_high, trailer.source_low),
-                )
+                key, position = ((trailer.source_kind, trailer.source_id), (trailer.source_high, trailer.source_low))
                 self.sources.record(key, position, max(self.end, end), self.durable)
             self.ordinal = trailer.next_ordinal
             self.append_time = max(self.append_time, trailer.append_time)

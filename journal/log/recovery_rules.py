@@ -60,9 +60,7 @@ class FolderFacts:
     def needed_files(self) -> tuple[SegmentFileFacts, ...]:
         """The files with data at or after `needed`; always includes the last one."""
         following = (*self.files[1:], None)
-        return tuple(
-            f for f, n in zip(self.files, following, strict=True) if n is None or n.offset > self.needed
-        )
+        return tuple(f for f, n in zip(self.files, following, strict=True) if n is None or n.offset > self.needed)
 
     @property
     def end(self) -> int:
@@ -146,11 +144,7 @@ FOLDER_RULES: Final[tuple[Rule[FolderFacts, FolderDecision], ...]] = (
         lambda f: not f.files and f.checkpoint == "none" and not f.traces,
         FolderDecision(ReadScope.NOTHING, create=True),
     ),
-    Rule(
-        "nothing missing",
-        lambda f: not f.files and f.clean and f.durable == f.first,
-        FolderDecision(create=True),
-    ),
+    Rule("nothing missing", lambda f: not f.files and f.clean and f.durable == f.first, FolderDecision(create=True)),
     Rule(ALL_MISSING, lambda f: not f.files, FolderDecision(create=True)),
     Rule(
         "unfinished creation",
@@ -171,11 +165,7 @@ FOLDER_RULES: Final[tuple[Rule[FolderFacts, FolderDecision], ...]] = (
 
 TAIL_RULES: Final[tuple[Rule[TailFacts, TailAction], ...]] = (
     Rule("whole", lambda t: t.position == t.end == t.append_end, TailAction.KEEP),
-    Rule(
-        "rot before forced data",
-        lambda t: t.durable > t.append_end and t.next_block is not None,
-        TailAction.SKIP,
-    ),
+    Rule("rot before forced data", lambda t: t.durable > t.append_end and t.next_block is not None, TailAction.SKIP),
     Rule("forced data lost", lambda t: t.durable > t.append_end, TailAction.LOST),
     Rule("zeros at the tail", lambda t: t.zeros, TailAction.CUT_ZEROS),
     Rule("unfinished append", lambda t: t.position == t.end, TailAction.CUT),

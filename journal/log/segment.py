@@ -18,20 +18,12 @@ from journal.disk import Bytes, Disk, File, write_all
 from journal.errors import Closed, Full
 from journal.log.index import SegmentIndex
 from journal.record.block import Block, blocks_of
-from journal.record.block_trailer import (
-    BLOCK_SPAN_MAX,
-    TRAILER_SIZE,
-    BlockTrailer,
-    decode_trailer,
-    find_next_trailer,
-)
+from journal.record.block_trailer import BLOCK_SPAN_MAX, TRAILER_SIZE, BlockTrailer, decode_trailer, find_next_trailer
 from journal.record.format import BadRecord, Incomplete
 
 SCAN_SIZE: Final = 1 << 20
 """Bytes read at a time; doubled where one block is larger."""
-FILE_TOO_SHORT: Final = (
-    "the file is shorter than the log: it was truncated, or the segment after it is missing"
-)
+FILE_TOO_SHORT: Final = "the file is shorter than the log: it was truncated, or the segment after it is missing"
 
 
 class NextValidBlock(NamedTuple):
@@ -69,9 +61,7 @@ class Segment:
         self._oldest_ms: int | None = None
 
     @classmethod
-    def create(
-        cls, disk: Disk, folder: str, base: int, log_id: int, suffix: str = filenames.SEGMENT_SUFFIX
-    ) -> Segment:
+    def create(cls, disk: Disk, folder: str, base: int, log_id: int, suffix: str = filenames.SEGMENT_SUFFIX) -> Segment:
         """Create an empty segment and remove an old index of the same name.
 
         The file name is durable only after the caller has fsynced the folder. Raises FileExistsError, Full,
@@ -87,14 +77,7 @@ class Segment:
 
     @classmethod
     def open(
-        cls,
-        disk: Disk,
-        folder: str,
-        base: int,
-        log_id: int,
-        *,
-        writable: bool,
-        suffix: str = filenames.SEGMENT_SUFFIX,
+        cls, disk: Disk, folder: str, base: int, log_id: int, *, writable: bool, suffix: str = filenames.SEGMENT_SUFFIX
     ) -> Segment:
         """Open an existing segment without reading it. `writable`: it is the last one. Raises OSError."""
         path = filenames.join(folder, filenames.segment_name(base, suffix))

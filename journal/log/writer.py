@@ -17,13 +17,7 @@ from journal.log.retention import delete_or_archive
 from journal.log.segment import Segment
 from journal.log.segments import LogOptions
 from journal.record.batch import BLOCK_SIZE_MAX, PLAIN, Appended, Batch, Source, split_blocks
-from journal.record.block_trailer import (
-    SOURCE_PLAIN,
-    SOURCE_SUCCESSION,
-    TRAILER_SIZE,
-    BlockTrailer,
-    encode_trailer,
-)
+from journal.record.block_trailer import SOURCE_PLAIN, SOURCE_SUCCESSION, TRAILER_SIZE, BlockTrailer, encode_trailer
 from journal.record.format import BadRecord
 
 
@@ -153,9 +147,7 @@ class LogWriter:
         """Snapshot of all records so far; it must not be written before they are durable."""
         segment_set = self._segment_set
         sources = dict(segment_set.applied_positions.applied)
-        return Snapshot(
-            segment_set.end, segment_set.end_ordinal, segment_set.append_time, sources, self._state.dump()
-        )
+        return Snapshot(segment_set.end, segment_set.end_ordinal, segment_set.append_time, sources, self._state.dump())
 
     def snapshot_if_due(self) -> Snapshot | None:
         """Return a snapshot, to be written after the next fsync, if enough was appended since the last one."""
@@ -329,9 +321,7 @@ class LogWriter:
             self.write_snapshot(snapshot)
             if segment_set.stopped is not None:
                 raise Stopped(segment_set.stopped)
-            new = Segment.create(
-                self._disk, self._folder, segment_set.end, segment_set.log_id, self.options.suffix
-            )
+            new = Segment.create(self._disk, self._folder, segment_set.end, segment_set.log_id, self.options.suffix)
             self._disk.force_folder(self._folder)
         except OSError as error:
             raise self.stop(f"a new segment could not be created: {error}") from error
@@ -354,9 +344,7 @@ class LogWriter:
             count = sum(1 for segment in segment_set.segments[1:] if segment.base <= needed)
             gone, kept = segment_set.segments[:count], segment_set.segments[count:]
             segment_set.replace_segments(kept, gone)
-            removed = [
-                delete_or_archive(self._disk, self._folder, segment.base, self.options) for segment in gone
-            ]
+            removed = [delete_or_archive(self._disk, self._folder, segment.base, self.options) for segment in gone]
             if removed:
                 self._disk.force_folder(self._folder)
             with segment_set.lock:
@@ -519,25 +507,14 @@ def build_append(
         controls.append(trailer)
         ordinal += block.count
     end = controls[-1].next
-    results = [
-        Appended(runs, first, end, position.append_time)
-        for runs, first in zip(positions, firsts, strict=True)
-    ]
+    results = [Appended(runs, first, end, position.append_time) for runs, first in zip(positions, firsts, strict=True)]
     return PreparedAppend(buffers, controls, results, end, ordinal)
 
 
-def _build_single_block(
-    batch: Batch, source: Source, position: AppendPosition, more_follows: bool
-) -> PreparedAppend:
+def _build_single_block(batch: Batch, source: Source, position: AppendPosition, more_follows: bool) -> PreparedAppend:
     """Build an append of one batch with one block, the most frequent case, in about half the time."""
     ((size, count, crc),) = batch.blocks
-    numbers = (
-        position.append_time,
-        position.epoch,
-        position.durable_offset,
-        position.ordinal,
-        position.offset,
-    )
+    numbers = (position.append_time, position.epoch, position.durable_offset, position.ordinal, position.offset)
     trailer = _new(BlockTrailer, (count, size, crc, *numbers, more_follows, *source))
     end = position.offset + size + TRAILER_SIZE
     answer = _new(Appended, ([(0, position.offset)], position.ordinal, end, position.append_time))

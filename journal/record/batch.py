@@ -149,9 +149,7 @@ def _check_headers(data: Buffer, blocks: Sequence[BatchBlock], first_id: int, re
         raise BadBatch(f"the bytes end inside a record before position {position}") from None
 
 
-def _describe_header_error(
-    position: int, id: int, found: int, flag: int, length: int, length_max: int
-) -> str:
+def _describe_header_error(position: int, id: int, found: int, flag: int, length: int, length_max: int) -> str:
     if found != id:
         return f"the record at {position} has id {found:#x}, {id:#x} was expected"
     if refused := flag & FLAG_REFUSED_MASK:

@@ -15,12 +15,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal.record.batch import BLOCK_SIZE_MAX
-from journal.record.block_trailer import (
-    BLOCK_SPAN_MAX,
-    TRAILER_SIZE,
-    BlockTrailer,
-    decode_trailer,
-)
+from journal.record.block_trailer import BLOCK_SPAN_MAX, TRAILER_SIZE, BlockTrailer, decode_trailer
 from journal.record.format import (
     COLUMNS_COUNT_MIN,
     FLAG_FILLER,
@@ -93,20 +88,14 @@ def blocks_of(data: Buffer, offset: int, log_id: int, *, verify: bool = True) ->
         except BadRecord as error:
             raise error.with_position(start) from None
         if trailer.size != at - start:
-            raise BadRecord(
-                start, f"the block trailer covers {trailer.size} bytes, the block has {at - start}"
-            )
+            raise BadRecord(start, f"the block trailer covers {trailer.size} bytes, the block has {at - start}")
         if trailer.offset != offset + start:
             raise BadRecord(start, f"the block is of offset {trailer.offset}, but is at {offset + start}")
         if trailer.first_ordinal != ordinal and ordinal >= 0:
-            raise BadRecord(
-                start, f"the block's first ordinal is {trailer.first_ordinal}, {ordinal} was expected"
-            )
+            raise BadRecord(start, f"the block's first ordinal is {trailer.first_ordinal}, {ordinal} was expected")
         records = view[start:at]
         if verify and crc32(records) != trailer.crc:
-            raise BadRecord(
-                start, f"the block of {trailer.size} bytes at offset {offset + start} fails its checksum"
-            )
+            raise BadRecord(start, f"the block of {trailer.size} bytes at offset {offset + start} fails its checksum")
         yield Block(offset + start, records, trailer)
         ordinal = trailer.next_ordinal
         start = at + TRAILER_SIZE
@@ -126,9 +115,7 @@ def trailer_position(data: Bytes, start: int) -> int:
             if flag == FLAG_TRAILER:
                 return position
             if length > LENGTH_MAX:
-                raise BadRecord(
-                    start, f"the record at position {position} has an impossible length of {length}"
-                )
+                raise BadRecord(start, f"the record at position {position} has an impossible length of {length}")
             position += HEADER_SIZE + length
     except StructError:
         if len(data) - start > BLOCK_SPAN_MAX:
@@ -174,9 +161,7 @@ def _as_one_run(data: bytes, record_size: int, offset: int) -> ProducerRun | Non
     None if they are not one run.
     """
     size = len(data)
-    if not sizes_are_equal(data, 0, size, record_size) or not has_no_special_flags(
-        data, 0, size, record_size
-    ):
+    if not sizes_are_equal(data, 0, size, record_size) or not has_no_special_flags(data, 0, size, record_size):
         return None
     first_id = int.from_bytes(data[8:16], "big")
     count = size // record_size

@@ -169,9 +169,7 @@ def decode_trailer(data: Buffer, position: int, log_id: int) -> BlockTrailer:
     if crc32(memoryview(data)[position + HEADER_SIZE : end]) != checksum:
         raise BadBlockTrailer(position, "the block trailer fails its own checksum")
     if version != TRAILER_VERSION:
-        raise BadBlockTrailer(
-            position, f"block trailer version {version}, {TRAILER_VERSION} is known", version
-        )
+        raise BadBlockTrailer(position, f"block trailer version {version}, {TRAILER_VERSION} is known", version)
     if bits & ~BIT_MORE_FOLLOWS:
         raise BadBlockTrailer(position, f"unknown block trailer bits {bits:#x}")
     return BlockTrailer(
@@ -230,10 +228,7 @@ def trailers_in(data: Buffer, start: int, *, offset: int, log_id: int) -> Iterat
     while found >= 0:
         position = found - TRAILER_KEY_POSITION
         found = plain.find(mark, found + 1)
-        if (
-            position + TRAILER_SIZE > len(plain)
-            or LENGTH.unpack_from(plain, position)[0] != TRAILER_BODY.size
-        ):
+        if position + TRAILER_SIZE > len(plain) or LENGTH.unpack_from(plain, position)[0] != TRAILER_BODY.size:
             continue
         try:
             trailer = decode_trailer(plain, position, log_id)

@@ -16,19 +16,7 @@ from journal.disk import FULL_ERRORS, NO_DESCRIPTOR_ERRORS
 from journal.errors import Full
 
 FSYNCS = frozenset({"force", "force_folder", "sync", "sync_file"})
-KINDS = FSYNCS | {
-    "create",
-    "folder",
-    "list",
-    "lock",
-    "open",
-    "read",
-    "rename",
-    "size",
-    "truncate",
-    "unlink",
-    "write",
-}
+KINDS = FSYNCS | {"create", "folder", "list", "lock", "open", "read", "rename", "size", "truncate", "unlink", "write"}
 OPENS = frozenset({"open", "create", "lock"})
 
 

@@ -609,10 +609,7 @@ class FolderTree:
             raise system_error(errno.ENOTDIR, target)
         del old_folder.entries[old_name]
         new_folder.entries[new_name] = node
-        entries = (
-            EntryChange(old_folder, old_name, None, node),
-            EntryChange(new_folder, new_name, node, replaced),
-        )
+        entries = (EntryChange(old_folder, old_name, None, node), EntryChange(new_folder, new_name, node, replaced))
         self.pending.append(FolderOperation(number, entries))
 
     def fsync(self, folder: SimulatedFolder | None) -> None:
@@ -795,10 +792,7 @@ class Moment:
     def _prefix(self, number: int) -> CrashChoice:
         """The choice in which every change up to `number` is durable and no later one."""
         files = tuple(
-            (
-                _size_at(image, number),
-                *(_version_at(versions, number) for versions in image.versions.values()),
-            )
+            (_size_at(image, number), *(_version_at(versions, number) for versions in image.versions.values()))
             for _, image in self._changed
         )
         return CrashChoice(tuple(operation.number <= number for operation in self.operations), files)
@@ -807,18 +801,13 @@ class Moment:
         """Draw a prefix of the changes, and any later ones at random."""
         number = generator.randint(0, self.number) if generator.random() < 0.5 else 0
         chance = generator.choice(CHANCES)
-        operations = tuple(
-            operation.number <= number or generator.random() < chance for operation in self.operations
-        )
+        operations = tuple(operation.number <= number or generator.random() < chance for operation in self.operations)
         return CrashChoice(
-            operations,
-            tuple(_draw_file_choice(image, number, chance, generator) for _, image in self._changed),
+            operations, tuple(_draw_file_choice(image, number, chance, generator) for _, image in self._changed)
         )
 
 
-def crash_states(
-    disk: SimulatedDisk | Moment, limit: int, generator: random.Random
-) -> Iterator[SimulatedDisk]:
+def crash_states(disk: SimulatedDisk | Moment, limit: int, generator: random.Random) -> Iterator[SimulatedDisk]:
     """Yield at most `limit` distinct states that a power loss now could leave.
 
     Each is a disk with its `digest`. All states if they are few, else a seeded sample.
@@ -858,9 +847,7 @@ def _size_at(image: FileImage, number: int) -> int:
     return [size for changed, size in image.sizes if changed <= number][-1]
 
 
-def _draw_file_choice(
-    image: FileImage, number: int, chance: float, generator: random.Random
-) -> tuple[int, ...]:
+def _draw_file_choice(image: FileImage, number: int, chance: float, generator: random.Random) -> tuple[int, ...]:
     chosen = [_size_at(image, number)]
     if generator.random() < chance:
         chosen[0] = generator.choice([size for changed, size in image.sizes if changed >= number] or chosen)

@@ -73,9 +73,7 @@ def decode_checkpoint(data: bytes, path: str) -> JournalCheckpoint:
         raise NewerFormat(path, version, VERSION)
     if CHECKPOINT_HEAD.size + count * POINTER.size != len(data) or count > SNAPSHOTS_KEPT:
         raise Corrupt(path, 0, len(data), "its size does not match its content")
-    snapshots = tuple(
-        SnapshotPointer(*pointer) for pointer in POINTER.iter_unpack(data[CHECKPOINT_HEAD.size :])
-    )
+    snapshots = tuple(SnapshotPointer(*pointer) for pointer in POINTER.iter_unpack(data[CHECKPOINT_HEAD.size :]))
     return JournalCheckpoint(journal_id, salt, durable_lsn, number, snapshots)
 
 

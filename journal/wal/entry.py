@@ -268,9 +268,7 @@ def _decode_messages(view: memoryview, position: int, next: int) -> AppendMsg:
     begins = position + HEADER_SIZE + MESSAGES.size
     if begins > next:
         raise BadRecord(position, "an APPEND_MSG that is too short")
-    epoch, log_id, producer_id, sequence, count, blocks, moved_from = MESSAGES.unpack_from(
-        view, position + HEADER_SIZE
-    )
+    epoch, log_id, producer_id, sequence, count, blocks, moved_from = MESSAGES.unpack_from(view, position + HEADER_SIZE)
     records = begins + blocks * BLOCK.size
     if records > next:
         raise BadRecord(position, f"{blocks} blocks do not fit an entry of {next - position} bytes")

@@ -330,9 +330,7 @@ class JournalFiles:
         """Remove and close the idle files, except those whose numbers `kept` returns True for."""
         with self.lock:
             removed = tuple(
-                file
-                for file in self.files[:-1]
-                if file.sealed and not file.references and not kept(file.number)
+                file for file in self.files[:-1] if file.sealed and not file.references and not kept(file.number)
             )
             self.idle_count -= len(removed)
             self.files = tuple(file for file in self.files if file not in removed)

@@ -142,9 +142,7 @@ class JournalRecovery:
             self._disk.force_folder(self._folder.rpartition("/")[0] or ".")
         children = self._disk.list(self._folder)
         wanted = [
-            name
-            for name in children
-            if filenames.is_transactions_file(name) and not filenames.is_set_aside(name)
+            name for name in children if filenames.is_transactions_file(name) and not filenames.is_set_aside(name)
         ]
         check_no_folders(self._disk, self._folder, wanted)
         checkpoint, status = self._read_checkpoint()
@@ -222,9 +220,7 @@ class JournalRecovery:
         self.files.add(file)
         self._write_checkpoint()
 
-    def _recover(
-        self, numbers: list[int], heads: list[SnapshotHead | None], snapshot: JournalSnapshot | None
-    ) -> None:
+    def _recover(self, numbers: list[int], heads: list[SnapshotHead | None], snapshot: JournalSnapshot | None) -> None:
         if snapshot is None:
             raise ValueError("a rule that needs a snapshot matched without one")
         used = heads.index(snapshot.head)
@@ -288,20 +284,14 @@ class JournalRecovery:
     def _refusal_error(self, label: str, found: FilesFacts) -> Corrupt:
         faulty = [file for file in found.needed if file.fault]
         if label == "listed file missing":
-            return Corrupt(
-                self._path(found.missing[0]), 0, 0, f"{label}: the newest snapshot needs this file"
-            )
+            return Corrupt(self._path(found.missing[0]), 0, 0, f"{label}: the newest snapshot needs this file")
         if label == "head damaged":
             return Corrupt(self._path(faulty[0].number), 0, FILE_HEADER_SIZE, f"{label}: {faulty[0].fault}")
         if label == "listed file cut":
             file = found.truncated[0]
-            return Corrupt(
-                self._path(file.number), 0, file.size, f"{label}: it is not what the snapshot lists"
-            )
+            return Corrupt(self._path(file.number), 0, file.size, f"{label}: it is not what the snapshot lists")
         if found.gap is not None:
-            reason = (
-                f"{label}: it starts at LSN {found.gap.first}, which is not the end of the file before it"
-            )
+            reason = f"{label}: it starts at LSN {found.gap.first}, which is not the end of the file before it"
             return Corrupt(self._path(found.gap.number), 0, FILE_HEADER_SIZE, reason)
         if not found.files:
             return Corrupt(self._path(self.checkpoint.file_number), 0, 0, label)
@@ -328,9 +318,7 @@ class JournalRecovery:
         left_over = found.obsolete
         kept = [file for file in found.files if file not in left_over and not file.fault]
         for file in kept:
-            head = JournalFileHeader(
-                self.checkpoint.journal_id, self.checkpoint.salt, file.number, file.first
-            )
+            head = JournalFileHeader(self.checkpoint.journal_id, self.checkpoint.salt, file.number, file.first)
             opened = JournalFile.open(self._disk, self._folder, head, writable=file is kept[-1])
             opened.size = file.size
             self.files.files = (*self.files.files, opened)
@@ -387,9 +375,7 @@ class JournalRecovery:
             later = found.lsn if later is None else later
             durable_lsn = max(durable_lsn, found.durable_lsn)
             found = file.find_entry(found.next, self.seed)
-        zeros = later is None and all(
-            not any(file.pread(PIECE_SIZE, at)) for at in range(lsn, file.end, PIECE_SIZE)
-        )
+        zeros = later is None and all(not any(file.pread(PIECE_SIZE, at)) for at in range(lsn, file.end, PIECE_SIZE))
         return TailFacts(lsn, file.end, durable_lsn, later, last, zeros)
 
     def _prove(self, replayed: int) -> None:

@@ -138,9 +138,7 @@ class FilesFacts:
     @property
     def replayed(self) -> tuple[JournalFileFacts, ...]:
         """The files from the one that holds `lsn`, or ends there, to the last; none if no file does."""
-        begins = [
-            n for n, file in enumerate(self.files) if not file.fault and file.first <= self.lsn <= file.end
-        ]
+        begins = [n for n, file in enumerate(self.files) if not file.fault and file.first <= self.lsn <= file.end]
         return self.files[begins[-1] :] if begins else ()
 
     @property
@@ -241,15 +239,11 @@ class TailAction(Enum):
 
 TAIL_RULES: Final[tuple[Rule[TailFacts, TailAction], ...]] = (
     Rule(
-        "whole",
-        lambda t: t.lsn == t.end >= t.durable_lsn or (t.lsn == t.end and not t.is_last_file),
-        TailAction.KEEP,
+        "whole", lambda t: t.lsn == t.end >= t.durable_lsn or (t.lsn == t.end and not t.is_last_file), TailAction.KEEP
     ),
     Rule("damage in a finished file", lambda t: not t.is_last_file, TailAction.REFUSE),
     Rule(
-        "damage before forced entries",
-        lambda t: t.durable_lsn > t.lsn and t.next_entry is not None,
-        TailAction.REFUSE,
+        "damage before forced entries", lambda t: t.durable_lsn > t.lsn and t.next_entry is not None, TailAction.REFUSE
     ),
     Rule("forced entries lost", lambda t: t.durable_lsn > t.lsn, TailAction.REFUSE),
     Rule("zeros at the tail", lambda t: t.zeros, TailAction.CUT_ZEROS),

@@ -187,9 +187,7 @@ class JournalStore:
         """
         self._writable()
         active = self._files.active
-        if not active.sealed and (
-            active.size == FILE_HEADER_SIZE or active.size + size <= self.options.file_bytes
-        ):
+        if not active.sealed and (active.size == FILE_HEADER_SIZE or active.size + size <= self.options.file_bytes):
             return None
         return self._roll
 
@@ -420,9 +418,7 @@ class JournalStore:
             new = JournalFile.create(self._disk, self._folder, head)
             self._disk.force_folder(self._folder)
         except OSError as error:
-            raise self._stop(
-                f"a new file of the transaction journal could not be created: {error}"
-            ) from error
+            raise self._stop(f"a new file of the transaction journal could not be created: {error}") from error
         files.add(new)
 
     def _fsync_all(self) -> None:

@@ -28,9 +28,7 @@ from tfmq.arrow.attributes import (
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute, encode_attribute
 
-VALUES = (
-    st.none() | st.booleans() | st.integers(-5, 1 << 64 - 1) | st.text(max_size=5) | st.binary(max_size=5)
-)
+VALUES = st.none() | st.booleans() | st.integers(-5, 1 << 64 - 1) | st.text(max_size=5) | st.binary(max_size=5)
 MAPS = st.dictionaries(st.integers(-1, 6), VALUES, max_size=4).map(msgpack.packb)
 GOOD = attributes().map(lambda fields: encode_attribute(**fields))
 
@@ -41,9 +39,7 @@ def bent(draw: st.DrawFn) -> bytes:
     data = bytearray(draw(GOOD | MAPS))
     if data:
         data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-    return bytes(data[: draw(st.integers(0, len(data)))]) + draw(
-        st.sampled_from([b"", b"", b"\x00", b"\x03\xa1t"])
-    )
+    return bytes(data[: draw(st.integers(0, len(data)))]) + draw(st.sampled_from([b"", b"", b"\x00", b"\x03\xa1t"]))
 
 
 def of(*parts: bytes | None) -> AttributeColumn:
@@ -79,9 +75,7 @@ def test_what_a_sender_packs_is_read(parts: list[bytes | None]) -> None:
 def test_what_is_bent_is_read_as_the_decoder_reads_it_or_named(part: bytes, suffix: bytes) -> None:
     read = of(encode_attribute(5, "k", "t"), part, None, suffix or None)
     try:
-        expected = [(b"k", "t")] + [
-            by_the_decoder(each) if each else (None, None) for each in (part, b"", suffix)
-        ]
+        expected = [(b"k", "t")] + [by_the_decoder(each) if each else (None, None) for each in (part, b"", suffix)]
     except DecodeFailed:
         with pytest.raises(UnreadableAttribute) as found:
             read.decode_fields("key", "tag")
@@ -141,11 +135,7 @@ def test_every_second_and_bitmaps_at_any_count() -> None:
 
 def test_the_edges_of_a_slice_are_its_own() -> None:
     data, edges = column_edges(pa.array([b"ab", b"c", b"", b"def"])[1:])
-    assert [bytes(data[begin:end]) for begin, end in itertools.pairwise(edges)] == [
-        b"c",
-        b"",
-        b"def",
-    ]
+    assert [bytes(data[begin:end]) for begin, end in itertools.pairwise(edges)] == [b"c", b"", b"def"]
 
 
 # Which attributes are read by columns: those that nearly all are, whatever their numbers and lengths.
@@ -158,9 +148,7 @@ def layout(*parts: bytes) -> AttributeLayout:
 
 
 @pytest.mark.parametrize("born", [None, 0, 0x7F, 0x80, 0xFFFF, 0x10000, 1 << 32, 1_700_000_000_000])
-@pytest.mark.parametrize(
-    "key", [None, b"", "", "k" * 31, "k" * 32, "k" * 256, b"k" * 255, b"k" * 256, b"k" * 65535]
-)
+@pytest.mark.parametrize("key", [None, b"", "", "k" * 31, "k" * 32, "k" * 256, b"k" * 255, b"k" * 256, b"k" * 65535])
 def test_times_and_keys_of_every_length_are_plain(born: int | None, key: bytes | str | None) -> None:
     for tag in (None, "t", "t" * 32, "t" * 255):
         data = encode_attribute(born, key, tag) or b"\x80"

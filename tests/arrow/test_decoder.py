@@ -43,11 +43,7 @@ def test_mixed_sizes_tombstones_and_records_without_attribute() -> None:
     log = Bytes()
     for n in range(50):
         log.append_records(
-            [
-                log.record(b"x" * n),
-                log.record(b"", FLAG_TOMBSTONE, key=b"%d" % n),
-                log.record(b"y", born_ms=n),
-            ]
+            [log.record(b"x" * n), log.record(b"", FLAG_TOMBSTONE, key=b"%d" % n), log.record(b"y", born_ms=n)]
         )
     assert decoded(log).to_pylist() == expected(log)
 
@@ -95,9 +91,7 @@ def test_an_attribute_that_is_none_is_named_and_can_be_read_as_bytes() -> None:
     log.append(b"a", key="k")
     log.append_records([log.record(b"x"), log.record(b"\0\0\0\x01\xc1y", 0x1)])
     place = log.pieces[1].offset + 21
-    with pytest.raises(
-        DecodeFailed, match=rf"orders-0 at offset {place}: .* Without the columns key and tag"
-    ):
+    with pytest.raises(DecodeFailed, match=rf"orders-0 at offset {place}: .* Without the columns key and tag"):
         decoded(log)
     found = decoded(log, schema=project(["value", "attributes"])).to_pylist()
     assert found[2] == {"value": b"y", "attributes": b"\xc1"}
@@ -152,10 +146,7 @@ def log_of(*sizes: list[int]) -> bytes:
 
 def test_rows_of_one_size_and_mixed_blocks_in_any_order() -> None:
     rng = random.Random(3)
-    equal = [
-        [n] * count
-        for n, count in ((0, 40), (5, RUN_COUNT_MIN), (5, RUN_COUNT_MIN - 1), (80, 500), (80, 500))
-    ]
+    equal = [[n] * count for n, count in ((0, 40), (5, RUN_COUNT_MIN), (5, RUN_COUNT_MIN - 1), (80, 500), (80, 500))]
     mixed = [[rng.randrange(60) for _ in range(rng.randrange(1, 400))] for _ in range(10)]
     nearly = [[7] * 100 + [8], [8] + [7] * 100, [7] * 100 + [8] + [7] * 100]
     blocks = equal + mixed + nearly
@@ -225,9 +216,7 @@ def test_right_ones_hold_and_cover_their_blocks() -> None:
     assert found.starts.tolist() == [0, 142]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("records", 2), ("size", 20), ("offset", 500), ("first_ordinal", 3)]
-)
+@pytest.mark.parametrize(("name", "value"), [("records", 2), ("size", 20), ("offset", 500), ("first_ordinal", 3)])
 def test_what_contradicts_the_bytes_does_not_hold(name: str, value: int) -> None:
     assert not changed(name, value)
 
@@ -277,9 +266,7 @@ def test_ordinals_of_blocks_must_be_those_that_are_there() -> None:
 # What is wrong with a block is named: the block's range, the record, and what to do where a release is too old.
 
 
-def find(
-    log: Bytes, body: bytes | bytearray | None = None, verify: str = "chunk"
-) -> Damaged | DecodeFailed | None:
+def find(log: Bytes, body: bytes | bytearray | None = None, verify: str = "chunk") -> Damaged | DecodeFailed | None:
     inspector = DamageLocator("orders", log.log_id & 0xFFFFFF, log.log_id, verify)
     return inspector.find_error(bytes(log.body() if body is None else body), log.first)
 
@@ -342,11 +329,7 @@ def test_many_bad_records_are_not_all_named() -> None:
 
 @pytest.mark.parametrize(
     ("flag", "words"),
-    [
-        (0x2, "a compressed batch"),
-        (0x1000, "format version 1"),
-        (0x80, "bits that this release does not know"),
-    ],
+    [(0x2, "a compressed batch"), (0x1000, "format version 1"), (0x80, "bits that this release does not know")],
 )
 def test_what_a_later_release_writes_is_named_with_its_place(flag: int, words: str) -> None:
     log = Bytes(first_offset=50)

@@ -48,9 +48,7 @@ def round_trip(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 ROWS = st.lists(
-    st.tuples(
-        st.none() | st.binary(max_size=300), attributes().map(lambda each: encode_attribute(**each) or None)
-    ),
+    st.tuples(st.none() | st.binary(max_size=300), attributes().map(lambda each: encode_attribute(**each) or None)),
     min_size=1,
     max_size=40,
 )
@@ -179,9 +177,7 @@ def test_attributes_are_taken_as_they_are(given: list[bytes | None]) -> None:
 
 @settings(max_examples=max(50, scaled(1000)), deadline=None)
 @given(st.lists(st.tuples(st.none() | st.binary(max_size=300), TAGS), min_size=1, max_size=10))
-def test_keys_and_tags_alone_are_packed_as_a_sender_packs_them(
-    rows: list[tuple[bytes | None, str | None]],
-) -> None:
+def test_keys_and_tags_alone_are_packed_as_a_sender_packs_them(rows: list[tuple[bytes | None, str | None]]) -> None:
     keys, tags = [key for key, _ in rows], [tag for _, tag in rows]
     found = attributes_of(columns(key=(keys, pa.binary()), tag=(tags, pa.string())))
     assert found == [encode_attribute(None, key, tag) or None for key, tag in rows]
@@ -191,12 +187,8 @@ def test_keys_and_tags_alone_are_packed_as_a_sender_packs_them(
 
 @pytest.mark.long
 @settings(max_examples=max(50, scaled(1000)), deadline=None)
-@given(
-    st.lists(st.tuples(GOOD, KEYS, TAGS), min_size=1, max_size=10), st.sampled_from(["key", "tag", "both"])
-)
-def test_columns_beside_attributes_decide(
-    rows: list[tuple[bytes | None, Any, str | None]], which: str
-) -> None:
+@given(st.lists(st.tuples(GOOD, KEYS, TAGS), min_size=1, max_size=10), st.sampled_from(["key", "tag", "both"]))
+def test_columns_beside_attributes_decide(rows: list[tuple[bytes | None, Any, str | None]], which: str) -> None:
     given = [row[0] for row in rows]
     keys = [row[1].encode() if isinstance(row[1], str) else row[1] for row in rows]
     tags = [row[2] for row in rows]
@@ -243,9 +235,7 @@ def test_null_removes_what_the_attributes_say() -> None:
         encode_attribute(7, "k", "t"),
         encode_attribute(key="k", tag="t"),
     ]
-    batch = columns(
-        attributes=(given, pa.binary()), key=([None] * 3, pa.binary()), tag=([None] * 3, pa.string())
-    )
+    batch = columns(attributes=(given, pa.binary()), key=([None] * 3, pa.binary()), tag=([None] * 3, pa.string()))
     assert attributes_of(batch) == [encode_attribute(7, properties={"a": "b"}), encode_attribute(7), None]
 
 
@@ -256,9 +246,7 @@ def test_what_later_releases_add_stays() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "given", [b"\xc1", b"\x81\x03\xc4\x01t", b"\x81\x02\xa1\xff", b"\x91\x01", b"\x80\x80"]
-)
+@pytest.mark.parametrize("given", [b"\xc1", b"\x81\x03\xc4\x01t", b"\x81\x02\xa1\xff", b"\x91\x01", b"\x80\x80"])
 def test_what_is_no_attribute_is_refused_with_its_row(given: bytes) -> None:
     with pytest.raises(BadRequest, match="The attributes of row 1 cannot be sent"):
         build_parts(columns(attributes=([b"\x80", given], pa.binary())))
@@ -300,18 +288,12 @@ def test_a_slice_has_its_own_rows() -> None:
 def test_nothing_to_say_is_no_part() -> None:
     assert build_parts(columns(value=([b"v"], pa.binary()))) is None
     assert build_parts(columns(key=([None], pa.binary()), tag=([None], pa.string()))) is None
-    assert attributes_of(columns(tag=(["", None, "t"], pa.string()))) == [
-        None,
-        None,
-        encode_attribute(tag="t"),
-    ]
+    assert attributes_of(columns(tag=(["", None, "t"], pa.string()))) == [None, None, encode_attribute(tag="t")]
 
 
 def test_the_part_is_what_the_client_puts_into_a_record() -> None:
     found = build_parts(columns(key=([b"k", b"l"], pa.binary())))
-    assert found is not None and joined(found) == [
-        attribute_part(encode_attribute(key=k)) for k in (b"k", b"l")
-    ]
+    assert found is not None and joined(found) == [attribute_part(encode_attribute(key=k)) for k in (b"k", b"l")]
 
 
 def test_names_of_fields_that_are_no_numbers_stay() -> None:
@@ -325,11 +307,7 @@ def test_bytes_below_a_null_are_not_looked_at() -> None:
     data = pa.py_buffer(b"\xc1garbage\x81\x02\xa1\xff\x81\x02\xa1k")
     edges = pa.py_buffer(np.array([0, 8, 12, 16], np.int32))
     given = pa.BinaryArray.from_buffers(pa.binary(), 3, [pa.py_buffer(b"\x04"), edges, data])
-    assert attributes_of(pa.RecordBatch.from_arrays([given], ["attributes"])) == [
-        None,
-        None,
-        b"\x81\x02\xa1k",
-    ]
+    assert attributes_of(pa.RecordBatch.from_arrays([given], ["attributes"])) == [None, None, b"\x81\x02\xa1k"]
     bent = pa.BinaryArray.from_buffers(pa.binary(), 3, [pa.py_buffer(b"\x06"), edges, data])
     with pytest.raises(BadRequest, match="row 1 cannot be sent"):
         build_parts(pa.RecordBatch.from_arrays([bent], ["attributes"]))

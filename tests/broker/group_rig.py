@@ -29,10 +29,7 @@ class Seat:
     ) -> None:
         self.broker, self.group, self.name = broker, group, name
         self.wishes = Subscription(
-            topics.split(),
-            session_ms,
-            strategy,
-            None if only is None else [PartitionName(*each) for each in only],
+            topics.split(), session_ms, strategy, None if only is None else [PartitionName(*each) for each in only]
         )
         self.session = Session(f"{name or 'somebody'} at 127.0.0.1")
         self.generation = 0
@@ -63,9 +60,7 @@ class Seat:
         held = [HeldPartition(*name, name in self.leaving) for name in sorted(self.held)]
         wishes = self.wishes if self.forgotten else None
         self.forgotten = False
-        return self.ask(
-            commands.Heartbeat(self.group, self.name, self.generation, held, wait_ms, wishes), turn=turn
-        )
+        return self.ask(commands.Heartbeat(self.group, self.name, self.generation, held, wait_ms, wishes), turn=turn)
 
     def take(self, answer: Answer) -> None:
         """As docs/protocol.md says: goes on, leaves, or begins with each."""
@@ -98,9 +93,7 @@ class Seat:
 
     def commit(self, offset: int, *names: Name) -> Answer:
         """Of all that it holds, or of these."""
-        offsets = [
-            GroupOffset(topic, inc, number, offset) for topic, inc, number in names or sorted(self.held)
-        ]
+        offsets = [GroupOffset(topic, inc, number, offset) for topic, inc, number in names or sorted(self.held)]
         return self.ask(commands.CommitOffsets(self.group, self.name, self.generation, offsets))
 
     def ask(self, request: Any, *, turn: bool = True) -> Answer:

@@ -9,14 +9,7 @@ from typing import Any
 
 from tests.broker.group_rig import Name, Seat
 from tests.broker.helpers import Answer, Broker
-from tfmq.protocol.commands import (
-    CommitOffsets,
-    GroupOffset,
-    GrowTopic,
-    PartitionName,
-    ReadOffsets,
-    TransactionOffsets,
-)
+from tfmq.protocol.commands import CommitOffsets, GroupOffset, GrowTopic, PartitionName, ReadOffsets, TransactionOffsets
 
 SESSION_MS = 9000
 BEAT_SECONDS = 3.0
@@ -27,13 +20,7 @@ class Worker(Seat):
     """Takes on what it is given, works through it in order, saves, gives up what is revoked when that is done."""
 
     def __init__(self, world: "World", name: str) -> None:
-        super().__init__(
-            world.broker,
-            name,
-            topics="orders bills",
-            session_ms=SESSION_MS,
-            strategy=world.strategy,
-        )
+        super().__init__(world.broker, name, topics="orders bills", session_ms=SESSION_MS, strategy=world.strategy)
         self.world = world
         self.frozen = False
         self.joining: Answer | None = None
@@ -82,9 +69,7 @@ class Worker(Seat):
                 self.asked_in, self.beat_at = self.lapses, self.world.now()
                 self.joining = self.ask_join()
         else:
-            chance.choice(
-                [self.work, self.work, self.save, self.let_go, self.look_for_places, self.beat_if_idle]
-            )()
+            chance.choice([self.work, self.work, self.save, self.let_go, self.look_for_places, self.beat_if_idle])()
 
     def apply_join_reply(self, look: bool = False) -> bool:
         answer = self.joining
@@ -172,9 +157,7 @@ class Worker(Seat):
 
     @staticmethod
     def _offsets(places: dict[Name, int]) -> list[Any]:
-        return [
-            GroupOffset(topic, inc, number, place) for (topic, inc, number), place in sorted(places.items())
-        ]
+        return [GroupOffset(topic, inc, number, place) for (topic, inc, number), place in sorted(places.items())]
 
     def let_go(self) -> None:
         """What it is to leave and has nothing unsaved of, as far as it knows."""
@@ -186,9 +169,7 @@ class Worker(Seat):
 
     def look_for_places(self) -> None:
         fresh = {
-            name: grant
-            for name, grant in self.held.items()
-            if name not in self.position and name not in self.leaving
+            name: grant for name, grant in self.held.items() if name not in self.position and name not in self.leaving
         }
         if fresh and self.reading is None:
             names = [PartitionName(topic, number) for topic, _, number in sorted(fresh)]
@@ -248,9 +229,7 @@ class World:
     def names(self) -> list[Name]:
         topics = self.broker.engine.broker.topics
         return [
-            (topic.name, topic.incarnation, number)
-            for topic in topics.all()
-            for number in range(len(topic.partitions))
+            (topic.name, topic.incarnation, number) for topic in topics.all() for number in range(len(topic.partitions))
         ]
 
     # What workers do
@@ -380,11 +359,7 @@ class World:
         """Time advances; members that are not suspended send their heartbeats."""
         while seconds > 0:
             for worker in self.awake():
-                if (
-                    worker.joined
-                    and not worker.session.closed
-                    and self.now() - worker.beat_at >= BEAT_SECONDS / 2
-                ):
+                if worker.joined and not worker.session.closed and self.now() - worker.beat_at >= BEAT_SECONDS / 2:
                     worker.send_beat(3000)
             self.turn()
             self.broker.advance(min(1.0, seconds))

@@ -215,9 +215,7 @@ class Broker:
 
     # Requests
 
-    def ask(
-        self, request: Any, body: bytes = b"", session: Session | None = None, *, turn: bool = True
-    ) -> Answer:
+    def ask(self, request: Any, body: bytes = b"", session: Session | None = None, *, turn: bool = True) -> Answer:
         command = commands.BY_REQUEST[type(request)]
         self.correlation += 1
         answer = Answer(self.correlation, command.reply.shape)
@@ -338,9 +336,7 @@ class Broker:
         self.work()
         return answer
 
-    def payloads(
-        self, topic: str = "orders", partition: int = 0, read: int = commands.READ_WRITTEN
-    ) -> list[bytes]:
+    def payloads(self, topic: str = "orders", partition: int = 0, read: int = commands.READ_WRITTEN) -> list[bytes]:
         """Every payload of a partition, read to its end by fetches."""
         found: list[bytes] = []
         offset = self.log(topic, partition).first_offset
@@ -419,9 +415,7 @@ class Broker:
 
     def prepare(self, began: Answer, offsets: Sequence[Any] = (), **fields: Any) -> Answer:
         session = fields.pop("session", None)
-        request = commands.PrepareTransaction(
-            began.xid, began.epoch, fields.pop("ttl_ms", None), list(offsets)
-        )
+        request = commands.PrepareTransaction(began.xid, began.epoch, fields.pop("ttl_ms", None), list(offsets))
         return self.ask(request, session=session, **fields)
 
     def decide(
@@ -486,9 +480,7 @@ class Broker:
         found = self.ask(commands.ListTransactions(states, **fields)).transactions
         return [dict(each) for each in found]
 
-    def group_offsets(
-        self, member: Answer, offset: int, topic: str = "orders", group: str = "billing"
-    ) -> Any:
+    def group_offsets(self, member: Answer, offset: int, topic: str = "orders", group: str = "billing") -> Any:
         """A group's offset for the inside of a transaction, from what `join` answered."""
         offsets = [commands.GroupOffset(topic, self.incarnation(topic), 0, offset)]
         return commands.TransactionOffsets(group, member.member, member.generation, offsets)

@@ -105,9 +105,7 @@ class Scheduling(Broker):
         properties: dict[str, str] | None = None,
     ) -> Answer:
         attribute = encode_attribute(None, key, tag, properties)
-        request = commands.AddSchedule(
-            name, cron, timezone, topic, partition, misfire, attribute, payload is None
-        )
+        request = commands.AddSchedule(name, cron, timezone, topic, partition, misfire, attribute, payload is None)
         answer = self.ask(request, payload or b"")
         self.work()
         return answer

@@ -102,9 +102,7 @@ def test_frequent_requests_are_logged_only_of_operators(lines: Lines) -> None:
     broker.ask(commands.RollbackTransaction("a\nb", 7), session=operator)
     cancelled, rolled_back = lines()
     assert cancelled == f"cancel delayed message {found[1]!r}, asked by mary: cancelled"
-    assert rolled_back.startswith(
-        "roll back transaction 'a\\nb' of epoch 7, asked by mary: failed, outcome unknown: "
-    )
+    assert rolled_back.startswith("roll back transaction 'a\\nb' of epoch 7, asked by mary: failed, outcome unknown: ")
 
 
 def test_what_a_peer_sent_forges_no_line_and_fills_no_log(lines: Lines) -> None:
@@ -123,9 +121,7 @@ def test_every_act_is_a_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "command",
-    [each for each in COMMANDS if each.request.shape in LOGGED_COMMANDS],
-    ids=lambda each: each.name,
+    "command", [each for each in COMMANDS if each.request.shape in LOGGED_COMMANDS], ids=lambda each: each.name
 )
 def test_the_result_of_an_act_is_made_of_whatever_its_reply_has(command: Command) -> None:
     """A reply that gets a field more would otherwise be a bug that ends the broker's turn."""

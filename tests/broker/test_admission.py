@@ -45,9 +45,7 @@ def test_who_asks_for_little_does_not_wait_for_who_asks_for_much() -> None:
     workers, order = Workers(), []
     executor = BoundedExecutor(workers.run, 1)
     for number in range(5):
-        executor.run(
-            lambda: None, lambda result, error, number=number: order.append(f"much {number}"), "much"
-        )
+        executor.run(lambda: None, lambda result, error, number=number: order.append(f"much {number}"), "much")
     executor.run(lambda: None, lambda result, error: order.append("little"), "little")
     while workers.jobs:
         workers.step()
@@ -58,9 +56,7 @@ def test_an_error_ends_one_piece_of_work_and_the_next_begins() -> None:
     workers, ended = Workers(), []
     executor = BoundedExecutor(workers.run, 1)
     for divisor in (0, 1):
-        executor.run(
-            lambda divisor=divisor: 1 // divisor, lambda result, error: ended.append(error or result)
-        )
+        executor.run(lambda divisor=divisor: 1 // divisor, lambda result, error: ended.append(error or result))
     while workers.jobs:
         workers.step()
     assert isinstance(ended[0], ZeroDivisionError) and ended[1] == 1

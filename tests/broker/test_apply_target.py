@@ -248,9 +248,7 @@ def test_of_what_a_stopped_partition_has_only_that_is_settled_which_is_on_the_di
     assert to.last_durable(key(broker), SOURCE) == (2, 1)
     assert to.last_durable(OFFSETS_KEY, SOURCE) is None
     broker.delete()
-    assert (
-        to.last_durable(key_gone := make_log_id(999, 0), SOURCE) is None and to.display_name(key_gone) is None
-    )
+    assert to.last_durable(key_gone := make_log_id(999, 0), SOURCE) is None and to.display_name(key_gone) is None
 
 
 # Offsets
@@ -315,9 +313,7 @@ def test_locked_offsets_are_busy_for_everybody_until_the_end(broker: Broker) -> 
     bills = [GroupOffset("bills", broker.incarnation("bills"), 0, 1)]
     elsewhere = CommitOffsets("billing", member.member, member.generation, bills)
     assert broker.ask(elsewhere, session=Session()).code == "ok"
-    assert [row[0] for row in broker.ask(ReadOffsets("billing", [PartitionName("bills", 0)])).offsets] == [
-        "bills"
-    ]
+    assert [row[0] for row in broker.ask(ReadOffsets("billing", [PartitionName("bills", 0)])).offsets] == ["bills"]
     to.unlock_offsets(7)
     assert broker.saved() == {("orders", 0): 50, ("bills", 0): 1}
     assert broker.ask(ResetGroup("billing", here)).code in ("ok", "not_allowed")

@@ -125,9 +125,7 @@ def test_it_names_what_is_in_trouble() -> None:
     broker = Broker()
     broker.create()
     broker.log().stop("its disk failed")
-    assert broker.ask(Status()).status["stopped"] == [
-        {"topic": "orders", "partition": 0, "reason": "its disk failed"}
-    ]
+    assert broker.ask(Status()).status["stopped"] == [{"topic": "orders", "partition": 0, "reason": "its disk failed"}]
 
 
 def test_it_names_what_is_not_served() -> None:

@@ -28,9 +28,7 @@ def submitted(broker: Broker, count: int) -> list[BaseException | str | None]:
 
     for index in range(count):
         generation = broker.engine.broker.catalog.state.generation + 1 + index
-        broker.engine.broker.catalog.submit(
-            (GENERATION, f"group{index}", generation, "m"), partial(done, index)
-        )
+        broker.engine.broker.catalog.submit((GENERATION, f"group{index}", generation, "m"), partial(done, index))
     return found
 
 
@@ -115,9 +113,7 @@ def test_what_need_not_be_forced_is_reported_when_it_is_written() -> None:
     broker = Broker(queued=True)
     catalog = broker.engine.broker.catalog
     reported: list[str] = []
-    catalog.submit(
-        (GENERATION, "one", 1, "m"), lambda error: reported.append(f"written {error}"), wait_durable=False
-    )
+    catalog.submit((GENERATION, "one", 1, "m"), lambda error: reported.append(f"written {error}"), wait_durable=False)
     catalog.submit((GENERATION, "two", 2, "m"), lambda error: reported.append(f"forced {error}"))
     broker.engine.end_turn()
     assert reported == ["written None"]
@@ -129,9 +125,7 @@ def test_what_a_full_disk_kept_from_being_made_durable_is_not_read_as_if_it_were
     broker = Broker()
     broker.create()
     broker.join("first")
-    broker.engine.broker.catalog.submit(
-        (GENERATION, "billing", 2, "m"), lambda error: None, wait_durable=False
-    )
+    broker.engine.broker.catalog.submit((GENERATION, "billing", 2, "m"), lambda error: None, wait_durable=False)
     broker.engine.end_turn()
     disk = broker.disk.crash(keep="everything")
     disk.space_bytes = disk.used_bytes()

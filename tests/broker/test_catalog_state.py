@@ -137,9 +137,7 @@ def test_a_snapshot_from_before_there_were_owners_is_read() -> None:
 
 
 def test_the_age_of_an_id_is_known_and_never_too_young() -> None:
-    made = register(
-        (LEASE, 100, 1000), (LEASE, 200, 1000 + LEASE_SPACING_MS), (LEASE, 300, 1001 + LEASE_SPACING_MS)
-    )
+    made = register((LEASE, 100, 1000), (LEASE, 200, 1000 + LEASE_SPACING_MS), (LEASE, 300, 1001 + LEASE_SPACING_MS))
     assert made.lease_time_ms(ID_FIRST - 1) is None
     assert made.lease_time_ms(ID_FIRST) == 1000
     assert made.lease_time_ms(99) == 1000
@@ -150,15 +148,7 @@ def test_the_age_of_an_id_is_known_and_never_too_young() -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    [
-        (READY, 99),
-        (LEASE, 3, 0),
-        (CREATE, "x"),
-        (GENERATION,),
-        (GROW, "a", "b"),
-        (TX_OFFSETS, 7, 1),
-        (JOURNAL,),
-    ],
+    [(READY, 99), (LEASE, 3, 0), (CREATE, "x"), (GENERATION,), (GROW, "a", "b"), (TX_OFFSETS, 7, 1), (JOURNAL,)],
     ids=repr,
 )
 def test_an_entry_that_does_not_fit_is_damage(entry: tuple[Any, ...]) -> None:
@@ -192,11 +182,7 @@ def test_a_snapshot_of_the_first_version_is_read() -> None:
     old: tuple[Any, ...] = (1, 4112, 3, ((16, 1000),), (("orders", 20, 1, 1, "open", {}),), groups)
     made = CatalogState()
     made.load(pack(old))
-    assert (made.next_id, made.topics[20].name, made.groups["billing"].offsets[20, 0].offset) == (
-        4112,
-        "orders",
-        50,
-    )
+    assert (made.next_id, made.topics[20].name, made.groups["billing"].offsets[20, 0].offset) == (4112, "orders", 50)
     assert (made.journal_id, made.applied_lsns) == (0, {})
     made.apply_entry((JOURNAL, 7))
     again = CatalogState()
@@ -205,16 +191,7 @@ def test_a_snapshot_of_the_first_version_is_read() -> None:
 
 
 def test_a_snapshot_of_the_second_version_is_read() -> None:
-    old: tuple[Any, ...] = (
-        2,
-        4112,
-        3,
-        ((16, 1000),),
-        (("orders", 20, 1, 1, "open", {}),),
-        (),
-        7,
-        ((7, 100, 4),),
-    )
+    old: tuple[Any, ...] = (2, 4112, 3, ((16, 1000),), (("orders", 20, 1, 1, "open", {}),), (), 7, ((7, 100, 4),))
     made = CatalogState()
     made.load(pack(old))
     assert (made.journal_id, made.applied_lsns, made.delay_store) == (7, {7: (100, 4)}, 0)
@@ -230,17 +207,11 @@ ENTRIES = st.lists(
         st.tuples(st.just("delete")),
         st.tuples(st.just("lease"), st.integers(1, 50)),
         st.tuples(st.just("group"), st.sampled_from("ab"), st.integers(0, 1000)),
-        st.tuples(
-            st.just("owners"), st.sampled_from("ab"), st.sampled_from(["m", "n", ""]), st.integers(0, 3)
-        ),
+        st.tuples(st.just("owners"), st.sampled_from("ab"), st.sampled_from(["m", "n", ""]), st.integers(0, 3)),
         st.tuples(st.just("schedule"), st.sampled_from("ab"), st.booleans()),
         st.tuples(st.just("unschedule"), st.sampled_from("ab")),
         st.tuples(
-            st.just("transaction"),
-            st.integers(7, 8),
-            st.sampled_from("ab"),
-            st.integers(0, 9),
-            st.integers(0, 9),
+            st.just("transaction"), st.integers(7, 8), st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 9)
         ),
     ),
     max_size=20,
@@ -280,22 +251,7 @@ def test_a_snapshot_anywhere_gives_the_same_register(plan: list[Any], cut: int) 
             enter(TX_OFFSETS, journal_id, *place, [(group, 1, [(number, 0, sum(place), 0, 1)])])
         elif what == "schedule":
             name, paused = fields
-            enter(
-                SCHEDULE,
-                100 + time,
-                name,
-                "0 9 * * *",
-                "UTC",
-                "t",
-                None,
-                b"",
-                b"go",
-                "one",
-                time,
-                21,
-                0,
-                time,
-            )
+            enter(SCHEDULE, 100 + time, name, "0 9 * * *", "UTC", "t", None, b"", b"go", "one", time, 21, 0, time)
             enter(SCHEDULE_STATE, 100 + time, 21, 0, time, paused)
         elif what == "unschedule":
             row = whole.schedules.find(fields[0])
@@ -395,9 +351,7 @@ def test_the_bytes_of_all_are_counted() -> None:
 
 
 def test_the_same_words_are_the_same_wherever_it_is_bound_to() -> None:
-    assert ROW.same_definition(
-        ROW._replace(id=99, made_ms=7, incarnation=3, partition=1, through_ms=8, paused=True)
-    )
+    assert ROW.same_definition(ROW._replace(id=99, made_ms=7, incarnation=3, partition=1, through_ms=8, paused=True))
     for changed in (
         {"cron": "0 8 * * *"},
         {"timezone": "Europe/Berlin"},

@@ -20,12 +20,7 @@ from journal.testing import Moment, SimulatedDisk
 from tests.broker.helpers import DATA, Broker, after
 from tests.scale import scaled, seeded
 from tfmq.broker.catalog_state import LOST_IDS_MAX
-from tfmq.broker.data_repair import (
-    DataRepairResult,
-    PendingTransactions,
-    repair_data,
-    verify_data,
-)
+from tfmq.broker.data_repair import DataRepairResult, PendingTransactions, repair_data, verify_data
 from tfmq.data_dir import encode_version
 from tfmq.protocol import commands
 from tfmq.server.main import startup_sentence
@@ -125,9 +120,7 @@ def test_a_catalog_that_was_not_closed_is_rebuilt_from_the_folders_and_no_id_com
     with pytest.raises(Corrupt, match="meta"):
         Broker(disk, broker.clock)
     done = mended(disk)
-    assert (
-        "not known" in done[0].note and "topic bills with 1 partitions taken from its folders" in done[0].note
-    )
+    assert "not known" in done[0].note and "topic bills with 1 partitions taken from its folders" in done[0].note
     again = Broker(disk, broker.clock)
     assert [again.incarnation(name) for name in ("orders", "bills")] == incarnations
     assert again.payloads() == [b"hello"] and again.payloads("bills") == [b"bill"]
@@ -267,9 +260,7 @@ def test_a_folder_that_may_not_be_read_is_no_damage_of_what_is_in_it(folder: str
         reported = startup_sentence(refused.value, DATA)
         assert reported is not None and "no rights" in reported and "repair" not in reported
     findings = [each for report in verify_data(broker.disk, DATA) for each in report.findings]
-    assert [(each.file, each.what) for each in findings] == [
-        (f"{DATA}/{folder}", "cannot be read: Permission denied")
-    ]
+    assert [(each.file, each.what) for each in findings] == [(f"{DATA}/{folder}", "cannot be read: Permission denied")]
     with pytest.raises(PermissionError):
         repair_data(broker.disk, DATA)
     disk.forbidden = ""
@@ -351,15 +342,11 @@ def test_a_catalog_whose_only_file_is_gone_is_refused_and_rebuilt() -> None:
 
 @pytest.mark.parametrize("name", ["orders-1", "transactions", "delay", "delay/arrivals"])
 @pytest.mark.parametrize("how", ["gone", "empty"])
-def test_a_folder_that_is_gone_as_a_whole_is_damage_and_has_the_advice_of_the_start(
-    name: str, how: str
-) -> None:
+def test_a_folder_that_is_gone_as_a_whole_is_damage_and_has_the_advice_of_the_start(name: str, how: str) -> None:
     broker = lived()
     broker.stop()
     disk, path = broker.disk, f"{DATA}/{name}"
-    assert (
-        not any(report.damaged for report in verify_data(disk, DATA)) and not repair_data(disk, DATA).failed
-    )
+    assert not any(report.damaged for report in verify_data(disk, DATA)) and not repair_data(disk, DATA).failed
     disk.rename(path, "/elsewhere")
     if how == "empty":
         disk.make_folder(path)

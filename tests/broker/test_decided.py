@@ -129,9 +129,7 @@ def test_item_20_partitions_that_lost_it_get_it_again_from_the_journal_and_once(
     assert found(second) == ([b"a", b"b"], [b"c"]) and second.log("orders").end_offset == end
 
 
-def test_items_21_and_22_a_prepared_one_survives_with_its_messages_and_either_end_survives(
-    broker: Broker,
-) -> None:
+def test_items_21_and_22_a_prepared_one_survives_with_its_messages_and_either_end_survives(broker: Broker) -> None:
     kept, dropped = prepared(broker, "kept"), prepared(broker, "dropped")
     left = broker.crashed(broker.disk.crash(keep="nothing"))
     assert [row["xid"] for row in left.listed()] == ["kept", "dropped"] and found(left) == ([], [])
@@ -156,9 +154,7 @@ def test_item_33_one_in_doubt_is_committed_after_a_restart_among_other_sends(bro
     assert left.crashed(left.disk.crash(keep="nothing")).payloads() == wanted
 
 
-def test_hazard_15_all_in_doubt_is_back_when_the_start_ends_and_nothing_is_taken_before(
-    broker: Broker,
-) -> None:
+def test_hazard_15_all_in_doubt_is_back_when_the_start_ends_and_nothing_is_taken_before(broker: Broker) -> None:
     began = prepared(broker)
     member = broker.join()
     offsets = prepared(broker, "with offsets", stream=broker.stream())
@@ -183,18 +179,14 @@ def test_the_start_applies_what_was_decided_before_the_first_request_with_worker
     (moment, *_) = moments(broker, lambda: broker.transact(stream, TWO), "force", "/transactions/")
     left = Broker(moment.crash(keep="nothing"), broker.clock, queued=True)
     assert not left.jobs
-    assert left.log("orders").applied(
-        SOURCE_TRANSACTION, left.engine.broker.transaction_commands.store.journal_id
-    )
+    assert left.log("orders").applied(SOURCE_TRANSACTION, left.engine.broker.transaction_commands.store.journal_id)
     assert found(left) == ([b"a", b"b"] * 2, [b"c"] * 2)
 
 
 # Topics that go, come and grow
 
 
-def test_a_topic_that_is_gone_at_the_commit_of_a_prepared_one_drops_its_messages_and_says_so(
-    broker: Broker,
-) -> None:
+def test_a_topic_that_is_gone_at_the_commit_of_a_prepared_one_drops_its_messages_and_says_so(broker: Broker) -> None:
     began = prepared(broker)
     broker.delete("bills")
     ended = broker.decide(began)
@@ -260,9 +252,7 @@ def test_every_topic_gone_is_a_commit_of_nothing(broker: Broker) -> None:
 
 
 def test_item_37_retention_of_what_was_applied_does_not_bring_it_back() -> None:
-    broker = made(
-        log__segment_bytes=1 << 16, log__state_bytes=1 << 16, retention__bytes=1 << 16, flush__messages=1
-    )
+    broker = made(log__segment_bytes=1 << 16, log__state_bytes=1 << 16, retention__bytes=1 << 16, flush__messages=1)
     stream, producer = broker.stream(), broker.lease()
     broker.transact(stream, TWO)
     began = prepared(broker)
@@ -341,9 +331,7 @@ def full_after_the_decision(broker: Broker, began: Answer) -> Answer:
     return broker.decide(began)
 
 
-def test_a_disk_that_fills_after_the_decision_is_reported_as_applying_and_finished_later(
-    broker: Broker,
-) -> None:
+def test_a_disk_that_fills_after_the_decision_is_reported_as_applying_and_finished_later(broker: Broker) -> None:
     began = prepared(broker)
     answer = full_after_the_decision(broker, began)
     broker.advance(11)
@@ -488,9 +476,7 @@ def test_a_large_transaction_lies_together_and_others_wait_after_it() -> None:
     there = broker.payloads()
     large = [n for n, payload in enumerate(there) if len(payload) > 100_000]
     assert large == list(range(large[0], large[0] + 48))
-    assert [payload.partition(b".")[0] for payload in there[large[0] : large[0] + 48]] == [
-        b"%d" % n for n in range(48)
-    ]
+    assert [payload.partition(b".")[0] for payload in there[large[0] : large[0] + 48]] == [b"%d" % n for n in range(48)]
 
 
 @pytest.mark.long
@@ -545,9 +531,7 @@ def test_a_stop_in_the_middle_of_a_large_one_leaves_it_to_be_finished_once() -> 
         assert left.payloads() == wanted, f"after {steps} jobs"
 
 
-def test_hazard_11_what_was_recovered_is_committed_to_the_partitions_that_there_are_now(
-    broker: Broker,
-) -> None:
+def test_hazard_11_what_was_recovered_is_committed_to_the_partitions_that_there_are_now(broker: Broker) -> None:
     """The log of a partition is opened anew by a resumption after the start: a later commit goes to that one."""
     began = prepared(broker)
     left = broker.crashed(broker.disk.crash(keep="nothing"))

@@ -153,9 +153,7 @@ def test_a_handle_that_was_not_given_out_is_unknown_and_a_typo_is_refused(broker
     assert broker.payloads() == [b"later"]
 
 
-def test_a_rescheduled_message_comes_once_at_its_new_time_and_a_repeat_has_the_same_handle(
-    broker: Broker,
-) -> None:
+def test_a_rescheduled_message_comes_once_at_its_new_time_and_a_repeat_has_the_same_handle(broker: Broker) -> None:
     (handle,) = handles(broker.delay(broker.lease(), 0))
     moved = broker.reschedule(handle, after(5000))
     assert moved.state == "rescheduled" and parse_handle(moved.handle).due == broker.clock.wall_ms() + 5000
@@ -183,10 +181,7 @@ def test_those_that_wait_are_listed_in_the_order_of_their_turns_page_by_page(bro
     assert [row["due_ms"] - now for row in broker.delayed("bills")] == [1500]
     assert broker.delayed("bills", partition=0) == []
     assert len(broker.delayed("bills", partition=1)) == 1
-    assert [row["due_ms"] - now for row in broker.delayed(first_due=now + 1001, end_due=now + 3000)] == [
-        1500,
-        2000,
-    ]
+    assert [row["due_ms"] - now for row in broker.delayed(first_due=now + 1001, end_due=now + 3000)] == [1500, 2000]
     found, after_handle = [], ""
     while True:
         page = broker.ask(ListDelayed("", limit=1, after=after_handle))

@@ -104,9 +104,7 @@ def test_never_early_at_the_edges_of_ticks_and_of_the_wheel_s_rounds(phase: int)
     broker = Broker(clock=SimulatedClock(1_700_000_000_000 + phase))
     broker.create()
     now = now_of(broker)
-    dues = sorted(
-        {*edges(now, [TICK_MS], 40), *(now + ROUND_MS * n + beside for n in (1, 2) for beside in (-1, 0, 1))}
-    )
+    dues = sorted({*edges(now, [TICK_MS], 40), *(now + ROUND_MS * n + beside for n in (1, 2) for beside in (-1, 0, 1))})
     dues += [due + ROUND_MS * 3 for due in dues[-3:]]
     send_at(broker, dues)
     held_at_each(broker, dues)
@@ -158,9 +156,7 @@ def test_they_come_by_due_time_and_those_of_one_millisecond_as_they_were_sent(br
         answer = broker.delay(producer, streams[producer], payloads, due=wire)
         streams[producer] += count
         first = answer.delayed.first_number
-        sent += [
-            (due, first + n, payload) for n, (due, payload) in enumerate(zip(dues, payloads, strict=True))
-        ]
+        sent += [(due, first + n, payload) for n, (due, payload) in enumerate(zip(dues, payloads, strict=True))]
         if now_of(broker) < start + 580 * SECOND:
             broker.advance(generator.random() * 2)
     until(broker, start + 601 * SECOND)
@@ -283,9 +279,7 @@ def test_no_step_of_the_wall_clock_moves_a_delay(broker: Broker, hours: int) -> 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
 @pytest.mark.parametrize("hours", [1, -1, 24 * 3652], ids=["an hour on", "an hour back", "ten years on"])
-def test_a_step_of_the_wall_clock_never_brings_a_time_before_the_clock_shows_it(
-    hours: int, restarted: bool
-) -> None:
+def test_a_step_of_the_wall_clock_never_brings_a_time_before_the_clock_shows_it(hours: int, restarted: bool) -> None:
     """Steps there and back: a message for nine o'clock, by a clock that was right, is delivered at nine, or later."""
     broker = Broker()
     broker.create()
@@ -307,9 +301,7 @@ def test_a_step_of_the_wall_clock_never_brings_a_time_before_the_clock_shows_it(
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_a_clock_that_is_slow_at_the_start_brings_nothing_early_and_loses_nothing(
-    broker: Broker, killed: bool
-) -> None:
+def test_a_clock_that_is_slow_at_the_start_brings_nothing_early_and_loses_nothing(broker: Broker, killed: bool) -> None:
     """It is an hour after what the broker knew: time goes on from there."""
     producer, start = broker.lease(), now_of(broker)
     broker.delay(producer, 0, [b"delay", b"time"], due=after(10 * MINUTE) + at(start + 10 * MINUTE))
@@ -332,9 +324,7 @@ def test_a_clock_that_is_slow_at_the_start_brings_nothing_early_and_loses_nothin
     assert again.payloads() == [b"delay", b"time"]
 
 
-def test_a_clock_that_is_ahead_at_the_start_brings_what_seems_due_once_and_no_later_one_early(
-    broker: Broker,
-) -> None:
+def test_a_clock_that_is_ahead_at_the_start_brings_what_seems_due_once_and_no_later_one_early(broker: Broker) -> None:
     producer, start = broker.lease(), now_of(broker)
     broker.delay(producer, 0, [b"seems due", b"later"], due=after(10 * MINUTE) + after(TEN_YEARS + DAY))
     broker.stop()

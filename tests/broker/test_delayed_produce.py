@@ -123,9 +123,7 @@ def test_when_it_is_on_the_disk_is_reported(broker: Broker) -> None:
     assert reported == [None] and broker.arrivals.forced_offset == broker.arrivals.end_offset
 
 
-def test_a_reader_of_its_stop_is_advised_to_start_again(
-    broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reader_of_its_stop_is_advised_to_start_again(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     producer = broker.lease()
     broker.disk.faults.fail("force", path="arrivals")
     with caplog.at_level(logging.ERROR, "tfmq.broker"):

@@ -124,9 +124,7 @@ def test_a_repeat_of_what_is_given_up_is_answered_without_its_dues(broker: Broke
     producer = broker.lease()
     broker.delay(producer, 0)
     partition = broker.engine.broker.delay_commands.partition
-    partition.run_exclusively(
-        lambda: partition.log.truncate_before(partition.log.end_offset), lambda *_: None
-    )
+    partition.run_exclusively(lambda: partition.log.truncate_before(partition.log.end_offset), lambda *_: None)
     again = broker.delay(producer, 0)
     assert again.code == "ok" and again.repeated and again.delayed is None
 
@@ -186,15 +184,7 @@ def test_a_broken_block_is_refused(broker: Broker) -> None:
     producer = broker.lease()
     data = batch(producer, 0, [b"payload"])
     request = Produce(
-        "orders",
-        broker.incarnation(),
-        0,
-        producer,
-        0,
-        1,
-        ACKS_SYNCED,
-        [Block(len(data), 1, 12345)],
-        after(1000),
+        "orders", broker.incarnation(), 0, producer, 0, 1, ACKS_SYNCED, [Block(len(data), 1, 12345)], after(1000)
     )
     assert broker.ask(request, data).code == "bad_request"
     (block,) = split_blocks(data)
@@ -368,9 +358,7 @@ def test_a_delay_counts_from_the_decision_and_a_time_stays() -> None:
     assert at_10_000([(DUE_MAX, relative), (DUE_MAX, absolute)]) == [DUE_MAX, DUE_MAX]
 
 
-def schedule(
-    broker: Broker, *pieces: Batch, high: int = 1
-) -> list[tuple[AppendResult | None, BaseException | None]]:
+def schedule(broker: Broker, *pieces: Batch, high: int = 1) -> list[tuple[AppendResult | None, BaseException | None]]:
     reported: list[tuple[AppendResult | None, BaseException | None]] = []
     times = [broker.clock.wall_ms()] * len(pieces)
     effect = AppendDelayed(pieces, times, Source(SOURCE_TRANSACTION, 5, high, 1))
@@ -381,9 +369,7 @@ def schedule(
 
 def piece(broker: Broker, sequence: int, payload: bytes, wire: bytes = after(1000)) -> Batch:
     data = batch(PRODUCER, sequence, [payload])
-    return wrap_batch(
-        broker.log().log_id, "orders", wire, Batch(data, split_blocks(data), PRODUCER, sequence, 1)
-    )
+    return wrap_batch(broker.log().log_id, "orders", wire, Batch(data, split_blocks(data), PRODUCER, sequence, 1))
 
 
 def test_a_schedule_lands_once_by_its_source_s_position(broker: Broker) -> None:

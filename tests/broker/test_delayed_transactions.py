@@ -180,9 +180,7 @@ def test_the_stream_of_a_transaction_goes_on_over_plain_and_delayed_ones(broker:
     assert broker.payloads() == [b"a", b"d", b"b", b"c"]
 
 
-def test_many_small_transactions_of_one_turn_share_an_append_of_their_delayed_messages(
-    broker: Broker,
-) -> None:
+def test_many_small_transactions_of_one_turn_share_an_append_of_their_delayed_messages(broker: Broker) -> None:
     streams = [broker.stream() for _ in range(8)]
     before = broker.arrivals.end_ordinal
     answers = [
@@ -237,9 +235,7 @@ def test_what_its_partition_would_refuse_is_refused_before_the_commit(broker: Br
     began = broker.begin(stream, "x")
     assert broker.send(stream, began, [b"a", b"b"], sequence=0, due=after(1) * 3).code == "bad_request"
     assert broker.send(stream, began, [bytes(9 << 20)], sequence=0, due=after(1)).code == "message_too_large"
-    assert (
-        broker.send(stream, began, [b"a"], sequence=0, partition=5, due=after(1)).code == "unknown_partition"
-    )
+    assert broker.send(stream, began, [b"a"], sequence=0, partition=5, due=after(1)).code == "unknown_partition"
     assert broker.send(stream, began, [b"fine"], sequence=0, due=after(1)).code == "ok"
     assert broker.decide(began, one_phase=True).state == "committed"
     broker.advance(1)
@@ -307,9 +303,7 @@ def test_messages_with_dues_of_their_own_have_handles_each(broker: Broker) -> No
     broker.send(stream, began, [b"c", b"d"], due=after(1000) + after(2000))
     answer = broker.decide(began, one_phase=True)
     same, own = answer.delayed
-    assert [len(decode_due_times(each.dues)) for each in (same, own)] == [1, 2], (
-        "one due time of all is told once"
-    )
+    assert [len(decode_due_times(each.dues)) for each in (same, own)] == [1, 2], "one due time of all is told once"
     states = [broker.cancel_delayed(handle).state for handle in reported(answer)[1]]
     assert states == ["cancelled"] * 2
     broker.advance(2 * 3600)
@@ -317,9 +311,7 @@ def test_messages_with_dues_of_their_own_have_handles_each(broker: Broker) -> No
 
 
 def test_transactions_that_are_written_together_have_their_own_handles_each(broker: Broker) -> None:
-    asked = [
-        broker.transaction(broker.stream(), [("orders", 0, [text], after(HOUR))]) for text in (b"a", b"b")
-    ]
+    asked = [broker.transaction(broker.stream(), [("orders", 0, [text], after(HOUR))]) for text in (b"a", b"b")]
     first, second = [broker.ask(*each, turn=False) for each in asked]
     broker.engine.end_turn()
     assert broker.cancel_delayed(reported(second)[0][0]).state == "cancelled"
@@ -352,9 +344,7 @@ def test_a_repeat_after_a_restart_returns_no_handles(broker: Broker) -> None:
     assert len(left.delayed()) == 1
 
 
-def test_a_reply_has_no_more_handles_than_it_has_room_for(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_has_no_more_handles_than_it_has_room_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply_progress, "DUE_WORDS_MAX", 3)
     stream = broker.stream()
     began = broker.begin(stream, "x")
@@ -372,6 +362,4 @@ def test_a_large_transaction_returns_its_handles_too(broker: Broker) -> None:
     answer = broker.decide(began, one_phase=True)
     broker.advance(1)
     assert sorted(reported(answer)) == list(range(20))
-    assert sorted(each for (each,) in reported(answer).values()) == sorted(
-        row["handle"] for row in broker.delayed()
-    )
+    assert sorted(each for (each,) in reported(answer).values()) == sorted(row["handle"] for row in broker.delayed())

@@ -16,15 +16,7 @@ from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trai
 from journal.record.format import make_id, make_record, tag_flag, tag_hash
 from tests.broker.helpers import Answer, Broker, Session, payloads_of
 from tfmq.broker.fetch import blocks_with
-from tfmq.protocol.commands import (
-    ACKS_SYNCED,
-    ACKS_WRITTEN,
-    READ_FORCED,
-    READ_WRITTEN,
-    Cancel,
-    Fetch,
-    GrowTopic,
-)
+from tfmq.protocol.commands import ACKS_SYNCED, ACKS_WRITTEN, READ_FORCED, READ_WRITTEN, Cancel, Fetch, GrowTopic
 
 
 @pytest.fixture
@@ -139,9 +131,7 @@ def test_a_reader_ahead_of_the_forced_mark_waits() -> None:
 @pytest.mark.parametrize(
     "offset, code", [(1, "not_a_record"), (243, "offset_out_of_range"), (10**9, "offset_out_of_range")]
 )
-def test_item_13_an_offset_that_is_none_is_refused_with_what_there_is(
-    broker: Broker, offset: int, code: str
-) -> None:
+def test_item_13_an_offset_that_is_none_is_refused_with_what_there_is(broker: Broker, offset: int, code: str) -> None:
     producer = broker.lease()
     broker.produce(producer, 0, [b"a"])
     broker.produce(producer, 1, [b"b"])
@@ -260,9 +250,7 @@ def test_item_14_a_filter_that_rejects_all_still_advances(broker: Broker) -> Non
     assert first.body == b"" and 0 < first.next < answer.next
 
 
-def test_item_14_a_waiting_fetch_whose_filter_rejects_new_messages_waits_on_and_advances(
-    broker: Broker,
-) -> None:
+def test_item_14_a_waiting_fetch_whose_filter_rejects_new_messages_waits_on_and_advances(broker: Broker) -> None:
     producer = broker.lease()
     fetch = broker.fetch(0, tags=[tag_hash("red")], wait_ms=1000)
     broker.produce(producer, 0, [b"x"], tag="blue")
@@ -272,9 +260,7 @@ def test_item_14_a_waiting_fetch_whose_filter_rejects_new_messages_waits_on_and_
 
 
 @pytest.mark.parametrize("read", [READ_WRITTEN, READ_FORCED])
-def test_who_waits_for_a_message_is_answered_before_its_sender(
-    read: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_a_message_is_answered_before_its_sender(read: int, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = queued()
     producer = broker.lease()
     order: list[Answer] = []
@@ -323,8 +309,7 @@ def chunk(blocks: list[list[str]]) -> bytes:
 
 
 @given(
-    st.lists(st.lists(st.sampled_from(["", "a", "b", "c"]), max_size=4), max_size=6),
-    st.sets(st.sampled_from("abc")),
+    st.lists(st.lists(st.sampled_from(["", "a", "b", "c"]), max_size=4), max_size=6), st.sets(st.sampled_from("abc"))
 )
 def test_exactly_the_blocks_with_a_wanted_tag_are_kept(blocks: list[list[str]], wanted: set[str]) -> None:
     data = chunk(blocks)

@@ -191,9 +191,7 @@ def restarted(broker: Broker) -> Broker:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("segment_seconds", "roll"), [(7 * 24 * HOUR, 2 * HOUR), (HOUR / 2, HOUR / 2)])
-def test_little_traffic_keeps_no_message_longer_than_retention_and_a_roll(
-    segment_seconds: float, roll: float
-) -> None:
+def test_little_traffic_keeps_no_message_longer_than_retention_and_a_roll(segment_seconds: float, roll: float) -> None:
     """A message each ten minutes, for twelve hours, with a restart each three: far too little to fill a segment."""
     values = {"retention__seconds": 2 * HOUR, "log__segment_seconds": segment_seconds}
     broker = Broker(**values)
@@ -243,9 +241,7 @@ def test_on_a_full_disk_what_is_closed_goes_and_the_rest_follows() -> None:
     folder = f"{DATA}/orders-0"
     broker.disk.faults.fail("create", error=ENOSPC, times=None, path=folder)
     broker.advance(HOUR + LATE)
-    assert (broker.log().segment_count, broker.log().count) == (1, 1), (
-        "the closed one went, no new one could be made"
-    )
+    assert (broker.log().segment_count, broker.log().count) == (1, 1), "the closed one went, no new one could be made"
     broker.disk.faults.clear()
     broker.advance(2 * LATE)
     assert broker.log().segment_count == 2
@@ -316,9 +312,7 @@ def test_archive_moves_them_instead() -> None:
 
 def test_a_rule_that_is_read_again_holds_without_a_restart() -> None:
     broker = filled()
-    broker.engine.reload(
-        config(retention__seconds=600, retention__action="archive", log__segment_bytes=1 << 16)
-    )
+    broker.engine.reload(config(retention__seconds=600, retention__action="archive", log__segment_bytes=1 << 16))
     broker.advance(ROUND_SECONDS + 1)
     assert broker.disk.list(f"{DATA}/archive/orders-0") and broker.log().first_offset > 0
 

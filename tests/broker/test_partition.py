@@ -368,9 +368,7 @@ def test_sixteen_small_transactions_of_a_turn_are_one_write(broker: Broker) -> N
 
 
 def test_each_of_a_joined_append_gets_the_offsets_of_its_batches(broker: Broker) -> None:
-    reported = apply(
-        broker, effect(broker, 1, 1, b"a"), effect(broker, 2, 1, b"bb"), effect(broker, 3, 1, b"c")
-    )
+    reported = apply(broker, effect(broker, 1, 1, b"a"), effect(broker, 2, 1, b"bb"), effect(broker, 3, 1, b"c"))
     assert [mark.offsets for mark, _ in reported if mark] == [[0], [21], [43]]
     assert len({mark.end for mark, _ in reported if mark}) == 1
 
@@ -397,10 +395,7 @@ def test_a_plain_send_keeps_its_place_between_effects_and_its_own_append(broker:
 def test_producers_learn_nothing_from_effects(broker: Broker) -> None:
     producer = broker.lease()
     records = Batch(batch(producer, 0, [b"inside"]), (), producer, 0, 1)
-    apply(
-        broker,
-        Append("orders", broker.incarnation(), 0, [records], Source(SOURCE_TRANSACTION, JOURNAL, 1, 1)),
-    )
+    apply(broker, Append("orders", broker.incarnation(), 0, [records], Source(SOURCE_TRANSACTION, JOURNAL, 1, 1)))
     for each in (broker, broker.restart()):
         assert len(each.engine.broker.topics.partition("orders", each.incarnation(), 0).producers) == 0
         assert each.log().applied(SOURCE_TRANSACTION, JOURNAL) == (1, 1)
@@ -475,9 +470,7 @@ def test_what_a_stopped_partition_has_applied_is_not_called_done(broker: Broker)
 
 def work(kind: int, id: int, high: int, payload: bytes = b"x") -> PendingAppend:
     records = Batch(batch(7, high, [payload]), (), 7, high, 1)
-    return EffectAppend(
-        Append("orders", 16, 0, [records], Source(kind, id, high, 1)), lambda mark, error: None
-    )
+    return EffectAppend(Append("orders", 16, 0, [records], Source(kind, id, high, 1)), lambda mark, error: None)
 
 
 def staged(*works: PendingAppend) -> StagedAppends:
@@ -508,7 +501,5 @@ def test_the_last_one_s_place_stands_for_all() -> None:
 def test_the_end_of_a_batch_is_kept_for_the_seam() -> None:
     records = Batch(batch(7, 0, [b"0123456789" * 4]), (), 7, 0, 1)
     assert tail_of(records) == b"0123456789" * 2
-    last = staged(
-        work(SOURCE_TRANSACTION, 5, 1, b"x" * 40), work(SOURCE_TRANSACTION, 5, 2, b"y" * 40)
-    ).last_batch
+    last = staged(work(SOURCE_TRANSACTION, 5, 1, b"x" * 40), work(SOURCE_TRANSACTION, 5, 2, b"y" * 40)).last_batch
     assert last is not None and tail_of(last) == b"y" * 20

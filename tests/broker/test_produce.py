@@ -128,11 +128,7 @@ def test_a_gap_within_a_turn_is_refused(broker: Broker) -> None:
 
 def test_an_id_that_was_never_leased_is_unknown(broker: Broker) -> None:
     answer = broker.produce(1 << 39, 0)
-    assert (
-        answer.code == "unknown_producer"
-        and answer.failure is not None
-        and answer.failure.outcome == "unknown"
-    )
+    assert answer.code == "unknown_producer" and answer.failure is not None and answer.failure.outcome == "unknown"
 
 
 def test_a_bad_batch_is_an_error_to_its_sender_alone(broker: Broker) -> None:
@@ -155,9 +151,7 @@ def test_a_failed_append_is_an_error_to_every_sender_in_it(broker: Broker) -> No
     assert [answer.code for answer in answers] == ["storage_stopped"] * 2
     assert all(answer.failure is not None and answer.failure.outcome == "unknown" for answer in answers)
     later = broker.produce(first, 0)
-    assert (
-        later.code == "storage_stopped" and later.failure is not None and later.failure.outcome == "not done"
-    )
+    assert later.code == "storage_stopped" and later.failure is not None and later.failure.outcome == "not done"
 
 
 def test_an_item_15_append_failure_on_a_full_disk_goes_on_when_there_is_space(broker: Broker) -> None:
@@ -178,11 +172,7 @@ def test_a_failed_force_is_an_error_to_every_waiting_request_and_stops_the_parti
     answer = broker.produce(producer, 0)
     broker.disk.faults.fail("force", path="orders-0")
     broker.work()
-    assert (
-        answer.code == "storage_stopped"
-        and answer.failure is not None
-        and answer.failure.outcome == "unknown"
-    )
+    assert answer.code == "storage_stopped" and answer.failure is not None and answer.failure.outcome == "unknown"
     assert broker.produce(producer, 1).code == "storage_stopped"
     broker.work()
 
@@ -214,21 +204,10 @@ def test_a_message_above_the_limit_is_refused_and_smaller_ones_in_a_large_batch_
     broker.create()
     producer = broker.lease()
     large = broker.produce(producer, 0, [bytes(400_000)])
-    assert (
-        large.code == "message_too_large"
-        and large.failure is not None
-        and large.failure.outcome == "not done"
-    )
+    assert large.code == "message_too_large" and large.failure is not None and large.failure.outcome == "not done"
     data = batch(producer, 0, [bytes(60_000)] * 8)
     request = Produce(
-        "orders",
-        broker.incarnation(),
-        0,
-        producer,
-        0,
-        8,
-        ACKS_SYNCED,
-        [Block(*each) for each in split_blocks(data)],
+        "orders", broker.incarnation(), 0, producer, 0, 8, ACKS_SYNCED, [Block(*each) for each in split_blocks(data)]
     )
     assert broker.ask(request, data).code == "ok"
 
@@ -288,9 +267,7 @@ def test_every_request_gets_one_answer_whatever_the_disk_does(kind: str) -> None
         broker = queued(flush__messages=1, log__segment_bytes=1 << 16)
         producer = broker.lease()
         broker.disk.faults.fail(kind, nth=nth)
-        answers = [
-            broker.produce(producer, sequence, [bytes(20_000)], acks=sequence % 3) for sequence in range(8)
-        ]
+        answers = [broker.produce(producer, sequence, [bytes(20_000)], acks=sequence % 3) for sequence in range(8)]
         answers.append(broker.succeed(producer))
         broker.work()
         assert all(answer.done for answer in answers), f"{kind} failed at call {nth}"

@@ -57,9 +57,7 @@ class Store:
         return Store(self.disk, **self.given)
 
 
-def check(
-    producers: ProducerState, producer: int, sequence: int, records: int = 1, gaps: bool = False
-) -> Any:
+def check(producers: ProducerState, producer: int, sequence: int, records: int = 1, gaps: bool = False) -> Any:
     return producers.check(producer, sequence, records, gaps=gaps, now_ms=lambda: DAY_MS)
 
 
@@ -177,9 +175,7 @@ def test_all_of_it_survives_a_restart(clean: bool) -> None:
     store.close(22, 23)
     again = store.reopened(clean=clean)
     assert check(again.producers, 20, 5) is None
-    assert (
-        check(again.producers, 20, 3, 2).stored.positions == check(store.producers, 20, 3, 2).stored.positions
-    )
+    assert check(again.producers, 20, 3, 2).stored.positions == check(store.producers, 20, 3, 2).stored.positions
     assert again.producers.closed_id(22) == (23, 0)
     with pytest.raises(SequenceGap):
         check(again.producers, 21, 2)
@@ -207,9 +203,7 @@ def test_small_batches_that_were_joined_keep_their_offsets_after_a_restart() -> 
     assert repeat.stored.first_ordinal == answers[2].first_ordinal
 
 
-@given(
-    st.lists(st.lists(st.tuples(st.integers(20, 22), st.integers(1, 4)), min_size=1, max_size=4), max_size=6)
-)
+@given(st.lists(st.lists(st.tuples(st.integers(20, 22), st.integers(1, 4)), min_size=1, max_size=4), max_size=6))
 def test_every_batch_is_answered_alike_before_and_after_a_crash(plan: list[list[tuple[int, int]]]) -> None:
     store = Store(remembered=64)
     nexts: dict[int, int] = {}

@@ -96,11 +96,7 @@ def test_a_lack_of_descriptors_is_not_called_a_full_disk() -> None:
 
 def test_a_stop_of_the_arrivals_names_the_way_that_lifts_it_and_keeps_what_is_known() -> None:
     reported = arrival_log_error(not_done_error(journal.Stopped("a force failed")))
-    assert (reported.code, reported.outcome, str(reported)) == (
-        "storage_stopped",
-        "not done",
-        ARRIVALS_STOPPED,
-    )
+    assert (reported.code, reported.outcome, str(reported)) == ("storage_stopped", "not done", ARRIVALS_STOPPED)
     assert reported.details == {"reason": "a force failed"}
     assert arrival_log_error(journal.Stopped("a force failed")).outcome == "unknown"
     full = errors.DiskFull()

@@ -108,9 +108,7 @@ def test_what_is_read_after_a_restart_is_what_was_sent() -> None:
     broker.create()
     producer = broker.lease()
     for sequence in range(50):
-        broker.produce(
-            producer, sequence, [b"%d" % sequence], acks=ACKS_WRITTEN if sequence % 7 else ACKS_SYNCED
-        )
+        broker.produce(producer, sequence, [b"%d" % sequence], acks=ACKS_WRITTEN if sequence % 7 else ACKS_SYNCED)
     again = broker.restart()
     answer = again.fetch(0, max_bytes=1 << 20)
     assert payloads_of(answer) == [b"%d" % n for n in range(50)]

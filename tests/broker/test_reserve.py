@@ -166,9 +166,7 @@ class Sender:
         return code
 
 
-def test_a_full_disk_is_one_line_however_much_is_sent_and_its_end_one_more(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_full_disk_is_one_line_however_much_is_sent_and_its_end_one_more(caplog: pytest.LogCaptureFixture) -> None:
     """Also where smaller messages, or those of another partition, still find room between the refused ones."""
     caplog.set_level("INFO", logger="tfmq.broker")
     broker = Broker()

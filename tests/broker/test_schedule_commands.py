@@ -27,9 +27,7 @@ def test_a_new_schedule_reports_when_it_runs_next_and_is_there_after_a_restart(b
     found = answer.fields.schedule
     assert answer.fields.made
     assert found["next_ms"] == ms("2026-11-24T09:00+01:00") and found["last_ms"] == 0
-    assert {
-        key: found[key] for key in ("name", "state", "trouble", "topic", "partition", "tag", "misfire")
-    } == {
+    assert {key: found[key] for key in ("name", "state", "trouble", "topic", "partition", "tag", "misfire")} == {
         "name": "daily",
         "state": "active",
         "trouble": "",
@@ -203,11 +201,7 @@ def test_resuming_one_that_runs_changes_nothing(broker: Scheduling) -> None:
 def test_a_pause_and_a_resumption_in_one_turn_are_done_one_after_the_other() -> None:
     broker = Scheduling.with_topic(queued=True)
     broker.add()
-    requests = [
-        commands.PauseSchedule("daily"),
-        commands.ResumeSchedule("daily"),
-        commands.PauseSchedule("daily"),
-    ]
+    requests = [commands.PauseSchedule("daily"), commands.ResumeSchedule("daily"), commands.PauseSchedule("daily")]
     answers = [broker.ask(request, turn=False) for request in requests]
     assert [answer.done for answer in answers] == [False] * 3
     broker.engine.end_turn()
@@ -246,9 +240,7 @@ def test_a_schedule_that_was_made_anew_under_its_name_begins_anew(broker: Schedu
 
 
 @pytest.mark.parametrize("request_type", [commands.PauseSchedule, commands.ResumeSchedule])
-def test_a_missing_schedule_name_is_answered_with_where_the_list_is(
-    broker: Scheduling, request_type: Any
-) -> None:
+def test_a_missing_schedule_name_is_answered_with_where_the_list_is(broker: Scheduling, request_type: Any) -> None:
     answer = broker.ask(request_type("nobody"))
     assert answer.code == "unknown_schedule" and "tfmq schedule list" in str(answer.failure)
 
@@ -349,22 +341,7 @@ def test_a_schedule_that_cannot_be_read_any_more_is_listed_with_its_trouble_and_
 ) -> None:
     """Its zone may be missing on another machine: the broker starts all the same."""
     house = broker.engine.broker
-    row = (
-        12,
-        900,
-        "old",
-        "0 9 * * *",
-        "Mars/Olympus",
-        "orders",
-        None,
-        b"",
-        b"x",
-        "one",
-        1,
-        broker.incarnation(),
-        0,
-        1,
-    )
+    row = (12, 900, "old", "0 9 * * *", "Mars/Olympus", "orders", None, b"", b"x", "one", 1, broker.incarnation(), 0, 1)
     house.catalog.append_now(row)
     again = broker.restart()
     again.until("2026-11-23T09:01")

@@ -168,9 +168,7 @@ class Life:
         for name, row in rows.items():
             expected = self.crons[row["id"]].last_moments(start, self.broker.clock.wall_ms(), 100_000)
             sent = self.broker.sent(partition=row["partition"])
-            found = [
-                ms(each.at) for each in sent if split_id(each.id)[0] == row["id"] and ms(each.at) > start
-            ]
+            found = [ms(each.at) for each in sent if split_id(each.id)[0] == row["id"] and ms(each.at) > start]
             assert found == expected, f"{name}: {row}"
 
 

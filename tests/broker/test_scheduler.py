@@ -79,10 +79,7 @@ def test_the_list_shows_the_last_time_and_the_next() -> None:
     broker.add("0 9 * * *", timezone="America/New_York")
     broker.until("2026-11-23T14:30")
     found = broker.schedule()
-    assert (found["last_ms"], found["next_ms"]) == (
-        ms("2026-11-23T09:00-05:00"),
-        ms("2026-11-24T09:00-05:00"),
-    )
+    assert (found["last_ms"], found["next_ms"]) == (ms("2026-11-23T09:00-05:00"), ms("2026-11-24T09:00-05:00"))
     assert broker.restart().schedule() == found
 
 
@@ -161,9 +158,7 @@ def test_after_a_downtime_its_misfire_rule_decides(
     assert "skips" not in caplog.text, "what the rule says is no trouble"
 
 
-def test_what_is_left_out_for_want_of_the_topic_is_said_with_the_reason(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_is_left_out_for_want_of_the_topic_is_said_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     broker = Scheduling.with_topic()
     broker.add("0 9 * * *")
     broker.delete()
@@ -188,9 +183,7 @@ def test_a_downtime_of_years_sends_the_newest_thousand_at_most_in_their_order() 
     broker = broker.down_until("2036-11-23T12:00:30")
     broker.look()
     found = broker.times()
-    assert (
-        len(found) == 2 + SEND_ALL_MAX and found == sorted(found) and found[-1] == "2036-11-23T12:00:00+00:00"
-    )
+    assert len(found) == 2 + SEND_ALL_MAX and found == sorted(found) and found[-1] == "2036-11-23T12:00:00+00:00"
     appends = broker.log().end_offset / len(found)
     assert appends < 1400, "times that were missed share appends"
 
@@ -397,11 +390,7 @@ def test_after_a_wrong_clock_was_corrected_resuming_goes_on_from_now() -> None:
     assert len(broker.times()) == 1
     before = broker.schedule()
     found = broker.resume().fields.schedule
-    assert (
-        found["id"] > before["id"]
-        and found["next_ms"] == ms("2026-11-23T13:00")
-        and found["state"] == "active"
-    )
+    assert found["id"] > before["id"] and found["next_ms"] == ms("2026-11-23T13:00") and found["state"] == "active"
     broker = broker.restart()
     broker.until("2026-11-23T14:00:01")
     assert hours(broker.times())[1:] == ["13:00", "14:00"] and broker.names() == ["daily"]
@@ -459,9 +448,7 @@ def test_a_stopped_partition_holds_only_its_own_and_gets_its_own_when_it_is_resu
     assert hours(broker.times()) == ["09:00", "10:00"] and broker.schedule("stopped")["state"] == "active"
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"), [("one", ["10:00"]), ("all", ["09:00", "10:00"]), ("skip", [])]
-)
+@pytest.mark.parametrize(("rule", "expected"), [("one", ["10:00"]), ("all", ["09:00", "10:00"]), ("skip", [])])
 def test_what_a_stopped_partition_missed_is_a_matter_of_the_rule(rule: str, expected: list[str]) -> None:
     broker = Scheduling.with_topic()
     broker.add("0 * * * *", misfire=rule)
@@ -639,9 +626,7 @@ NINE = ms("2026-11-23T09:00+01:00")
 
 
 def row(**changed: Any) -> ScheduleRow:
-    made = ScheduleRow(
-        20, "daily", "0 9 * * *", "Europe/Berlin", "orders", None, b"", b"go", "one", 5, 17, 2, 5
-    )
+    made = ScheduleRow(20, "daily", "0 9 * * *", "Europe/Berlin", "orders", None, b"", b"go", "one", 5, 17, 2, 5)
     return made._replace(**changed)
 
 
@@ -652,11 +637,7 @@ def test_a_message_reports_its_schedule_and_its_time_beside_what_was_given() -> 
     found, payload = split_body(memoryview(bytes(batch.data))[20:], record.flag)
     known = decode_attribute(bytes(found or b""))
     assert bytes(payload) == b"go" and (known.key, known.tag, known.born_ms) == ("k", "new", NINE)
-    assert known.properties == {
-        "n": "1",
-        "schedule": "daily",
-        "scheduled_for": "2026-11-23T09:00:00+01:00",
-    }
+    assert known.properties == {"n": "1", "schedule": "daily", "scheduled_for": "2026-11-23T09:00:00+01:00"}
     assert record.flag >> 16 == tag_hash("new") and not record.flag & FLAG_TOMBSTONE
 
 
@@ -670,11 +651,7 @@ def test_the_id_is_the_schedules_own_and_counts_minutes() -> None:
     for moment in (NINE, NINE + 60_000):
         batch = run.batch(moment)
         (record,) = records_of(bytes(batch.data))
-        assert (
-            split_id(record.id)
-            == (20, moment // 60_000 % SEQUENCE_COUNT)
-            == (batch.producer_id, batch.sequence)
-        )
+        assert split_id(record.id) == (20, moment // 60_000 % SEQUENCE_COUNT) == (batch.producer_id, batch.sequence)
     assert bytes(run.batch(NINE).data) == bytes(RunningSchedule(row()).batch(NINE).data)
 
 
@@ -719,9 +696,7 @@ class Rig:
         self.met: list[tuple[int, int]] = []
         self.set_back: list[int] = []
         self.costs = costs
-        self.watch = ScheduleTimer(
-            timers=self.timers, clock=self.clock, meet=self.meet, set_back=self.set_back.append
-        )
+        self.watch = ScheduleTimer(timers=self.timers, clock=self.clock, meet=self.meet, set_back=self.set_back.append)
         self.runs = [self.run(number) for number in range(1, runs + 1)]
         self.watch.start()
 

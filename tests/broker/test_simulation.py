@@ -89,11 +89,7 @@ class Simulation(RuleBasedStateMachine):
     def begin(self, seed: int) -> None:
         self.generator = random.Random(seed)
         self.broker = Broker(
-            queued=True,
-            log__segment_bytes=1 << 16,
-            log__state_bytes=1 << 16,
-            flush__messages=50,
-            flush__seconds=5,
+            queued=True, log__segment_bytes=1 << 16, log__state_bytes=1 << 16, flush__messages=50, flush__seconds=5
         )
         self.count = 0
         self.streams: list[Stream] = []

@@ -17,13 +17,7 @@ from tests.broker.helpers import DATA, Answer, Broker, after, handles
 from tests.scale import scaled, seeded
 from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.broker.data_repair import repair_data, verify_data
-from tfmq.broker.startup import (
-    ARRIVALS_NAME,
-    DELAY_FOLDER,
-    NEW_DELAY_MARKER,
-    NEW_JOURNAL_MARKER,
-    STEPS,
-)
+from tfmq.broker.startup import ARRIVALS_NAME, DELAY_FOLDER, NEW_DELAY_MARKER, NEW_JOURNAL_MARKER, STEPS
 from tfmq.data_dir import decode_version, encode_version
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID
 from tfmq.protocol.commands import Metadata, ResumePartition
@@ -133,9 +127,7 @@ def test_a_damaged_catalog_is_no_ground_to_start_on() -> None:
     broker = Broker()
     for number in range(20):
         broker.create(f"topic{number}")
-    path = f"{DATA}/meta/" + next(
-        name for name in broker.disk.list(f"{DATA}/meta") if name.endswith(".catalog")
-    )
+    path = f"{DATA}/meta/" + next(name for name in broker.disk.list(f"{DATA}/meta") if name.endswith(".catalog"))
     broker.disk.damage(path, 30, b"\xff\xff\xff\xff")
     broker.engine.broker.lock.release()
     with pytest.raises(Corrupt):
@@ -153,12 +145,8 @@ def test_a_failed_start_leaves_the_folder_free() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "kind", ["open", "list", "read", "write", "force", "create", "force_folder", "rename", "sync"]
-)
-def test_a_disk_that_fails_anywhere_ends_the_start_or_stops_a_part_and_the_next_start_is_whole(
-    kind: str,
-) -> None:
+@pytest.mark.parametrize("kind", ["open", "list", "read", "write", "force", "create", "force_folder", "rename", "sync"])
+def test_a_disk_that_fails_anywhere_ends_the_start_or_stops_a_part_and_the_next_start_is_whole(kind: str) -> None:
     for nth in range(1, 12):
         before = Broker()
         before.create(partitions=2)
@@ -197,9 +185,7 @@ def test_a_log_that_cannot_be_opened_leaves_the_others_as_they_are() -> None:
     assert again.fetch(0).code == "ok"
 
 
-def test_a_partition_whose_folder_is_gone_is_stopped_not_made_anew_in_silence(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_partition_whose_folder_is_gone_is_stopped_not_made_anew_in_silence(caplog: pytest.LogCaptureFixture) -> None:
     broker = Broker()
     broker.create()
     broker.stop()
@@ -376,9 +362,7 @@ def test_a_missing_store_ends_the_start_with_a_sentence_and_changes_nothing(fold
 
 
 @pytest.mark.parametrize("how", ["emptied", "deleted"])
-def test_a_checkpoint_lost_before_the_first_bucket_is_made_again_for_what_is_in_the_arrivals(
-    how: str,
-) -> None:
+def test_a_checkpoint_lost_before_the_first_bucket_is_made_again_for_what_is_in_the_arrivals(how: str) -> None:
     broker = Broker()
     broker.create()
     producer = broker.lease()
@@ -392,9 +376,7 @@ def test_a_checkpoint_lost_before_the_first_bucket_is_made_again_for_what_is_in_
     disk.unlink(checkpoint)
     if how == "emptied":
         disk.write_file(checkpoint, b"")
-    named = [
-        each for report in verify_data(disk, DATA) for each in report.findings if each.weight == "damage"
-    ]
+    named = [each for report in verify_data(disk, DATA) for each in report.findings if each.weight == "damage"]
     assert [each.file for each in named] == [checkpoint]
     with pytest.raises(Corrupt) as refused:
         Broker(disk, broker.clock)
@@ -651,9 +633,7 @@ def test_arrivals_that_lost_their_end_are_reported_once_as_mended(caplog: pytest
 
 
 @pytest.mark.parametrize("which", range(4))
-def test_a_flipped_bit_in_a_trailer_of_the_arrivals_loses_no_message_and_delivers_none_early(
-    which: int,
-) -> None:
+def test_a_flipped_bit_in_a_trailer_of_the_arrivals_loses_no_message_and_delivers_none_early(which: int) -> None:
     """Nor one that was cancelled: every note proves itself, though all notes have one id."""
     broker = Broker()
     broker.create()
@@ -673,9 +653,7 @@ def test_a_flipped_bit_in_a_trailer_of_the_arrivals_loses_no_message_and_deliver
     for byte in rng.sample(range(TRAILER_SIZE), max(12, scaled(40))):
         put(disk, kept)
         at = blocks[which].next - TRAILER_SIZE + byte
-        disk.write_file(
-            f"{ARRIVALS}/{name}", data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
-        )
+        disk.write_file(f"{ARRIVALS}/{name}", data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
         again = Broker(disk.crash(keep="everything"), SimulatedClock(broker.clock.wall_ms()))
         assert again.engine.broker.delay_commands.status()["damaged"] == 0, byte
         again.advance(17)
@@ -829,9 +807,7 @@ def test_another_broker_s_journal_is_refused() -> None:
     known = broker.engine.broker.catalog.state.journal_id
     assert second.engine.broker.transaction_commands.store.journal_id != known
     second.stop()
-    put_of_transaction_opening(
-        broker.disk, files_of_transaction_opening(second.disk, FOLDER_TRANSACTION_OPENING)
-    )
+    put_of_transaction_opening(broker.disk, files_of_transaction_opening(second.disk, FOLDER_TRANSACTION_OPENING))
     for given_up in (False, True):
         if given_up:
             broker.disk.write_file(WORD_TRANSACTION_OPENING, b"")

@@ -56,9 +56,7 @@ def test_long_waits_of_idle_clients_end_together_and_a_little_early() -> None:
         clock.advance(0.013)
     assert all(10 - ROUNDING_SECONDS < timer.due - began <= 10 for began, timer in waits)
     assert len({timer.due for _, timer in waits}) <= 100 * 0.013 / ROUNDING_SECONDS + 1
-    assert timers.after_rounded(1.1, lambda: None).due == clock.monotonic() + 1.1, (
-        "a short one is kept exactly"
-    )
+    assert timers.after_rounded(1.1, lambda: None).due == clock.monotonic() + 1.1, "a short one is kept exactly"
 
 
 def test_many_cancelled_timers_do_not_stay_in_memory() -> None:

@@ -149,11 +149,7 @@ def test_partitions_grow_and_never_shrink() -> None:
 
 @pytest.mark.parametrize(
     "limits, code",
-    [
-        ({"topics": 1}, "not_allowed"),
-        ({"partitions_per_topic": 2}, "bad_request"),
-        ({"partitions": 3}, "not_allowed"),
-    ],
+    [({"topics": 1}, "not_allowed"), ({"partitions_per_topic": 2}, "bad_request"), ({"partitions": 3}, "not_allowed")],
 )
 def test_topics_and_partitions_are_bounded(limits: dict[str, int], code: str) -> None:
     values: dict[str, Any] = {f"limits__{name}": value for name, value in limits.items()}

@@ -180,9 +180,7 @@ def test_item_17_a_rollback_leaves_nothing_also_after_a_restart(broker: Broker) 
     assert found(again) == ([], []) and again.listed() == []
 
 
-def test_item_28_an_empty_prepare_is_read_only_and_an_unprepared_commit_a_one_phase_one(
-    broker: Broker,
-) -> None:
+def test_item_28_an_empty_prepare_is_read_only_and_an_unprepared_commit_a_one_phase_one(broker: Broker) -> None:
     stream = broker.stream()
     empty = broker.begin(stream, "empty")
     assert broker.prepare(empty).state == "read_only"
@@ -256,9 +254,7 @@ def test_a_local_transaction_ends_with_its_session_and_a_named_one_does_not(brok
 
 
 @pytest.mark.long
-def test_item_26_an_unprepared_transaction_ends_by_its_timeout_and_a_prepared_one_does_not(
-    broker: Broker,
-) -> None:
+def test_item_26_an_unprepared_transaction_ends_by_its_timeout_and_a_prepared_one_does_not(broker: Broker) -> None:
     slow, stream = broker.stream(), broker.stream()
     open_one = broker.begin(slow, "slow", timeout_ms=2000)
     prepared = broker.begin(stream, "prepared", timeout_ms=2000)
@@ -282,8 +278,7 @@ def test_what_waits_for_the_journal_counts_against_the_quota_and_is_given_back()
     assert [answer.code for answer in answers].count("busy") >= 2
     broker.work()
     assert (
-        broker.engine.broker.backpressure.pending_bytes == 0
-        and broker.engine.broker.backpressure.pending_requests == 0
+        broker.engine.broker.backpressure.pending_bytes == 0 and broker.engine.broker.backpressure.pending_requests == 0
     )
     assert {answer.code for answer in answers[:2]} == {"ok"}
 
@@ -305,16 +300,7 @@ def test_the_memory_of_a_body_may_be_used_again_after_the_answer(broker: Broker)
         rows.append(commands.TransactionBatch("orders", broker.incarnation(), 0, first, 3, len(data), []))
         began = broker.begin(stream, f"keeps {size}")
         request = commands.Produce(
-            "orders",
-            broker.incarnation(),
-            0,
-            stream.id,
-            first,
-            3,
-            commands.ACKS_WRITTEN,
-            [],
-            None,
-            began.epoch,
+            "orders", broker.incarnation(), 0, stream.id, first, 3, commands.ACKS_WRITTEN, [], None, began.epoch
         )
         answer = Answer(1, commands.ProduceReply)
         broker.engine.produce(request, memoryview(data), answer, broker.session)

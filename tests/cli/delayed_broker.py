@@ -77,9 +77,7 @@ class DelayedBroker(FakeBroker):
 
     def describe_delayed(self, request: commands.DescribeDelayed) -> Any:
         found = self._find(request.handle)
-        return commands.DescriptionReply(
-            found.row() if found else {"handle": request.handle, "state": "unknown"}
-        )
+        return commands.DescriptionReply(found.row() if found else {"handle": request.handle, "state": "unknown"})
 
     def cancel_delayed(self, request: commands.CancelDelayed) -> Any:
         found = self._find(request.handle)
@@ -98,9 +96,7 @@ class DelayedBroker(FakeBroker):
         return commands.RescheduleDelayedReply("rescheduled", found.instead.handle)
 
     def delayed_histogram(self, request: commands.DelayedHistogram) -> Any:
-        dues = [
-            each.due_ms for each in self.rows if each.state == "pending" and request.topic in ("", each.topic)
-        ]
+        dues = [each.due_ms for each in self.rows if each.state == "pending" and request.topic in ("", each.topic)]
         edges = request.edges
         counts = [sum(low <= due < high for due in dues) for low, high in pairwise(edges)]
         return commands.DelayedHistogramReply(counts, len(dues))

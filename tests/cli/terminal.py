@@ -90,11 +90,7 @@ def in_terminal(
 
 
 def _command(
-    terminal: str,
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    output: str | None,
-    bar_after: float,
+    terminal: str, arguments: Sequence[str], environment: Mapping[str, str], output: str | None, bar_after: float
 ) -> None:
     """In the new process: its standard streams are the terminal, then the command line as the shell begins it."""
     os.setsid()

@@ -46,10 +46,7 @@ def completed(
 
 
 def test_the_shell_completes_topics_and_groups(
-    topic: str,
-    broker: LiveServer,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    topic: str, broker: LiveServer, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = f"completed-by-the-shell-{topic}"  # other tests have topics at this broker, of names like its own
     with Admin(broker.address) as admin:

@@ -198,9 +198,7 @@ def test_many_are_cancelled_together_and_answered_in_order(rig: Rig) -> None:
     ]
 
 
-def test_what_was_done_before_the_broker_went_away_is_reported(
-    capsysbinary: pytest.CaptureFixture[bytes],
-) -> None:
+def test_what_was_done_before_the_broker_went_away_is_reported(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     async def change(admin: object, handle: str) -> dict[str, object]:
         if handle != "first":
             raise ConnectionFailed("gone")

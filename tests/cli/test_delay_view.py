@@ -92,12 +92,7 @@ def test_keys_cannot_steer_the_terminal_nor_fill_it() -> None:
 
 
 def test_distances_read_well() -> None:
-    assert [relative_time(ms) for ms in (0, 250, 7_500_000, -3_000)] == [
-        "now",
-        "in 0.25 s",
-        "in 2 h 5 min",
-        "3 s ago",
-    ]
+    assert [relative_time(ms) for ms in (0, 250, 7_500_000, -3_000)] == ["now", "in 0.25 s", "in 2 h 5 min", "3 s ago"]
 
 
 def test_edges_go_to_the_broker_to_the_ms() -> None:
@@ -132,9 +127,7 @@ def test_bars_have_what_the_texts_leave_of_a_line() -> None:
 def test_bars_are_drawn_with_their_times_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     print_histogram([NOW_MS, NOW_MS + 60_000, NOW_MS + 120_000, NOW_MS + 180_000], [1_200, 0, 600], NOW_MS)
     lines = capsys.readouterr().out.splitlines()
-    full, empty, half = (
-        next(line for line in lines if words in line) for words in ("now", "in 1 min", "in 2 min")
-    )
+    full, empty, half = (next(line for line in lines if words in line) for words in ("now", "in 1 min", "in 2 min"))
     assert "1,200" in full and full.count("█") == BAR_WIDTH
     assert "█" not in empty and " 0" in empty
     assert half.count("█") == BAR_WIDTH // 2
@@ -229,9 +222,7 @@ def test_a_heap_in_three_days_is_looked_at_closely() -> None:
     start = NOW + 3 * DAY
     source = random.Random(1)
     edges, counts = bars(Dues(*(start + source.randrange(10 * MINUTE) for _ in range(5_000))))
-    assert (
-        start - MINUTE <= edges[0] <= start < start + 10 * MINUTE - SECOND <= edges[-1] <= start + 12 * MINUTE
-    )
+    assert start - MINUTE <= edges[0] <= start < start + 10 * MINUTE - SECOND <= edges[-1] <= start + 12 * MINUTE
     assert min(counts[1:-1]) > 0 and len(counts) >= 10
 
 
@@ -250,9 +241,7 @@ def test_few_messages_are_all_in_the_ranges_however_far() -> None:
 
 
 def test_what_lies_around_now_more_and_more_thinly_has_growing_steps() -> None:
-    dues = Dues(
-        *(NOW + 10**decade * part for decade in range(1, 9) for part in range(1, 10) for _ in range(50))
-    )
+    dues = Dues(*(NOW + 10**decade * part for decade in range(1, 9) for part in range(1, 10) for _ in range(50)))
     dues.dues += [NOW + 30 * DAY] * 40
     dues.dues = sorted(dues.dues + [NOW + SECOND // 2] * 20_000)
     edges, counts = bars(dues)
@@ -331,14 +320,7 @@ def test_years_begin_in_january_and_go_on_beyond_the_calendar() -> None:
 
 
 def test_steps_are_round_and_fit() -> None:
-    assert [round_step(span) for span in (1, 20, 21, 19_999, HOUR, DAY)] == [
-        1,
-        1,
-        2,
-        SECOND,
-        5 * MINUTE,
-        2 * HOUR,
-    ]
+    assert [round_step(span) for span in (1, 20, 21, 19_999, HOUR, DAY)] == [1, 1, 2, SECOND, 5 * MINUTE, 2 * HOUR]
     assert round_step(TIME_MAX) in STEPS and round_step(TIME_MAX) * RANGES_MAX >= TIME_MAX
     assert list(STEPS) == sorted(set(STEPS)) and list(DISTANCES) == sorted(set(DISTANCES))
 

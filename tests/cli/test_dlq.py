@@ -69,25 +69,10 @@ def ids(offline: Cli, *arguments: str) -> list[str]:
 
 def test_what_waits_for_an_operator_is_listed_the_oldest_first(offline: Cli, store: str) -> None:
     rows = offline("dlq", "list", "--store", store, "--json").json
-    assert [(row["ordinal"], row["state"]) for row in rows] == [
-        (0, "dead"),
-        (1, "dead"),
-        (2, "dead"),
-        (3, "waiting"),
-    ]
+    assert [(row["ordinal"], row["state"]) for row in rows] == [(0, "dead"), (1, "dead"), (2, "dead"), (3, "waiting")]
     first = rows[0]
-    assert (first["topic"], first["partition"], first["offset"], first["group"]) == (
-        "orders",
-        0,
-        0,
-        "billing",
-    )
-    assert (first["key"], first["tag"], first["calls"], first["error"]) == (
-        "k0",
-        "t",
-        1,
-        "ValueError: no such order",
-    )
+    assert (first["topic"], first["partition"], first["offset"], first["group"]) == ("orders", 0, 0, "billing")
+    assert (first["key"], first["tag"], first["calls"], first["error"]) == ("k0", "t", 1, "ValueError: no such order")
     assert first["kept_at"].startswith("1970-01-01T00:00:00.010") and first["next_at"] is None
     shown = offline("dlq", "list", "--store", store).out.decode()
     assert first["id"] in shown and "no such order" in shown and "waiting" in shown
@@ -116,14 +101,10 @@ def test_one_is_shown_with_its_traceback_and_payload(offline: Cli, store: str) -
     assert "failure 1 of 1" in shown and "Traceback" in shown and "payload 1" in shown
     row = offline("dlq", "show", id, "--store", store, "--json").json
     assert (row["id"], row["payload"], row["properties"]) == (id, "payload 1", {})
-    assert row["failures"][0]["traceback"].startswith("Traceback") and row["failures"][0]["at"].endswith(
-        "+00:00"
-    )
+    assert row["failures"][0]["traceback"].startswith("Traceback") and row["failures"][0]["at"].endswith("+00:00")
 
 
-def test_times_are_shown_as_they_are_asked_for(
-    offline: Cli, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_are_shown_as_they_are_asked_for(offline: Cli, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     try:
@@ -147,11 +128,7 @@ def test_times_are_shown_as_they_are_asked_for(
 def test_a_message_that_cannot_be_read_is_shown_as_far_as_it_can(offline: Cli, home: Path) -> None:
     path = str(home / "odd.db")
     kept = group_of(sql_letter_store(Path(path)), lambda: 10.0)
-    finished(
-        kept.store_letter(
-            message(1, b"\xff\x00", attribute=b"\xc1\x01"), [failure(0, "DecodeFailed: \x1b[31m")]
-        )
-    )
+    finished(kept.store_letter(message(1, b"\xff\x00", attribute=b"\xc1\x01"), [failure(0, "DecodeFailed: \x1b[31m")]))
     (row,) = offline("dlq", "list", "--store", path, "--json").json
     row = offline("dlq", "show", row["id"], "--store", path, "--json").json
     assert (row["payload_base64"], row["attribute_hex"]) == ("/wA=", "c101")
@@ -213,9 +190,7 @@ def test_many_are_chosen_by_filters(offline: Cli, store: str) -> None:
 def test_everything_is_exported_as_send_reads_it(offline: Cli, store: str, home: Path) -> None:
     ran = offline("dlq", "export", "--store", store, "--state", "dead")
     assert [row["payload"] for row in ran.objects] == ["payload 0", "payload 1", "payload 2"]
-    assert {"topic", "partition", "offset", "ordinal", "key", "tag", "properties", "born_at"} <= set(
-        ran.objects[0]
-    )
+    assert {"topic", "partition", "offset", "ordinal", "key", "tag", "properties", "born_at"} <= set(ran.objects[0])
     assert ran.objects[0]["failures"][0]["error"] == "ValueError: no such order"
     assert len(offline("dlq", "export", "--store", store, "--json").json) == 4
     path = home / "out.jsonl"
@@ -240,9 +215,7 @@ def test_an_export_takes_the_place_of_a_file_as_a_whole_and_leaves_it_where_noth
     assert path.read_text() == "what was exported before\n"
     assert offline("dlq", "export", "--store", store, "--json", "-o", str(path)).code == 0
     assert [row["ordinal"] for row in json.loads(path.read_text())] == [0, 1, 2, 3]
-    assert [(each.name, each.stat().st_mode & 0o777) for each in path.parent.iterdir()] == [
-        ("old.jsonl", 0o600)
-    ]
+    assert [(each.name, each.stat().st_mode & 0o777) for each in path.parent.iterdir()] == [("old.jsonl", 0o600)]
 
 
 def test_an_export_goes_through_a_link_and_into_a_pipe(offline: Cli, store: str, home: Path) -> None:
@@ -354,9 +327,7 @@ def test_a_topic_as_the_store(cli: Cli, topic: str, broker: LiveServer) -> None:
     process.run(kept.store_letter(read, [failure()]))
     (row,) = cli("dlq", "list", "--store", f"topic:{topic}-dead", "--json").json
     assert cli("dlq", "redrive", "--store", f"topic:{topic}-dead", "--json").json["sent"] == 1
-    assert (
-        cli("dlq", "show", row["id"], "--store", f"topic:{topic}-dead", "--json").json["state"] == "redriven"
-    )
+    assert cli("dlq", "show", row["id"], "--store", f"topic:{topic}-dead", "--json").json["state"] == "redriven"
     process.kill()
 
 
@@ -385,19 +356,14 @@ def test_a_choice_becomes_a_selection() -> None:
 
 def test_a_choice_narrows_or_does_not() -> None:
     assert not LetterChoice("dead.db", None, {"topic": None, "states": ()}).has_filters
-    assert (
-        LetterChoice(None, "billing", {}).has_filters
-        and LetterChoice(None, None, {"partition": 0}).has_filters
-    )
+    assert LetterChoice(None, "billing", {}).has_filters and LetterChoice(None, None, {"partition": 0}).has_filters
 
 
 def test_a_row_has_plain_values_and_none_for_what_is_not() -> None:
     row = json_row(LETTER)
     assert (row["key"], row["next_at"], row["sent_to"], row["sent_offset"]) == ("\ufffd", None, None, None)
     assert row["kept_at"] == "2025-11-21T04:40:00.000+00:00"
-    sent = json_row(
-        replace(LETTER, journey=RedrivePosition("again", 8, 3, 99, 5, 0), sent_offset=0, next_ms=1)
-    )
+    sent = json_row(replace(LETTER, journey=RedrivePosition("again", 8, 3, 99, 5, 0), sent_offset=0, next_ms=1))
     assert (sent["sent_to"], sent["sent_offset"], bool(sent["next_at"])) == ("again-3", 0, True)
 
 
@@ -407,9 +373,7 @@ def test_a_table_is_narrow_and_steers_no_terminal() -> None:
     assert len(found["error"]) == ERROR_CHARACTERS and "\x1b" not in found["error"]
     assert table_row(replace(LETTER, key=None))["key"] == "-"
     strange = table_row(replace(LETTER, id="\x1b[2J", group="\x1b[2J", topic="\x1b[2J", broker="\x1b[2J"))
-    assert not any("\x1b" in each for each in strange.values()), (
-        "who may write to the topic may write anything"
-    )
+    assert not any("\x1b" in each for each in strange.values()), "who may write to the topic may write anything"
 
 
 def test_whole_it_is_what_send_reads() -> None:
@@ -475,9 +439,7 @@ def test_letters_of_another_broker_are_named_with_both_brokers(capsys: pytest.Ca
     ]
     assert redrive_stores(desks, Wish(), OUTPUT) == 1
     said = capsys.readouterr().err
-    assert (
-        "3 dead letters left, of the broker 0b1c: --servers is the broker 2d3e;" in said and "--force" in said
-    )
+    assert "3 dead letters left, of the broker 0b1c: --servers is the broker 2d3e;" in said and "--force" in said
     assert "1 dead letter left, of an unknown broker" in said
     assert redrive_stores(desks, Wish(), Output(None, True, False)) == 1
     assert '"foreign": {"0b1c": 3, "": 1}' in capsys.readouterr().out
@@ -493,11 +455,7 @@ def test_what_strangers_wrote_steers_no_terminal(capsys: pytest.CaptureFixture[s
 
 
 def test_a_limit_counts_over_all_stores() -> None:
-    desks: Any = [
-        Scripted(Report(3, 1, targets={"a": 3})),
-        Scripted(Report(3, targets={"a": 3})),
-        Scripted(Report()),
-    ]
+    desks: Any = [Scripted(Report(3, 1, targets={"a": 3})), Scripted(Report(3, targets={"a": 3})), Scripted(Report())]
     redrive_stores(desks, Wish(limit=5), OUTPUT)
     assert [[wish.limit for wish in each.wishes] for each in desks] == [[5], [5], []]
 

@@ -59,9 +59,7 @@ def test_a_reset_shows_the_old_offsets_too_and_can_be_tried(cli: Cli, topic: str
     assert cli("group", "reset", topic, topic, "--to", "earliest", "--json").json == tried
 
 
-def test_where_nothing_is_saved_there_is_no_offset_and_not_minus_one(
-    cli: Cli, topic: str, broker: LiveServer
-) -> None:
+def test_where_nothing_is_saved_there_is_no_offset_and_not_minus_one(cli: Cli, topic: str, broker: LiveServer) -> None:
     cli("topic", "create", topic)
     with Consumer(broker.address, topics=topic, group=topic) as consumer:
         consumer.poll(0.1)

@@ -61,9 +61,7 @@ def test_a_dump_of_a_data_folder_names_each_log(offline: Cli, partition: Path) -
     assert offline("log", "dump", str(partition)).lines[0].endswith("message 000")
 
 
-def test_a_partition_to_which_nothing_came_yet_is_empty_and_not_damaged(
-    offline: Cli, partition: Path
-) -> None:
+def test_a_partition_to_which_nothing_came_yet_is_empty_and_not_damaged(offline: Cli, partition: Path) -> None:
     empty = partition.parent / "checks-0"
     empty.mkdir()
     log = Log.open(RealDisk(), str(empty), log_id=make_log_id(2, 0), clock=SystemClock())
@@ -119,14 +117,10 @@ def test_a_partition_without_a_record_file_is_damage(offline: Cli, partition: Pa
     reported = offline("log", "verify", path)
     assert reported.code == 4 and "no segment file" in " ".join(reported.out.decode().split())
     assert "missing" in offline("log", "repair", path).out.decode()
-    assert not [
-        row for row in offline("log", "verify", path, "--json").json["findings"] if "orders-0" in row["file"]
-    ]
+    assert not [row for row in offline("log", "verify", path, "--json").json["findings"] if "orders-0" in row["file"]]
 
 
-def test_with_notes_alone_there_is_no_damage_and_the_sentence_counts_them(
-    offline: Cli, partition: Path
-) -> None:
+def test_with_notes_alone_there_is_no_damage_and_the_sentence_counts_them(offline: Cli, partition: Path) -> None:
     for state in partition.glob("*.state"):
         state.write_bytes(state.read_bytes()[:-1] + b"#")
     mark = partition / "log.mark"
@@ -214,9 +208,7 @@ def arrivals(tmp_path: Path) -> Path:
     """A batch of two, one of them given another turn, the other cancelled, and a record that is no note."""
     folder = tmp_path / "delay" / "arrivals"
     folder.mkdir(parents=True)
-    log = Log.open(
-        RealDisk(), str(folder), log_id=LOG_ID, clock=SystemClock(), options=arrival_options(1, 1.0)
-    )
+    log = Log.open(RealDisk(), str(folder), log_id=LOG_ID, clock=SystemClock(), options=arrival_options(1, 1.0))
     records = [make_record(b"message %d" % n, make_id(70, n)) for n in range(2)]
     body = b"".join(records)
     made = header.arrival_header(
@@ -241,11 +233,7 @@ def test_a_person_reads_what_a_note_says(offline: Cli, arrivals: Path) -> None:
         f"reschedule of 1 message for orders, due {at(DUE + 9000)} instead of 1 message, the first with number 1",
         "cancel of 1 message, the first with number 2",
     ]
-    assert [line.split()[-1] for line in lines if "message 0" in line or "no note" in line] == [
-        "0",
-        "0",
-        "note",
-    ]
+    assert [line.split()[-1] for line in lines if "message 0" in line or "no note" in line] == ["0", "0", "note"]
 
 
 def test_a_program_reads_it_too(offline: Cli, arrivals: Path) -> None:
@@ -274,9 +262,7 @@ def batch(*dues: int) -> ArrivalBatch:
     offsets = array("Q", range(len(dues)))
     data = [b"".join(records)]
     log_id = make_log_id(16, 2)
-    return ArrivalBatch(
-        log_id, "orders", 0, column, bytes(len(dues)), min(dues), max(dues), offsets, sizes, data
-    )
+    return ArrivalBatch(log_id, "orders", 0, column, bytes(len(dues)), min(dues), max(dues), offsets, sizes, data)
 
 
 @pytest.fixture
@@ -318,9 +304,7 @@ def test_a_dump_shows_every_message_by_buckets(offline: Cli, data: Path) -> None
     assert [row["payload"] for row in later if row["kind"] == "delayed"] == ["message 2", "message 3"]
     (file, *_) = sorted((data / "delay").glob("*.bucket"))
     assert len(offline("log", "dump", str(file), "--json").objects) == 2
-    kinds = [
-        row["kind"] for row in offline("log", "dump", str(data / "delay"), "--control", "--json").objects
-    ]
+    kinds = [row["kind"] for row in offline("log", "dump", str(data / "delay"), "--control", "--json").objects]
     assert kinds.count("bucket") == 3 and kinds.count("chunk") == 3 and kinds.count("checkpoint") == 1
 
 
@@ -351,9 +335,7 @@ def test_damage_is_found_named_and_mended_of_log_delay(offline: Cli, data: Path,
     lost = 1 if position == -3 else 2
     assert [(row["kept"], row["lost"]) for row in mended.json] == [(2 - lost, lost)]
     assert offline("log", "verify", str(data), "--records").code == 0
-    assert (
-        "removed 1 kept original" in offline("log", "repair", str(data / "delay"), "--remove-originals").err
-    )
+    assert "removed 1 kept original" in offline("log", "repair", str(data / "delay"), "--remove-originals").err
 
 
 def test_a_lost_checkpoint_is_damage_and_made_anew(offline: Cli, data: Path) -> None:

@@ -35,9 +35,7 @@ def piece(epoch: int, sequence: int, moved_from: int = 0) -> AppendMsg:
     from zlib import crc32
 
     data = make_record(b"message %d" % sequence, make_id(70, sequence))
-    return AppendMsg(
-        epoch, make_log_id(16, 2), 70, sequence, 1, ((len(data), 1, crc32(data)),), data, moved_from
-    )
+    return AppendMsg(epoch, make_log_id(16, 2), 70, sequence, 1, ((len(data), 1, crc32(data)),), data, moved_from)
 
 
 @pytest.fixture
@@ -51,9 +49,7 @@ def data(tmp_path: Path) -> Path:
         RealDisk(), str(tmp_path / "transactions"), new_id=lambda: 33, clock=SystemClock(), state=NoState(),
         options=JournalOptions(file_bytes=500),
     )  # fmt: skip
-    prepare = journal_records.PrepareRecord(
-        12, 1_700_000_001_000, ORIGIN, ((make_log_id(16, 2), "orders"),), (), 2, 0
-    )
+    prepare = journal_records.PrepareRecord(12, 1_700_000_001_000, ORIGIN, ((make_log_id(16, 2), "orders"),), (), 2, 0)
     store.append([piece(12, 1), piece(12, 2)])
     store.append([Operation(*journal_records.pack(prepare))])
     store.append([piece(12, 3, moved_from=44)])
@@ -80,15 +76,8 @@ def test_a_dump_shows_every_entry_and_what_it_says(offline: Cli, journal: Path) 
     ran = offline("log", "dump", str(journal), "--json")
     rows = ran.objects
     assert ran.code == 0
-    assert [row["kind"] for row in rows] == ["messages"] * 2 + [
-        "operation",
-        "messages",
-        "operation",
-        "operation",
-    ]
-    assert {"epoch": 12, "incarnation": 16, "partition": 2, "count": 1, "sequence": 1}.items() <= rows[
-        0
-    ].items()
+    assert [row["kind"] for row in rows] == ["messages"] * 2 + ["operation", "messages", "operation", "operation"]
+    assert {"epoch": 12, "incarnation": 16, "partition": 2, "count": 1, "sequence": 1}.items() <= rows[0].items()
     prepared = rows[2]
     assert (prepared["operation"], prepared["xid"], prepared["group"], prepared["messages"]) == (
         "prepare", "order-42", "billing", 2,
@@ -115,9 +104,7 @@ def test_a_dump_with_control_shows_files_and_snapshots(offline: Cli, journal: Pa
     kinds = [row["kind"] for row in rows]
     assert kinds[0] == "checkpoint" and rows[0]["journal"] == 33
     assert kinds.count("snapshot") == 2 and kinds.count("file") == 2
-    assert (
-        "snapshot 2, which needs files [2]" in offline("log", "dump", str(journal), "--control").out.decode()
-    )
+    assert "snapshot 2, which needs files [2]" in offline("log", "dump", str(journal), "--control").out.decode()
 
 
 def test_one_file_can_be_dumped_alone(offline: Cli, journal: Path) -> None:

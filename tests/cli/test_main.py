@@ -143,9 +143,7 @@ def test_no_broker_is_code_3_for_every_command_that_needs_one(offline: Cli) -> N
 
 @pytest.mark.long
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_a_closed_standard_stream_is_no_reason_for_a_traceback(
-    closed: str, broker: LiveServer, tmp_path: Path
-) -> None:
+def test_a_closed_standard_stream_is_no_reason_for_a_traceback(closed: str, broker: LiveServer, tmp_path: Path) -> None:
     program = f"{shlex.quote(sys.executable)} -c 'from tfmq.cli.main import main; main()' status"
     ran = subprocess.run(
         ["bash", "-c", f"{program} --servers {broker.address} {closed}; echo $? >code"],

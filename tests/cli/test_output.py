@@ -29,10 +29,7 @@ def output(as_json: bool = False, quiet: bool = False) -> Output:
     return Output(None, as_json, quiet)
 
 
-ROWS = [
-    {"topic": "orders", "size_bytes": 12345, "open": True},
-    {"topic": "logs", "size_bytes": 0, "open": False},
-]
+ROWS = [{"topic": "orders", "size_bytes": 12345, "open": True}, {"topic": "logs", "size_bytes": 0, "open": False}]
 
 
 def test_a_list_is_one_json_array(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,9 +192,7 @@ def test_cells_sizes_and_hints_read_well() -> None:
 
 
 def test_ages_have_their_two_largest_units() -> None:
-    found = [
-        age_text(seconds) for seconds in (0, 0.25, 9.5, 45.7, 90, 3600, 7500, 90_000, 8_640_000, 32e6, 4e11)
-    ]
+    found = [age_text(seconds) for seconds in (0, 0.25, 9.5, 45.7, 90, 3600, 7500, 90_000, 8_640_000, 32e6, 4e11)]
     assert found == [
         "0 s",
         "0.25 s",

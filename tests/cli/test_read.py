@@ -93,15 +93,7 @@ def test_json_has_the_words_of_the_page(cli: Cli, topic: str, broker: LiveServer
 
 OUTPUT = Output(None, False, False)
 MESSAGE = ReceivedMessage(
-    b"pay\xffload",
-    "orders",
-    3,
-    10,
-    20,
-    7,
-    0x1000001,
-    encode_attribute(0, "k", "t", {"a": "1"}),
-    Origin(1, 0, 1, None),
+    b"pay\xffload", "orders", 3, 10, 20, 7, 0x1000001, encode_attribute(0, "k", "t", {"a": "1"}), Origin(1, 0, 1, None)
 )
 
 
@@ -125,9 +117,7 @@ def test_no_message_steers_a_terminal() -> None:
     message = MESSAGE._replace(payload=b"\x1b[2J\a\r\x7f\xc2\x9b\tp\xc3\xa9\n")
     shown = rb"\x1b[2J\x07\x0d\x7f\x9b" + b"\tp\xc3\xa9\n"
     assert make_formatter(OUTPUT, None, escape_controls)(message) == shown + b"\n"
-    assert (
-        make_formatter(OUTPUT, "\x1b[1m%k %s", escape_controls)(message) == b"\x1b[1m" + b"k " + shown + b"\n"
-    )
+    assert make_formatter(OUTPUT, "\x1b[1m%k %s", escape_controls)(message) == b"\x1b[1m" + b"k " + shown + b"\n"
     assert make_formatter(OUTPUT, None)(message) == b"\x1b[2J\a\r\x7f\xc2\x9b\tp\xc3\xa9\n\n", (
         "in a pipe every byte is as it is"
     )
@@ -161,9 +151,7 @@ def damage_last_block(broker: SimulatedBroker, partition: int, spot: str) -> Non
     """Of a stopped broker."""
     path = f"{folder_of(partition)}/{segment_name(0)}"
     size = broker.disk.size(path)
-    with_one = Log.open(
-        broker.disk, folder_of(partition), log_id=log_id_of(broker, partition), clock=broker.clock
-    )
+    with_one = Log.open(broker.disk, folder_of(partition), log_id=log_id_of(broker, partition), clock=broker.clock)
     start = with_one.offset_of_ordinal(with_one.end_ordinal - 1)[0]
     with_one.close()
     place = {"header": start + 2, "payload": start + 25, "trailer": size - TRAILER_SIZE + 40}[spot]
@@ -239,11 +227,7 @@ def mend(broker: SimulatedBroker) -> None:
 @pytest.mark.parametrize(("change", "rest"), [(close_a_producer, "3 "), (mend, "")])
 @pytest.mark.parametrize("options", [[], ["-n", "100"], ["-g", "billing"]])
 def test_it_ends_where_no_message_is_last(
-    offline: Cli,
-    simulated: SimulatedBroker,
-    change: Callable[[SimulatedBroker], None],
-    rest: str,
-    options: list[str],
+    offline: Cli, simulated: SimulatedBroker, change: Callable[[SimulatedBroker], None], rest: str, options: list[str]
 ) -> None:
     simulated.stop()
     change(simulated)
@@ -321,15 +305,10 @@ def put_a_file_there(broker: SimulatedBroker) -> None:
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("options", [[], ["-g", "billing"]])
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [(lose_the_folder, "its folder was gone"), (put_a_file_there, "a folder belongs there")],
+    ("change", "reason"), [(lose_the_folder, "its folder was gone"), (put_a_file_there, "a folder belongs there")]
 )
 def test_a_partition_that_cannot_be_read_is_named_after_the_rest_and_is_exit_code_1(
-    offline: Cli,
-    simulated: SimulatedBroker,
-    change: Callable[[SimulatedBroker], None],
-    reason: str,
-    options: list[str],
+    offline: Cli, simulated: SimulatedBroker, change: Callable[[SimulatedBroker], None], reason: str, options: list[str]
 ) -> None:
     simulated.stop()
     change(simulated)
@@ -356,14 +335,10 @@ def test_a_resumption_says_what_it_gives_up_or_why_nothing_was_resumed(
         assert ran.code == 0 and "orders-0 is empty now" in ran.err
         assert offline("read", "orders").code == 0
     else:
-        assert (
-            ran.code == 1 and "orders-0 is still stopped" in ran.err and "a folder belongs there" in ran.err
-        )
+        assert ran.code == 1 and "orders-0 is still stopped" in ran.err and "a folder belongs there" in ran.err
 
 
-@pytest.mark.parametrize(
-    ("template", "letter"), [("%z", "%z"), ("%k%", "%"), ("%%%y", "%y"), ("a % b", "% ")]
-)
+@pytest.mark.parametrize(("template", "letter"), [("%z", "%z"), ("%k%", "%"), ("%%%y", "%y"), ("a % b", "% ")])
 def test_an_unknown_letter_of_a_template_is_wrong_usage_before_anything_is_read(
     offline: Cli, template: str, letter: str
 ) -> None:

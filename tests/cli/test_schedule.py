@@ -24,17 +24,11 @@ def clean(broker: LiveServer) -> Iterator[None]:
 
 
 def test_a_schedule_is_added_listed_paused_resumed_and_removed(cli: Cli, topic: str) -> None:
-    added = cli(
-        "schedule", "add", "0 9 * * mon-fri", topic, "go", "--name", "morning", "--timezone", "Europe/Berlin"
-    )
+    added = cli("schedule", "add", "0 9 * * mon-fri", topic, "go", "--name", "morning", "--timezone", "Europe/Berlin")
     assert added.code == 0 and added.out == b"" and "morning is added; next run" in added.err
     assert "09:00" in added.err and "(Europe/Berlin)" in added.err
     listed = cli("schedule", "list")
-    assert (
-        "morning" in listed.out.decode()
-        and "09:00" in listed.out.decode()
-        and "active" in listed.out.decode()
-    )
+    assert "morning" in listed.out.decode() and "09:00" in listed.out.decode() and "active" in listed.out.decode()
     paused = cli("schedule", "pause", "morning")
     assert "morning is paused: tfmq schedule resume morning" in paused.err
     assert cli("schedule", "list", "--json").json[0]["state"] == "paused"
@@ -44,18 +38,7 @@ def test_a_schedule_is_added_listed_paused_resumed_and_removed(cli: Cli, topic: 
 
 
 def test_everything_has_json_with_the_next_run_in_its_time_zone(cli: Cli, topic: str) -> None:
-    options = (
-        "--timezone",
-        "America/New_York",
-        "--misfire",
-        "all",
-        "-k",
-        "k",
-        "-t",
-        "tag",
-        "--property",
-        "n=1",
-    )
+    options = ("--timezone", "America/New_York", "--misfire", "all", "-k", "k", "-t", "tag", "--property", "n=1")
     row = cli("schedule", "add", "30 2 * * *", topic, "go", "--name", "night", *options, "--json").json
     assert (row["name"], row["cron"], row["timezone"], row["topic"], row["misfire"], row["tag"]) == (
         "night",
@@ -152,10 +135,7 @@ def test_one_is_shown_with_what_it_sends_and_can_be_sent_now(cli: Cli, topic: st
     cli("schedule", "add", "0 9 * * *", topic, "-f", str(path), "--name", "bytes")
     assert cli("schedule", "show", "bytes", "--json").json["payload_base64"] == "/w=="
     for command in ("show", "run"):
-        assert (
-            cli("schedule", command, "shwn").err
-            == "tfmq: There is no schedule 'shwn'. Did you mean 'shown'?\n"
-        )
+        assert cli("schedule", command, "shwn").err == "tfmq: There is no schedule 'shwn'. Did you mean 'shown'?\n"
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 200])

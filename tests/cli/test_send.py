@@ -111,17 +111,9 @@ def test_what_read_did_not_print_is_refused_with_its_line(cli: Cli, topic: str, 
 
 
 def test_a_field_that_is_not_used_names_the_option() -> None:
-    with pytest.raises(
-        TypeError, match="'partition' is not used: say --partition, which is for all messages"
-    ):
+    with pytest.raises(TypeError, match="'partition' is not used: say --partition, which is for all messages"):
         message_of({"payload": "x", "partition": 1}, SharedOptions(None, None, {}, None, None, None))
-    printed = {
-        "payload": "x",
-        "partition": 1,
-        "offset": 0,
-        "ordinal": 0,
-        "appended_at": "2026-11-22T15:05:54Z",
-    }
+    printed = {"payload": "x", "partition": 1, "offset": 0, "ordinal": 0, "appended_at": "2026-11-22T15:05:54Z"}
     assert message_of(printed, SharedOptions(None, None, {}, None, None, None)).partition is None
 
 
@@ -133,9 +125,7 @@ def test_a_delay_or_a_time_goes_with_every_message() -> None:
     assert message_of({"payload": "x"}, SharedOptions(None, None, {}, None, None, at)).deliver_at == at
 
 
-def test_what_was_sent_for_later_is_reported_with_its_time_and_handle(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_was_sent_for_later_is_reported_with_its_time_and_handle(capsys: pytest.CaptureFixture[str]) -> None:
     handle = format_handle(Handle(7, 8, 1_900_000_000_000, 9))
     result = SendResult("orders", 2, None, 5, "synced", delayed=handle)
     print_result(Output(None, json=False, quiet=False), "orders", 1, result)

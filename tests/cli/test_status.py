@@ -25,9 +25,7 @@ def test_the_status_is_an_object_or_a_table(cli: Cli) -> None:
     assert "flush.messages" not in table
 
 
-@pytest.mark.parametrize(
-    "words", ["status", "topic list", "group list", "read orders", "topic delete x --yes"]
-)
+@pytest.mark.parametrize("words", ["status", "topic list", "group list", "read orders", "topic delete x --yes"])
 def test_a_look_at_a_folder_that_is_not_there_makes_none(offline: Cli, tmp_path: Path, words: str) -> None:
     folder = tmp_path / "a" / "b"
     ran = offline(*words.split(), "--servers", f"file:{folder}")
@@ -85,9 +83,7 @@ def test_a_broker_that_says_nothing_of_transactions_has_no_such_line() -> None:
     assert transaction_rows({}) == {}
 
 
-def test_delayed_messages_have_their_lines_and_say_what_is_wrong(
-    offline: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_delayed_messages_have_their_lines_and_say_what_is_wrong(offline: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = DelayedBroker(Waiting(NOW_MS + 90_000), Waiting(NOW_MS + 7_200_000))
     broker.delay = {
         "size_bytes": 4_096,
@@ -125,18 +121,14 @@ def test_delayed_messages_have_their_lines_and_say_what_is_wrong(
 
 def test_a_broker_that_says_nothing_of_delays_has_no_such_line() -> None:
     assert delay_rows({}) == {}
-    assert delay_rows({"pending": 1, "next_due_ms": 5, "now_ms": 5}) == {
-        "delayed messages": "1, some due now"
-    }
+    assert delay_rows({"pending": 1, "next_due_ms": 5, "now_ms": 5}) == {"delayed messages": "1, some due now"}
     assert delay_rows({"pending": 0}) == {"delayed messages": "0"}
 
 
 def test_schedules_have_a_line_where_there_are_some() -> None:
     assert schedule_rows({}) == schedule_rows({"schedules": 0, "paused": 0, "waiting": 0}) == {}
     assert schedule_rows({"schedules": 1200, "paused": 0, "waiting": 0}) == {"schedules": "1,200"}
-    assert schedule_rows({"schedules": 3, "paused": 1, "waiting": 2}) == {
-        "schedules": "3, 1 paused, 2 waiting"
-    }
+    assert schedule_rows({"schedules": 3, "paused": 1, "waiting": 2}) == {"schedules": "3, 1 paused, 2 waiting"}
 
 
 def test_a_live_broker_says_how_many_schedules_wait(cli: Cli, topic: str) -> None:

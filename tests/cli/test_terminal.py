@@ -179,9 +179,7 @@ def names(broker: LiveServer, tmp_path: Path, request: pytest.FixtureRequest) ->
 
 @pytest.fixture
 def environment(broker: LiveServer, tmp_path: Path) -> dict[str, str]:
-    found = {
-        name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
-    }
+    found = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     return found | {
         "TFMQ_SERVERS": broker.address,
         "TERM": "xterm",
@@ -193,9 +191,7 @@ def environment(broker: LiveServer, tmp_path: Path) -> dict[str, str]:
 @pytest.mark.long
 @pytest.mark.timeout(600)  # some fifty processes, in order
 @pytest.mark.parametrize("names", WIDTHS, indirect=True)
-def test_no_command_shows_a_bar_and_its_output_on_one_line(
-    names: dict[str, Any], environment: dict[str, str]
-) -> None:
+def test_no_command_shows_a_bar_and_its_output_on_one_line(names: dict[str, Any], environment: dict[str, str]) -> None:
     terminal = partial(in_terminal, columns=names["width"], environment=environment)
     shown: dict[str, Shown] = {}
     for command, line in CASES.items():
@@ -244,9 +240,7 @@ def texts(value: Any) -> list[str]:
     if isinstance(value, int):
         return [f"{value:,}"]
     if ISO.fullmatch(value):
-        moment = datetime.fromisoformat(
-            value
-        )  # in UTC, or that of a schedule, which is shown in its own zone
+        moment = datetime.fromisoformat(value)  # in UTC, or that of a schedule, which is shown in its own zone
         return time_text(moment if moment.utcoffset() else round(moment.timestamp() * 1000)).split()
     return str(value).split()
 

@@ -154,10 +154,7 @@ def test_a_purge_removes_what_is_older_and_moves_groups_to_what_is_left(cli: Cli
     beyond = cli("topic", "purge", topic, "--before", "999999", "--yes")
     assert beyond.code == 1 and "ends at offset" in beyond.err and "nothing was removed" in beyond.err
     ran = cli("topic", "purge", topic, "--before", str(third), "--yes")
-    assert (ran.code, ran.err) == (
-        0,
-        f"removed 2 messages of {topic}\nmoved to the first remaining message: {topic}\n",
-    )
+    assert (ran.code, ran.err) == (0, f"removed 2 messages of {topic}\nmoved to the first remaining message: {topic}\n")
     assert cli("read", topic, "-g", topic).out == b"c\n"
     assert cli("topic", "purge", topic, "--yes", "--json").json["moved"] == []
     assert cli("read", topic).out == b""

@@ -90,10 +90,7 @@ def test_members_of_a_commit_group_name_it_and_raise_no_alarm(rig: Rig) -> None:
     ran = rig("list")
     assert "spark-stream-7" in ran.out.decode() and ran.err == ""
     ran = rig("commit", "local:5-1")
-    assert (
-        ran.code == 2
-        and "of the commit group spark-stream-7, whose members are committed together" in ran.err
-    )
+    assert ran.code == 2 and "of the commit group spark-stream-7, whose members are committed together" in ran.err
 
 
 def test_one_is_shown_with_its_times(rig: Rig) -> None:
@@ -123,11 +120,7 @@ def test_a_wrong_name_gets_the_likely_one(rig: Rig) -> None:
 def test_a_wrong_name_among_several_keeps_all_of_them_as_they_are(rig: Rig) -> None:
     rig.put(row("a", 1), row("b", 2))
     ran = rig("commit", "a", "b", "nope", "--yes")
-    assert (
-        ran.code == 1
-        and "no transaction 'nope'" in ran.err
-        and "Nothing was done with the others." in ran.err
-    )
+    assert ran.code == 1 and "no transaction 'nope'" in ran.err and "Nothing was done with the others." in ran.err
     assert {each["state"] for each in rig.broker.rows} == {"prepared"}
     assert "the others" not in rig("commit", "nope", "--yes").err
 
@@ -141,14 +134,7 @@ def test_nothing_is_decided_by_a_script_without_a_yes(rig: Rig) -> None:
     for command, words in (("commit", "To commit order-42"), ("rollback", "To roll back order-42")):
         refused = rig(command, "order-42")
         assert refused.code == 2
-        for part in (
-            words,
-            "by hand",
-            "cannot be undone",
-            "say --yes",
-            "3 messages for orders",
-            "1 min 30 s",
-        ):
+        for part in (words, "by hand", "cannot be undone", "say --yes", "3 messages for orders", "1 min 30 s"):
             assert part in refused.err
     assert rig.broker.decided == []
 
@@ -225,10 +211,7 @@ def test_the_transaction_that_was_looked_at_is_the_one_that_is_decided(rig: Rig)
     rig.put(row("a", 1, "heuristic_committed"), row("a", 9))
     assert rig("rollback", "a", "--yes").code == 0
     assert rig("forget", "a", "--epoch", "1").code == 0
-    assert rig.broker.decided == [
-        commands.RollbackTransaction("a", 9, True),
-        commands.ForgetTransaction("a", 1),
-    ]
+    assert rig.broker.decided == [commands.RollbackTransaction("a", 9, True), commands.ForgetTransaction("a", 1)]
     assert rig("commit", "a", "b", "--epoch", "9", "--yes").code == 2
 
 
@@ -302,9 +285,7 @@ def test_a_loss_is_in_the_list_and_never_reported_as_a_plain_success(rig: Rig) -
     rig.put(row("a", 1, lost=2), row("b", 2, lost=0), row("c", 3, "committed", lost=1))
     listed = rig("list")
     assert "3, 2 lost" in listed.out.decode()
-    assert (
-        "1 of these lost messages with damage in the transaction journal and is not committed" in listed.err
-    )
+    assert "1 of these lost messages with damage in the transaction journal and is not committed" in listed.err
     assert rig("list", "--json").json[0]["lost"] == 2
     assert "3, 2 lost" in rig("show", "a").out.decode()
     assert "2 messages of it lost to damage" in rig("commit", "a").err, "the question says it"
@@ -363,13 +344,9 @@ def test_no_broker_is_code_3(offline: Cli) -> None:
     assert offline("tx", "list").code == 3
 
 
-def test_a_broker_of_an_earlier_release_is_reported_as_such(
-    offline: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_of_an_earlier_release_is_reported_as_such(offline: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = FakeBroker()
-    broker.plan(
-        commands.ListTransactions, NotSupported("This release of the broker has no transactions yet.")
-    )
+    broker.plan(commands.ListTransactions, NotSupported("This release of the broker has no transactions yet."))
     with listening(broker) as servers:
         ran = offline("tx", "list", "--servers", servers)
     assert (ran.code, ran.err) == (1, "tfmq: This release of the broker has no transactions yet.\n")
@@ -413,9 +390,7 @@ def test_all_of_one_leaves_out_what_says_nothing() -> None:
     shown = detail_row(found)
     assert shown["batches"] == 2 and shown["messages"] == 3 and str(shown["began"]).startswith("2023-11-1")
     assert not {"asked", "local", "sequence", "run", "commit_group", "ends_by_itself"} & set(shown)
-    over = transaction_description(
-        {"xid": "x", "epoch": 7, "state": "committed", "decided_ms": 1_700_000_000_000}
-    )
+    over = transaction_description({"xid": "x", "epoch": 7, "state": "committed", "decided_ms": 1_700_000_000_000})
     assert set(detail_row(over)) == {"xid", "epoch", "state", "decided"}
 
 

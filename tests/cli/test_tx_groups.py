@@ -28,11 +28,7 @@ def test_the_list_says_how_far_each_writer_is(rig: Rig) -> None:
     for words in ("query-0", "query-2", "sequence", "members"):
         assert words in table
     found = rig("groups", "--json").json
-    assert [(each["group"], each["sequence"]) for each in found] == [
-        ("query-0", 0),
-        ("query-1", 1),
-        ("query-2", 2),
-    ]
+    assert [(each["group"], each["sequence"]) for each in found] == [("query-0", 0), ("query-1", 1), ("query-2", 2)]
     rig.broker.groups.clear()
     assert rig("groups") == (0, b"", "no commit group has committed anything\n")
     assert rig("groups", "--json").out == b"[]\n"
@@ -53,14 +49,7 @@ def test_a_program_gets_each_field_once_and_its_time_as_iso_too() -> None:
 
 def test_one_that_has_committed_nothing_shows_no_sequence() -> None:
     shown = tx.group_table_row(CommitGroupDescription("query", details={"members": 3, "committed_ms": 0}))
-    assert shown == {
-        "group": "query",
-        "sequence": None,
-        "rows": None,
-        "committed": "-",
-        "members": 3,
-        "run": None,
-    }
+    assert shown == {"group": "query", "sequence": None, "rows": None, "committed": "-", "members": 3, "run": None}
 
 
 def test_groups_are_forgotten_by_name(rig: Rig) -> None:
@@ -79,10 +68,7 @@ def test_a_wrong_name_forgets_nothing_and_gets_the_likely_one(rig: Rig) -> None:
 
 def test_a_script_forgets_nothing_without_a_yes(rig: Rig) -> None:
     ran = rig("forget-group", "query-1")
-    assert (
-        ran.code == 2
-        and "To forget query-1, which is at sequence 1, say --yes. It cannot be undone." in ran.err
-    )
+    assert ran.code == 2 and "To forget query-1, which is at sequence 1, say --yes. It cannot be undone." in ran.err
     assert len(rig.broker.groups) == 3
 
 
@@ -100,9 +86,7 @@ def test_a_person_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_stays_of_a_group_is_said() -> None:
     assert tx.remaining_text(0) == ""
-    assert tx.remaining_text(1).startswith(
-        "; 1 prepared transaction of it stays until the time is over (`tfmq tx"
-    )
+    assert tx.remaining_text(1).startswith("; 1 prepared transaction of it stays until the time is over (`tfmq tx")
     assert tx.remaining_text(2).startswith("; 2 prepared transactions of it stay until")
 
 

@@ -5,15 +5,7 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from tfmq.cli.values import (
-    Duration,
-    Moment,
-    PositiveInteger,
-    Property,
-    StartPosition,
-    duration_seconds,
-    point_in_time,
-)
+from tfmq.cli.values import Duration, Moment, PositiveInteger, Property, StartPosition, duration_seconds, point_in_time
 
 
 @pytest.mark.parametrize(
@@ -63,17 +55,7 @@ def test_plus_an_hour_is_a_time_to_come() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "+",
-        "-",
-        "+1x",
-        "tomorrow",
-        "+99999999999d",
-        "2026-13-01",
-        "2026-11-21T25:00",
-        "0001-01-01T00:00+14:00",
-    ],
+    ["", "+", "-", "+1x", "tomorrow", "+99999999999d", "2026-13-01", "2026-11-21T25:00", "0001-01-01T00:00+14:00"],
 )
 def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match=r"2026-11-21T09:30\+01:00.*-15m.*\+1h"):

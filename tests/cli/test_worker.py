@@ -241,10 +241,7 @@ number = 5
     ("name", "sentence"),
     [
         ("boom", "factories.py:3: LookupError: no table"),
-        (
-            "needs",
-            "cannot be called without arguments, as `tfmq run` calls a function that makes a consumer: missing",
-        ),
+        ("needs", "cannot be called without arguments, as `tfmq run` calls a function that makes a consumer: missing"),
         ("later", "is a coroutine function; what makes a consumer is a plain one"),
         ("twisted", "is a tfmq.twisted.Consumer, which your own program runs in its reactor"),
         ("number", "is an int, not a tfmq.Consumer"),
@@ -259,12 +256,9 @@ def test_what_makes_no_consumer_is_said_so(offline: Cli, folder: Path, name: str
 
 
 @pytest.mark.parametrize(
-    ("target", "module"),
-    [("side.py", "side"), ("./side.py", "side"), ("sub/side.py", "sub.side"), ("./side", "side")],
+    ("target", "module"), [("side.py", "side"), ("./side.py", "side"), ("sub/side.py", "sub.side"), ("./side", "side")]
 )
-def test_a_file_is_no_module_and_is_not_imported(
-    offline: Cli, folder: Path, target: str, module: str
-) -> None:
+def test_a_file_is_no_module_and_is_not_imported(offline: Cli, folder: Path, target: str, module: str) -> None:
     write(folder, "side", "open('imported', 'w')")
     ran = offline("run", f"{target}:consumer")
     assert ran.code == WRONG_USAGE and f"write {module}:consumer." in ran.err
@@ -275,10 +269,7 @@ def test_a_file_is_no_module_and_is_not_imported(
 def test_several_processes_say_once_what_they_cannot_begin_with(tmp_path: Path) -> None:
     write(tmp_path, "broken", "raise LookupError('no table')\n")
     main = "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"
-    for target, sentence in (
-        ("broken:consumer", "broken.py:1: LookupError"),
-        ("none_there:consumer", "tfmq run"),
-    ):
+    for target, sentence in (("broken:consumer", "broken.py:1: LookupError"), ("none_there:consumer", "tfmq run")):
         ran = subprocess.run(
             [sys.executable, "-c", main, "run", target, "--processes", "3"],
             cwd=tmp_path,
@@ -359,9 +350,7 @@ def test_one_of_several_processes_collects_what_was_imported_no_more(
 @pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("kind", ["", "async "])
-def test_a_worker_handles_what_is_there(
-    broker: LiveServer, tmp_path: Path, kind: str, processes: int
-) -> None:
+def test_a_worker_handles_what_is_there(broker: LiveServer, tmp_path: Path, kind: str, processes: int) -> None:
     topic = f"run-{kind.strip() or 'plain'}-{processes}"
     text = WORKER.format(topic=topic, kind=kind)
     write(tmp_path, "billing", text.replace("tfmq.Consumer", "tfmq.aio.Consumer") if kind else text)
@@ -371,9 +360,7 @@ def test_a_worker_handles_what_is_there(
     with tfmq.Producer(broker.address) as producer:
         producer.send_many(topic, ["0", "1", "2"]).result()
     command = ["run", "billing:consumer", "--servers", broker.address, "--processes", str(processes)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", main, *command], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", main, *command], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(3)] == ["0\n", "1\n", "2\n"]
     if processes > 1:

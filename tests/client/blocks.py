@@ -44,9 +44,7 @@ class Bytes:
         """One control block of `records` as they are; `count` ordinals, else one a record."""
         data = b"".join(records)
         counted = len(records) if count is None else count
-        closing = BlockTrailer(
-            counted, len(data), crc32(data), APPEND_MS, self.epoch, 0, self.ordinal, self.end
-        )
+        closing = BlockTrailer(counted, len(data), crc32(data), APPEND_MS, self.epoch, 0, self.ordinal, self.end)
         piece = Piece(self.end, data + encode_trailer(self.log_id, closing._replace(**control)), counted)
         self.pieces.append(piece)
         self.end += len(data) + TRAILER_SIZE

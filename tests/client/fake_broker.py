@@ -20,15 +20,7 @@ from journal.record.format import records_of, split_body
 from tests.client.fake_delays import FakeDelays
 from tests.client.fake_schedules import FakeSchedules
 from tests.client.fake_transactions import FakeTransactions
-from tfmq.errors import (
-    BadFrame,
-    SequenceGap,
-    StaleProducer,
-    TfmqError,
-    UnknownProducer,
-    UnknownTopic,
-    to_error_reply,
-)
+from tfmq.errors import BadFrame, SequenceGap, StaleProducer, TfmqError, UnknownProducer, UnknownTopic, to_error_reply
 from tfmq.protocol import commands
 from tfmq.protocol.frames import Decoder, encode
 
@@ -126,9 +118,7 @@ class FakeBroker(FakeTransactions, FakeDelays, FakeSchedules):
             return self.produce_delayed(request, body)
         assert request.producer_id not in self.delayed_streams, "an id of delayed messages in a partition"
         self._check_topic(request.topic, request.incarnation)
-        verify_batch(
-            body, request.blocks, request.producer_id, request.sequence, request.count, verify="records"
-        )
+        verify_batch(body, request.blocks, request.producer_id, request.sequence, request.count, verify="records")
         if request.producer_id in self.closed_ids:
             raise StaleProducer(successor=self.closed_ids[request.producer_id])
         log = self.logs[request.topic, request.partition]
@@ -149,9 +139,7 @@ class FakeBroker(FakeTransactions, FakeDelays, FakeSchedules):
         return log[-1]
 
     def _produced(self, batch: Stored, repeated: bool) -> Any:
-        return commands.ProduceReply(
-            [commands.Position(0, batch.offset)], max(1, batch.request.acks), repeated, 1, 0
-        )
+        return commands.ProduceReply([commands.Position(0, batch.offset)], max(1, batch.request.acks), repeated, 1, 0)
 
     def succeed_producer(self, request: commands.SucceedProducer) -> Any:
         if request.topic:

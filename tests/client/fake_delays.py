@@ -81,28 +81,18 @@ class FakeDelays:
 
     def produce_delayed(self, request: commands.Produce, body: bytes) -> Any:
         self._check_topic(request.topic, request.incarnation)  # type: ignore[attr-defined]
-        verify_batch(
-            body, request.blocks, request.producer_id, request.sequence, request.count, verify="records"
-        )
+        verify_batch(body, request.blocks, request.producer_id, request.sequence, request.count, verify="records")
         if request.due is None or len(request.due) != 8 * request.count:
             raise BadRequest("due")
         if request.producer_id in self.closed_ids:
             raise StaleProducer(successor=self.closed_ids[request.producer_id])
         for first, reported in self.arrived:
             if (first.producer_id, first.sequence) == (request.producer_id, request.sequence):
-                assert (first.count, first.blocks, first.topic) == (
-                    request.count,
-                    request.blocks,
-                    request.topic,
-                )
+                assert (first.count, first.blocks, first.topic) == (request.count, request.blocks, request.topic)
                 return self._answer(request, reported if self.remembers_answers else None, True)
         expected = self.delayed_streams.get(request.producer_id, 0)
         if request.sequence != expected:
-            raise (
-                SequenceGap()
-                if request.producer_id in self.delayed_streams or expected == 0
-                else UnknownProducer()
-            )
+            raise (SequenceGap() if request.producer_id in self.delayed_streams or expected == 0 else UnknownProducer())
         self.delayed_streams[request.producer_id] = request.sequence + request.count
         reported = self.arrive(request, body)
         self.arrived.append((request, reported))
@@ -119,9 +109,7 @@ class FakeDelays:
             self.numbers += 1
         return commands.DelayedBatch(STORE_ID, 9, first, b"".join(due.to_bytes(8, "big") for due in dues))
 
-    def _answer(
-        self, request: commands.Produce, reported: commands.DelayedBatch | None, repeated: bool
-    ) -> Any:
+    def _answer(self, request: commands.Produce, reported: commands.DelayedBatch | None, repeated: bool) -> Any:
         return commands.ProduceReply([], max(1, request.acks), repeated, 1, -1, reported)
 
     # What waits
@@ -179,8 +167,7 @@ class FakeDelays:
     def delayed_histogram(self, request: commands.DelayedHistogram) -> Any:
         dues = [each.due for each in self.waiting if request.topic in ("", each.topic)]
         counts = [
-            sum(low <= due < high for due in dues)
-            for low, high in zip(request.edges, request.edges[1:], strict=False)
+            sum(low <= due < high for due in dues) for low, high in zip(request.edges, request.edges[1:], strict=False)
         ]
         return commands.DelayedHistogramReply(counts, len(dues))
 

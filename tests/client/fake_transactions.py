@@ -36,9 +36,7 @@ class Piece:
 class FakeTransaction:
     """One transaction; `session` is None for one that outlives its connection."""
 
-    def __init__(
-        self, epoch: int, xid: str, session: object, begin: commands.BeginTransaction | None
-    ) -> None:
+    def __init__(self, epoch: int, xid: str, session: object, begin: commands.BeginTransaction | None) -> None:
         self.epoch, self.xid, self.session, self.begin = epoch, xid, session, begin
         self.state = "open"
         self.pieces: list[Piece] = []
@@ -84,9 +82,7 @@ class FakeTransactions:
 
     def ask(self, xid: str, epoch: int) -> None:
         """The broker asks about this one; waiting polls are answered."""
-        self.checks.append(
-            {"xid": xid, "epoch": epoch, "prepared_ms": 1_700_000_000_000, "topics": ["orders"]}
-        )
+        self.checks.append({"xid": xid, "epoch": epoch, "prepared_ms": 1_700_000_000_000, "topics": ["orders"]})
         parked, self.parked = self.parked, []
         for session, correlation in parked:
             if self.checks and not session.cut:
@@ -111,9 +107,7 @@ class FakeTransactions:
     def _take(self, transaction: FakeTransaction, request: commands.Produce, body: bytes) -> None:
         if self.incarnations.get(request.topic) != request.incarnation:
             raise UnknownTopic()
-        verify_batch(
-            body, request.blocks, request.producer_id, request.sequence, request.count, verify="records"
-        )
+        verify_batch(body, request.blocks, request.producer_id, request.sequence, request.count, verify="records")
         if request.producer_id in self.forgotten_ids:
             raise UnknownProducer()
         following = self.tx_streams.get(request.producer_id, 0)
@@ -136,8 +130,7 @@ class FakeTransactions:
     def begin_transaction(self, request: commands.BeginTransaction, session: Any) -> Any:
         def make(epoch: int) -> FakeTransaction:
             if any(
-                each.xid == request.xid and each.state in ("open", "prepared")
-                for each in self.transactions.values()
+                each.xid == request.xid and each.state in ("open", "prepared") for each in self.transactions.values()
             ):
                 raise TransactionExists()
             name = request.xid or f"local-{epoch}"
@@ -151,9 +144,7 @@ class FakeTransactions:
 
     def transact(self, request: commands.Transact, body: bytes) -> Any:
         found, repeated = self._begin(
-            request.producer_id,
-            request.number,
-            lambda epoch: FakeTransaction(epoch, f"local-{epoch}", None, None),
+            request.producer_id, request.number, lambda epoch: FakeTransaction(epoch, f"local-{epoch}", None, None)
         )
         if not repeated:
             streams, position = dict(self.tx_streams), 0

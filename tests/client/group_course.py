@@ -119,9 +119,7 @@ class Course:
         self.broker.admin().create_topic(TOPIC, partitions=PARTITIONS)
         self.producer = self.broker.producer()
         self.commits = self.random.choice(["auto", "auto", "manual"])
-        self.strategies = self.random.choice(
-            [["sticky"], ["range"], ["consistent_hash"], ["sticky", "range"]]
-        )
+        self.strategies = self.random.choice([["sticky"], ["range"], ["consistent_hash"], ["sticky", "range"]])
         self.seats: list[Seat] = []
         self.frozen: list[Seat] = []
         self.joined = self.cuts = 0
@@ -296,9 +294,7 @@ class Course:
                     assert name not in holders, f"{name} is held by {holders[name].number} and {seat.number}"
                     holders[name] = seat
                     before = self.holders.get(name, seat)
-                    self.met["a partition moved between living members"] += (
-                        before is not seat and before in self.seats
-                    )
+                    self.met["a partition moved between living members"] += before is not seat and before in self.seats
         self.holders = holders
 
     def finish(self) -> None:

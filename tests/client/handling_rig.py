@@ -41,11 +41,7 @@ class Bench:
         return self.consumer
 
     def run(
-        self,
-        handler: Handler | None = None,
-        until: int = 0,
-        run: dict[str, Any] | None = None,
-        **options: Any,
+        self, handler: Handler | None = None, until: int = 0, run: dict[str, Any] | None = None, **options: Any
     ) -> None:
         """Until `until` calls returned or failed, or something is raised."""
         consumer = self.open(**options)

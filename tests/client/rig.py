@@ -21,9 +21,7 @@ STEPS_MAX = 10_000
 class Rig:
     """`exchange` moves bytes both ways until nothing moves; `advance` moves the clock."""
 
-    def __init__(
-        self, broker: FakeBroker | None = None, servers: int = 1, patience_seconds: float = 2.0
-    ) -> None:
+    def __init__(self, broker: FakeBroker | None = None, servers: int = 1, patience_seconds: float = 2.0) -> None:
         self.broker = broker or FakeBroker()
         self.time = 1000.0
         addresses = [BrokerAddress("broker", 8367 + number) for number in range(servers)]

@@ -156,9 +156,7 @@ class Hand:
         letter_store: Any = course.letter_store
         self.store = GroupDeadLetterStore(letter_store, GROUP, CALLS_MAX, wall_clock=wall_clock)
         chance = course.random.random
-        self.running = WatchedRunning(
-            self.core, self.store, order=course.order, wall_clock=wall_clock, chance=chance
-        )
+        self.running = WatchedRunning(self.core, self.store, order=course.order, wall_clock=wall_clock, chance=chance)
         self.running.retry_loop = Retrying(
             self.store, self.running.redeliver, now=self.core.link.now, wall_clock=wall_clock
         )
@@ -232,9 +230,7 @@ class Course:
                     assert (partition, before) in self.finished, f"{reported} in front of {before}"
         for other in self.hands:
             if other is not hand and other.core.membership.may_deliver():
-                assert not other.works_on(partition, self.cuts), (
-                    f"{reported}, where {other.number} is at work"
-                )
+                assert not other.works_on(partition, self.cuts), f"{reported}, where {other.number} is at work"
 
     def waits_for(self, key: Any, before: str | None) -> bool:
         """Whether a message with that key waits for one with this."""
@@ -403,9 +399,7 @@ class Course:
         for partition, messages in enumerate(self.sent):
             saved = self.saved(partition) or 0
             left = [offset for offset, _ in messages if (partition, offset) not in self.finished]
-            assert not left or left[0] >= saved, (
-                f"{partition}: {left[0]} is not finished, and {saved} is saved"
-            )
+            assert not left or left[0] >= saved, f"{partition}: {left[0]} is not finished, and {saved} is saved"
 
     def finish(self) -> None:
         """Peace: everybody comes back and works until everything is done and saved."""

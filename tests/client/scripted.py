@@ -13,14 +13,7 @@ from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.options import ConsumerOptions, check_arguments
 from tfmq.client.operation import CallUserCode, Operation
 from tfmq.consumer import Consumer
-from tfmq.errors import (
-    Abandoned,
-    ConnectionFailed,
-    Fenced,
-    OffsetOutOfRange,
-    TfmqError,
-    UnknownTopic,
-)
+from tfmq.errors import Abandoned, ConnectionFailed, Fenced, OffsetOutOfRange, TfmqError, UnknownTopic
 from tfmq.protocol import commands as wire
 
 STEPS_MAX = 100_000
@@ -101,9 +94,7 @@ class Broker:
             return None
         start, following, body = log.read(request.offset, request.max_bytes)
         if request.tags is not None:
-            kept = [
-                p for p in log.pieces if start <= p.offset < following and self._matches(p.data, request.tags)
-            ]
+            kept = [p for p in log.pieces if start <= p.offset < following and self._matches(p.data, request.tags)]
             body = b"".join(piece.data for piece in kept)
         count = len(self.topics[request.topic][1])
         fields = (start, request.offset, following, log.epoch, log.end, log.end, log.first, log.log_id, count)
@@ -235,9 +226,7 @@ class ScriptedLink(ClientConnection):
         self.open: list[PendingRequest] = []
         self.sent_at: dict[int, float] = {}
 
-    def send_request(
-        self, request: Any, *body: Any, seconds: float | None = 30.0, **options: Any
-    ) -> PendingRequest:
+    def send_request(self, request: Any, *body: Any, seconds: float | None = 30.0, **options: Any) -> PendingRequest:
         deadline = NEVER if seconds is None else self.time + seconds
         call = PendingRequest(request, body, correlation_id=len(self.broker.requests) + 1, deadline=deadline)
         call.sent = True
@@ -281,9 +270,7 @@ class ScriptedLink(ClientConnection):
             elif self.due(call) <= self.time:
                 request = call.request
                 if isinstance(request, wire.Heartbeat):
-                    call.reply = wire.HeartbeatReply(
-                        self.broker.groups[request.group][0], None, self.broker.note
-                    )
+                    call.reply = wire.HeartbeatReply(self.broker.groups[request.group][0], None, self.broker.note)
                     self.end(call)
                     continue
                 log = self.broker.log(request.topic, request.incarnation, request.partition)
@@ -306,9 +293,7 @@ class Script:
         self.link = ScriptedLink(broker)
         self.attended = False
         arguments.setdefault("topics", "orders" if "partitions" not in arguments else None)
-        self.core = ConsumerCore(
-            consumer_options(**arguments), self.link, wake_driver=self.wake, flush=self.flush
-        )
+        self.core = ConsumerCore(consumer_options(**arguments), self.link, wake_driver=self.wake, flush=self.flush)
         self._loop: Any = None
 
     def wake(self) -> None:
@@ -325,10 +310,7 @@ class Script:
                 if isinstance(wait, CallUserCode):
                     wait.function()
                     continue
-                targets, until = (
-                    tuple(wait.futures),
-                    NEVER if wait.seconds is None else self.link.time + wait.seconds,
-                )
+                targets, until = (tuple(wait.futures), NEVER if wait.seconds is None else self.link.time + wait.seconds)
                 while not any(target.done for target in targets) and self.link.time < until:
                     self._turn(targets, until)
         except StopIteration as end:
@@ -340,9 +322,7 @@ class Script:
         self.core.tasks.tick()
         if any(target.done for target in targets):
             return
-        due = min(
-            until, self.core.tasks.next_time(), *(self.link.due(call) for call in self.link.open), NEVER
-        )
+        due = min(until, self.core.tasks.next_time(), *(self.link.due(call) for call in self.link.open), NEVER)
         if due == NEVER:
             raise AssertionError("it would wait for ever")
         self.link.time = max(due, self.link.time) if due > self.link.time else self.link.time + 0.001

@@ -79,9 +79,7 @@ def test_a_derived_method_passes_its_arguments_on_and_gives_the_result() -> None
 
 
 @pytest.mark.parametrize(
-    ("face", "shown"),
-    [(Blocking, "{}"), (Awaitable, "{}"), (Later, "Deferred[{}]")],
-    ids=lambda each: str(each),
+    ("face", "shown"), [(Blocking, "{}"), (Awaitable, "{}"), (Later, "Deferred[{}]")], ids=lambda each: str(each)
 )
 def test_a_derived_method_is_shown_as_a_written_one(face: type, shown: str) -> None:
     for name, result in {"join": "list[Any]", "length": "int"}.items():

@@ -19,9 +19,7 @@ _met: Counter[str] = Counter()
 def names_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of members are part of the seed: who gets what depends on them."""
     numbers = itertools.count(1)
-    monkeypatch.setattr(
-        "tfmq.client.consumer.membership.token_hex", lambda size: f"member-{next(numbers):04d}"
-    )
+    monkeypatch.setattr("tfmq.client.consumer.membership.token_hex", lambda size: f"member-{next(numbers):04d}")
 
 
 @pytest.mark.parametrize("number", range(scaled(SCENARIOS)))

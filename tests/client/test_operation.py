@@ -13,14 +13,7 @@ import pytest
 from tfmq.client.connection.addresses import parse_servers
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.operation import (
-    BackgroundTasks,
-    Event,
-    Operation,
-    Wait,
-    run_inline,
-    run_work,
-)
+from tfmq.client.operation import BackgroundTasks, Event, Operation, Wait, run_inline, run_work
 
 
 class Rig:
@@ -225,9 +218,7 @@ def test_a_thread_that_waits_for_nothing_but_such_work_is_woken() -> None:
     found: list[int] = []
     threads = [
         threading.Thread(
-            target=lambda n=number: found.append(
-                driver.run(run_work(driver.run_in_thread, partial(slowly, n)))
-            )  # type: ignore[misc]
+            target=lambda n=number: found.append(driver.run(run_work(driver.run_in_thread, partial(slowly, n))))  # type: ignore[misc]
         )
         for number in range(4)
     ]

@@ -134,9 +134,7 @@ def test_a_polled_batch_is_processed_when_with_ends_without_an_exception(broker:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_an_exception_leaves_the_whole_batch_unprocessed(
-    broker: SimulatedBroker, error: type[BaseException]
-) -> None:
+def test_an_exception_leaves_the_whole_batch_unprocessed(broker: SimulatedBroker, error: type[BaseException]) -> None:
     with pytest.raises(error), member(broker) as consumer:
         polled(consumer, 1)
         polled(consumer, 2)
@@ -155,9 +153,7 @@ def test_a_bare_close_leaves_the_whole_batch_unprocessed(broker: SimulatedBroker
 
 
 @pytest.mark.parametrize("commits", ["auto", "manual"])
-def test_commit_is_all_that_was_handed_out_the_current_one_included(
-    broker: SimulatedBroker, commits: str
-) -> None:
+def test_commit_is_all_that_was_handed_out_the_current_one_included(broker: SimulatedBroker, commits: str) -> None:
     consumer = member(broker, commits)
     next(consumer), next(consumer)
     consumer.commit()
@@ -184,9 +180,7 @@ def test_commit_of_a_message_is_up_to_it_and_it(broker: SimulatedBroker, commits
 
 
 @pytest.mark.parametrize("commits", ["auto", "manual"])
-def test_commit_of_a_message_of_a_loop_leaves_the_current_one_out(
-    broker: SimulatedBroker, commits: str
-) -> None:
+def test_commit_of_a_message_of_a_loop_leaves_the_current_one_out(broker: SimulatedBroker, commits: str) -> None:
     with pytest.raises(RuntimeError), member(broker, commits) as consumer:
         before = next(consumer)
         for message in consumer:
@@ -214,9 +208,7 @@ def test_what_is_processed_is_saved_every_five_seconds(broker: SimulatedBroker) 
     broker.clock.advance(SAVED_EVERY - 0.5)
     assert consumer.committed("orders", 0) is None
     broker.clock.advance(1)
-    assert (
-        consumer.committed("orders", 0) == consumer.stats()["partitions"]["orders-0"]["processed_offset"] > 0
-    )
+    assert consumer.committed("orders", 0) == consumer.stats()["partitions"]["orders-0"]["processed_offset"] > 0
 
 
 def test_what_is_processed_is_saved_at_a_rebalance(broker: SimulatedBroker) -> None:

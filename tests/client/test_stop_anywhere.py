@@ -17,9 +17,7 @@ from tfmq.client.worker.runner import HandlerRunner
 from tfmq.testing.broker import SimulatedBroker
 
 FILES = frozenset(module.__file__ for module in (positions, positions))
-CODES = frozenset(
-    each.__code__ for each in (ConsumerCore._decode_next_batch, HandlerRunner._enqueue_next_batch)
-)
+CODES = frozenset(each.__code__ for each in (ConsumerCore._decode_next_batch, HandlerRunner._enqueue_next_batch))
 TEXTS = ("a", "b")
 
 

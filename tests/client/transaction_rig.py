@@ -36,9 +36,7 @@ class TransactionRig(CoreRig):
             self.run(made.begin())
         return made
 
-    def send(
-        self, transaction: TransactionCore, payload: Any, topic: str = "orders", **fields: Any
-    ) -> Delivery:
+    def send(self, transaction: TransactionCore, payload: Any, topic: str = "orders", **fields: Any) -> Delivery:
         message = self.core.make_message(topic, payload, **fields)
         sending = transaction.send(topic, message, self.core.encode_payload(topic, message))
         delivery: Delivery = self.run(sending)

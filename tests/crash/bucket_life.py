@@ -70,16 +70,7 @@ class Life:
 
     def run(self, actions: int) -> list[Boundary]:
         """So many steps; the boundaries met."""
-        choices = [
-            self.arrive,
-            self.arrive,
-            self.spill,
-            self.spill,
-            self.cut,
-            self.settle,
-            self.release,
-            self.commit,
-        ]
+        choices = [self.arrive, self.arrive, self.spill, self.spill, self.cut, self.settle, self.release, self.commit]
         for _ in range(actions):
             self.now_ms += self.generator.randrange(5000)
             self._try(self.generator.choice(choices))
@@ -89,9 +80,7 @@ class Life:
 
     def _note(self, kind: str, path: str) -> None:
         known = Known(self.numbers, frozenset(self.settled), self.broker_ms)
-        self.boundaries.append(
-            Boundary(len(self.boundaries), f"{kind} {path}", Moment(self.bench.disk), known)
-        )
+        self.boundaries.append(Boundary(len(self.boundaries), f"{kind} {path}", Moment(self.bench.disk), known))
 
     def _try(self, action: Callable[[], None]) -> None:
         try:
@@ -108,9 +97,7 @@ class Life:
 
     def arrive(self) -> None:
         reach = self.generator.choice(REACHES)
-        dues = [
-            self.now_ms + self.generator.randrange(1, reach) for _ in range(self.generator.randrange(1, 9))
-        ]
+        dues = [self.now_ms + self.generator.randrange(1, reach) for _ in range(self.generator.randrange(1, 9))]
         size = self.generator.choice((0, 0, 700))
         self.bench.arrive(*dues, log_id=self.generator.choice((ORDERS, BILLS)), size=size)
 

@@ -102,9 +102,7 @@ def check(client: Client, view: View) -> None:
         require(sure == sorted(sure), f"the order of {place} is {sure}")
     for size, (place, _, handle) in view.waiting.items():
         message = by_size.get(size)
-        require(
-            message is not None and message.place == place, f"something of {size} bytes waits for {place}"
-        )
+        require(message is not None and message.place == place, f"something of {size} bytes waits for {place}")
         assert message is not None
         require(message.payload not in there, f"{name(message)} was delivered, and waits")
         require(not message.cancelled, f"{name(message)} was cancelled, and waits")
@@ -116,9 +114,7 @@ def check(client: Client, view: View) -> None:
         gone = message.must and not message.cancelled and not message.doubt and message.payload not in there
         require(not gone, f"{name(message)} is lost")
         if message.delivered:
-            require(
-                message.payload in view.delivered[message.place], f"{name(message)} was delivered, and is not"
-            )
+            require(message.payload in view.delivered[message.place], f"{name(message)} was delivered, and is not")
     check_transactions(client, there)
 
 
@@ -153,9 +149,7 @@ class Examiner:
         self.life, self.resumes = life, resumes
         self.views: dict[tuple[bytes, int], View] = {}
 
-    def examine(
-        self, boundary: Boundary, state: SimulatedDisk, generator: random.Random, *, thorough: bool
-    ) -> bool:
+    def examine(self, boundary: Boundary, state: SimulatedDisk, generator: random.Random, *, thorough: bool) -> bool:
         """Whether it was a state that had not been opened before. Raises Broken."""
         known = self.views.get((state.digest, boundary.wall_ms))
         client = Client()
@@ -172,12 +166,7 @@ class Examiner:
         return True
 
     def _open(
-        self,
-        client: Client,
-        boundary: Boundary,
-        state: SimulatedDisk,
-        generator: random.Random,
-        thorough: bool,
+        self, client: Client, boundary: Boundary, state: SimulatedDisk, generator: random.Random, thorough: bool
     ) -> None:
         digest = state.digest
         broker = started(state, LifeClock(boundary.wall_ms), self.life.broker, queued=False)

@@ -12,33 +12,12 @@ import random
 from journal.testing import Moment
 from tests.broker.helpers import Answer, Stream
 from tests.crash.delay_examination import resume
-from tests.crash.delay_life import (
-    Boundary,
-    Broken,
-    Client,
-    Life,
-    Message,
-    Step,
-    now_of,
-    pass_time,
-    require,
-)
+from tests.crash.delay_life import Boundary, Broken, Client, Life, Message, Step, now_of, pass_time, require
 from tfmq.errors import TfmqError
 from tfmq.protocol.commands import LeaseProducerIds
 
 PATHS = ("/delay/", ".bucket", "/delay/checkpoint", "/arrivals/", "/orders-", "/bills-")
-KINDS = (
-    "write",
-    "force",
-    "create",
-    "rename",
-    "unlink",
-    "truncate",
-    "read",
-    "open",
-    "force_folder",
-    "sync_file",
-)
+KINDS = ("write", "force", "create", "rename", "unlink", "truncate", "read", "open", "force_folder", "sync_file")
 FULL_KINDS = ("write", "create", "rename")
 MENDED_SECONDS = 90.0
 STARTS_MAX = 30
@@ -94,9 +73,7 @@ class FailingLife(Life):
     def live(self, actions: int) -> None:
         """So many steps, with faults between; then the disk is mended."""
         table = [self.send] * 8 + [self.crowd] * 2 + [self.transact] * 2 + [self.cancel] * 4
-        table += (
-            [self.reschedule] * 3 + [self.wait] * 8 + [self.work] * 5 + [self.work_some] * 3 + [self.fail] * 3
-        )
+        table += [self.reschedule] * 3 + [self.wait] * 8 + [self.work] * 5 + [self.work_some] * 3 + [self.fail] * 3
         for _ in range(actions):
             action = self.random.choice(table)
             self.action = action.__name__

@@ -204,27 +204,19 @@ class Client:
             message.low = parse_handle(answer.handle).due
             message.doubt = False
             return
-        require(
-            answer.state in ("cancelled", "delivered"), f"a new time for one that is there: {answer.state}"
-        )
+        require(answer.state in ("cancelled", "delivered"), f"a new time for one that is there: {answer.state}")
         self._end(message, answer.state)
 
     @staticmethod
     def _end(message: Message, state: str) -> None:
-        message.cancelled, message.delivered, message.doubt = (
-            state == "cancelled",
-            state == "delivered",
-            False,
-        )
+        message.cancelled, message.delivered, message.doubt = (state == "cancelled", state == "delivered", False)
 
     @staticmethod
     def _name(message: Message, handle: str) -> None:
         if handle:
             found = parse_handle(handle)
             message.handle, message.turn = handle, (found.due, found.number)
-            require(
-                found.due >= message.low, f"{message.payload!r} is due at {found.due}, before {message.low}"
-            )
+            require(found.due >= message.low, f"{message.payload!r} is due at {found.due}, before {message.low}")
 
 
 class Life:
@@ -296,12 +288,7 @@ class Life:
         return list(range(first, first + count))
 
     def send(self) -> None:
-        self._send(
-            [
-                self.random.choice(DELAYS) + self.random.randrange(12)
-                for _ in range(self.random.randrange(1, 4))
-            ]
-        )
+        self._send([self.random.choice(DELAYS) + self.random.randrange(12) for _ in range(self.random.randrange(1, 4))])
 
     def crowd(self) -> None:
         """Many in one place of time: a bucket gets too much, the wheel too."""
@@ -318,9 +305,7 @@ class Life:
         sequence, (topic, partition), producer = self.producer.take(len(chosen)), place, self.producer.id
 
         def ask(broker: Broker, turn: bool = True) -> Answer:
-            return broker.delay(
-                producer, sequence, payloads, due=wire, topic=topic, partition=partition, turn=turn
-            )
+            return broker.delay(producer, sequence, payloads, due=wire, topic=topic, partition=partition, turn=turn)
 
         self._put("send", chosen, ask)
 
@@ -363,9 +348,7 @@ class Life:
         """One that has a handle, and about which nothing is asked."""
         asked = {index for step in self.client.steps for index in step.messages}
         found = [i for i, each in enumerate(self.client.messages) if each.handle and i not in asked]
-        late = [
-            i for i in found if not (self.client.messages[i].delivered or self.client.messages[i].cancelled)
-        ]
+        late = [i for i in found if not (self.client.messages[i].delivered or self.client.messages[i].cancelled)]
         return self.random.choice(late if late and self.random.random() < 0.9 else found) if found else None
 
     def cancel(self) -> None:
@@ -401,10 +384,7 @@ class Life:
     def wait(self) -> None:
         """Time goes on, with workers that do some of their work, or none."""
         pass_time(
-            self.broker,
-            self.random.choice(WAITS) * self.random.random(),
-            self.random.choice((0, 0.5, 1)),
-            self.random,
+            self.broker, self.random.choice(WAITS) * self.random.random(), self.random.choice((0, 0.5, 1)), self.random
         )
 
     def work(self) -> None:

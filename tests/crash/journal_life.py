@@ -172,9 +172,7 @@ class Life:
         """The power goes, and life goes on with what is left."""
         disk = self.journal.disk
         disk.after = None
-        self.journal.disk = self.generator.choice(
-            list(crash_states(disk, STATES_TO_GO_ON_FROM, self.generator))
-        )
+        self.journal.disk = self.generator.choice(list(crash_states(disk, STATES_TO_GO_ON_FROM, self.generator)))
         self.journal.disk.after = self._boundary
         self._open()
 

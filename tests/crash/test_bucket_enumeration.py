@@ -126,9 +126,7 @@ class Examination:
                     raise Broken(f"{place}: {error!r}") from error
         return life
 
-    def _state(
-        self, state: SimulatedDisk, boundary: Boundary, life: Life, outcomes: dict[bytes, Outcome]
-    ) -> None:
+    def _state(self, state: SimulatedDisk, boundary: Boundary, life: Life, outcomes: dict[bytes, Outcome]) -> None:
         self.digests.add(state.digest)
         outcome = outcomes.get(state.digest)
         if outcome is None:

@@ -48,9 +48,7 @@ Files = dict[str, bytes | None]
 
 def files_of(disk: SimulatedDisk) -> Files:
     found = walk_tree(disk.tree.root)
-    return {
-        f"/{path}": None if isinstance(node, SimulatedFolder) else bytes(node.data) for path, node in found
-    }
+    return {f"/{path}": None if isinstance(node, SimulatedFolder) else bytes(node.data) for path, node in found}
 
 
 def disk_of(files: Files) -> SimulatedDisk:
@@ -129,9 +127,7 @@ class World:
             producer = self.broker.lease()
             for number in range(3):
                 due = after((hours + number) * HOUR)
-                assert (
-                    self.broker.delay(producer, number, [self.payload()], due=due, topic=topic).code == "ok"
-                )
+                assert self.broker.delay(producer, number, [self.payload()], due=due, topic=topic).code == "ok"
 
 
 @cache
@@ -209,11 +205,7 @@ def read(broker: Broker, topic: str, partition: int) -> list[bytes] | None:
     found: list[bytes] = []
     for segment in log._segment_set.segments:
         for item in scan_segment(segment):
-            if (
-                not isinstance(item, DamagedRange)
-                and item.offset >= log.first_offset
-                and item.next <= log.end_offset
-            ):
+            if not isinstance(item, DamagedRange) and item.offset >= log.first_offset and item.next <= log.end_offset:
                 found += payloads(item.data)
     return found
 
@@ -249,9 +241,7 @@ def end(broker: Broker) -> View:
             request = commands.CommitTransaction(row["xid"], row["epoch"], False, False, [])
             answer = broker.ask(request)
             broker.work()
-            require(
-                not row["lost"] or answer.code == "damaged", f"a commit with a loss is told as {answer.code}"
-            )
+            require(not row["lost"] or answer.code == "damaged", f"a commit with a loss is told as {answer.code}")
             if row["lost"]:
                 broker.ask(request._replace(heuristic=True, force=True))
                 broker.work()
@@ -429,9 +419,7 @@ def touched(lived: Life, files: Files, path: str) -> set[bytes]:
     before, data = lived.files[path], files.get(path)
     assert before is not None
     now = data or b""
-    same = next(
-        (n for n, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), min(len(before), len(now))
-    )
+    same = next((n for n, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), min(len(before), len(now)))
     changed_end = len(before)
     if before and len(now) == len(before):
         changed_end = next(n for n in range(len(before), 0, -1) if before[n - 1] != now[n - 1])
@@ -594,9 +582,7 @@ def repaired_at_once(lived: Life, files: Files, unrepaired: View | None) -> None
         raise Trouble(f"start after a repair at once: {error}") from error
     for place, served in unrepaired.payloads.items() if unrepaired is not None else ():
         gone = set(served or ()) - set(repaired.payloads[place] or ())
-        require(
-            not gone, f"repair at once: {len(gone)} of {place} that were served are gone: {list(gone)[:1]}"
-        )
+        require(not gone, f"repair at once: {len(gone)} of {place} that were served are gone: {list(gone)[:1]}")
 
 
 CHOSEN_MIN: Final = 40
@@ -606,9 +592,7 @@ TRAILERS_MIN: Final = 24
 
 @pytest.mark.long
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
-def test_every_damage_is_served_around_or_refused_and_repaired(
-    ending: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_damage_is_served_around_or_refused_and_repaired(ending: str, caplog: pytest.LogCaptureFixture) -> None:
     every = list(cells(ending))
     count = max(CHOSEN_MIN, int(len(every) * SCALE))
     examine_all(every, min(count, len(every)), ending, caplog)
@@ -633,9 +617,7 @@ def test_a_file_that_is_gone_right_after_a_kill_is_named(how: str, caplog: pytes
     examine_all(every, len(every), "young", caplog)
 
 
-def examine_all(
-    every: list[tuple[str, str]], count: int, ending: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def examine_all(every: list[tuple[str, str]], count: int, ending: str, caplog: pytest.LogCaptureFixture) -> None:
     chosen = every if SCALE >= 1 else seeded("damage", ending == "stopped").sample(every, count)
     troubles = []
     for path, kind in chosen:

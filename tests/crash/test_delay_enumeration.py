@@ -110,9 +110,7 @@ def test_no_crash_at_any_call_loses_doubles_or_hurries_a_delayed_message() -> No
     while len(enumeration.digests) < wanted or (enumeration.rare() and number < LIVES_MOST):
         enumeration.life(number, wanted if SCALE >= 1 else len(enumeration.digests) + STATES_OF_A_LIFE)
         number += 1
-    print(
-        f"{len(enumeration.digests)} distinct states at {enumeration.boundaries} boundaries of {number} lives"
-    )
+    print(f"{len(enumeration.digests)} distinct states at {enumeration.boundaries} boundaries of {number} lives")
     print(dict(enumeration.points))
     assert not enumeration.rare(), f"too few states of {enumeration.rare()}"
 
@@ -134,9 +132,7 @@ def test_a_start_that_is_cut_short_leaves_what_an_undisturbed_one_finds() -> Non
             first = view_of(started(copy, clock, life.broker, queued=False))
             copy.after = None
             for moment in generator.sample(moments, min(4, len(moments))):
-                again = started(
-                    moment.crash(generator), LifeClock(boundary.wall_ms), life.broker, queued=False
-                )
+                again = started(moment.crash(generator), LifeClock(boundary.wall_ms), life.broker, queued=False)
                 found = view_of(again)
                 where = f"life {number} of seed {SEED}, boundary {boundary.number} ({boundary.after})"
                 require(found == first, f"{where}: first {first}, then {found}")

@@ -96,9 +96,7 @@ def every(kind: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("kind", ["force", "force_folder"])
-def test_an_error_at_every_single_force_stops_the_log_and_loses_nothing_that_was_acknowledged(
-    kind: str,
-) -> None:
+def test_an_error_at_every_single_force_stops_the_log_and_loses_nothing_that_was_acknowledged(kind: str) -> None:
     for nth in every(kind):
         story = Story()
         fault = story.bench.disk.faults.fail(kind, nth=nth)
@@ -273,9 +271,7 @@ def three_blocks() -> Bench:
 BLOCK = 2 * 70 + TRAILER_SIZE
 
 
-def test_a_flipped_bit_anywhere_in_a_forced_block_is_named_and_nothing_else_is_lost(
-    three_blocks: Bench,
-) -> None:
+def test_a_flipped_bit_anywhere_in_a_forced_block_is_named_and_nothing_else_is_lost(three_blocks: Bench) -> None:
     path = three_blocks.path(segment_name(0))
     for position in range(BLOCK, 2 * BLOCK):
         bench = flipped(three_blocks, path, position, position % 8)
@@ -358,9 +354,7 @@ def several(disk: SimulatedDisk, count: int) -> list[Log]:
     for number in range(count):
         folder = f"/data/t-{number}"
         disk.make_folder(folder)
-        logs.append(
-            Log.open(disk, folder, log_id=LOG_ID + number, clock=SimulatedClock(), options=LogOptions())
-        )
+        logs.append(Log.open(disk, folder, log_id=LOG_ID + number, clock=SimulatedClock(), options=LogOptions()))
     disk.force_folder("/data")
     return logs
 

@@ -57,9 +57,7 @@ def recover(disk: SimulatedDisk, like: Journal, *, thorough: bool) -> Outcome:
     recovery = store.recovery
     require(set(recovery.labels) <= LABELS_OF_A_CRASH, 6, f"it was recovered by {recovery.labels}")
     require(not recovery.warnings, 6, f"it warns: {recovery.warnings}")
-    require(
-        store.forced_offset == store.end_offset, 3, f"forced {store.forced_offset}, end {store.end_offset}"
-    )
+    require(store.forced_offset == store.end_offset, 3, f"forced {store.forced_offset}, end {store.end_offset}")
     outcome = Outcome(tuple(journal.state.seen), store.end_offset, journal.numbers[-1], store.journal_id)
     rows = {row[0]: row for row in outcome.seen}
     for place in journal.state.held():
@@ -72,9 +70,7 @@ def recover(disk: SimulatedDisk, like: Journal, *, thorough: bool) -> Outcome:
 def _again(journal: Journal, outcome: Outcome) -> None:
     """The same after another power cut, and a life after it."""
     again = journal.crash("nothing")
-    found = Outcome(
-        tuple(again.state.seen), again.store.end_offset, again.numbers[-1], again.store.journal_id
-    )
+    found = Outcome(tuple(again.state.seen), again.store.end_offset, again.numbers[-1], again.store.journal_id)
     require(found == outcome, 7, f"first {outcome}, then {found}")
     again.sent(2, 4)
     again.checkpoint()
@@ -86,18 +82,12 @@ def _again(journal: Journal, outcome: Outcome) -> None:
 def check(outcome: Outcome, known: Known) -> None:
     """What was found against what was known."""
     seen, written = outcome.seen, known.written
-    require(
-        seen[: known.forced] == written[: known.forced],
-        1,
-        f"{known.forced} were forced, {len(seen)} are there",
-    )
+    require(seen[: known.forced] == written[: known.forced], 1, f"{known.forced} were forced, {len(seen)} are there")
     both = min(len(seen), len(written))
     require(seen[:both] == written[:both], 2, "what is there is not what was written")
     more = tuple(row[1:] for row in seen[len(written) :])
     require(more == known.pending[: len(more)], 2, f"{more} came back, {known.pending} was under way")
-    require(
-        outcome.end >= known.end and outcome.number >= known.number, 5, f"{outcome[1:3]} behind {known[3:5]}"
-    )
+    require(outcome.end >= known.end and outcome.number >= known.number, 5, f"{outcome[1:3]} behind {known[3:5]}")
     require(outcome.journal_id == known.journal_id, 5, "it has another name")
 
 
@@ -121,9 +111,7 @@ class Examination:
                     place = f"life {name}, boundary {boundary.number} ({boundary.after}), state {number}"
                     raise Broken(f"{place}: {error!r}") from error
 
-    def _state(
-        self, state: SimulatedDisk, boundary: Boundary, life: Life, outcomes: dict[bytes, Outcome]
-    ) -> None:
+    def _state(self, state: SimulatedDisk, boundary: Boundary, life: Life, outcomes: dict[bytes, Outcome]) -> None:
         self.digests.add(state.digest)
         outcome = outcomes.get(state.digest)
         if outcome is None:

@@ -110,9 +110,7 @@ def test_a_failed_force_that_the_kernel_carried_out_by_itself_stops_the_log_alik
     queue.close()
 
 
-def test_when_the_disk_is_mended_an_operator_resumes_and_nothing_acknowledged_is_lost(
-    image: LoopImage,
-) -> None:
+def test_when_the_disk_is_mended_an_operator_resumes_and_nothing_acknowledged_is_lost(image: LoopImage) -> None:
     log = open_log(image.mount_point, 0, 0, segment_bytes=SEGMENT_BYTES)
     forced = force_until_it_fails(image, log)
     log.abandon("the process ends")
@@ -129,10 +127,7 @@ def test_when_the_disk_is_mended_an_operator_resumes_and_nothing_acknowledged_is
 
 
 def test_a_real_failed_syncfs_stops_only_the_log_whose_bytes_are_gone(image: LoopImage) -> None:
-    good, bad = (
-        open_log(image.mount_point, 0, 0),
-        open_log(image.mount_point, 0, 1, segment_bytes=SEGMENT_BYTES),
-    )
+    good, bad = (open_log(image.mount_point, 0, 0), open_log(image.mount_point, 0, 1, segment_bytes=SEGMENT_BYTES))
     forcer = Forcer(
         RealDisk(), lambda fn, done: done(fn(), None), anchor_path=image.mount_point, method="syncfs",
         clock=SimulatedClock(),

@@ -15,14 +15,7 @@ from functools import cache
 import pytest
 
 from journal.testing import SimulatedDisk
-from tests.crash.transaction_examination import (
-    examine,
-    interrupted,
-    power_cuts,
-    repeated,
-    settled,
-    torn_states,
-)
+from tests.crash.transaction_examination import examine, interrupted, power_cuts, repeated, settled, torn_states
 from tests.crash.transaction_life import FORCES, POINTS, WRITES, Boundary, Call, Life
 from tests.scale import scaled, seeded
 from tools.rigs.transaction_model import Broken
@@ -37,8 +30,7 @@ INTERRUPTED = 40
 WRITTEN = tuple(
     point
     for point in POINTS
-    if point
-    not in ("prepare force", "commit force", "partition force", "rollback force", "file delete", "offsets")
+    if point not in ("prepare force", "commit force", "partition force", "rollback force", "file delete", "offsets")
     and not point.endswith("answer")
 )
 """Points at which something is written, which can be torn."""

@@ -7,16 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tools.rigs.transaction_model import (
-    ABSENT,
-    COMMITTED,
-    PREPARED,
-    Broken,
-    Key,
-    Model,
-    Together,
-    View,
-)
+from tools.rigs.transaction_model import ABSENT, COMMITTED, PREPARED, Broken, Key, Model, Together, View
 
 A = [b"a:0", b"a:1"]
 B = [b"b:0"]

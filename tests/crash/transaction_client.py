@@ -12,14 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from tests.broker.helpers import Answer, Broker, Session, batch
-from tfmq.errors import (
-    NOT_DONE,
-    Busy,
-    HeuristicOutcome,
-    StorageStopped,
-    TransactionCommitted,
-    TransactionRolledBack,
-)
+from tfmq.errors import NOT_DONE, Busy, HeuristicOutcome, StorageStopped, TransactionCommitted, TransactionRolledBack
 from tfmq.protocol import commands
 from tools.rigs.transaction_model import (
     ABSENT,
@@ -166,9 +159,7 @@ class TransactionClient:
 
     # Asking
 
-    def ask(
-        self, request: Any, body: bytes = b"", *, turn: bool = True, answer: Answer | None = None
-    ) -> Answer:
+    def ask(self, request: Any, body: bytes = b"", *, turn: bool = True, answer: Answer | None = None) -> Answer:
         """One request; its memory is the server's, and taken back when the broker lets go of it."""
         if answer is None:
             answer = self.answer_to(request, body)
@@ -278,19 +269,11 @@ class TransactionClient:
         rows, bodies = [], []
         for (topic, partition), count in targets.items():
             key = self.key(topic, partition)
-            data = batch(
-                sequence_state.producer_id, sequence_state.sequence, self.payloads(transaction, key, count)
-            )
+            data = batch(sequence_state.producer_id, sequence_state.sequence, self.payloads(transaction, key, count))
             incarnation = self.broker.incarnation(topic)
             rows.append(
                 commands.TransactionBatch(
-                    topic,
-                    incarnation,
-                    partition,
-                    sequence_state.sequence,
-                    count,
-                    len(data),
-                    [blocks_of(data, count)],
+                    topic, incarnation, partition, sequence_state.sequence, count, len(data), [blocks_of(data, count)]
                 )
             )
             bodies.append(data)
@@ -331,23 +314,12 @@ class TransactionClient:
             self.named(transaction, answer.epoch)
             transaction.xid = answer.xid
 
-        self.step(
-            "begin",
-            request,
-            {transaction: []},
-            done,
-            refused=lambda: self.drop_sequence(transaction),
-            turn=turn,
-        )
+        self.step("begin", request, {transaction: []}, done, refused=lambda: self.drop_sequence(transaction), turn=turn)
         return transaction
 
-    def send(
-        self, transaction: Transaction, topic: str, partition: int, count: int = 1, *, turn: bool = True
-    ) -> Step:
+    def send(self, transaction: Transaction, topic: str, partition: int, count: int = 1, *, turn: bool = True) -> Step:
         sequence_state, key = self.sequence_states[transaction], self.key(topic, partition)
-        data = batch(
-            sequence_state.producer_id, sequence_state.sequence, self.payloads(transaction, key, count)
-        )
+        data = batch(sequence_state.producer_id, sequence_state.sequence, self.payloads(transaction, key, count))
         request = commands.Produce(
             topic,
             self.broker.incarnation(topic),
@@ -366,9 +338,7 @@ class TransactionClient:
             refused=lambda: self.drop_sequence(transaction), body=data, turn=turn,
         )  # fmt: skip
 
-    def prepare(
-        self, transaction: Transaction, offsets: Mapping[str, int] | None = None, *, turn: bool = True
-    ) -> Step:
+    def prepare(self, transaction: Transaction, offsets: Mapping[str, int] | None = None, *, turn: bool = True) -> Step:
         inside = self.offsets_inside(transaction, offsets)
         request = commands.PrepareTransaction(transaction.xid, transaction.epoch, None, inside)
 
@@ -474,14 +444,7 @@ class TransactionClient:
         made = [f"{label}:{n}:".encode().ljust(self.record_bytes, b".") for n in range(first, first + count)]
         plain.stream.sent.extend(made)
         request = commands.Produce(
-            topic,
-            self.broker.incarnation(topic),
-            partition,
-            plain.producer_id,
-            first,
-            count,
-            commands.ACKS_SYNCED,
-            [],
+            topic, self.broker.incarnation(topic), partition, plain.producer_id, first, count, commands.ACKS_SYNCED, []
         )
         plain.waiting.append((first + count, Answer(0, None)))
         answer = self.ask(request, batch(plain.producer_id, first, made), turn=turn)

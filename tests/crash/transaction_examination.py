@@ -82,9 +82,7 @@ def ask_again(client: TransactionClient, boundary: Boundary) -> None:
         for fates in known.values():
             if step.name == "transact" or fates == {ANSWERED_AGAIN.get(step.name)}:
                 safe = fates != {COMMITTED} and repeat.answer.code in REFUSED_SAFELY
-                require(
-                    safe or repeat.answer.code == "ok", f"{step.name}, repeated: {repeat.answer.failure!r}"
-                )
+                require(safe or repeat.answer.code == "ok", f"{step.name}, repeated: {repeat.answer.failure!r}")
                 break
 
 
@@ -191,9 +189,7 @@ def repeated(life: Life, boundary: Boundary, disk: SimulatedDisk, times: int) ->
         require(found == first, f"recovery {turn + 2} differs: {difference(first, found)}")
 
 
-def interrupted(
-    life: Life, boundary: Boundary, disk: SimulatedDisk, limit: int, generator: random.Random
-) -> int:
+def interrupted(life: Life, boundary: Boundary, disk: SimulatedDisk, limit: int, generator: random.Random) -> int:
     """The power goes at some boundaries of the recovery: the next one finds the same. Answers how many."""
     moments: list[Moment] = []
     copy = disk.crash(keep="everything")
@@ -250,7 +246,5 @@ def lasting(row: dict[str, Any]) -> dict[str, Any]:
 def difference(first: dict[str, Any], second: dict[str, Any]) -> str:
     """Where two outcomes differ, in short."""
     return "; ".join(
-        f"{name}: {str(first[name])[:300]} / {str(second[name])[:300]}"
-        for name in first
-        if first[name] != second[name]
+        f"{name}: {str(first[name])[:300]} / {str(second[name])[:300]}" for name in first if first[name] != second[name]
     )

@@ -127,10 +127,7 @@ class Life:
         self.disk = SimulatedDisk()
         self.clock = SimulatedClock()
         self.broker = Broker(
-            self.disk,
-            self.clock,
-            transaction__journal_file_bytes=JOURNAL_FILE_BYTES,
-            log__segment_bytes=SEGMENT_BYTES,
+            self.disk, self.clock, transaction__journal_file_bytes=JOURNAL_FILE_BYTES, log__segment_bytes=SEGMENT_BYTES
         )
         self.client = TransactionClient(self.broker, record_bytes=RECORD_BYTES)
         self.action = "start"

@@ -75,9 +75,7 @@ def _unforced(connection: Any, _: object) -> None:
     connection.execute("PRAGMA synchronous=OFF")
 
 
-def group_of(
-    letter_store: LetterStore, clock: Callable[[], float], calls_max: int = 6
-) -> GroupDeadLetterStore:
+def group_of(letter_store: LetterStore, clock: Callable[[], float], calls_max: int = 6) -> GroupDeadLetterStore:
     return GroupDeadLetterStore(letter_store, "billing", calls_max, wall_clock=clock, jitter=lambda: 0.0)
 
 
@@ -106,12 +104,7 @@ class Mortal:
         return found
 
     def find(
-        self,
-        selection: Selection,
-        after: PagePosition = FIRST_PAGE,
-        count: int = PAGE_LETTERS,
-        *,
-        whole: bool = False,
+        self, selection: Selection, after: PagePosition = FIRST_PAGE, count: int = PAGE_LETTERS, *, whole: bool = False
     ) -> Operation[list[Letter]]:
         return self._letter_store.find(selection, after, count, whole=whole)
 

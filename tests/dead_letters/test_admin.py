@@ -131,9 +131,7 @@ def test_a_topic_is_a_store_like_others(tmp_path: Path) -> None:
         with Desk("topic:dead", broker.servers) as desk:
             desk.check()
             first, second, _ = found = list(desk.letters(whole=True))
-            assert sorted(each.message().text for each in found) == texts, (
-                "kept in one ms: ordered by their ids"
-            )
+            assert sorted(each.message().text for each in found) == texts, "kept in one ms: ordered by their ids"
             assert desk.drop([first.id]) != [None] and desk.retry([second.id]) != [None]
             assert desk.redrive(Wish()).sent == 1
             assert HANDLED not in states(desk).values()

@@ -68,13 +68,7 @@ def test_the_record_is_the_message_with_its_counts(broker: SimulatedBroker) -> N
     run = Departing(broker, 1)
     run.send(run.letters)
     (found,) = broker.sent("again")
-    assert (found.key, found.tag, found.properties, found.attempts, found.redrives) == (
-        "42",
-        "new",
-        {"a": "b"},
-        3,
-        1,
-    )
+    assert (found.key, found.tag, found.properties, found.attempts, found.redrives) == ("42", "new", {"a": "b"}, 3, 1)
     body = run.letters[0].body
     assert body is not None
     with pytest.raises(DecodeFailed):
@@ -141,9 +135,7 @@ def test_an_unknown_outcome_is_reported_for_each(broker: SimulatedBroker) -> Non
 
 def test_another_broker_is_not_the_one_that_they_are_under_way_to(broker: SimulatedBroker) -> None:
     run = Departing(broker, 2)
-    away = [
-        replace(each, journey=each.journey and each.journey._replace(node="another")) for each in run.letters
-    ]
+    away = [replace(each, journey=each.journey and each.journey._replace(node="another")) for each in run.letters]
     fate = run.send(away)
     assert (fate.steps, len(fate.unsure), texts(broker)) == ((), 2, [])
     assert "--servers" in fate.unsure[0]

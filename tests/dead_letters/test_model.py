@@ -49,9 +49,7 @@ def test_the_message_comes_back_as_it_was() -> None:
     given = message(3, b'{"n": 1}', born_ms=1_763_000_000_000, key="42", tag="new", properties={"a": "b"})
     back = letter_from_message(given, "billing").message(codecs.json)
     for name in (
-        *(
-            "payload topic partition offset next_offset ordinal id key tag properties born_at appended_at".split()
-        ),
+        *("payload topic partition offset next_offset ordinal id key tag properties born_at appended_at".split()),
         *("attempts redrives text attribute_bytes".split()),
     ):
         assert getattr(back, name) == getattr(given, name), name
@@ -101,9 +99,7 @@ def test_the_history_is_bounded_and_keeps_the_first_and_the_latest() -> None:
     kept = letter.failures
     assert len(kept) == FAILURES_MAX
     assert kept[0] == history[0] and kept[-1] == history[-1]
-    assert [each.error for each in kept[1:]] == [
-        f"E{number}: x" for number in range(500 - FAILURES_MAX + 1, 500)
-    ]
+    assert [each.error for each in kept[1:]] == [f"E{number}: x" for number in range(500 - FAILURES_MAX + 1, 500)]
     assert sum(bool(each.traceback) for each in kept) <= TRACEBACKS_MAX
     assert bound_failures(history)[-1] == history[-1]
     assert letter.error == "E499: x" and replace(letter, failures=()).error == ""
@@ -152,9 +148,7 @@ def test_the_first_page_is_before_every_letter() -> None:
     assert PagePosition(0, "") > FIRST_PAGE
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"states": "dead"}, {"states": ("ded",)}, {"states": ["dead", 5]}, {"ids": "ab"}]
-)
+@pytest.mark.parametrize("wrong", [{"states": "dead"}, {"states": ("ded",)}, {"states": ["dead", 5]}, {"ids": "ab"}])
 def test_states_and_ids_are_several(wrong: dict[str, Any], tmp_path: Path) -> None:
     with Desk(tmp_path / "dead.db") as desk, pytest.raises(BadRequest, match=next(iter(wrong))):
         list(desk.letters(Selection(**wrong)))

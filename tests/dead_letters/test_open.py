@@ -22,13 +22,7 @@ from tfmq.dead_letters.admin import default_stores
 from tfmq.dead_letters.model import DEAD, DROPPED, FAILING, HANDLED, WAITING
 from tfmq.dead_letters.open import open_letter_store
 from tfmq.dead_letters.sql_store import BlockingSqlStore, SqlLetterStore
-from tfmq.dead_letters.store import (
-    DEFAULT_STORE,
-    StoreAddress,
-    broker_id_text,
-    default_path,
-    existing_or_default_path,
-)
+from tfmq.dead_letters.store import DEFAULT_STORE, StoreAddress, broker_id_text, default_path, existing_or_default_path
 from tfmq.dead_letters.topic_store import TopicLetterStore
 from tfmq.errors import BadRequest, StoreFailed
 from tfmq.protocol.commands import HelloReply
@@ -44,9 +38,7 @@ def test_nothing_is_made_before_something_is_kept(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_consumer_without_a_store_has_the_groups_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_consumer_without_a_store_has_the_groups_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file for each broker; so two brokers on one machine do not share one."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for node in ("0b1c", "2d3e"):
@@ -60,9 +52,7 @@ def test_a_consumer_without_a_store_has_the_groups_own(
         assert finished(store.store_letter(message(1), [failure()])) == DEAD
         assert store.address == str(tmp_path / "tfmq" / node / "billing.db")
         store.close()
-    assert default_stores("billing") == [
-        str(tmp_path / "tfmq" / each / "billing.db") for each in ("0b1c", "2d3e")
-    ]
+    assert default_stores("billing") == [str(tmp_path / "tfmq" / each / "billing.db") for each in ("0b1c", "2d3e")]
 
 
 def test_before_the_broker_is_reached_nothing_is_done_and_nothing_fails(
@@ -82,9 +72,7 @@ def test_before_the_broker_is_reached_nothing_is_done_and_nothing_fails(
     assert there.count_by_state() == {}
 
 
-def test_a_store_that_an_earlier_release_made_is_used_further(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_an_earlier_release_made_is_used_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     earlier = BlockingSqlStore(StoreAddress("path", default_path("billing")))
     assert earlier.count_by_state() == {}
@@ -120,9 +108,7 @@ def test_a_topic_needs_a_broker_and_nonsense_is_reported() -> None:
 
 def test_what_programs_use_is_there_and_loads_no_database_before() -> None:
     program = "import sys, tfmq; tfmq.dead_letters.open_dead_letters; print('sqlalchemy' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
     assert all(getattr(dead_letters, name) is not None for name in dead_letters.__all__)
     assert not hasattr(dead_letters, "Bury")
@@ -148,11 +134,7 @@ def test_with_the_broker_down_both_drivers_keep_in_a_thread(tmp_path: Path) -> N
     async def keep() -> str:
         driver = AsyncDriver(nowhere())
         store = open_dead_letters(
-            tmp_path / "dead.db",
-            group="billing",
-            calls_max=6,
-            run=driver.run_in_threads,
-            wall_clock=time.time,
+            tmp_path / "dead.db", group="billing", calls_max=6, run=driver.run_in_threads, wall_clock=time.time
         )
         found = await asyncio.gather(
             *(driver.run(store.record_failure(message(number), failure())) for number in range(2, 8)),

@@ -39,16 +39,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
     return tmp_path / "dead.db" if request.param == "file" else "dead"
 
 
-def fill(
-    broker: SimulatedBroker, store: Path | str, count: int = MESSAGES, topic: str = "orders"
-) -> list[str]:
+def fill(broker: SimulatedBroker, store: Path | str, count: int = MESSAGES, topic: str = "orders") -> list[str]:
     """Messages that were sent, read, and kept as dead letters; their payloads."""
     producer = broker.producer()
     texts = [f"{topic} {number}" for number in range(count)]
     for number, text in enumerate(texts):
-        producer.send(
-            topic, text, key=f"key{3 + number % 2}", tag="new", properties={"n": str(number)}
-        ).result()
+        producer.send(topic, text, key=f"key{3 + number % 2}", tag="new", properties={"n": str(number)}).result()
     process = Process(broker, store)
     kept = group_of(process.letter_store, process.wall_clock)
     for message in broker.sent(topic):
@@ -95,17 +91,13 @@ def again(broker: SimulatedBroker, topic: str = "orders") -> list[str]:
     return sorted(each.text for each in found if each.redrives)
 
 
-def test_dead_letters_go_to_their_topic_again_as_they_were(
-    broker: SimulatedBroker, store: Path | str
-) -> None:
+def test_dead_letters_go_to_their_topic_again_as_they_were(broker: SimulatedBroker, store: Path | str) -> None:
     texts = fill(broker, store)
     report, _ = redrive(broker, store)
     assert (report.sent, report.resumed, report.targets) == (MESSAGES, 0, {"orders": MESSAGES})
     assert again(broker) == texts
     assert states(broker, store) == {REDRIVEN: MESSAGES}
-    first, second = (
-        {m.text: m for m in broker.sent("orders") if bool(m.redrives) is late} for late in (False, True)
-    )
+    first, second = ({m.text: m for m in broker.sent("orders") if bool(m.redrives) is late} for late in (False, True))
     for text in texts:
         before, after = first[text], second[text]
         assert (before.key, before.tag, before.properties, before.partition, before.born_at) == (
@@ -192,9 +184,7 @@ def test_two_at_once_send_each_letter_once(broker: SimulatedBroker, store: Path 
     texts = fill(broker, store, 10)
     pair = [Process(broker, store), Process(broker, store)]
     wish = Wish(rate=10.0)
-    works = [
-        RedriveOperation(each.letter_store, each.link, wish, wall_clock=each.wall_clock) for each in pair
-    ]
+    works = [RedriveOperation(each.letter_store, each.link, wish, wall_clock=each.wall_clock) for each in pair]
     operations = [work.run() for work in works]
     chance = seeded("two at once")
     ended = [False, False]
@@ -209,9 +199,7 @@ def test_two_at_once_send_each_letter_once(broker: SimulatedBroker, store: Path 
     assert states(broker, store) == {REDRIVEN: 10}
 
 
-def test_one_whose_claim_was_taken_over_sends_nothing_of_it(
-    broker: SimulatedBroker, store: Path | str
-) -> None:
+def test_one_whose_claim_was_taken_over_sends_nothing_of_it(broker: SimulatedBroker, store: Path | str) -> None:
     """Between its claim and its places another redrive comes, begins and ends."""
     texts = fill(broker, store)
     process = Process(broker, store)
@@ -229,9 +217,7 @@ def test_one_whose_claim_was_taken_over_sends_nothing_of_it(
                 assert redrive(broker, store)[0].sent == MESSAGES
             return found
 
-    work = RedriveOperation(
-        Slow(process.letter_store, -1), process.link, Wish(), wall_clock=process.wall_clock
-    ).run()
+    work = RedriveOperation(Slow(process.letter_store, -1), process.link, Wish(), wall_clock=process.wall_clock).run()
     while not stepped(process, work):
         pass
     process.kill()
@@ -261,9 +247,7 @@ def test_a_hole_between_its_places_is_closed_before_anything_is_given_back(
             return found
 
     dropped: list[str] = []
-    work = RedriveOperation(
-        Unlucky(process.letter_store, -1), process.link, Wish(), wall_clock=process.wall_clock
-    )
+    work = RedriveOperation(Unlucky(process.letter_store, -1), process.link, Wish(), wall_clock=process.wall_clock)
     process.run(work.run())
     process.kill()
     redrive(broker, store)
@@ -298,9 +282,7 @@ def test_only_what_is_chosen_is_sent(broker: SimulatedBroker, store: Path | str)
     assert report.targets == {}
 
 
-def test_a_limit_counts_what_a_given_report_has_of_other_stores(
-    broker: SimulatedBroker, store: Path | str
-) -> None:
+def test_a_limit_counts_what_a_given_report_has_of_other_stores(broker: SimulatedBroker, store: Path | str) -> None:
     fill(broker, store)
     process, report = Process(broker, store), Report(resumed=1, targets={"bills": 2})
     work = RedriveOperation(
@@ -346,9 +328,7 @@ def test_another_topic_gets_them_by_key(broker: SimulatedBroker, store: Path | s
     }
 
 
-def test_a_key_that_is_no_text_has_its_partition_elsewhere_too(
-    broker: SimulatedBroker, store: Path | str
-) -> None:
+def test_a_key_that_is_no_text_has_its_partition_elsewhere_too(broker: SimulatedBroker, store: Path | str) -> None:
     keys: list[bytes | str] = ["a\0b", *(bytes([0xFF, number]) for number in range(8))]
     for key in keys:
         broker.producer().send("orders", b"x", key=key).result()
@@ -417,9 +397,7 @@ def test_what_comes_back_again_and_again_is_passed_over(broker: SimulatedBroker,
     assert [each.redrives for each in broker.sent("orders")] == [0, 1, 2, 3, 4]
 
 
-def test_what_fails_again_at_once_is_not_sent_twice_by_one_redrive(
-    tmp_path: Path, broker: SimulatedBroker
-) -> None:
+def test_what_fails_again_at_once_is_not_sent_twice_by_one_redrive(tmp_path: Path, broker: SimulatedBroker) -> None:
     store = tmp_path / "dead.db"
     fill(broker, store, 2)
     process = Process(broker, store)
@@ -436,9 +414,7 @@ def test_what_fails_again_at_once_is_not_sent_twice_by_one_redrive(
                     yield from kept.store_letter(message, [failure()])
             return found
 
-    work = RedriveOperation(
-        Failing(process.letter_store, -1), process.link, Wish(), wall_clock=process.wall_clock
-    )
+    work = RedriveOperation(Failing(process.letter_store, -1), process.link, Wish(), wall_clock=process.wall_clock)
     report = process.run(work.run())
     assert report.sent == 2
     assert states(broker, store) == {REDRIVEN: 2, DEAD: 2}

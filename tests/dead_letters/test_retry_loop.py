@@ -23,9 +23,7 @@ from tfmq.errors import Closed, StoreFailed
 class Bench:
     """A store, a handler, and a loop over them, in a time that passes as the loop waits."""
 
-    def __init__(
-        self, path: Path, handler: Callable[[ReceivedMessage[Any]], Any], calls_max: int = 4
-    ) -> None:
+    def __init__(self, path: Path, handler: Callable[[ReceivedMessage[Any]], Any], calls_max: int = 4) -> None:
         self.clock = Time()
         self.letter_store = sql_letter_store(path)
         self.store: GroupDeadLetterStore = group_of(self.letter_store, self.clock, calls_max)

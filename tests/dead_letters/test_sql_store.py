@@ -217,9 +217,7 @@ def test_a_person_can_ask_the_table(tmp_path: Path) -> None:
 
 
 def test_the_adapter_is_the_store_as_operations(tmp_path: Path) -> None:
-    letter_store = SqlLetterStore(
-        BlockingSqlStore(StoreAddress("path", str(tmp_path / "dead.db"))), run_inline
-    )
+    letter_store = SqlLetterStore(BlockingSqlStore(StoreAddress("path", str(tmp_path / "dead.db"))), run_inline)
     assert Stand(lambda: (letter_store, finished)).run(letter_store.find(Selection())) == []
     assert letter_store.name == str(tmp_path / "dead.db")
     letter_store.close()
@@ -281,9 +279,7 @@ def test_sqlite_is_configured_to_be_on_the_disk_when_it_commits(tmp_path: Path) 
     url = database(f"sqlite:///{tmp_path / 'other.db'}")
     with url.write_transaction() as connection:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2, "FULL"
-        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete", (
-            "it may be another's file"
-        )
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "delete", "it may be another's file"
 
 
 def test_postgresql_is_configured_so_too_whatever_its_default(postgres: PostgresServer) -> None:
@@ -357,18 +353,13 @@ def test_a_file_that_is_removed_while_it_is_written_has_kept_nothing(tmp_path: P
     found = database(path)
     with found.write_transaction():
         pass
-    with (
-        pytest.raises(StoreFailed, match="was removed or replaced") as failed,
-        found.write_transaction() as connection,
-    ):
+    with pytest.raises(StoreFailed, match="was removed or replaced") as failed, found.write_transaction() as connection:
         connection.exec_driver_sql("CREATE TABLE t (a)")
         removed(path)
     assert failed.value.retriable
 
 
-def test_a_path_that_is_not_absolute_stays_what_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_that_is_not_absolute_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = BlockingSqlStore(parse_address("dead.db"))
     found.apply([keeping(0)])
@@ -400,10 +391,7 @@ def test_a_file_that_is_no_store_is_reported_in_a_sentence(tmp_path: Path) -> No
 def test_where_no_letter_can_ever_be_kept_no_caller_waits(tmp_path: Path, place: str, prefix: str) -> None:
     (tmp_path / "no-database").write_bytes(b"secret payload " * 1000)
     found = Database(parse_address(f"{prefix}{tmp_path / place}"))
-    with (
-        pytest.raises(StoreUnusable, match="No dead letters can be stored at") as failed,
-        found.write_transaction(),
-    ):
+    with pytest.raises(StoreUnusable, match="No dead letters can be stored at") as failed, found.write_transaction():
         pass
     assert not failed.value.retriable
 
@@ -520,18 +508,10 @@ JOURNEY = RedrivePosition("again", 8, 3, 99, 5, 1 << 40)
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("journey", [None, JOURNEY])
 @pytest.mark.parametrize("key", [None, "42", b"42"])
-def test_a_letter_comes_back_as_it_was(
-    whole: bool, journey: RedrivePosition | None, key: bytes | str | None
-) -> None:
+def test_a_letter_comes_back_as_it_was(whole: bool, journey: RedrivePosition | None, key: bytes | str | None) -> None:
     letter = letter_from_message(message(3, b"\x00x", key=key, tag="new"), "billing")
     letter = replace(
-        letter,
-        failures=(failure(), failure(1)),
-        journey=journey,
-        state="redriving",
-        calls=3,
-        token="me",
-        lease_ms=5,
+        letter, failures=(failure(), failure(1)), journey=journey, state="redriving", calls=3, token="me", lease_ms=5
     )
     letter = letter if whole else replace(letter, body=None)
     row = row_from_letter(letter)
@@ -544,9 +524,7 @@ def test_what_may_be_large_is_read_only_where_it_is_wanted() -> None:
 
 
 def test_text_is_such_as_every_database_takes() -> None:
-    letter = replace(
-        letter_from_message(message(key="a\0b", tag="\0"), "g"), failures=(failure(0, "bad \ud800\0"),)
-    )
+    letter = replace(letter_from_message(message(key="a\0b", tag="\0"), "g"), failures=(failure(0, "bad \ud800\0"),))
     row = row_from_letter(letter)
     assert (row["key_text"], row["tag"], row["error"]) == ("a\ufffdb", "\ufffd", "bad ?\ufffd")
     assert row["failures"].isascii() and "\0" not in row["failures"]

@@ -281,13 +281,7 @@ def test_one_that_is_put_off_once_more_after_a_kill_begins_no_new_round() -> Non
     assert (kept.state, kept.calls, kept.calls_left, kept.next_ms) == (WAITING, 3, 4, 90)
     in_work = done(waiting, model.TakeEvent(60, "killed", 120))
     kept = done(in_work, again)
-    assert (kept.state, kept.calls, kept.calls_left, kept.token, kept.lease_ms) == (
-        RETRYING,
-        4,
-        3,
-        "killed",
-        120,
-    )
+    assert (kept.state, kept.calls, kept.calls_left, kept.token, kept.lease_ms) == (RETRYING, 4, 3, "killed", 120)
     last = done(replace(in_work, calls_left=0), again)
     assert done(last, model.TakeEvent(120, "you", 180)).state == DEAD, "its process ended in the last call"
     dead = done(letter_in(DEAD), again)
@@ -366,10 +360,7 @@ def test_a_claim_without_a_place_is_anybodys() -> None:
 
 
 def test_a_place_is_settled_once() -> None:
-    assert (
-        apply_event(letter_in(REDRIVING), model.DepartEvent(50, "me", JOURNEY._replace(producer_id=98)))
-        is None
-    )
+    assert apply_event(letter_in(REDRIVING), model.DepartEvent(50, "me", JOURNEY._replace(producer_id=98))) is None
     returned = done(letter_in(REDRIVING), model.ReturnEvent(50, "me", 99, 0))
     assert (returned.journey, returned.token) == (None, "")
 

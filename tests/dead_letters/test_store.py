@@ -75,9 +75,7 @@ def test_a_password_is_never_shown() -> None:
     assert str(parse_address("postgresql:///db?host=/run")) == "postgresql:///db?host=/run"
 
 
-def test_the_default_lies_where_programs_keep_their_state(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_default_lies_where_programs_keep_their_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_path("billing") == str(tmp_path / ".local/state/tfmq/billing.db")
@@ -131,9 +129,7 @@ def test_calls_in_a_queue_are_noted_until_they_are_used_up(stand: Stand) -> None
     states = []
     for number in range(5):  # each by another process: the one before was killed
         letter_store, run = stand.open()
-        states.append(
-            run(group_of(letter_store, clock, calls_max=4).record_failure(message(1), failure(number)))
-        )
+        states.append(run(group_of(letter_store, clock, calls_max=4).record_failure(message(1), failure(number))))
     assert states == [FAILING, FAILING, FAILING, DEAD, DEAD]
     letter = only(stand)
     assert (letter.calls, len(letter.failures)) == (5, 5)
@@ -150,9 +146,7 @@ def test_one_that_ends_its_process_each_time_is_dead_in_the_end(stand: Stand) ->
     assert stand.run(kept.record_failure(message(2), failure(5), begun=True)) == FAILING
     assert stand.run(kept.count_call(message(2))) == FAILING
     stand.run(kept.record_success(message(2)))
-    found = {
-        each.ordinal: (each.state, each.calls) for each in stand.run(stand.letter_store.find(Selection()))
-    }
+    found = {each.ordinal: (each.state, each.calls) for each in stand.run(stand.letter_store.find(Selection()))}
     assert found == {1: (DEAD, 3), 2: (HANDLED, 2)}
 
 
@@ -317,11 +311,7 @@ def test_random_consumers_that_die_lose_nothing_and_end(tmp_path: Path) -> None:
         kills: Counter[str] = Counter()
         group_store = group_of(letter_store, clock, calls_max)
         for number in range(count):
-            finished(
-                group_store.store_letter(
-                    message(number), [failure()], calls=1, retry_after=chance.random() * 5
-                )
-            )
+            finished(group_store.store_letter(message(number), [failure()], calls=1, retry_after=chance.random() * 5))
         consumers = [group_of(letter_store, clock, calls_max) for _ in range(3)]
         while (wait := finished(group_store.seconds_until_due())) is not None:
             clock.now += wait
@@ -343,12 +333,8 @@ def test_random_consumers_that_die_lose_nothing_and_end(tmp_path: Path) -> None:
 # What every store of dead letters does, whatever it is made of: a file, PostgreSQL, a topic.
 
 
-def keeping(
-    number: int, at_ms: int = 10, next_ms: int = 0, group: str = "billing", **options: object
-) -> Step:
-    letter = letter_from_message(
-        message(number, f"payload {number}".encode(), key=f"k{number % 2}", tag="t"), group
-    )
+def keeping(number: int, at_ms: int = 10, next_ms: int = 0, group: str = "billing", **options: object) -> Step:
+    letter = letter_from_message(message(number, f"payload {number}".encode(), key=f"k{number % 2}", tag="t"), group)
     letter = replace(letter, calls=1, calls_left=3 if next_ms else 0, failures=(failure(number),), **options)  # type: ignore[arg-type]
     return letter.id, model.KeepEvent(at_ms, letter, next_ms)
 
@@ -392,9 +378,7 @@ def test_failing_letters_are_found_by_group_and_partition(stand: Stand) -> None:
     letter_store, run = stand.open()
     first, third = (letter_from_message(message(number), "billing") for number in (1, 3))
     place = (first.incarnation, first.partition)
-    assert sorted(run(letter_store.failing_offsets("billing", *place))) == sorted(
-        (first.offset, third.offset)
-    )
+    assert sorted(run(letter_store.failing_offsets("billing", *place))) == sorted((first.offset, third.offset))
     assert run(letter_store.failing_offsets("billing", place[0] + 1, place[1])) == []
     assert run(letter_store.failing_offsets("billing", place[0], place[1] + 1)) == []
 
@@ -499,9 +483,7 @@ def test_what_is_hard_to_store_is_stored(stand: Stand) -> None:
     odd = [
         letter_from_message(message(1, None), "billing"),
         letter_from_message(message(2, b"\x00\xff" * 500, key=b"\x00\xff", tag="\x00"), "billing"),
-        letter_from_message(
-            message(3, "\ud800".encode("utf-8", "surrogatepass"), attribute=b"\xc1"), "billing"
-        ),
+        letter_from_message(message(3, "\ud800".encode("utf-8", "surrogatepass"), attribute=b"\xc1"), "billing"),
         letter_from_message(message(4, b"", key="\x00 key", properties={"\x00": "\x00"}), "billing"),
     ]
     for each in odd:
@@ -514,9 +496,7 @@ def test_what_is_hard_to_store_is_stored(stand: Stand) -> None:
     assert len(stand.run(stand.letter_store.find(Selection()))) == len(odd)
 
 
-def test_bodies_come_no_more_at_once_than_memory_has_room_for(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bodies_come_no_more_at_once_than_memory_has_room_for(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [keeping(number, at_ms=number) for number in range(6)]
     stand.run(stand.letter_store.apply(steps))
     monkeypatch.setattr(model, "PAGE_BYTES", 2 * len(b"payload 0"))
@@ -528,9 +508,7 @@ def test_bodies_come_no_more_at_once_than_memory_has_room_for(
     assert ids(found) == [id for id, _ in steps]
     assert [each.message().payload for each in found] == [b"payload %d" % number for number in range(6)]
     monkeypatch.setattr(model, "PAGE_BYTES", 1)
-    assert len(stand.run(stand.letter_store.find(Selection(), FIRST_PAGE, whole=True))) == 1, (
-        "one always has room"
-    )
+    assert len(stand.run(stand.letter_store.find(Selection(), FIRST_PAGE, whole=True))) == 1, "one always has room"
     assert len(stand.run(stand.letter_store.find(Selection(), FIRST_PAGE))) == 6
 
 
@@ -558,12 +536,7 @@ def test_what_was_only_counted_and_was_handled_is_no_letter(stand: Stand) -> Non
 
 
 def test_waits_double_up_to_the_longest() -> None:
-    assert [retry_delay_ms(calls, 0) for calls in (1, 2, 3, 4)] == [
-        FIRST_MS,
-        2 * FIRST_MS,
-        4 * FIRST_MS,
-        8 * FIRST_MS,
-    ]
+    assert [retry_delay_ms(calls, 0) for calls in (1, 2, 3, 4)] == [FIRST_MS, 2 * FIRST_MS, 4 * FIRST_MS, 8 * FIRST_MS]
     assert retry_delay_ms(50, 0) == retry_delay_ms(10**9, 0) == MAX_MS
     assert retry_delay_ms(0, 0) == FIRST_MS
 

@@ -80,11 +80,7 @@ def test_what_is_in_memory_is_small() -> None:
 def test_who_waits_is_known_without_a_look_at_all() -> None:
     fold = LetterIndex()
     fold.apply(at(1, model.KeepEvent(10, LETTER, 20)))
-    assert (
-        fold.next_due_id("billing", 19),
-        fold.next_due_id("billing", 20),
-        fold.next_due_id("shipping", 20),
-    ) == (
+    assert (fold.next_due_id("billing", 19), fold.next_due_id("billing", 20), fold.next_due_id("shipping", 20)) == (
         None,
         LETTER.id,
         None,
@@ -171,8 +167,7 @@ def test_every_kind_is_tried() -> None:
 
 def test_a_body_without_room_stays_where_the_message_stands() -> None:
     body = replace(
-        LETTER_TOPIC_EVENTS,
-        body=LETTER_TOPIC_EVENTS.body and LETTER_TOPIC_EVENTS.body._replace(payload=bytes(1000)),
+        LETTER_TOPIC_EVENTS, body=LETTER_TOPIC_EVENTS.body and LETTER_TOPIC_EVENTS.body._replace(payload=bytes(1000))
     )
     small = encode_event(LETTER_TOPIC_EVENTS.id, model.KeepEvent(10, body), 900 + HISTORY_BYTES)
     assert len(small.payload or b"") < 900
@@ -518,21 +513,14 @@ def test_it_is_what_its_events_add_up_to_and_other_records_are_none_of_them() ->
     with SimulatedBroker() as broker:
         process = Process(broker, "dead")
         first, second = keeping(1), keeping(2)
-        for step in (
-            first,
-            second,
-            (first[0], model.RetryEvent(20, 3)),
-            (first[0], model.TakeEvent(20, "me", 30)),
-        ):
+        for step in (first, second, (first[0], model.RetryEvent(20, 3)), (first[0], model.TakeEvent(20, "me", 30))):
             process.run(process.letter_store.apply([step]))
         assert isinstance(process.letter_store, TopicLetterStore)
         stream = ProducerPartition("dead", broker.admin().topic("dead").incarnation, 0, 0)
         places = [each.offset for each in broker.sent("dead")]
 
         def read(places: list[int]) -> object:
-            return process.run(
-                load_full_letter(process.link, stream, first[0], places, process.link.now() + 5)
-            )
+            return process.run(load_full_letter(process.link, stream, first[0], places, process.link.now() + 5))
 
         letter = read(places)
         assert letter is not None and letter == process.run(process.letter_store.get(first[0]))

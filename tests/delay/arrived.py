@@ -68,9 +68,7 @@ class Rig:
             ProducerState(remembered=5, entries_max=100, idle_ms=7 * DAY_MS, leased_ms=lambda _: 0)
         )
         options = log.arrival_options(1000, 10.0, self.segment_bytes)
-        self.log = Log.open(
-            self.disk, FOLDER, log_id=log.LOG_ID, clock=self.clock, options=options, state=self.state
-        )
+        self.log = Log.open(self.disk, FOLDER, log_id=log.LOG_ID, clock=self.clock, options=options, state=self.state)
         self.state.epochs.finish_recovery(self.log.whole_end[1])
 
     @property
@@ -131,9 +129,7 @@ class Rig:
         batches = [log.header_batch(written)]
         for each in old:
             producer_id, sequence = divmod(int.from_bytes(each.record[8:16], "big"), 1 << 24)
-            batches.append(
-                Batch(each.record, ((len(each.record), 1, crc32(each.record)),), producer_id, sequence, 1)
-            )
+            batches.append(Batch(each.record, ((len(each.record), 1, crc32(each.record)),), producer_id, sequence, 1))
         answers = self.append(batches)
         joined = answers[1]._replace(positions=[])
         self._stored(written, body, joined, old[0].topic)

@@ -96,9 +96,7 @@ class Bench:
         again.open()
         return again
 
-    def arrive(
-        self, *dues: int, log_id: int = ORDERS, absolute: bool = False, size: int = 0
-    ) -> list[Waiting]:
+    def arrive(self, *dues: int, log_id: int = ORDERS, absolute: bool = False, size: int = 0) -> list[Waiting]:
         """Messages that are not spilled yet."""
         new = []
         for due in dues:
@@ -117,12 +115,7 @@ class Bench:
         result: list[ArrivalBatch] = []
         run: list[Waiting] = []
         for each in [*self.unspilled(), None]:
-            follows = (
-                each is not None
-                and run
-                and each.number == run[-1].number + 1
-                and each.log_id == run[0].log_id
-            )
+            follows = each is not None and run and each.number == run[-1].number + 1 and each.log_id == run[0].log_id
             if run and not follows:
                 result.append(batch_of(run))
                 run = []
@@ -152,9 +145,7 @@ class Bench:
         for bucket in self.buckets.live_buckets if buckets is None else buckets:
             for columns in bucket.read_columns(self.buckets.files):
                 records = self.buckets.read(bucket.bucket_id, columns.positions, columns.numbers)
-                rows = zip(
-                    columns.numbers, columns.dues, columns.targets, columns.flags, records, strict=True
-                )
+                rows = zip(columns.numbers, columns.dues, columns.targets, columns.flags, records, strict=True)
                 for number, due, target, flag, record in rows:
                     assert number not in found, f"number {number} is there twice"
                     assert due in bucket.span
@@ -197,16 +188,7 @@ def batch_of(run: Sequence[Waiting]) -> ArrivalBatch:
     offsets = array("Q", [each.number * OFFSETS for each in run])
     data = [memoryview(b"".join(each.record for each in run))]
     return ArrivalBatch(
-        first.log_id,
-        TOPICS[first.log_id],
-        first.number,
-        dues,
-        absolute,
-        min(dues),
-        max(dues),
-        offsets,
-        sizes,
-        data,
+        first.log_id, TOPICS[first.log_id], first.number, dues, absolute, min(dues), max(dues), offsets, sizes, data
     )
 
 

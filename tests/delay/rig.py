@@ -155,11 +155,7 @@ class Rig:
         self.sequences: dict[int, int] = {}
         self.fired: list[tuple[int, bytes]] = []
         """(broker time, payload) of everything that this life fired."""
-        self.options = {
-            "tick_ms": tick_ms,
-            "segment_bytes": segment_bytes,
-            "outcome_seconds": outcome_seconds,
-        }
+        self.options = {"tick_ms": tick_ms, "segment_bytes": segment_bytes, "outcome_seconds": outcome_seconds}
         if disk is None:
             disk = SimulatedDisk()
             for folder in ("/data", FOLDER, ARRIVALS):
@@ -180,9 +176,7 @@ class Rig:
         if log.stopped is not None:
             log.resume()  # as the broker's start does
         self.landing = Landing(self, log)
-        self.buckets = BucketStore.open(
-            disk, FOLDER, new_id=lambda: STORE_ID, randomness=lambda size: b"\x07" * size
-        )
+        self.buckets = BucketStore.open(disk, FOLDER, new_id=lambda: STORE_ID, randomness=lambda size: b"\x07" * size)
         self.queue = DelayQueue(
             arrival_log=self.landing,
             state=self.state,
@@ -304,8 +298,7 @@ class Rig:
         sequence = self.sequences.get(producer, 0)
         self.sequences[producer] = sequence + len(payloads)
         records = [
-            make_record(payload, make_id(producer, sequence + n), 0, attribute)
-            for n, payload in enumerate(payloads)
+            make_record(payload, make_id(producer, sequence + n), 0, attribute) for n, payload in enumerate(payloads)
         ]
         body = b"".join(records)
         made: list[Any] = []
@@ -338,9 +331,7 @@ class Rig:
         return self._ask(turn, self.queue.cancel, handle.key, handle.turn)
 
     def reschedule(self, handle: Handle, delay: int, *, turn: bool = True) -> Answer:
-        return self._ask(
-            turn, self.queue.reschedule, handle.key, handle.turn, (RELATIVE | delay).to_bytes(8, "big")
-        )
+        return self._ask(turn, self.queue.reschedule, handle.key, handle.turn, (RELATIVE | delay).to_bytes(8, "big"))
 
     def describe(self, handle: Handle) -> MessageState:
         found = self._ask(True, self.queue.describe, handle.key, handle.turn).known

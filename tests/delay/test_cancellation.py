@@ -83,12 +83,7 @@ def test_a_cancel_that_races_the_firing_has_one_of_two_outcomes(steps: int) -> N
     (a,) = rig.send([b"a"], 100)
     rig.work()
     rig.clock.advance(0.11)
-    actions = [
-        lambda: rig.timers.tick(rig.clock.monotonic()),
-        rig.queue.write,
-        rig.landing.write,
-        rig.targets.write,
-    ]
+    actions = [lambda: rig.timers.tick(rig.clock.monotonic()), rig.queue.write, rig.landing.write, rig.targets.write]
     for number in range(steps):
         actions[number % 4]()
         rig.work()
@@ -364,9 +359,7 @@ def test_many_that_wait_for_one_message_ask_again_one_by_one(monkeypatch: pytest
     (sent,) = rig.send([b"a"], 100_000)
     asked: list[int] = []
     latest = RescheduledMessages.latest
-    monkeypatch.setattr(
-        RescheduledMessages, "latest", lambda self, *turn: asked.append(1) or latest(self, *turn)
-    )
+    monkeypatch.setattr(RescheduledMessages, "latest", lambda self, *turn: asked.append(1) or latest(self, *turn))
     answers = [rig.reschedule(sent, 200_000 + 1000 * n, turn=False) for n in range(100)]
     gone = rig.cancel(sent, turn=False)
     rig.turn()

@@ -230,9 +230,7 @@ def test_a_topic_that_went_just_before_the_end_is_found_by_the_start() -> None:
     assert exact(again) == 2
 
 
-def test_a_start_reads_the_columns_of_no_bucket_to_know_how_many_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_start_reads_the_columns_of_no_bucket_to_know_how_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     sent = many(rig)
     for handle in sent[::2]:
@@ -279,9 +277,7 @@ class Tale:
 
     def move(self) -> None:
         for name in self.dice.sample(sorted(self.alive), min(len(self.alive), 3)):
-            turn = self.rig.reschedule(
-                self.alive[name], self.dice.choice([3_000, HOUR, DAY_LEAVING])
-            ).known.turn
+            turn = self.rig.reschedule(self.alive[name], self.dice.choice([3_000, HOUR, DAY_LEAVING])).known.turn
             self.alive[name] = self.alive[name]._replace(due=turn.due, number=turn.number)
 
     def spill(self) -> None:

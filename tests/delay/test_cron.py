@@ -70,9 +70,7 @@ def times(expression: str, zone: str, after: str, count: int) -> list[str]:
         ("10-20/5 12 * * *", ["2026-11-21T12:10", "2026-11-21T12:15"]),
     ],
 )
-def test_an_expression_names_the_times_that_crontab_gives_it(
-    expression: str, expected: Sequence[str]
-) -> None:
+def test_an_expression_names_the_times_that_crontab_gives_it(expression: str, expected: Sequence[str]) -> None:
     assert [each[:16] for each in times(expression, "UTC", "2026-11-21T12:00", 2)] == expected
 
 
@@ -115,9 +113,7 @@ def test_a_day_field_that_begins_with_a_star_narrows_the_other() -> None:
 
 @pytest.mark.parametrize("word", SHORT_FORMS)
 def test_short_forms_mean_what_they_say(word: str) -> None:
-    assert times(word.upper(), "UTC", "2026-11-21T12:00", 3) == times(
-        SHORT_FORMS[word], "UTC", "2026-11-21T12:00", 3
-    )
+    assert times(word.upper(), "UTC", "2026-11-21T12:00", 3) == times(SHORT_FORMS[word], "UTC", "2026-11-21T12:00", 3)
 
 
 def test_a_moment_is_never_its_own_successor() -> None:
@@ -138,18 +134,9 @@ def test_dates_end_with_the_year_9998_and_begin_with_1970() -> None:
 
 
 def test_a_time_that_the_clocks_skip_comes_as_much_later_as_they_skipped() -> None:
-    assert times("30 2 * * *", BERLIN, "2026-03-28T12:00", 2) == [
-        "2026-03-29T03:30+02:00",
-        "2026-03-30T02:30+02:00",
-    ]
-    assert times("30 2 * * *", NEW_YORK, "2026-03-07T12:00", 2) == [
-        "2026-03-08T03:30-04:00",
-        "2026-03-09T02:30-04:00",
-    ]
-    assert times("15 2 * * *", LORD_HOWE, "2026-10-03T00:00", 2) == [
-        "2026-10-04T02:45+11:00",
-        "2026-10-05T02:15+11:00",
-    ]
+    assert times("30 2 * * *", BERLIN, "2026-03-28T12:00", 2) == ["2026-03-29T03:30+02:00", "2026-03-30T02:30+02:00"]
+    assert times("30 2 * * *", NEW_YORK, "2026-03-07T12:00", 2) == ["2026-03-08T03:30-04:00", "2026-03-09T02:30-04:00"]
+    assert times("15 2 * * *", LORD_HOWE, "2026-10-03T00:00", 2) == ["2026-10-04T02:45+11:00", "2026-10-05T02:15+11:00"]
 
 
 def test_a_skipped_time_is_reported_the_same_from_wherever_one_looks() -> None:
@@ -169,18 +156,9 @@ def test_times_after_a_gap_come_before_skipped_ones_that_are_later() -> None:
 
 
 def test_a_time_that_comes_twice_fires_the_first_time() -> None:
-    assert times("30 2 * * *", BERLIN, "2026-10-24T12:00", 2) == [
-        "2026-10-25T02:30+02:00",
-        "2026-10-26T02:30+01:00",
-    ]
-    assert times("30 1 * * *", NEW_YORK, "2026-10-31T12:00", 2) == [
-        "2026-11-01T01:30-04:00",
-        "2026-11-02T01:30-05:00",
-    ]
-    assert times("45 1 * * *", LORD_HOWE, "2026-04-04T00:00", 2) == [
-        "2026-04-05T01:45+11:00",
-        "2026-04-06T01:45+10:30",
-    ]
+    assert times("30 2 * * *", BERLIN, "2026-10-24T12:00", 2) == ["2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"]
+    assert times("30 1 * * *", NEW_YORK, "2026-10-31T12:00", 2) == ["2026-11-01T01:30-04:00", "2026-11-02T01:30-05:00"]
+    assert times("45 1 * * *", LORD_HOWE, "2026-04-04T00:00", 2) == ["2026-04-05T01:45+11:00", "2026-04-06T01:45+10:30"]
 
 
 def test_a_schedule_of_every_hour_has_one_in_the_hour_that_comes_twice() -> None:
@@ -217,9 +195,7 @@ def test_office_hours_keep_their_local_time_over_both_changes() -> None:
     ]
 
 
-ZONES = st.sampled_from(
-    ["UTC", BERLIN, NEW_YORK, LORD_HOWE, "Asia/Kolkata", "America/St_Johns", "Africa/Casablanca"]
-)
+ZONES = st.sampled_from(["UTC", BERLIN, NEW_YORK, LORD_HOWE, "Asia/Kolkata", "America/St_Johns", "Africa/Casablanca"])
 MINUTES = st.sampled_from(["*", "0", "*/30", "15,40", "59", "7-9"])
 HOURS = st.sampled_from(["*", "1", "2", "3", "0-3", "*/2", "1,2,3", "23"])
 
@@ -228,9 +204,7 @@ def plain_truth(expression: str, zone_name: str, start: int, end: int) -> list[i
     """Every moment in (start, end], by looking at each minute of the calendar on its own."""
     zone = ZoneInfo(zone_name)
     minutes, hours, *_ = parse_expression(expression)
-    local = datetime.fromtimestamp(start / 1000, UTC).astimezone(zone).replace(tzinfo=None) - timedelta(
-        hours=3
-    )
+    local = datetime.fromtimestamp(start / 1000, UTC).astimezone(zone).replace(tzinfo=None) - timedelta(hours=3)
     local = local.replace(second=0, microsecond=0)
     found = set()
     while True:
@@ -251,9 +225,7 @@ def plain_truth(expression: str, zone_name: str, start: int, end: int) -> list[i
     MINUTES,
     HOURS,
     ZONES,
-    st.sampled_from(
-        ["2026-03-08", "2026-03-29", "2026-04-04", "2026-10-03", "2026-10-25", "2026-11-01", "2026-06-01"]
-    ),
+    st.sampled_from(["2026-03-08", "2026-03-29", "2026-04-04", "2026-10-03", "2026-10-25", "2026-11-01", "2026-06-01"]),
     st.integers(-12 * 60, 24 * 60),
 )
 def test_next_latest_and_newest_agree_with_a_look_at_every_minute(
@@ -363,9 +335,7 @@ def test_every_zone_of_the_database_is_known() -> None:
 def test_zones_are_there_where_the_system_has_none() -> None:
     code = "from tfmq.delay.cron import find_zone; print(find_zone('Europe/Berlin'))"
     environment = {**os.environ, "PYTHONTZPATH": "/nowhere"}
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
-    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert found.stdout == "Europe/Berlin\n"
 
 

@@ -17,9 +17,7 @@ from tfmq.errors import DiskFull
 @pytest.mark.parametrize("tick_ms", [1, 10, 25, 1000])
 def test_at_the_first_tick_and_never_early(tick_ms: int) -> None:
     rig = Rig(tick_ms=tick_ms)
-    sent = [
-        rig.send([b"%d" % n], delay)[0] for n, delay in enumerate((1, 9, 10, 11, 99, 100, 1000, 1001, 2500))
-    ]
+    sent = [rig.send([b"%d" % n], delay)[0] for n, delay in enumerate((1, 9, 10, 11, 99, 100, 1000, 1001, 2500))]
     rig.advance(5)
     for (at, payload), handle in zip(rig.fired, sorted(sent, key=lambda each: each.turn), strict=True):
         assert payload == handle.payload
@@ -162,9 +160,7 @@ def test_what_waits_for_space_comes_when_there_is_some(before: list[int], next: 
         assert rig.cancel(sent[-1]).known == "cancelled"
         del expected[-1]
     rig.advance(3)
-    assert (
-        len(rig.listed().rows) + len(rig.visible()) == len(expected) == rig.queue.pending + len(rig.visible())
-    )
+    assert len(rig.listed().rows) + len(rig.visible()) == len(expected) == rig.queue.pending + len(rig.visible())
     rig.advance(600)
     assert rig.visible() == [b"%d" % delay for delay in expected]
     again = rig.power_cut()
@@ -242,9 +238,7 @@ def test_arrivals_that_stopped_hold_back_unknown_messages_and_later_ones() -> No
 def test_cancels_alone_do_not_fill_the_arrivals() -> None:
     """No message is stored after them, so nothing else says that they are there."""
     rig = Rig(segment_bytes=4096)
-    sent = [
-        each for n in range(10) for each in rig.send([b"%d" % n + bytes([64 + m]) for m in range(40)], 10**9)
-    ]
+    sent = [each for n in range(10) for each in rig.send([b"%d" % n + bytes([64 + m]) for m in range(40)], 10**9)]
     rig.listed()
     for at in range(0, len(sent), 4):
         for handle in sent[at : at + 4]:

@@ -275,9 +275,7 @@ def test_a_time_is_one_of_the_wall_clock_and_a_delay_is_not() -> None:
     assert list(ahead.times) == [NOW + 3_600_500, NOW + 500]
     slower = effective_due_times(asked, 2, NOW, -300)  # or forward
     assert list(slower.times) == [NOW + 200, NOW + 500]
-    assert list(effective_due_times(asked, 2, NOW, -3_600_000).times) == [NOW + 1, NOW + 500], (
-        "it is over there"
-    )
+    assert list(effective_due_times(asked, 2, NOW, -3_600_000).times) == [NOW + 1, NOW + 500], "it is over there"
 
 
 @pytest.mark.parametrize(("size", "count"), [(0, 0), (0, 1), (7, 1), (9, 1), (16, 1), (8, 2), (800, 99)])
@@ -288,12 +286,7 @@ def test_one_word_for_each_message_or_none_is_taken(size: int, count: int) -> No
 
 @pytest.mark.parametrize(
     "word",
-    [
-        lambda n: RELATIVE | 60_000,
-        lambda n: NOW + 86_400_000 + n,
-        lambda n: RELATIVE | n,
-        lambda n: NOW - 50 + n,
-    ],
+    [lambda n: RELATIVE | 60_000, lambda n: NOW + 86_400_000 + n, lambda n: RELATIVE | n, lambda n: NOW - 50 + n],
     ids=["one delay for all", "times far ahead", "a delay for each", "times of which some are over"],
 )
 def test_no_step_of_python_is_made_for_a_message(word: Callable[[int], int]) -> None:

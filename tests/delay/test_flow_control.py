@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from tfmq.apply_target import AppendResult
-from tfmq.delay.flow_control import (
-    TURN_BYTES_MAX,
-    TURN_ROWS_MAX,
-    FlowControl,
-    NonDurableAppends,
-    WrittenAppend,
-)
+from tfmq.delay.flow_control import TURN_BYTES_MAX, TURN_ROWS_MAX, FlowControl, NonDurableAppends, WrittenAppend
 from tfmq.delay.requests import Turn
 
 

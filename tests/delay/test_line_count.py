@@ -151,9 +151,7 @@ def test_a_start_beside_a_stopped_partition_counts_what_that_does_not_have_for_s
     again.targets.resume(ORDERS, keep=1)
     again.queue.target_resumed(ORDERS)
     again.advance(5)
-    assert again.queue._metrics.count_now() == 0 and again.visible() == [
-        b"%d" % number for number in range(5)
-    ]
+    assert again.queue._metrics.count_now() == 0 and again.visible() == [b"%d" % number for number in range(5)]
 
 
 def test_what_fell_due_before_a_start_is_not_cancelled_while_a_stopped_partition_may_have_it() -> None:

@@ -55,10 +55,7 @@ ROWS: dict[str, tuple[StorageView, Decision]] = {
     ),
     "not even to what is unsure": (DUE._replace(non_durable_due=NOW + LOAD_AHEAD_MS), IDLE),
     "far arrivals": (DUE._replace(disk_low=NOW + 20_000), Decision(Step.LOAD, minimum_end(NOW))),
-    "far arrivals behind the goal": (
-        DUE._replace(disk_low=minimum_end(NOW)),
-        Decision(Step.EXTEND, minimum_end(NOW)),
-    ),
+    "far arrivals behind the goal": (DUE._replace(disk_low=minimum_end(NOW)), Decision(Step.EXTEND, minimum_end(NOW))),
     "many far arrivals": (
         DUE._replace(disk_low=NOW + 20_000, unspilled_bytes=RESCAN_BYTES_MAX + 1),
         Decision(Step.SPILL),
@@ -79,20 +76,14 @@ ROWS: dict[str, tuple[StorageView, Decision]] = {
         Decision(Step.LOAD, (HERE.window_end >> DEFAULT_LEVEL) + 1 << DEFAULT_LEVEL),
     ),
     "no room": (HERE._replace(rows=LOAD_ROWS_MAX + 1, window_end=NOW + 5000), IDLE),
-    "no room for what would come": (
-        HERE._replace(rows=LOAD_ROWS_MAX, span_rows=MEMORY_ROWS_MAX, span=FINE),
-        IDLE,
-    ),
+    "no room for what would come": (HERE._replace(rows=LOAD_ROWS_MAX, span_rows=MEMORY_ROWS_MAX, span=FINE), IDLE),
     "no room, but its time has come": (
         StorageView(NOW, FINE.start, rows=MEMORY_ROWS_MAX, span=FINE)._replace(now=FINE.start - URGENT_MS),
         Decision(Step.LOAD, shrunk_end(FINE.start - URGENT_MS))
         if shrunk_end(FINE.start - URGENT_MS) < FINE.end
         else Decision(Step.LOAD, FINE.end),
     ),
-    "behind, much to fire": (
-        StorageView(NOW, NOW - 100_000, fireable=CATCH_UP_ROWS + 1, disk_low=NOW - 90_000),
-        IDLE,
-    ),
+    "behind, much to fire": (StorageView(NOW, NOW - 100_000, fireable=CATCH_UP_ROWS + 1, disk_low=NOW - 90_000), IDLE),
     "behind, little to fire": (
         StorageView(NOW, NOW - 100_000, fireable=CATCH_UP_ROWS, disk_low=NOW - 90_000),
         Decision(Step.LOAD, minimum_end(NOW)),
@@ -107,9 +98,7 @@ ROWS: dict[str, tuple[StorageView, Decision]] = {
         IDLE,
     ),
     "the same when their time has come": (
-        StorageView(
-            NOW, NOW + URGENT_MS, disk_low=NOW + URGENT_MS, disk_count=MEMORY_ROWS_MAX + 1, writable=False
-        ),
+        StorageView(NOW, NOW + URGENT_MS, disk_low=NOW + URGENT_MS, disk_count=MEMORY_ROWS_MAX + 1, writable=False),
         Decision(Step.LOAD, shrunk_end(NOW)),
     ),
     "a line wants rows": (AHEAD._replace(has_reload=True), Decision(Step.RELOAD)),
@@ -127,10 +116,7 @@ ROWS: dict[str, tuple[StorageView, Decision]] = {
         AHEAD._replace(changed=True, committed_ms=NOW - COMMIT_INTERVAL_MS),
         Decision(Step.COMMIT),
     ),
-    "written down not long ago": (
-        AHEAD._replace(changed=True, committed_ms=NOW - COMMIT_INTERVAL_MS + 1),
-        IDLE,
-    ),
+    "written down not long ago": (AHEAD._replace(changed=True, committed_ms=NOW - COMMIT_INTERVAL_MS + 1), IDLE),
     "nothing": (AHEAD, IDLE),
 }
 
@@ -162,9 +148,7 @@ def test_moving_and_retreating_come_to_rest(seed: int) -> None:
 
 def near(*dues: int, locator: int = 100) -> WheelRows:
     count = len(dues)
-    return WheelRows(
-        array("Q", dues), array("Q", range(count)), array("Q", [locator]) * count, array("Q", [0]) * count
-    )
+    return WheelRows(array("Q", dues), array("Q", range(count)), array("Q", [locator]) * count, array("Q", [0]) * count)
 
 
 def window_with_end(end_ms: int = 1000) -> MemoryWindow:

@@ -111,9 +111,7 @@ def test_counts_between_edges_are_exact() -> None:
     rig = Rig()
     sent = []
     for _ in range(10):
-        sent += rig.send(
-            [b"x"] * 50, [dice.randrange(3_000_000) for _ in range(50)], key=dice.choice([ORDERS, BILLS])
-        )
+        sent += rig.send([b"x"] * 50, [dice.randrange(3_000_000) for _ in range(50)], key=dice.choice([ORDERS, BILLS]))
     rig.advance(200)
     gone = dice.sample([each for each in sent if each.due > rig.now_ms], 100)
     for each in gone:

@@ -15,9 +15,7 @@ def part(*dues: int, flags: bytes | None = None) -> RowColumns:
     return RowColumns(array("Q", dues), numbers, array("Q", numbers), bytearray(flags or bytes(len(dues))))
 
 
-def lines(
-    blocked: tuple[Turn, ...] = (), cancelled: tuple[Turn, ...] = (), early: dict[int, int] | None = None
-) -> Any:
+def lines(blocked: tuple[Turn, ...] = (), cancelled: tuple[Turn, ...] = (), early: dict[int, int] | None = None) -> Any:
     known = CancelledMessages()
     for turn in cancelled:
         known.add(*turn)

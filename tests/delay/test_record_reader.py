@@ -198,9 +198,7 @@ def test_what_cannot_be_read_keeps_nothing_before_it_waiting(bench: Bench) -> No
     assert bench.files.reads == [10] * 4
 
 
-def test_a_target_that_stops_while_is_read_ahead_is_what_the_line_waits_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_target_that_stops_while_is_read_ahead_is_what_the_line_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_reader, "READ_AHEAD_ROWS_MIN", 3)
     rig = Rig(queued=True)
     rig.targets.automatic = False
@@ -227,9 +225,7 @@ def test_another_message_of_the_same_number_elsewhere_is_not_taken_for_it(bench:
     bench.add(range(100))
     bench.fetch(10)
     part = bench.rows.head(10)
-    moved = RowColumns(
-        part.dues, part.numbers, array("Q", [7 * each + 1 for each in part.numbers]), part.flags
-    )
+    moved = RowColumns(part.dues, part.numbers, array("Q", [7 * each + 1 for each in part.numbers]), part.flags)
     assert bench.supply._buffered(part) is not None
     assert bench.supply._buffered(moved) is None
 

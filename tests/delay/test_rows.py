@@ -66,9 +66,7 @@ KEY = make_log_id(16, 0)
 
 
 def record(number: int, size: int = 50, payload: bytes | None = None) -> bytes:
-    return make_record(
-        payload if payload is not None else b"%d" % number + b"." * size, make_id(1000, number)
-    )
+    return make_record(payload if payload is not None else b"%d" % number + b"." * size, make_id(1000, number))
 
 
 def test_records_become_one_batch_cut_into_blocks() -> None:

@@ -109,9 +109,7 @@ class MixedStory(Story):
                 ("read", errno.EIO, "" if self.opened is self.rig else ".bucket"),
             ]
         )
-        faults.fail(
-            kind, error=error, path=path, nth=self.dice.randrange(1, 4), times=self.dice.choice([1, None])
-        )
+        faults.fail(kind, error=error, path=path, nth=self.dice.randrange(1, 4), times=self.dice.choice([1, None]))
 
     def heal(self) -> None:
         self.rig.disk.faults.clear()

@@ -51,9 +51,7 @@ class Story:
     def send(self) -> None:
         key = self.dice.choice(KEYS)
         count = self.dice.choice([1, 1, 3, 20])
-        payloads = [
-            b"%d-%d" % (self.seed, self.number + n) + b"." * self.dice.choice([0, 90]) for n in range(count)
-        ]
+        payloads = [b"%d-%d" % (self.seed, self.number + n) + b"." * self.dice.choice([0, 90]) for n in range(count)]
         self.number += count
         same = self.dice.random() < 0.3
         delays = [self.dice.choice(DELAYS) + self.dice.randrange(20) for _ in payloads]
@@ -204,12 +202,7 @@ class Story:
     def count(self) -> None:
         """Where nothing is under way, what is said to wait is what waits, to the last one."""
         queue = self.rig.queue
-        if (
-            self.rig.jobs
-            or self.doubtful
-            or queue._scheduler.running_step is not None
-            or queue._row_counter.has_work
-        ):
+        if self.rig.jobs or self.doubtful or queue._scheduler.running_step is not None or queue._row_counter.has_work:
             return
         self.counted += 1
         waiting = len(self.alive.keys() - self.fired.keys())
@@ -229,9 +222,7 @@ class Story:
         assert not self.asked, f"seed {self.seed}: no answer"
         for key in KEYS:
             turns = [self.alive[p] for p in self.rig.targets.payloads(key)]
-            assert [each.turn for each in turns] == sorted(each.turn for each in turns), (
-                f"seed {self.seed}: order"
-            )
+            assert [each.turn for each in turns] == sorted(each.turn for each in turns), f"seed {self.seed}: order"
         self.rig.advance(30)
         assert self.rig.queue.pending == 0 and self.counted
         assert not self.rig.buckets.live_buckets, f"seed {self.seed}: buckets are left"

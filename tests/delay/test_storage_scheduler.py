@@ -42,9 +42,7 @@ def test_what_is_too_much_for_memory_waits_on_the_disk(small_bounds: None) -> No
     rig = Rig()
     sent = []
     for burst in range(60):
-        sent += rig.send(
-            payloads(100, str(burst)), [20_000 + (n * 331 + burst * 7) % 9000 for n in range(100)]
-        )
+        sent += rig.send(payloads(100, str(burst)), [20_000 + (n * 331 + burst * 7) % 9000 for n in range(100)])
     rig.advance(1.5)
     most = 0
     for _ in range(30):
@@ -113,9 +111,7 @@ def test_after_a_downtime_all_comes_in_order(down: int, small_bounds: None) -> N
     rig = Rig()
     sent = []
     for burst in range(40):
-        sent += rig.send(
-            payloads(50, str(burst)), [(n * n * 977 + burst * 7919) % 30_000_000 for n in range(50)]
-        )
+        sent += rig.send(payloads(50, str(burst)), [(n * n * 977 + burst * 7919) % 30_000_000 for n in range(50)])
         rig.advance(3)
     fired = set(rig.visible())
     rig.clock.advance(down)
@@ -362,16 +358,12 @@ def test_damaged_arrivals_that_a_spill_leaves_out_are_counted() -> None:
     rig.send([b"last"], 3_600_000)
     assert rig.cancel(bad[2]).known == "cancelled"
     assert rig.queue.status()["pending"] == 6
-    path = next(
-        f"{ARRIVALS}/{name}" for name in rig.disk.list(ARRIVALS) if name.endswith(log.ARRIVALS_SUFFIX)
-    )
+    path = next(f"{ARRIVALS}/{name}" for name in rig.disk.list(ARRIVALS) if name.endswith(log.ARRIVALS_SUFFIX))
     rig.disk.damage(path, rig.disk.read_file(path).index(b"rotten"), b"#")
     rig.advance(120)
     status = rig.queue.status()
     assert rig.visible() == []
-    assert (status["pending"], status["damaged"]) == (3, 3), (
-        "the one that was due soon could not be read either"
-    )
+    assert (status["pending"], status["damaged"]) == (3, 3), "the one that was due soon could not be read either"
     rig.advance(7200)
     assert sorted(rig.visible()) == [b"first", b"last", b"second"]
     assert rig.queue.status()["damaged"] == 3 and rig.queue._metrics.count_now() == 0

@@ -34,11 +34,7 @@ def test_parts_are_reported_as_the_upper_end_of_their_bucket() -> None:
     assert lateness.percentile_ms(0.5) == 0
     lateness.record_sorted(3, [0] * 990)
     lateness.record_sorted(100, [0] * 10)
-    assert (lateness.percentile_ms(0.5), lateness.percentile_ms(0.99), lateness.percentile_ms(0.999)) == (
-        3,
-        3,
-        100,
-    )
+    assert (lateness.percentile_ms(0.5), lateness.percentile_ms(0.99), lateness.percentile_ms(0.999)) == (3, 3, 100)
     status = lateness.status()
     assert (status["p50_ms"], status["p999_ms"], status["max_ms"], status["count"]) == (3, 100, 100, 1000)
 
@@ -195,10 +191,7 @@ def test_a_line_that_waits_keeps_a_bounded_number_of_rows(monkeypatch: pytest.Mo
     rig.targets.resume(ORDERS)
     rig.queue.target_resumed(ORDERS)
     rig.advance(5)
-    assert rig.visible() == [
-        b"first",
-        *(b"%d-%d" % (burst, number) for burst in range(10) for number in range(20)),
-    ]
+    assert rig.visible() == [b"first", *(b"%d-%d" % (burst, number) for burst in range(10) for number in range(20))]
     assert rig.queue.status()["behind"] == 0
 
 
@@ -283,9 +276,7 @@ def test_damage_is_reported_and_left_out(caplog: pytest.LogCaptureFixture) -> No
     assert "cannot be read" in caplog.text
 
 
-def test_what_is_loaded_again_and_what_is_still_in_the_wheel_come_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_loaded_again_and_what_is_still_in_the_wheel_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that lags is loaded while the rest of the same millisecond has not left the wheel."""
     monkeypatch.setattr(lines, "QUEUE_ROWS_MAX", 20)
     monkeypatch.setattr("tfmq.delay.storage_scheduler.QUEUE_ROWS_MAX", 20)
@@ -414,9 +405,7 @@ def test_a_line_without_anything_is_forgotten() -> None:
     assert rig.queue._target_queues.flow_control.in_flight_bytes == 0
 
 
-def test_targets_that_take_nothing_are_looked_at_together_once_a_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_targets_that_take_nothing_are_looked_at_together_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a full disk all are stuck: each beside all others would be work by the square of them."""
     looks: list[int] = []
     look = RowQueue.__len__

@@ -9,15 +9,7 @@ import pytest
 
 from tests.scale import scaled
 from tfmq.delay import timing_wheel as wheels
-from tfmq.delay.timing_wheel import (
-    DUE_RANGE,
-    DUE_SHIFT,
-    TAG_MASK,
-    TARGETS_MAX,
-    HashedTimingWheel,
-    WheelSlot,
-    make_tag,
-)
+from tfmq.delay.timing_wheel import DUE_RANGE, DUE_SHIFT, TAG_MASK, TARGETS_MAX, HashedTimingWheel, WheelSlot, make_tag
 
 TICK = 10
 SLOTS = 8
@@ -28,9 +20,7 @@ def turns(wheel: HashedTimingWheel, now_ms: int, rows_max: int = wheels.ROWS_MAX
     return list(zip(found.dues, found.numbers, strict=True))
 
 
-def add(
-    wheel: HashedTimingWheel, due: int, number: int, locator: int, target: int, absolute: bool = False
-) -> None:
+def add(wheel: HashedTimingWheel, due: int, number: int, locator: int, target: int, absolute: bool = False) -> None:
     wheel.add_many([due], [number], [locator], [make_tag(target, absolute)])
 
 
@@ -154,12 +144,7 @@ def test_every_column_comes_back() -> None:
     add(wheel, 1_000_005, 7, (1 << 64) - 1, TARGETS_MAX - 1, True)
     add(wheel, 1_000_000 + DUE_RANGE - 1, (1 << 63) - 1, 0, 0)
     found = wheel.pop(1_000_005)
-    assert [list(column) for column in found] == [
-        [1_000_005],
-        [7],
-        [(1 << 64) - 1],
-        [make_tag(TARGETS_MAX - 1, True)],
-    ]
+    assert [list(column) for column in found] == [[1_000_005], [7], [(1 << 64) - 1], [make_tag(TARGETS_MAX - 1, True)]]
     assert wheel.next_due == 1_000_000 + DUE_RANGE - 1
 
 

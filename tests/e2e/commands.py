@@ -37,9 +37,7 @@ class Ended(NamedTuple):
     @property
     def sentence(self) -> str:
         """The one line on standard error that is not a line of a server's log."""
-        lines = [
-            line for line in self.err.splitlines() if line.startswith(("tfmq: ", "tfmq-server: ", "Error: "))
-        ]
+        lines = [line for line in self.err.splitlines() if line.startswith(("tfmq: ", "tfmq-server: ", "Error: "))]
         assert len(lines) == 1, self.err
         return lines[0]
 
@@ -67,9 +65,7 @@ def environment(servers: str | None = None) -> dict[str, str]:
 
 
 def ended(line: list[str], servers: str | None, given: bytes) -> Ended:
-    done = subprocess.run(
-        line, input=given, capture_output=True, timeout=PATIENCE_SECONDS, env=environment(servers)
-    )
+    done = subprocess.run(line, input=given, capture_output=True, timeout=PATIENCE_SECONDS, env=environment(servers))
     found = Ended(done.returncode, done.stdout, done.stderr.decode(errors="replace"))
     assert "Traceback" not in found.err, found.err
     return found

@@ -38,9 +38,7 @@ def small_disk(kind: str) -> Iterator[Path]:
 def small_tmpfs() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="tfmq-small-"))
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
+        ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "tmpfs", str(folder)], capture_output=True, text=True
     )
     if mounted.returncode:
         shutil.rmtree(folder)

@@ -43,10 +43,7 @@ def closed_port() -> str:
 
 @pytest.mark.parametrize("name", WRONG_NAMES)
 def test_a_wrong_topic_name_is_refused_by_the_client(broker: LiveServer, name: str) -> None:
-    with (
-        client.Producer(broker.address) as producer,
-        pytest.raises(client.BadRequest, match="name") as refused,
-    ):
+    with client.Producer(broker.address) as producer, pytest.raises(client.BadRequest, match="name") as refused:
         producer.send(name, b"x")
     assert refused.value.outcome == "not done"
     with client.Admin(broker.address) as admin:
@@ -72,9 +69,7 @@ def test_a_wrong_topic_name_is_refused_by_the_command(broker: LiveServer, name: 
 
 
 @pytest.mark.parametrize("name", WRONG_NAMES)
-def test_a_wrong_name_on_the_wire_is_an_error_and_the_connection_goes_on(
-    broker: LiveServer, name: str
-) -> None:
+def test_a_wrong_name_on_the_wire_is_an_error_and_the_connection_goes_on(broker: LiveServer, name: str) -> None:
     host, _, port = broker.address.rpartition(":")
     wire = Wire((host, int(port)))
     before = sorted(path.name for path in broker.data.iterdir())
@@ -82,9 +77,7 @@ def test_a_wrong_name_on_the_wire_is_an_error_and_the_connection_goes_on(
         commands.CreateTopic(name, 1, {}),
         commands.Metadata([name], True),
         commands.JoinGroup(name, "", ["orders"], 10_000),
-        commands.JoinGroup("group", name, ["orders"], 10_000)
-        if name
-        else commands.JoinGroup(".", "", [], 10_000),
+        commands.JoinGroup("group", name, ["orders"], 10_000) if name else commands.JoinGroup(".", "", [], 10_000),
     ):
         wire.send(request)
         header = wire.receive().header
@@ -238,26 +231,11 @@ class Mischief:
         }
 
     def _wild(self) -> Any:
-        wild: tuple[Any, ...] = (
-            None,
-            -1,
-            1 << 63,
-            "",
-            "x" * 300,
-            b"\xff",
-            [],
-            [[]],
-            {},
-            [None] * 20,
-            1.5,
-            True,
-        )
+        wild: tuple[Any, ...] = (None, -1, 1 << 63, "", "x" * 300, b"\xff", [], [[]], {}, [None] * 20, 1.5, True)
         return self._source.choice(wild)
 
 
-def test_whatever_a_stranger_asks_of_transactions_is_answered_and_nothing_else_suffers(
-    broker: LiveServer,
-) -> None:
+def test_whatever_a_stranger_asks_of_transactions_is_answered_and_nothing_else_suffers(broker: LiveServer) -> None:
     host, _, port = broker.address.rpartition(":")
     wire = Wire((host, int(port)))
     (topics,) = wire.ask(commands.Metadata(["orders"], True))
@@ -307,9 +285,7 @@ def test_wrong_keys_anywhere_are_refused_with_the_likely_one(tmp_path: Path) -> 
     assert not Path(data).exists()
 
 
-def test_a_wrong_variable_of_the_environment_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_variable_of_the_environment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFMQ_FLUSH_MESSAGES", "many")
     ended = tfmq_server("--data", str(tmp_path / "data"))
     assert ended.code == 2

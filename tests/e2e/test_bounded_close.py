@@ -67,11 +67,7 @@ class Clients:
             self.producer.send(self.topic, PAYLOAD).result(SECONDS)
 
     async def close(self) -> None:
-        for call in (
-            lambda: self.producer.close(CLOSE_SECONDS),
-            self.consumer.close,
-            self.admin.close,
-        ):
+        for call in (lambda: self.producer.close(CLOSE_SECONDS), self.consumer.close, self.admin.close):
             with contextlib.suppress(tfmq.TfmqError):
                 await self.reported(call())
         for each in self.waiting:

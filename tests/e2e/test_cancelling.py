@@ -61,9 +61,7 @@ class Story:
         await self.producer.flush()
 
     async def poll(self) -> None:
-        for message in await self.consumer.poll(
-            SECONDS if len(self.found) < len(self.acknowledged) else POLL_SECONDS
-        ):
+        for message in await self.consumer.poll(SECONDS if len(self.found) < len(self.acknowledged) else POLL_SECONDS):
             self.found.append(message.text or "")
 
     async def commit(self) -> None:

@@ -74,10 +74,7 @@ def test_what_read_prints_send_takes(broker: LiveServer, topic: str) -> None:
     assert json.loads(copied.stdout) == {"topic": f"{topic}-copy", "count": 7, "durability": "synced"}
     rows = [
         [
-            {
-                name: row.get(name)
-                for name in ("key", "key_base64", "tag", "properties", "payload", "payload_base64")
-            }
+            {name: row.get(name) for name in ("key", "key_base64", "tag", "properties", "payload", "payload_base64")}
             for row in map(json.loads, tfmq("read", name, "--json", servers=broker.address).out.splitlines())
         ]
         for name in (topic, f"{topic}-copy")
@@ -87,12 +84,7 @@ def test_what_read_prints_send_takes(broker: LiveServer, topic: str) -> None:
     assert base64.b64decode(rows[0][2]["payload_base64"]) == bytes(range(256))
     found = stored(broker.address, f"{topic}-copy")
     assert [(m.payload, m.key, m.tag, m.properties) for m in found] == [
-        (
-            m.payload.encode() if isinstance(m.payload, str) else m.payload,
-            m.key,
-            m.tag,
-            m.properties or {},
-        )
+        (m.payload.encode() if isinstance(m.payload, str) else m.payload, m.key, m.tag, m.properties or {})
         for m in messages
     ]
 
@@ -211,10 +203,7 @@ def test_read_prints_the_rest_names_the_range_and_exits_with_4(damaged: LiveServ
         ran = tfmq("read", "orders", *options, servers=damaged.address)
         assert ran.code == 4
         if "--json" in options:
-            assert [json.loads(line)["ordinal"] for line in ran.out.splitlines()] == [
-                *range(10),
-                *range(20, 30),
-            ]
+            assert [json.loads(line)["ordinal"] for line in ran.out.splitlines()] == [*range(10), *range(20, 30)]
         else:
             assert ran.out.splitlines() == lines(*range(10), *range(20, 30))
         (reported,) = ran.err.splitlines()
@@ -244,10 +233,7 @@ def test_verify_repair_verify_read(damaged: LiveServer) -> None:
     read = tfmq("read", "orders", servers=damaged.address)
     assert read.code == 0
     assert read.out.splitlines() == lines(*range(14), *range(15, 30))
-    rows = [
-        json.loads(line)
-        for line in tfmq("read", "orders", "--json", servers=damaged.address).out.splitlines()
-    ]
+    rows = [json.loads(line) for line in tfmq("read", "orders", "--json", servers=damaged.address).out.splitlines()]
     assert [row["ordinal"] for row in rows] == [*range(14), *range(15, 30)], "what was lost keeps its ordinal"
     assert tfmq("send", "orders", "message 30", servers=damaged.address).code == 0
     damaged.stop()

@@ -27,9 +27,7 @@ def wire(broker: LiveServer) -> Wire:
     return Wire((host, int(port)))
 
 
-def test_item_01_offsets_follow_each_other_and_say_where_the_next_begins(
-    broker: LiveServer, topic: str
-) -> None:
+def test_item_01_offsets_follow_each_other_and_say_where_the_next_begins(broker: LiveServer, topic: str) -> None:
     with client.Producer(broker.address) as producer:
         results = [producer.send(topic, bytes(size)).result(SECONDS) for size in (0, 1, 100, 70_000, 5)]
     messages = stored(broker.address, topic)
@@ -120,9 +118,7 @@ def test_item_11_a_request_in_single_bytes_is_waited_for(broker: LiveServer, top
 
 
 @pytest.mark.parametrize("code", [5, 19, 49, 59, 65, 75, 1_000, 1 << 31])
-def test_item_12_an_unknown_command_is_refused_and_the_connection_goes_on(
-    broker: LiveServer, code: int
-) -> None:
+def test_item_12_an_unknown_command_is_refused_and_the_connection_goes_on(broker: LiveServer, code: int) -> None:
     asked = wire(broker)
     asked.socket.sendall(b"".join(frames.encode([code, 9, "what", {"is": "that"}], b"body")))
     header = asked.receive().header
@@ -188,9 +184,7 @@ def test_item_39_a_reader_never_sees_what_is_not_forced(tmp_path: Path) -> None:
         producer.send("orders", b"first").result(SECONDS)
         assert payloads(server.address, "orders") == [b"first"], "a reader at the mark has it forced"
         delay = int(1.5e6)
-        with injected(
-            server.process, tmp_path, f"fdatasync:delay_enter={delay}", f"syncfs:delay_enter={delay}"
-        ):
+        with injected(server.process, tmp_path, f"fdatasync:delay_enter={delay}", f"syncfs:delay_enter={delay}"):
             asked = time.monotonic()
             result = producer.send("orders", b"second").result(SECONDS)
             assert result.durability == "written"

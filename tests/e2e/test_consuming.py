@@ -61,10 +61,7 @@ def test_a_group_goes_on_where_it_was(server: Server, sender: Sender, topic: str
         assert drain(consumer, 700) == numbers(300, 700)
         assert consumer.poll(0.0) == []
         assert consumer.lag() == 0
-    with (
-        pytest.raises(KeyError),
-        Consumer(server.address, topics=topic, group=topic, start="latest") as consumer,
-    ):
+    with pytest.raises(KeyError), Consumer(server.address, topics=topic, group=topic, start="latest") as consumer:
         sender.send([b"fails"])
         for _ in consumer:
             raise KeyError
@@ -111,9 +108,7 @@ def test_a_topic_is_waited_for_and_not_made(server: Server, topic: str) -> None:
         made.close()
 
 
-def test_tags_are_filtered_at_the_broker_and_the_position_moves_on(
-    server: Server, sender: Sender, topic: str
-) -> None:
+def test_tags_are_filtered_at_the_broker_and_the_position_moves_on(server: Server, sender: Sender, topic: str) -> None:
     sender.send(numbers(0, 5000), tag="old")
     with Consumer(server.address, topics=topic, group=topic, tags="new") as consumer:
         assert consumer.poll(0.5) == []
@@ -192,10 +187,7 @@ def test_stop_from_another_thread_ends_a_waiting_loop(server: Server, sender: Se
 
 
 def test_a_closed_port_is_reported_in_one_sentence() -> None:
-    with (
-        Consumer("127.0.0.1:1", topics="x") as consumer,
-        pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1"),
-    ):
+    with Consumer("127.0.0.1:1", topics="x") as consumer, pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1"):
         consumer.poll(10.0)
     with pytest.raises(Closed):
         consumer.poll()
@@ -261,9 +253,7 @@ def test_asyncio_reads_saves_and_survives_cancellation(server: Server, sender: S
     assert asyncio.run(program()) == numbers(0, 100)
 
 
-def test_asyncio_with_a_file_for_its_offsets(
-    server: Server, sender: Sender, topic: str, tmp_path: Path
-) -> None:
+def test_asyncio_with_a_file_for_its_offsets(server: Server, sender: Sender, topic: str, tmp_path: Path) -> None:
     sender.send(numbers(0, 10))
     path = f"file:{tmp_path / 'offsets.json'}"
 

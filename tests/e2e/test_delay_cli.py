@@ -83,9 +83,7 @@ def rig(broker: LiveServer, capsysbinary: pytest.CaptureFixture[bytes]) -> Rig:
 
 def test_a_message_for_later_is_found_shown_and_taken_back(rig: Rig) -> None:
     reported = rig("send", "reminders", "pay, please", "-k", "42", "-t", "mail", "--delay", "1h")
-    assert reported.code == 0 and re.search(
-        r"sent to reminders, partition 0, due \d{4}-.* \(synced\)", reported.err
-    )
+    assert reported.code == 0 and re.search(r"sent to reminders, partition 0, due \d{4}-.* \(synced\)", reported.err)
     (row,) = rig.json("delay", "list")
     assert row["handle"] in reported.err
     assert (row["topic"], row["partition"], row["key"], row["tag"]) == ("reminders", 0, "42", "mail")
@@ -170,9 +168,7 @@ def test_lines_wait_too_and_are_counted_by_their_time(rig: Rig, tmp_path: Path) 
 
 @pytest.mark.long
 def test_what_waits_and_what_was_said_survives_kill_9(rig: Rig) -> None:
-    handles = [
-        rig.send("t", f"m{number}", "--delay", f"{number + 1}h", "-k", f"k{number}") for number in range(4)
-    ]
+    handles = [rig.send("t", f"m{number}", "--delay", f"{number + 1}h", "-k", f"k{number}") for number in range(4)]
     soon = rig.send("soon", "x", "--delay", "1s")
     assert rig.delay("cancel", handles[0]).code == 0
     (moved,) = rig.delay("reschedule", handles[1], "--delay", "9h").out.decode().split()
@@ -202,9 +198,7 @@ def test_a_wrong_handle_is_one_sentence_and_does_nothing(rig: Rig) -> None:
     assert rig.waiting() == [handle]
     stranger = format_handle(Handle(*parse_handle(handle)._replace(store_id=77)))
     assert rig.delay("show", stranger).code == 1
-    assert json.loads(rig.delay("cancel", stranger, "--json").out) == [
-        {"handle": stranger, "state": "unknown"}
-    ]
+    assert json.loads(rig.delay("cancel", stranger, "--json").out) == [{"handle": stranger, "state": "unknown"}]
     assert rig.delay("reschedule", stranger, "--delay", "1s").code == 1
 
 
@@ -253,7 +247,5 @@ def test_bad_input_is_one_sentence(
     rig = Rig(idle_broker, capsysbinary)
     ran = rig(*arguments)
     assert ran.code in (1, 2) and ran.out == b""
-    assert len([line for line in ran.err.splitlines() if line.startswith(("tfmq: ", "Error: "))]) == 1, (
-        ran.err
-    )
+    assert len([line for line in ran.err.splitlines() if line.startswith(("tfmq: ", "Error: "))]) == 1, ran.err
     assert rig.waiting() == []

@@ -84,9 +84,7 @@ def test_what_is_sent_after_a_clock_was_set_forward_is_on_time(
 
 
 @pytest.mark.parametrize("end", ["", "restart", "crash"])
-def test_what_was_sent_meanwhile_waits_for_a_clock_that_is_set_back_again(
-    broker: SimulatedBroker, end: str
-) -> None:
+def test_what_was_sent_meanwhile_waits_for_a_clock_that_is_set_back_again(broker: SimulatedBroker, end: str) -> None:
     broker.clock.step(timedelta(hours=1))
     send_both(broker, 4)
     broker.clock.step(timedelta(hours=-1))
@@ -109,9 +107,7 @@ def test_a_start_takes_up_a_clock_that_was_set_forward(broker: SimulatedBroker) 
 
 
 @pytest.mark.parametrize(("text", "hours"), [("delay", 4), ("at", 5)])
-def test_a_clock_set_back_makes_only_times_of_day_wait_for_it(
-    broker: SimulatedBroker, text: str, hours: int
-) -> None:
+def test_a_clock_set_back_makes_only_times_of_day_wait_for_it(broker: SimulatedBroker, text: str, hours: int) -> None:
     send_both(broker, 4)
     broker.clock.advance(hours=1)
     broker.clock.step(timedelta(hours=-1))
@@ -149,9 +145,7 @@ def test_a_clock_that_is_slow_at_the_start_makes_it_late_never_early(
 
 
 @pytest.mark.parametrize("text", ["delay", "at"])
-def test_a_clock_that_is_ahead_at_the_start_delivers_what_seems_due(
-    broker: SimulatedBroker, text: str
-) -> None:
+def test_a_clock_that_is_ahead_at_the_start_delivers_what_seems_due(broker: SimulatedBroker, text: str) -> None:
     send_both(broker, 4)
     broker.stop()
     broker.clock.step(timedelta(hours=10))
@@ -227,13 +221,9 @@ STATES = [
 Make = Callable[[SimulatedBroker, tfmq.Producer], str]
 
 
-@pytest.mark.parametrize(
-    ("make", "cancel", "reschedule"), STATES, ids=[make.__name__ for make, _, _ in STATES]
-)
+@pytest.mark.parametrize(("make", "cancel", "reschedule"), STATES, ids=[make.__name__ for make, _, _ in STATES])
 @pytest.mark.parametrize("crash", [False, True], ids=["", "over a power cut"])
-def test_the_table_of_handles(
-    broker: SimulatedBroker, make: Make, cancel: str, reschedule: str, crash: bool
-) -> None:
+def test_the_table_of_handles(broker: SimulatedBroker, make: Make, cancel: str, reschedule: str, crash: bool) -> None:
     producer = broker.producer()
     asked = [make(broker, producer) for _ in range(2)]
     if crash:
@@ -251,9 +241,7 @@ def test_the_table_of_handles(
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
 @pytest.mark.parametrize("restart", [False, True])
-def test_what_was_cancelled_long_ago_is_never_brought_back(
-    broker: SimulatedBroker, restart: bool, rounds: int
-) -> None:
+def test_what_was_cancelled_long_ago_is_never_brought_back(broker: SimulatedBroker, restart: bool, rounds: int) -> None:
     producer = broker.producer()
     handle = cancelled(broker, producer)
     for _ in range(rounds):
@@ -282,9 +270,7 @@ def test_a_program_with_the_first_handle_takes_it_back_wherever_it_waits(broker:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_the_first_handle_is_good_as_long_as_its_message_waits(
-    broker: SimulatedBroker, restart: bool
-) -> None:
+def test_the_first_handle_is_good_as_long_as_its_message_waits(broker: SimulatedBroker, restart: bool) -> None:
     producer = broker.producer()
     first = pending(broker, producer)
     producer.reschedule(first, delay=timedelta(days=30))
@@ -306,12 +292,7 @@ def test_what_is_moved_keeps_content_id_partition_and_birth(broker: SimulatedBro
     producer.reschedule(sent.delayed, delay=90)
     broker.clock.advance(91)
     (message,) = broker.sent("t")
-    assert (message.id, message.partition, message.key, message.tag) == (
-        sent.message_id,
-        sent.partition,
-        "k",
-        "a",
-    )
+    assert (message.id, message.partition, message.key, message.tag) == (sent.message_id, sent.partition, "k", "a")
     assert message.born_at is not None and abs(message.born_at - birth) < timedelta(seconds=1)
     assert message.appended_at - birth >= timedelta(seconds=120)
 
@@ -385,9 +366,7 @@ def test_times_that_are_none_are_refused_in_the_call(broker: SimulatedBroker) ->
         producer.cancel("order-42")
 
 
-def test_without_an_answer_there_is_no_handle_and_the_message_comes_all_the_same(
-    broker: SimulatedBroker,
-) -> None:
+def test_without_an_answer_there_is_no_handle_and_the_message_comes_all_the_same(broker: SimulatedBroker) -> None:
     producer = broker.producer(acks="none")
     assert producer.send("t", "x", delay=60).result().delayed is None
     broker.settle()
@@ -405,18 +384,11 @@ def test_a_transaction_returns_the_handle_and_the_list_finds_it_by_its_key(broke
 # The page itself
 
 
-def test_its_programs_run_as_they_are_written(
-    broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_programs_run_as_they_are_written(broker: SimulatedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFMQ_SERVERS", broker.servers)
     programs = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(programs) == 2
-    names = {
-        "tfmq": tfmq,
-        "datetime": datetime,
-        "ZoneInfo": ZoneInfo,
-        "order": "one kettle",
-    }
+    names = {"tfmq": tfmq, "datetime": datetime, "ZoneInfo": ZoneInfo, "order": "one kettle"}
     for program in programs:
         exec(program, {**names, "producer": broker.producer()})
     broker.clock.advance(hours=1)

@@ -101,18 +101,14 @@ def test_a_failed_force_stops_that_partition_and_no_other(tmp_path: Path, server
 
 
 @pytest.mark.long
-def test_a_failed_joint_force_stops_only_what_cannot_be_forced_alone(
-    tmp_path: Path, server: LiveServer
-) -> None:
+def test_a_failed_joint_force_stops_only_what_cannot_be_forced_alone(tmp_path: Path, server: LiveServer) -> None:
     address = server.address
     assert server.process is not None
     server.stop()
     server.settings = (*server.settings, "flush.method=syncfs")
     server.start()
     with (
-        injected(
-            server.process, tmp_path, "syncfs:error=EIO:when=1+", "fdatasync:delay_exit=1000:when=1+"
-        ) as tracer,
+        injected(server.process, tmp_path, "syncfs:error=EIO:when=1+", "fdatasync:delay_exit=1000:when=1+") as tracer,
         client.Producer(address, timeout=SECONDS) as first,
         client.Producer(address, timeout=SECONDS) as second,
         client.Producer(address, timeout=SECONDS) as third,
@@ -196,9 +192,7 @@ def test_an_input_output_error_at_a_write_stops_that_partition(tmp_path: Path, s
 
 
 @pytest.mark.long
-def test_a_slow_disk_answers_nothing_early_and_delays_no_other_request(
-    tmp_path: Path, server: LiveServer
-) -> None:
+def test_a_slow_disk_answers_nothing_early_and_delays_no_other_request(tmp_path: Path, server: LiveServer) -> None:
     address = server.address
     send(address, b"forced")
     assert server.process is not None
@@ -213,9 +207,7 @@ def test_a_slow_disk_answers_nothing_early_and_delays_no_other_request(
         quick.send("orders", b"", partition=1).result(SECONDS)  # connected before the clock runs
         begun = time.monotonic()
         ends: list[float] = []
-        waiting = threading.Thread(
-            target=lambda: ends.append(end_of(producer.send("orders", b"slow", partition=0)))
-        )
+        waiting = threading.Thread(target=lambda: ends.append(end_of(producer.send("orders", b"slow", partition=0))))
         waiting.start()
         while not ends and time.monotonic() - begun < SLOW_SECONDS * 0.6:
             asked = time.monotonic()

@@ -108,9 +108,7 @@ def test_of_many_starters_one_wins_and_all_are_served(data: Path) -> None:
         )
         for number in range(STARTERS)
     ]
-    assert [(each.communicate(timeout=SECONDS)[1], each.returncode) for each in starters] == [
-        ("", 0)
-    ] * STARTERS
+    assert [(each.communicate(timeout=SECONDS)[1], each.returncode) for each in starters] == [("", 0)] * STARTERS
     assert sorted(read(f"file:{data}", STARTERS)) == [b"%d" % number for number in range(STARTERS)]
     assert (data / addresses.LOG_NAME).read_text() == "", "nobody else tried to start one"
 

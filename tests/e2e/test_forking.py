@@ -95,9 +95,7 @@ def test_a_fork_in_the_middle_of_a_stream_keeps_both_streams(broker: LiveServer,
     found = payloads(broker.address, topic)
     assert len(found) == 5 * count
     for name in (b"parent", *(b"child %d" % number for number in range(4))):
-        assert [p for p in found if p.startswith(name + b" ")] == [
-            b"%s %06d" % (name, n) for n in range(count)
-        ]
+        assert [p for p in found if p.startswith(name + b" ")] == [b"%s %06d" % (name, n) for n in range(count)]
 
 
 def send_some(producer: client.Producer, topic: str, name: str, count: int) -> None:
@@ -111,9 +109,7 @@ def test_multiprocessing_by_fork_shares_a_producer(broker: LiveServer, topic: st
     count = max(100, scaled(2_000))
     with client.Producer(broker.address, timeout=SECONDS) as producer:
         producer.send(topic, "parent first")
-        workers = [
-            context.Process(target=send_some, args=(producer, topic, f"w{n}", count)) for n in range(4)
-        ]
+        workers = [context.Process(target=send_some, args=(producer, topic, f"w{n}", count)) for n in range(4)]
         for worker in workers:
             worker.start()
         send_some(producer, topic, "parent", count)
@@ -153,9 +149,7 @@ if __name__ == "__main__":
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_pool_with_clients_of_a_module(
-    broker: LiveServer, topic: str, method: str, tmp_path: object
-) -> None:
+def test_a_pool_with_clients_of_a_module(broker: LiveServer, topic: str, method: str, tmp_path: object) -> None:
     program = os.path.join(str(tmp_path), "program.py")
     with open(program, "w") as file:
         file.write(POOL)

@@ -109,9 +109,7 @@ def test_a_preforking_server_shares_one_producer_by_name_and_loses_nothing_with_
     assert len(found) == len(set(found))
     acknowledged = [text for worker in (doomed, *workers) for text in worker.said]
     assert set(acknowledged) <= set(found)
-    assert len(found) - len(acknowledged) in (3, 4), (
-        "the master's, and at most one that died before it was told"
-    )
+    assert len(found) - len(acknowledged) in (3, 4), "the master's, and at most one that died before it was told"
     for worker in workers:
         name = worker.said[0].split()[0]
         assert [text for text in found if text.startswith(name + " ")] == worker.said, "in order"

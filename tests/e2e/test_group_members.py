@@ -58,9 +58,7 @@ def member(server: LiveServer, log: Path) -> Worker:
 
 
 def numbers(*logs: Path) -> Counter[int]:
-    return Counter(
-        int(line.split()[1]) for log in logs if log.exists() for line in log.read_text().splitlines()
-    )
+    return Counter(int(line.split()[1]) for log in logs if log.exists() for line in log.read_text().splitlines())
 
 
 def until(logs: list[Path], count: int) -> None:
@@ -77,11 +75,7 @@ def test_members_that_are_killed_or_stopped_lose_their_partitions_and_nothing_el
 ) -> None:
     logs = [tmp_path / f"log-{number}" for number in range(3)]
     send(server, 0, MESSAGES)
-    with (
-        member(server, logs[0]) as first,
-        member(server, logs[1]) as second,
-        member(server, logs[2]) as third,
-    ):
+    with member(server, logs[0]) as first, member(server, logs[1]) as second, member(server, logs[2]) as third:
         for each in (first, second, third):
             each.wait_for("pid")
         until(logs, MESSAGES // 8)

@@ -71,10 +71,7 @@ def test_a_partition_is_handed_over_as_the_page_says(clients: list[PageClient]) 
     bob.beat(5000)
     assert bob.numbers == [1]
     assert bob.commit(0, 1) == [1, [[TOPIC, 0]]]
-    assert (
-        clients[0].refused(COMMIT_OFFSETS, GROUP, "ada", ada.generation, [[*next(iter(bob.held)), 0]])
-        == "fenced"
-    )
+    assert clients[0].refused(COMMIT_OFFSETS, GROUP, "ada", ada.generation, [[*next(iter(bob.held)), 0]]) == "fenced"
     assert clients[0].call(LEAVE_GROUP, GROUP, "ada", ada.generation)[0] == [True]
     bob.beat(5000)
     assert bob.numbers == [0, 1]

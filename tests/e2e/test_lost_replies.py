@@ -58,9 +58,7 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 
 
 @pytest.mark.parametrize("acks", ["synced", "written"])
-def test_a_lost_reply_is_asked_for_again_and_nothing_doubles(
-    broker: LiveServer, topic: str, acks: str
-) -> None:
+def test_a_lost_reply_is_asked_for_again_and_nothing_doubles(broker: LiveServer, topic: str, acks: str) -> None:
     wanted: list[bytes] = []
     with proxied(broker.address) as proxy:
         for turn in range(max(3, scaled(50))):
@@ -181,9 +179,7 @@ def test_commits_through_cuts_never_go_back(broker: LiveServer, topic: str) -> N
     with proxied(broker.address) as proxy:
         cut_now_and_then(proxy, random)
         last = -1
-        with client.Consumer(
-            proxy.address, topics=topic, group=topic, commits="manual", timeout=SECONDS
-        ) as consumer:
+        with client.Consumer(proxy.address, topics=topic, group=topic, commits="manual", timeout=SECONDS) as consumer:
             for _ in range(50):
                 consumer.poll(10.0, 10)
                 consumer.commit()

@@ -37,18 +37,14 @@ def together(works: list[Callable[[], None]]) -> None:
         thread.join(max(0.0, until - time.monotonic()))
     if any(thread.is_alive() for thread in threads):
         faulthandler.dump_traceback()
-        raise AssertionError(
-            f"{sum(t.is_alive() for t in threads)} threads stand still; the first error: {errors[:1]}"
-        )
+        raise AssertionError(f"{sum(t.is_alive() for t in threads)} threads stand still; the first error: {errors[:1]}")
     assert errors == []
 
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("waiting", [True, False], ids=["each waited for", "many at once"])
-def test_64_threads_send_1_mib_messages_through_one_producer(
-    broker: LiveServer, topic: str, waiting: bool
-) -> None:
+def test_64_threads_send_1_mib_messages_through_one_producer(broker: LiveServer, topic: str, waiting: bool) -> None:
     each = max(2, scaled(20))
     padding = bytes(MIB - 16)
     producer = client.Producer(broker.address, timeout=GUARD_SECONDS)

@@ -38,20 +38,13 @@ PARTITIONS = 2
 DELAYS = (0, 0.001, 0.01, 0.5, 3.0, 70.0)
 LONGER_THAN_ANY = 100.0
 
-places = st.tuples(
-    st.sampled_from(TOPICS), st.integers(0, PARTITIONS - 1), st.none() | st.sampled_from(DELAYS)
-)
+places = st.tuples(st.sampled_from(TOPICS), st.integers(0, PARTITIONS - 1), st.none() | st.sampled_from(DELAYS))
 Place = tuple[str, int, float | None]
 STEPS = st.one_of(
     st.tuples(st.just("send"), places),
     st.tuples(st.just("send"), places),
     st.tuples(st.just("many"), st.lists(places, min_size=1, max_size=4)),
-    st.tuples(
-        st.just("transaction"),
-        st.lists(places, max_size=4),
-        st.sampled_from(["local", "named"]),
-        st.booleans(),
-    ),
+    st.tuples(st.just("transaction"), st.lists(places, max_size=4), st.sampled_from(["local", "named"]), st.booleans()),
     st.tuples(st.just("cancel"), st.integers(0, 20)),
     st.tuples(st.just("reschedule"), st.integers(0, 20), st.sampled_from(DELAYS)),
     st.tuples(st.just("advance"), st.sampled_from([0.0, 0.001, 0.02, 1.0, 5.0])),
@@ -204,9 +197,7 @@ class Story:
                 payloads = [message.payload for message in found]
                 there.update(payloads)
                 appended |= {each.payload: each.appended_at.timestamp() for each in found}
-                plain = [
-                    each for each in payloads if each in self.deliveries and self.places[each][2] is None
-                ]
+                plain = [each for each in payloads if each in self.deliveries and self.places[each][2] is None]
                 assert plain == sorted(plain), "plain ones in order"
                 assert all(self.places[each][:2] == (topic, partition) for each in payloads)
         assert max(there.values(), default=1) == 1, "nothing twice"

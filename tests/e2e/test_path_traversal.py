@@ -74,9 +74,7 @@ SAMPLES: tuple[Any, ...] = (
     commands.ForgetTransaction("orders", 1),
     commands.ListTransactions(["orders"], 0, 10, "orders"),
     commands.DescribeTransaction("orders", 0),
-    commands.Transact(
-        1, 1, [commands.TransactionBatch("orders", 1, 0, 0, 1, 24, [Block(24, 1, 0)])], [INSIDE]
-    ),
+    commands.Transact(1, 1, [commands.TransactionBatch("orders", 1, 0, 0, 1, 24, [Block(24, 1, 0)])], [INSIDE]),
     commands.AwaitChecks("orders", 0),
     commands.CancelDelayed("orders"),
     commands.RescheduleDelayed("orders", 0),
@@ -133,16 +131,12 @@ def test_every_command_has_a_sample() -> None:
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=range(len(ATTEMPTS)))
-def test_no_name_from_the_wire_leaves_the_data_folder(
-    place: Path, address: tuple[str, int], attempt: str
-) -> None:
+def test_no_name_from_the_wire_leaves_the_data_folder(place: Path, address: tuple[str, int], attempt: str) -> None:
     before = tree(place)
     for sample in SAMPLES:
         wire = Wire(address, hello=not isinstance(sample, commands.Hello))
         header = [commands.BY_REQUEST[type(sample)].code, 77, *replaced(sample, attempt)]
-        wire.socket.sendall(
-            b"".join(frames.encode(header, bytes(24) if type(sample) is commands.Produce else b""))
-        )
+        wire.socket.sendall(b"".join(frames.encode(header, bytes(24) if type(sample) is commands.Produce else b"")))
         try:
             frame = wire.receive()
         except ConnectionError:

@@ -199,12 +199,7 @@ def test_what_is_produced_is_fetched(client: PageClient) -> None:
     positions, durability, repeated, append_time, ordinal, *_ = client.produce(
         "page-a", incarnation, sender, 0, [b"one", b"two", b"three"]
     )
-    assert (positions, durability, repeated, ordinal) == (
-        [[0, 0]],
-        2,
-        False,
-        0,
-    ) and append_time > 1_700_000_000_000
+    assert (positions, durability, repeated, ordinal) == ([[0, 0]], 2, False, 0) and append_time > 1_700_000_000_000
     messages, following = client.fetch("page-a", incarnation, 0)
     assert messages == [(0, b"one"), (23, b"two"), (46, b"three")]
     assert client.fetch("page-a", incarnation, 23)[0] == messages[1:], "a fetch inside a block skips"
@@ -222,10 +217,7 @@ def test_a_repeat_is_answered_alike_and_stored_once(client: PageClient) -> None:
 def test_the_rules_of_sequences_hold(client: PageClient) -> None:
     incarnation, sender = topic(client, "page-c"), producer(client)
     client.produce("page-c", incarnation, sender, 0, [b"x", b"y"])
-    for sequence, payloads, code in (
-        (5, [b"z"], "sequence_gap"),
-        (1, [b"y", b"z"], "bad_request"),
-    ):
+    for sequence, payloads, code in ((5, [b"z"], "sequence_gap"), (1, [b"y", b"z"], "bad_request")):
         with pytest.raises(PageError) as caught:
             client.produce("page-c", incarnation, sender, sequence, payloads)
         assert caught.value.args[1] == code
@@ -346,9 +338,7 @@ def test_what_is_rolled_back_leaves_nothing(client: PageClient) -> None:
 
 def table_of_steps() -> list[tuple[str, str, str]]:
     """(request, state, what the page says of it) of the table of steps."""
-    rows = re.findall(
-        r"^\| ((?:PRODUCE|PREPARE_|COMMIT_|ROLLBACK_)[^|]*) \|(.*)\|$", PAGE.read_text(), re.MULTILINE
-    )
+    rows = re.findall(r"^\| ((?:PRODUCE|PREPARE_|COMMIT_|ROLLBACK_)[^|]*) \|(.*)\|$", PAGE.read_text(), re.MULTILINE)
     states = ("open", "prepared", "committed", "rolled back")
     return [
         (request, state, cell.strip())
@@ -472,9 +462,7 @@ def test_an_operator_decides_and_the_owner_is_notified(client: PageClient) -> No
     assert client.payloads("page-n", orders) == []
 
 
-def member_prepared(
-    client: PageClient, xid: str, sequence: int, run: str, incarnation: int, payload: bytes
-) -> int:
+def member_prepared(client: PageClient, xid: str, sequence: int, run: str, incarnation: int, payload: bytes) -> int:
     sender = producer(client)
     epoch = begun(client, sender, 1, xid, 60_000, "", ["page-query", sequence, run])
     client.produce("page-o", incarnation, sender, 0, [payload], 2, epoch)
@@ -497,9 +485,7 @@ def test_a_commit_group_commits_all_or_none(client: PageClient) -> None:
     assert client.refused(COMMIT, "q-3", orphan, False, False, []) == "transaction_rolled_back"
     assert client.refused(COMMIT_GROUP, "page-query", 5, "run-1", names, 3) == "group_stale"
     assert client.refused(COMMIT_GROUP, "page-query", 4, "run-1", names, 2) == "group_stale"
-    (epoch, _, state, _), _ = client.call(
-        BEGIN, producer(client), 1, "q-4", None, "", ["page-query", 5, "run-1"]
-    )
+    (epoch, _, state, _), _ = client.call(BEGIN, producer(client), 1, "q-4", None, "", ["page-query", 5, "run-1"])
     assert (epoch, state) == (0, "done")
     assert client.call(ABORT_COMMIT_GROUP, "page-query", 5, "run-1")[0] == ["committed"]
     assert client.call(ABORT_COMMIT_GROUP, "page-query", 6, "run-2")[0] == ["aborted"]
@@ -532,9 +518,7 @@ def test_requests_of_transactions_that_make_no_sense_are_refused(client: PageCli
 
 
 @pytest.mark.parametrize(("code", "error"), [(79, "not_supported"), (99, "unknown_command")])
-def test_unknown_commands_are_answered_and_the_connection_goes_on(
-    client: PageClient, code: int, error: str
-) -> None:
+def test_unknown_commands_are_answered_and_the_connection_goes_on(client: PageClient, code: int, error: str) -> None:
     with pytest.raises(PageError) as caught:
         client.call(code, "field", {"of": "the future"})
     assert caught.value.args[1] == error
@@ -602,18 +586,14 @@ class Recorded(PageClient):
 def test_the_handle_of_the_page_is_what_a_client_makes_of_a_reply() -> None:
     example = re.search(r"<!-- generated: delayed-example -->\n+Store (.*?)<!--", PAGE.read_text(), re.DOTALL)
     assert example is not None
-    store_id, log_id, due, number = (
-        int(each, 0) for each in re.findall(r"(?:id|due|number|^) ?(\w+)[,:]", example[1])
-    )
+    store_id, log_id, due, number = (int(each, 0) for each in re.findall(r"(?:id|due|number|^) ?(\w+)[,:]", example[1]))
     assert PageClient.handle([store_id, log_id, number, dues(due)], 0) == example[1].split()[-1]
 
 
 def test_the_worked_examples_are_what_a_client_sends_and_reads() -> None:
     request, reply = printed("produce-example")
     client = Recorded(9, reply)
-    answer = client.call(
-        21, "orders", 5, 0, 7, 0, 1, 2, [[25, 1, 1687078920]], None, None, body=request[-25:]
-    )
+    answer = client.call(21, "orders", 5, 0, 7, 0, 1, 2, [[25, 1, 1687078920]], None, None, body=request[-25:])
     assert client.sent == request and answer[0] == [[[0, 0]], 2, False, 1_763_700_000_000, 0, None]
 
     request, reply = printed("fetch-example")

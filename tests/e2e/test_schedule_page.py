@@ -32,9 +32,7 @@ def test_what_was_missed_over_a_long_night_comes_once(tfmq_broker: SimulatedBrok
         admin.schedule("0 * * * *", "reports", "go", name="hourly")
     tfmq_broker.crash(down=10 * 3600)
     tfmq_broker.clock.advance(1)
-    assert [message.properties["scheduled_for"][11:16] for message in tfmq_broker.sent("reports")] == [
-        "19:00"
-    ]
+    assert [message.properties["scheduled_for"][11:16] for message in tfmq_broker.sent("reports")] == ["19:00"]
 
 
 def test_a_year_passes_in_no_time(tfmq_broker: SimulatedBroker) -> None:

@@ -90,9 +90,7 @@ def test_the_asyncio_face(broker: LiveServer, topic: str) -> None:
     assert payloads(broker.address, topic) == [b"1", b"2", b"2", b"2", b"3"]
 
 
-def test_a_large_one_is_there_at_once_and_in_order(
-    broker: LiveServer, producer: tfmq.Producer, topic: str
-) -> None:
+def test_a_large_one_is_there_at_once_and_in_order(broker: LiveServer, producer: tfmq.Producer, topic: str) -> None:
     wanted = [b"%07d" % number + bytes(500) for number in range(20_000)]
     with producer.transaction() as tx:
         handle = tx.send_many(topic, iter(wanted))
@@ -102,9 +100,7 @@ def test_a_large_one_is_there_at_once_and_in_order(
     assert payloads(broker.address, topic) == wanted
 
 
-def test_a_transaction_manager_finds_and_ends_branches(
-    broker: LiveServer, producer: tfmq.Producer, topic: str
-) -> None:
+def test_a_transaction_manager_finds_and_ends_branches(broker: LiveServer, producer: tfmq.Producer, topic: str) -> None:
     resource = tfmq.XAResource(producer)
     for branch in (f"{topic}.1", f"{topic}.2", f"{topic}.3"):
         resource.start(branch).send(topic, branch)
@@ -154,9 +150,7 @@ def lossy(proxy: Proxy, step: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.long
-def test_a_large_named_one_goes_through_cuts_and_a_local_one_ends_with_them(
-    broker: LiveServer, topic: str
-) -> None:
+def test_a_large_named_one_goes_through_cuts_and_a_local_one_ends_with_them(broker: LiveServer, topic: str) -> None:
     random = seeded("large through cuts")
     wanted = [b"%07d" % number + bytes(1000) for number in range(8000)]
     with proxied(broker.address) as proxy, tfmq.Producer(proxy.address, timeout=SECONDS) as producer:
@@ -247,9 +241,7 @@ def producer_sent(producer: tfmq.Producer, topic: str, payload: bytes) -> bytes:
     return payload
 
 
-def test_a_rollback_leaves_no_gap_that_blocks(
-    broker: LiveServer, producer: tfmq.Producer, topic: str
-) -> None:
+def test_a_rollback_leaves_no_gap_that_blocks(broker: LiveServer, producer: tfmq.Producer, topic: str) -> None:
     wanted = []
     for turn in range(20):
         tx = producer.begin(f"{topic}-{turn}") if turn % 2 else producer.transaction()
@@ -325,9 +317,7 @@ def test_a_local_one_of_a_killed_client_is_gone_at_once(
 
 
 @pytest.mark.long
-def test_the_group_is_asked_what_becomes_of_a_killed_clients_transaction(
-    broker: LiveServer, topic: str
-) -> None:
+def test_the_group_is_asked_what_becomes_of_a_killed_clients_transaction(broker: LiveServer, topic: str) -> None:
     for name in ("a", "b"):
         with Worker(
             STEPS.replace("begin(topic", f"begin(topic + {name!r}"), broker.address, topic, "prepared"
@@ -411,9 +401,7 @@ def test_consume_transform_produce_is_exactly_once_over_kills(
 
 
 @pytest.mark.long
-def test_a_member_that_was_replaced_cannot_commit(
-    broker: LiveServer, producer: tfmq.Producer, topic: str
-) -> None:
+def test_a_member_that_was_replaced_cannot_commit(broker: LiveServer, producer: tfmq.Producer, topic: str) -> None:
     source, target = f"{topic}.in", f"{topic}.out"
     producer.send_many(source, [b"%d" % number for number in range(20)]).result(SECONDS)
     with Worker(TRANSFORM, broker.address, source, target, topic, "slowly") as zombie:

@@ -19,9 +19,7 @@ MESSAGES = 50 * KILLS
 
 
 @pytest.mark.long
-def test_sends_transactions_and_readers_go_on_over_kills_of_the_broker(
-    broker: LiveServer, topic: str
-) -> None:
+def test_sends_transactions_and_readers_go_on_over_kills_of_the_broker(broker: LiveServer, topic: str) -> None:
     """Each message is sent while the broker dies, read in a group, and sent on with its offset in one transaction."""
     topic = topic[:40]
     read: list[str] = []

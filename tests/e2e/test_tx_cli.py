@@ -149,11 +149,7 @@ def test_item_27_a_decision_by_hand_persists_over_kill_9(broker: LiveServer, rig
         broker.kill()
         broker.start()
         states = {each["xid"]: each["state"] for each in rig.rows()}
-        assert states == {
-            "kept": "prepared",
-            "committed": "heuristic_committed",
-            "dropped": "heuristic_rolled_back",
-        }
+        assert states == {"kept": "prepared", "committed": "heuristic_committed", "dropped": "heuristic_rolled_back"}
         assert payloads(broker.address, "orders") == [b"committed"]
     assert rig.tx("forget", "committed", "dropped").code == 0
     broker.kill()

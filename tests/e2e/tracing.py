@@ -49,9 +49,7 @@ class Tracer:
 
 
 @contextmanager
-def injected(
-    process: subprocess.Popen[str], folder: Path, *faults: str, path: Path | None = None
-) -> Iterator[Tracer]:
+def injected(process: subprocess.Popen[str], folder: Path, *faults: str, path: Path | None = None) -> Iterator[Tracer]:
     """`faults` as strace's inject option takes them, from now to the end of the block; with `path` only for calls on
     that file. Skips the test where that cannot be had.
     """

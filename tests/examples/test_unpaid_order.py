@@ -19,11 +19,7 @@ def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT) if folder == ROOT else "",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        },
+        env={**os.environ, "PYTHONPATH": str(ROOT) if folder == ROOT else "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=110,

@@ -17,8 +17,7 @@ PRODUCER = 7
 def records(count: int, *, sequence: int = 0, size: int = 10, producer: int = PRODUCER) -> list[bytes]:
     """`count` records with payloads of one size, each different."""
     return [
-        make_record(f"{sequence + n:0{size}d}".encode()[-size:], make_id(producer, sequence + n))
-        for n in range(count)
+        make_record(f"{sequence + n:0{size}d}".encode()[-size:], make_id(producer, sequence + n)) for n in range(count)
     ]
 
 

@@ -9,16 +9,7 @@ from zlib import crc32
 
 from journal.filenames import journal_name, parse_journal_name, parse_snapshot_name
 from journal.testing import SimulatedClock, SimulatedDisk
-from journal.wal.entry import (
-    COMMIT,
-    FORGET,
-    HEADER_SIZE,
-    MESSAGES,
-    AppendMsg,
-    JournalEntry,
-    LostEntries,
-    Operation,
-)
+from journal.wal.entry import COMMIT, FORGET, HEADER_SIZE, MESSAGES, AppendMsg, JournalEntry, LostEntries, Operation
 from journal.wal.file import FILE_HEADER_SIZE
 from journal.wal.store import JournalOptions, JournalStore
 

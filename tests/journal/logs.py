@@ -51,13 +51,9 @@ def make_disk() -> SimulatedDisk:
     return disk
 
 
-def make_batch(
-    count: int, size: int = 50, producer_id: int = 9, sequence: int = 0, blocks: bool = True
-) -> Batch:
+def make_batch(count: int, size: int = 50, producer_id: int = 9, sequence: int = 0, blocks: bool = True) -> Batch:
     """`count` records whose payloads have `size` bytes and say their sequence."""
-    records = [
-        make_record(_payload(sequence + n, size), make_id(producer_id, sequence + n)) for n in range(count)
-    ]
+    records = [make_record(_payload(sequence + n, size), make_id(producer_id, sequence + n)) for n in range(count)]
     data = b"".join(records)
     named = ((len(data), count, crc32(data)),) if blocks and len(data) <= BLOCK_SIZE_MAX else ()
     return Batch(data, named, producer_id, sequence, count)

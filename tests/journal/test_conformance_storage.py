@@ -161,9 +161,7 @@ def test_item_09_retention_keeps_so_many_bytes() -> None:
 
 
 def test_item_09_retention_archives() -> None:
-    bench = Bench(
-        segment_bytes=1000, retention_bytes=2000, retention_action="archive", archive_folder="/data/old"
-    )
+    bench = Bench(segment_bytes=1000, retention_bytes=2000, retention_action="archive", archive_folder="/data/old")
     bench.disk.make_folder("/data/old")
     log = bench.open()
     for _ in range(20):
@@ -228,9 +226,7 @@ def test_item_40_a_large_append_waits_for_the_force_like_any_other() -> None:
     answer = log.append([batch])[0]
     forcer.want(log, answer.end_offset, lambda error: forced.append(log.forced_offset))
     assert forced == [answer.end_offset]
-    assert bench.disk.durable_file(bench.path(segment_name(0))) == bench.disk.read_file(
-        bench.path(segment_name(0))
-    )
+    assert bench.disk.durable_file(bench.path(segment_name(0))) == bench.disk.read_file(bench.path(segment_name(0)))
 
 
 def test_hazard_id_and_flag_are_covered_by_a_checksum() -> None:

@@ -128,9 +128,7 @@ def test_another_process_is_named_as_the_holder_of_a_lock(tmp_path: Path) -> Non
         "except Exception as error: print(type(error).__name__, error.holder)"
     )
     root = paths.ROOT
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=30
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=30)
     assert done.stdout.split() == ["Locked", str(os.getpid())], done.stderr
     held.release()
 
@@ -167,9 +165,7 @@ def test_without_a_descriptor_an_open_says_so_and_a_folder_can_still_be_forced(t
         f"disk.open_read('{tmp_path}/0'); print('goes on')"
     )
     root = paths.ROOT
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=30
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=30)
     first, second = done.stdout.splitlines()
     assert "Too many open files" in first, done.stderr
     assert second == "goes on"
@@ -250,9 +246,7 @@ def test_a_cached_read_answers_or_says_that_it_would_wait(file: RealFile) -> Non
     assert file.pread_cached(10, 9_995) in (b"x" * 5, None)
 
 
-def test_a_cached_read_never_takes_a_part_for_the_whole(
-    file: RealFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_read_never_takes_a_part_for_the_whole(file: RealFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.pwritev([b"x" * 10_000], 0)
     monkeypatch.setattr(os, "preadv", lambda *_: 4096)
     assert file.pread_cached(10_000, 0) is None
@@ -279,9 +273,7 @@ def test_no_space_is_full(file: RealFile, monkeypatch: pytest.MonkeyPatch, numbe
         write_all(file, [b"x"], 0)
 
 
-def test_no_space_at_a_force_is_a_lost_write_and_not_full(
-    file: RealFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_space_at_a_force_is_a_lost_write_and_not_full(file: RealFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fdatasync", _failing(errno.ENOSPC))
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         file.force()

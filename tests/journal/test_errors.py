@@ -25,9 +25,7 @@ from journal import errors
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_error_says_what_happened(
-    error: errors.JournalError, fields: dict[str, object], words: str
-) -> None:
+def test_an_error_says_what_happened(error: errors.JournalError, fields: dict[str, object], words: str) -> None:
     assert isinstance(error, errors.JournalError)
     assert words in str(error)
     assert {name: getattr(error, name) for name in fields} == fields

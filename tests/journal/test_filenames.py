@@ -38,15 +38,10 @@ def test_other_names_are_no_segments(name: str) -> None:
 
 @given(TOPICS, st.integers(0, filenames.PARTITION_MAX))
 def test_a_partition_comes_back_from_its_folder(topic: str, partition: int) -> None:
-    assert filenames.parse_partition_folder(filenames.partition_folder(topic, partition)) == (
-        topic,
-        partition,
-    )
+    assert filenames.parse_partition_folder(filenames.partition_folder(topic, partition)) == (topic, partition)
 
 
-@pytest.mark.parametrize(
-    "name", ["orders", "orders-", "-1", "orders-01", "orders--", "a/b-1", "..-1x", "..-1"]
-)
+@pytest.mark.parametrize("name", ["orders", "orders-", "-1", "orders-01", "orders--", "a/b-1", "..-1x", "..-1"])
 def test_other_folders_are_no_partitions(name: str) -> None:
     assert filenames.parse_partition_folder(name) is None
 
@@ -81,12 +76,7 @@ def test_other_names_are_no_files_of_the_transaction_journal(name: str) -> None:
 
 
 def test_the_folder_of_transactions_knows_its_own_names() -> None:
-    known = [
-        filenames.journal_name(1),
-        filenames.snapshot_name(2),
-        filenames.CHECKPOINT_NAME,
-        filenames.torn_name(3),
-    ]
+    known = [filenames.journal_name(1), filenames.snapshot_name(2), filenames.CHECKPOINT_NAME, filenames.torn_name(3)]
     known += [f"{known[0]}.damaged", f"{known[0]}.damaged.repaired", f"{known[1]}.new", "checkpoint.damaged"]
     assert all(map(filenames.is_transactions_file, known))
     strange = ["letter.txt", "checkpoint.old", "log.mark", filenames.segment_name(0)]

@@ -12,15 +12,7 @@ import pytest
 from journal.disk import File, FileReferences
 from journal.errors import BeyondEnd, Closed, Stopped
 from journal.filenames import segment_name
-from journal.fsync import (
-    NEVER_CLOSED,
-    PROBE_ROUNDS,
-    SLOW_ROUNDS,
-    SLOW_SECONDS,
-    Forcer,
-    FsyncGate,
-    FsyncMethod,
-)
+from journal.fsync import NEVER_CLOSED, PROBE_ROUNDS, SLOW_ROUNDS, SLOW_SECONDS, Forcer, FsyncGate, FsyncMethod
 from journal.linux_aio import AioFsync, FsyncCallback
 from journal.log.log import Log
 from journal.record.format import make_log_id
@@ -85,12 +77,7 @@ class Logs:
     """Several logs on one disk, and their forcer."""
 
     def __init__(
-        self,
-        count: int = 1,
-        *,
-        held: bool = False,
-        method: FsyncMethod = "auto",
-        kernel: Kernel | None = None,
+        self, count: int = 1, *, held: bool = False, method: FsyncMethod = "auto", kernel: Kernel | None = None
     ) -> None:
         self.disk = SimulatedDisk()
         self.clock = SimulatedClock()
@@ -101,9 +88,7 @@ class Logs:
             self.logs.append(Log.open(self.disk, f"/data/t-{n}", log_id=make_log_id(5, n), clock=self.clock))
         self.worker = Worker(held=held)
         begin = kernel.begin if kernel else None
-        self.forcer = Forcer(
-            self.disk, self.worker, anchor_path="/data", method=method, clock=self.clock, begin=begin
-        )
+        self.forcer = Forcer(self.disk, self.worker, anchor_path="/data", method=method, clock=self.clock, begin=begin)
         self.answers: list[tuple[int, Exception | None]] = []
         self.sequences = [0] * count
 
@@ -308,9 +293,7 @@ def test_waiters_of_a_log_that_was_closed_are_answered() -> None:
 
 def test_auto_forces_one_by_one_for_a_while_where_strangers_slow_syncfs_down() -> None:
     logs = Logs(2)
-    logs.disk.faults.before = lambda kind, path: (
-        logs.clock.advance(SLOW_SECONDS * 2) if kind == "sync" else None
-    )
+    logs.disk.faults.before = lambda kind, path: logs.clock.advance(SLOW_SECONDS * 2) if kind == "sync" else None
     for _ in range(SLOW_ROUNDS + 2):
         for n in range(2):
             logs.send(n, start=False)
@@ -355,9 +338,7 @@ def test_one_file_is_forced_without_a_worker_where_the_system_can() -> None:
     assert logs.answers == [(0, None)] and logs.durable(0) and logs.worker.jobs == []
 
 
-def test_those_who_come_during_a_force_without_a_worker_share_the_next_which_starts_before_the_answers() -> (
-    None
-):
+def test_those_who_come_during_a_force_without_a_worker_share_the_next_which_starts_before_the_answers() -> None:
     kernel = Kernel()
     logs = Logs(kernel=kernel)
     flying: list[int] = []
@@ -684,9 +665,7 @@ def test_what_is_not_known_to_be_forced_stays_open() -> None:
 
 
 @pytest.mark.parametrize("begin", [Bench.begin, lambda bench: bench.gate.fsync(bench.file)])
-def test_after_a_failed_force_no_mark_makes_the_written_file_safe_to_close(
-    begin: Callable[[Bench], object],
-) -> None:
+def test_after_a_failed_force_no_mark_makes_the_written_file_safe_to_close(begin: Callable[[Bench], object]) -> None:
     bench = Bench()
     bench.disk.faults.fail("force")
     try:

@@ -47,9 +47,7 @@ def test_hazard_05_any_flipped_bit_of_what_was_forced_is_named_and_nothing_is_th
         for at in range(first, len(whole[name])):
             if generator.random() > 0.2:
                 continue
-            journal.disk.damage(
-                journal.path(name), at, bytes([whole[name][at] ^ 1 << generator.randrange(8)])
-            )
+            journal.disk.damage(journal.path(name), at, bytes([whole[name][at] ^ 1 << generator.randrange(8)]))
             with pytest.raises(Corrupt) as error:
                 journal.open()
             assert error.value.path == journal.path(name)
@@ -115,9 +113,7 @@ def test_hazard_08_each_flipped_bit_of_the_checkpoint_and_the_newest_snapshot_co
             other.disk.damage(other.path(name), at, bytes([whole[name][at] ^ 1 << generator.randrange(8)]))
             other.open()
             assert other.state.seen == journal.state.seen
-            assert other.store.recovery.labels[0] == (
-                "older snapshot" if name == newest else "newest snapshot"
-            )
+            assert other.store.recovery.labels[0] == ("older snapshot" if name == newest else "newest snapshot")
             other.checkpoint()
             assert len(other.store.recovery.warnings) == (name == newest)
 

@@ -63,9 +63,7 @@ def test_forces_are_reported_once_each(queue: AioFsyncQueue, file: RealFile) -> 
     assert set(found) == running_fsyncs and len(found) == 5
 
 
-def test_another_thread_may_wait_and_the_owner_is_notified_all_the_same(
-    queue: AioFsyncQueue, file: RealFile
-) -> None:
+def test_another_thread_may_wait_and_the_owner_is_notified_all_the_same(queue: AioFsyncQueue, file: RealFile) -> None:
     running_fsync = queue.start(file, ignore_result)
     assert running_fsync is not None
     thread = threading.Thread(target=running_fsync.wait)

@@ -78,9 +78,7 @@ def test_an_end_that_another_thread_took_note_of_wakes_the_owner_once_more(tmp_p
     file.close()
 
 
-def test_a_force_that_fails_in_the_kernel_reports_its_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_force_that_fails_in_the_kernel_reports_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = AioFsyncQueue.open()
     if queue is None:
         pytest.skip("no AIO on this system")

@@ -123,9 +123,7 @@ class Contract:
         self, open_one: Open, open_shaky: OpenShaky, request: pytest.FixtureRequest
     ) -> None:
         """Invariant: what a save has returned for stays, and after a claim no earlier owner changes anything."""
-        struggle = Struggle(
-            open_one, open_shaky, seeded("struggle", request.node.nodeid), max(10, scaled(CALLS))
-        )
+        struggle = Struggle(open_one, open_shaky, seeded("struggle", request.node.nodeid), max(10, scaled(CALLS)))
         struggle.run()
         assert struggle.looks
 

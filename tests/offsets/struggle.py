@@ -52,9 +52,7 @@ class Struggle:
         kept = self._open_one().read(self.group, NAMES)
         for name in NAMES:
             row = kept.get(name, StoredOffset(0))
-            assert row.offset >= self.saved[name], (
-                f"{name}: {row} is behind what was saved, {self.saved[name]}"
-            )
+            assert row.offset >= self.saved[name], f"{name}: {row} is behind what was saved, {self.saved[name]}"
             assert row.generation >= self.claimed[name] or name not in kept
 
     def _guarded(self, what: Callable[..., None], *arguments: float) -> None:
@@ -81,10 +79,7 @@ class Struggle:
         storage.close()
 
     def _claim(
-        self,
-        storage: ClaimingStorage,
-        names: list[PartitionName],
-        places: dict[PartitionName, tuple[int, int]],
+        self, storage: ClaimingStorage, names: list[PartitionName], places: dict[PartitionName, tuple[int, int]]
     ) -> None:
         with self._lock:
             generation = next(self._numbers)
@@ -104,10 +99,7 @@ class Struggle:
                 self.claimed[name] = max(self.claimed[name], generation)
 
     def _save(
-        self,
-        storage: ClaimingStorage,
-        names: list[PartitionName],
-        places: dict[PartitionName, tuple[int, int]],
+        self, storage: ClaimingStorage, names: list[PartitionName], places: dict[PartitionName, tuple[int, int]]
     ) -> None:
         with self._lock:
             lost = {name for name in names if places[name][0] < self.claimed[name]}
@@ -140,8 +132,6 @@ class Struggle:
                 continue
             self.looks += 1
             for name, row in before.items():
-                assert name in kept and kept[name].offset >= row.offset, (
-                    f"{name}: {row} became {kept.get(name)}"
-                )
+                assert name in kept and kept[name].offset >= row.offset, f"{name}: {row} became {kept.get(name)}"
                 assert kept[name].generation >= row.generation
             before = dict(kept)

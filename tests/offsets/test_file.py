@@ -86,9 +86,9 @@ def test_several_members_on_one_machine_share_a_file(path: Path) -> None:
     for each in threads:
         each.join(30)
     names = [PartitionName("orders", number) for number in range(8)]
-    assert {
-        name: row.offset for name, row in FileOffsets(str(path)).read("billing", names).items()
-    } == dict.fromkeys(names, 10)
+    assert {name: row.offset for name, row in FileOffsets(str(path)).read("billing", names).items()} == dict.fromkeys(
+        names, 10
+    )
 
 
 def test_a_lock_that_is_not_given_back_is_said_with_its_holder(path: Path) -> None:
@@ -112,9 +112,7 @@ def test_a_claim_that_changes_nothing_writes_nothing(path: Path) -> None:
 
 def test_a_file_of_the_first_version_fences_with_its_group(path: Path) -> None:
     row = {"offset": 5, "index": 0, "incarnation": 1, "epoch": 0, "generation": 3}
-    path.write_text(
-        json.dumps({"version": 1, "groups": {"g": {"generation": 7, "offsets": {"orders": {"0": row}}}}})
-    )
+    path.write_text(json.dumps({"version": 1, "groups": {"g": {"generation": 7, "offsets": {"orders": {"0": row}}}}}))
     storage = FileOffsets(str(path))
     assert storage.read("g", [A]) == {A: StoredOffset(5, 0, 1, 0, 7)}
     with pytest.raises(Fenced):
@@ -265,9 +263,7 @@ def unprivileged(what: Callable[[], None]) -> int:
             what()
             code = 0
         except StoreFailed as error:
-            code = (
-                3 if "Permission denied; its folder must exist" in str(error) and not error.retriable else 4
-            )
+            code = 3 if "Permission denied; its folder must exist" in str(error) and not error.retriable else 4
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -321,9 +317,7 @@ def test_members_that_are_killed_lose_nothing_of_each_other(path: Path) -> None:
     for _ in range(scaled(40)):
         members = [
             subprocess.Popen(
-                [sys.executable, "-c", SAVING, str(path), str(name.partition)],
-                stdout=subprocess.PIPE,
-                text=True,
+                [sys.executable, "-c", SAVING, str(path), str(name.partition)], stdout=subprocess.PIPE, text=True
             )
             for name in names
         ]
@@ -351,9 +345,7 @@ def test_a_child_that_was_forked_in_the_middle_of_a_save_does_not_keep_the_lock(
     os.close(reading)
     held.release()
     try:
-        FileOffsets(str(path), pause=lambda _: pytest.fail("the child has the lock")).save(
-            "billing", 1, {A: PLACE}
-        )
+        FileOffsets(str(path), pause=lambda _: pytest.fail("the child has the lock")).save("billing", 1, {A: PLACE})
     finally:
         os.close(writing)
         os.waitpid(child, 0)

@@ -111,9 +111,7 @@ def test_an_asyncio_loop_bills_each_order_once(tmp_path: Path, engine: Engine, u
 
 def test_the_interface_on_the_page_is_the_one_in_the_code() -> None:
     (shown,) = [node for node in ast.parse(block_with("Protocol")).body if isinstance(node, ast.ClassDef)]
-    methods = {
-        each.name: [a.arg for a in each.args.args] for each in shown.body if isinstance(each, ast.FunctionDef)
-    }
+    methods = {each.name: [a.arg for a in each.args.args] for each in shown.body if isinstance(each, ast.FunctionDef)}
     for name, arguments in methods.items():
         assert list(inspect.signature(getattr(ClaimingStorage, name)).parameters) == arguments
     assert set(methods) == {"read", "claim", "save", "close"}

@@ -173,9 +173,6 @@ def test_postgresql_has_what_was_saved_on_its_disk_whatever_its_default(postgres
     off = f"{plain}{'&' if '?' in plain else '?'}options=-csynchronous_commit%3Doff"
     storage = SqlOffsets(off)
     try:
-        assert (
-            storage._run_transaction(lambda connection: connection.scalar(text("SHOW synchronous_commit")))
-            == "on"
-        )
+        assert storage._run_transaction(lambda connection: connection.scalar(text("SHOW synchronous_commit"))) == "on"
     finally:
         storage.close()

@@ -27,14 +27,10 @@ def generations(connection: Connection) -> dict[PartitionName, int]:
     return {PartitionName(row["topic"], row["topic_partition"]): row["generation"] for row in found}
 
 
-def test_the_table_is_made_once_whichever_process_is_first(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_is_made_once_whichever_process_is_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     sql.create_table(engine)
     assert inspect(engine).get_table_names() == ["tfmq_offsets"]
-    looks = iter(
-        [False]
-    )  # the first look is too early: another process makes it between that and our own making
+    looks = iter([False])  # the first look is too early: another process makes it between that and our own making
     monkeypatch.setattr(engine.dialect, "has_table", lambda *_, **__: next(looks, True))
     sql.create_table(engine)
     assert next(looks, None) is None
@@ -53,10 +49,7 @@ def test_a_row_is_made_changed_and_refused_by_its_generation(engine: Engine) -> 
         assert sql.save_rows(
             connection, "billing", {A: StoredOffset(7, generation=2), B: StoredOffset(8, generation=2)}
         ) == {A: 3}
-        assert {name: row.offset for name, row in sql.read_rows(connection, "billing", [A, B]).items()} == {
-            A: 6,
-            B: 8,
-        }
+        assert {name: row.offset for name, row in sql.read_rows(connection, "billing", [A, B]).items()} == {A: 6, B: 8}
         assert generations(connection) == {A: 3, B: 2}
 
 

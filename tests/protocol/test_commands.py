@@ -171,14 +171,7 @@ def test_rows_inside_lists_are_read_as_rows() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("topic", "a/../b"),
-        ("partition", -1),
-        ("producer_id", 0),
-        ("sequence", 1 << 24),
-        ("count", 0),
-        ("acks", 3),
-    ],
+    [("topic", "a/../b"), ("partition", -1), ("producer_id", 0), ("sequence", 1 << 24), ("count", 0), ("acks", 3)],
 )
 def test_a_produce_that_makes_no_sense_is_refused(field: str, value: Any) -> None:
     produce = commands.Produce("t", 1, 0, 9, 0, 1, 2, [])._replace(**{field: value})

@@ -28,9 +28,7 @@ def test_the_page_has_every_command_with_its_fields(command) -> None:  # type: i
 
 
 def test_the_page_has_every_error() -> None:
-    assert [
-        each.code for each in CLASSES if f"| `{each.code}` | {each.number} |" not in page("errors.md")
-    ] == []
+    assert [each.code for each in CLASSES if f"| `{each.code}` | {each.number} |" not in page("errors.md")] == []
 
 
 CLASS = re.compile(r"^class (\w+)\((\w+)[\w, ]*\):", re.MULTILINE)
@@ -39,11 +37,7 @@ INTERNAL = {"UnreadableAttribute"}
 
 
 def test_the_page_has_every_error_class_that_is_defined_elsewhere_or_exported() -> None:
-    bases = {
-        name: base
-        for path in paths.ROOT.glob("tfmq/**/*.py")
-        for name, base in CLASS.findall(path.read_text())
-    }
+    bases = {name: base for path in paths.ROOT.glob("tfmq/**/*.py") for name, base in CLASS.findall(path.read_text())}
 
     def is_error(name: str) -> bool:
         return name == "TfmqError" or (name in bases and is_error(bases[name]))

@@ -41,11 +41,7 @@ def test_a_frame_is_what_the_page_says() -> None:
 
 
 def test_every_cut_in_two_gives_the_same_frames() -> None:
-    pairs: list[tuple[list[object], bytes]] = [
-        ([1, 5, "x"], b"body"),
-        ([-3, 6], b""),
-        ([2, 0, None, [1]], b"z" * 90),
-    ]
+    pairs: list[tuple[list[object], bytes]] = [([1, 5, "x"], b"body"), ([-3, 6], b""), ([2, 0, None, [1]], b"z" * 90)]
     data = stream(*pairs)
     for cut in range(len(data) + 1):
         decoder = Decoder()
@@ -146,9 +142,7 @@ def test_flipped_bits_are_another_frame_or_a_bad_frame() -> None:
         (limits.FRAME_BYTES, limits.HEADER_BYTES + 1, "header of"),
     ],
 )
-def test_wrong_sizes_are_reported_before_anything_is_taken(
-    size: int, header_size: int | None, why: str
-) -> None:
+def test_wrong_sizes_are_reported_before_anything_is_taken(size: int, header_size: int | None, why: str) -> None:
     data = struct.pack(">I", size) + (b"" if header_size is None else struct.pack(">I", header_size))
     tracemalloc.start()
     try:
@@ -170,17 +164,7 @@ def test_the_cap_of_the_moment_holds() -> None:
 
 @pytest.mark.parametrize(
     "header",
-    [
-        b"",
-        b"\x01",
-        b"\x90",
-        b"\x91\x01",
-        b"\x92\x01\xff",
-        b"\x92\xa1a\x01",
-        b"\x92\xc3\x01",
-        b"\x80",
-        b"\x92\x01",
-    ],
+    [b"", b"\x01", b"\x90", b"\x91\x01", b"\x92\x01\xff", b"\x92\xa1a\x01", b"\x92\xc3\x01", b"\x80", b"\x92\x01"],
 )
 def test_headers_that_begin_otherwise_are_bad_frames(header: bytes) -> None:
     with pytest.raises(BadFrame):

@@ -126,15 +126,7 @@ def test_the_longest_page_fits_in_a_header() -> None:
 def test_edges_of_a_histogram_ascend() -> None:
     request = commands.DelayedHistogram("", [0, 10, DUE_MAX])
     assert read(request) == request
-    for wrong in (
-        [],
-        [5],
-        [5, 5],
-        [6, 5],
-        [-1, 5],
-        [0, DUE_MAX + 1],
-        list(range(limits.DELAYED_HISTOGRAM_EDGES + 1)),
-    ):
+    for wrong in ([], [5], [5, 5], [6, 5], [-1, 5], [0, DUE_MAX + 1], list(range(limits.DELAYED_HISTOGRAM_EDGES + 1))):
         with pytest.raises(BadRequest, match="edges"):
             read(request._replace(edges=wrong))
 
@@ -241,9 +233,7 @@ def test_what_is_no_schedule_is_refused_by_its_field(field: str, wrong: Any) -> 
         read_of_schedule_commands(ADD._replace(**{field: wrong}))
 
 
-@pytest.mark.parametrize(
-    "request_type", [commands.PauseSchedule, commands.ResumeSchedule, commands.RemoveSchedule]
-)
+@pytest.mark.parametrize("request_type", [commands.PauseSchedule, commands.ResumeSchedule, commands.RemoveSchedule])
 def test_a_schedule_is_named_as_topics_are(request_type: Any) -> None:
     assert read_of_schedule_commands(request_type("a.b-c_9")).name == "a.b-c_9"
     for wrong in ("", "a b", "..", None, 7):

@@ -25,9 +25,7 @@ class Owner:
         begin = commands.BeginTransaction(self.producer_id, self.number, xid, None, group, place)
         epoch: int = self.wire.ask(begin)[0]
         if messages:
-            request, body = batch(
-                self.name, self.incarnation, self.producer_id, self.sequence, list(messages)
-            )
+            request, body = batch(self.name, self.incarnation, self.producer_id, self.sequence, list(messages))
             self.wire.ask(request._replace(transaction=epoch), body)
             self.sequence += len(messages)
         return epoch

@@ -113,12 +113,7 @@ def test_check_config_prints_every_value_and_where_it_is_from(tmp_path: Path) ->
     file = tmp_path / "server.toml"
     file.write_text("[flush]\nmessages = 7\n")
     process = Process(
-        "--config",
-        str(file),
-        "--check-config",
-        "--set",
-        "flush.seconds=3",
-        environment={"TFMQ_TOPICS_PARTITIONS": "4"},
+        "--config", str(file), "--check-config", "--set", "flush.seconds=3", environment={"TFMQ_TOPICS_PARTITIONS": "4"}
     )
     code, out, _ = process.finish()
     origins = {line.split()[0]: line.split(maxsplit=2)[1:] for line in out.splitlines()}
@@ -253,12 +248,7 @@ def system(number: int, path: str = "/data/x") -> OSError:
         ),
         (
             Corrupt("/data/transactions/0000000000000003.journal", 64, 96, "its checksum"),
-            [
-                "journal of transactions",
-                "from 64 to 96",
-                "tfmq log verify /data/transactions",
-                "Nothing was changed",
-            ],
+            ["journal of transactions", "from 64 to 96", "tfmq log verify /data/transactions", "Nothing was changed"],
         ),
         (JournalError("odd"), ["cannot start", "odd"]),
         (system(errno.EACCES), ["/data/x", "no rights"]),
@@ -266,10 +256,7 @@ def system(number: int, path: str = "/data/x") -> OSError:
         (system(errno.ENOSPC), ["no space left"]),
         (system(errno.ENOTDIR), ["no folder"]),
         (system(errno.EISDIR), ["/data/x is a folder", "Move it away", "tfmq log repair /data"]),
-        (
-            Corrupt("/data/delay", 0, 0, "it is missing. Put it back, then start again"),
-            ["not whole", "start again"],
-        ),
+        (Corrupt("/data/delay", 0, 0, "it is missing. Put it back, then start again"), ["not whole", "start again"]),
         (system(errno.EMFILE), ["ulimit -n"]),
         (system(errno.EIO), ["cannot start", "/data/x"]),
         (NotAllowed("The port is taken."), ["The port is taken."]),

@@ -374,9 +374,7 @@ def test_pipelined_requests_are_all_answered_in_the_order_they_were_applied(tmp_
         wire = Wire(address)
         incarnation = wire.topic("orders")
         producer = wire.ask(commands.LeaseProducerIds(1))[0]
-        sent = [
-            wire.send(*batch("orders", incarnation, producer, number, [b"x" * 500])) for number in range(20)
-        ]
+        sent = [wire.send(*batch("orders", incarnation, producer, number, [b"x" * 500])) for number in range(20)]
         replies = {(reply := wire.receive().header)[1]: reply for _ in sent}
         assert [replies[number][0] for number in sent] == [0] * len(sent)
         assert [replies[number][6] for number in sent] == list(range(len(sent)))
@@ -481,10 +479,7 @@ def test_connections_above_the_limit_are_refused_and_the_others_go_on(tmp_path: 
         assert (number < 0, correlation, code, outcome) == (True, 0, "busy", "not done")
         assert sentence.startswith("The broker has 3 connections, and takes no more (limits.connections)")
         assert refused.socket.recv(1) == b"", "then it ends"
-        with (
-            pytest.raises(Busy, match=r"limits\.connections"),
-            tfmq.Admin(f"{address[0]}:{address[1]}") as admin,
-        ):
+        with pytest.raises(Busy, match=r"limits\.connections"), tfmq.Admin(f"{address[0]}:{address[1]}") as admin:
             admin.ping()
         assert wires[0].ask(commands.Status())[0]["connections_refused"] > 1
         wires.pop().close()
@@ -543,9 +538,7 @@ def test_the_status_shows_version_address_and_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_who_waits_to_be_asked_about_transactions_gives_up_the_place_with_the_connection(
-    tmp_path: Path,
-) -> None:
+def test_who_waits_to_be_asked_about_transactions_gives_up_the_place_with_the_connection(tmp_path: Path) -> None:
     one_place = ("--set", "limits.checks_parked=1")
     with running(tmp_path / "data", *one_place) as (_, address):
         first, second = Wire(address), Wire(address)

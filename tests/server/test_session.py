@@ -13,14 +13,7 @@ from tfmq.errors import BadRequest, DiskFull
 from tfmq.limits import KIB
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import BY_REQUEST, COMMANDS
-from tfmq.server.session import (
-    HANDLERS,
-    HELLO,
-    Reply,
-    Session,
-    SessionContext,
-    unknown_command,
-)
+from tfmq.server.session import HANDLERS, HELLO, Reply, Session, SessionContext, unknown_command
 
 
 class Engine:
@@ -188,10 +181,7 @@ def test_a_wrong_field_is_answered_and_the_connection_goes_on() -> None:
     assert not client.ended
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [(65, "unknown_command"), (75, "not_supported"), (999, "unknown_command")],
-)
+@pytest.mark.parametrize(("code", "error"), [(65, "unknown_command"), (75, "not_supported"), (999, "unknown_command")])
 def test_a_command_that_is_not_there_is_answered_and_the_connection_goes_on(code: int, error: str) -> None:
     client = Client()
     client.bring((code, 9))
@@ -327,9 +317,7 @@ def test_a_waiter_for_the_end_is_notified_once_and_replies_are_dropped() -> None
     assert client.net.traffic.arena.buffer.holds == 1
 
 
-@pytest.mark.parametrize(
-    ("details", "operator"), [({"operator": True}, True), ({"operator": "x"}, False), ({}, False)]
-)
+@pytest.mark.parametrize(("details", "operator"), [({"operator": True}, True), ({"operator": "x"}, False), ({}, False)])
 def test_a_client_says_whether_an_operator_uses_it(details: dict[str, Any], operator: bool) -> None:
     client = Client(hello=False)
     client.say_hello(details=details)

@@ -138,10 +138,7 @@ def test_more_buffers_than_one_call_takes_go_out_in_several() -> None:
     assert socket.writes == 3
 
 
-@given(
-    st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=20),
-    st.lists(st.integers(1, 60), max_size=30),
-)
+@given(st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=20), st.lists(st.integers(1, 60), max_size=30))
 def test_what_the_system_takes_in_pieces_arrives_in_order(buffers: list[bytes], rooms: list[int]) -> None:
     net = Net()
     connection, socket, _ = connected(net)
@@ -261,9 +258,7 @@ def test_without_memory_to_receive_a_connection_ends_with_one_line_and_the_other
     net.reactor.pump([1])
     assert sink.lost == 1 and served.frames == [b"y" * 20]
     (reported,) = [each for each in caplog.records if each.levelname != "INFO"]
-    assert (
-        "out of memory (no memory for another chunk)" in reported.getMessage() and reported.exc_info is None
-    )
+    assert "out of memory (no memory for another chunk)" in reported.getMessage() and reported.exc_info is None
     assert net.all_given_back()
 
 

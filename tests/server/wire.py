@@ -59,9 +59,7 @@ class Process:
 
 
 @contextmanager
-def running(
-    data: Path, *arguments: str, open_files: int | None = None
-) -> Iterator[tuple[Process, tuple[str, int]]]:
+def running(data: Path, *arguments: str, open_files: int | None = None) -> Iterator[tuple[Process, tuple[str, int]]]:
     """A server on `data`, on a free port; killed at the end if it is still there."""
     process = Process("--data", str(data), "--listen", "127.0.0.1:0", *arguments, open_files=open_files)
     try:
@@ -129,7 +127,4 @@ def batch(
         make_record(payload, (producer << 24) + sequence + number) for number, payload in enumerate(payloads)
     )
     blocks = [commands.Block(len(body), len(payloads), zlib.crc32(body))]
-    return (
-        commands.Produce(topic, incarnation, 0, producer, sequence, len(payloads), acks, blocks),
-        body,
-    )
+    return (commands.Produce(topic, incarnation, 0, producer, sequence, len(payloads), acks, blocks), body)

@@ -28,9 +28,7 @@ class FakePartition:
 
     def find(self, offset: int) -> int:
         """The ordinal of the record at or after `offset`."""
-        return next(
-            (number for number, (at, _) in enumerate(self.records) if at >= offset), len(self.records)
-        )
+        return next((number for number, (at, _) in enumerate(self.records) if at >= offset), len(self.records))
 
     def offset(self, ordinal: int) -> int:
         return self.records[ordinal][0] if ordinal < len(self.records) else self.end

@@ -25,9 +25,7 @@ def fill(broker: SimulatedBroker, topic: str, generator: random.Random, total_by
     done = 0
     while done < total_bytes:
         count = generator.choice([1, 1, 7, 300])
-        size = generator.choice(
-            [0, 10, 100, 200, 1000 if count < 300 else 100, 70_000 if count == 1 else 100]
-        )
+        size = generator.choice([0, 10, 100, 200, 1000 if count < 300 else 100, 70_000 if count == 1 else 100])
         even = generator.random() < 0.5
         for number in range(count):
             part = size if even else generator.randrange(size + 1)

@@ -26,9 +26,7 @@ def reader(broker: SimulatedBroker, schema: str = "", **options: str):  # type: 
     from tfmq.spark.batch_reader import BatchReader
     from tfmq.spark.schema import spark_schema
 
-    found = parse_source_settings(
-        {"servers": broker.servers, "subscribe": "orders", **options}, streaming=False
-    )
+    found = parse_source_settings({"servers": broker.servers, "subscribe": "orders", **options}, streaming=False)
     wanted = types.StructType()
     for word in schema.split(","):
         if word:

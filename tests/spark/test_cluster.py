@@ -67,9 +67,7 @@ def submit(folder: Path, python: str, *options: str, job: tuple[str, ...]) -> An
         text=True,
         timeout=SECONDS,
     )
-    said = [
-        line for line in (done.stdout + done.stderr).splitlines() if not line.startswith(("\tat ", "  at "))
-    ]
+    said = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith(("\tat ", "  at "))]
     assert done.returncode == 0, "\n".join(said)[:6000]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -159,9 +157,7 @@ def copied(folder: Path) -> Path:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(
-    SCALE <= FRACTION, reason="cannot be had here: under the full counts only, it packs 300 MB"
-)
+@pytest.mark.skipif(SCALE <= FRACTION, reason="cannot be had here: under the full counts only, it packs 300 MB")
 def test_executors_with_a_packed_environment_copy_a_topic(wanted: list[str], tmp_path: Path) -> None:
     packed = environment(tmp_path)
     with tarfile.open(packed) as opened:  # the driver's own parts run in it, too

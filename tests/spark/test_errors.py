@@ -17,13 +17,7 @@ from tfmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tfmq.spark.errors import (
-    LOGGED_LOSSES_MAX,
-    LossPolicy,
-    describe_read_error,
-    hide_traceback,
-    unreachable_error,
-)
+from tfmq.spark.errors import LOGGED_LOSSES_MAX, LossPolicy, describe_read_error, hide_traceback, unreachable_error
 from tfmq.spark.ranges import PartitionLog
 
 LOG = PartitionLog("orders", 2, 7, 7 << 24 | 2)

@@ -86,9 +86,7 @@ def test_folder_and_wire_know_the_same_of_a_log(both: tuple[FolderLogReader, Bro
 
 
 @given(data=st.data())
-def test_folder_and_wire_give_the_same_bytes_of_any_range(
-    data: st.DataObject, filled: SimulatedBroker
-) -> None:
+def test_folder_and_wire_give_the_same_bytes_of_any_range(data: st.DataObject, filled: SimulatedBroker) -> None:
     with FolderLogReader(DATA, filled.disk) as folder, BrokerLogReader(filled.servers) as wire:
         every = whole(folder)
         ends = [data.draw(st.integers(0, every.end)) for _ in range(2)]
@@ -129,9 +127,7 @@ def test_what_retention_took_is_reported_also_in_the_middle(broker: SimulatedBro
         reading = logs.read_blocks(old, 100_000)
         next(reading)
         first = broker.admin().truncate_before("orders", 0, 2 * SEGMENT_BYTES)
-        with pytest.raises(
-            OffsetOutOfRange, match=rf"orders-0: offsets \d+ to {first} were removed"
-        ) as caught:
+        with pytest.raises(OffsetOutOfRange, match=rf"orders-0: offsets \d+ to {first} were removed") as caught:
             joined(reading)
         assert caught.value.first == first and caught.value.end == old.end
         assert (
@@ -167,9 +163,7 @@ def test_the_end_is_what_the_mark_says_and_grows_within_a_second(broker: Simulat
         every = whole(logs)
         assert every.end > 0
         last = [producer.send("orders", str(number)).result().offset for number in range(5)][-1]
-        with pytest.raises(
-            OffsetOutOfRange, match=f"orders-0: offset {every.end + 100} is after the durable end"
-        ):
+        with pytest.raises(OffsetOutOfRange, match=f"orders-0: offset {every.end + 100} is after the durable end"):
             joined(logs.read_blocks(OffsetRange(log, 0, every.end + 100)))
         broker.clock.advance(1.5)
         assert logs.offset_of_ordinal(log, 5) == last, "each question has a look of its own"
@@ -257,9 +251,7 @@ def test_what_may_not_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "meta").mkdir()
     (tmp_path / "orders-0").mkdir()
     (tmp_path / "orders-0" / log_checkpoint_name()).touch()
-    with pytest.raises(
-        BadRequest, match=r"log.mark cannot be read by this process: Permission denied.*right"
-    ):
+    with pytest.raises(BadRequest, match=r"log.mark cannot be read by this process: Permission denied.*right"):
         FolderLogReader(str(tmp_path), Guarded()).partitions("orders")
     with pytest.raises(BadRequest, match="There is no folder"):
         open_log_reader(SourceAddress(path=str(tmp_path / "none")))
@@ -450,9 +442,7 @@ def test_topics_and_their_partitions(disk: SimulatedDisk) -> None:
     found = FolderTopics(disk, DATA)
     assert found.names() == ["a-b", "orders"]
     logs = found.partitions("orders")
-    assert [(log.partition, log.incarnation, log.log_id) for log in logs] == [
-        (n, 20, 20 << 24 | n) for n in range(3)
-    ]
+    assert [(log.partition, log.incarnation, log.log_id) for log in logs] == [(n, 20, 20 << 24 | n) for n in range(3)]
     assert found.partition_path("orders", 2) == "/data/orders-2"
     with pytest.raises(UnknownTopic, match="no topic bills in the folder /data; it has a-b, orders"):
         found.partitions("bills")

@@ -42,9 +42,7 @@ def lag(broker: SimulatedBroker) -> int:
         return admin.group("spark").lag
 
 
-def test_the_lag_is_what_the_query_has_not_processed(
-    broker: SimulatedBroker, progress: GroupProgress
-) -> None:
+def test_the_lag_is_what_the_query_has_not_processed(broker: SimulatedBroker, progress: GroupProgress) -> None:
     progress.save(at(broker, 0))
     assert lag(broker) == 10
     progress.save(at(broker, 7))
@@ -62,9 +60,7 @@ def test_what_is_saved_already_needs_no_request(broker: SimulatedBroker, progres
         assert admin.group("spark").generation == generation
 
 
-def test_a_query_does_not_begin_beside_a_live_member(
-    broker: SimulatedBroker, progress: GroupProgress
-) -> None:
+def test_a_query_does_not_begin_beside_a_live_member(broker: SimulatedBroker, progress: GroupProgress) -> None:
     with broker.consumer("orders", group="spark", start="earliest") as consumer:
         assert consumer.poll(5.0)
         with pytest.raises(NotAllowed, match=r"the group spark has a live member, .* Stop its members"):
@@ -75,10 +71,7 @@ def test_a_member_that_joins_later_stops_no_query(
     broker: SimulatedBroker, progress: GroupProgress, caplog: pytest.LogCaptureFixture
 ) -> None:
     progress.save(at(broker, 0))
-    with (
-        caplog.at_level(logging.WARNING, "tfmq.spark"),
-        broker.consumer("orders", group="spark") as consumer,
-    ):
+    with caplog.at_level(logging.WARNING, "tfmq.spark"), broker.consumer("orders", group="spark") as consumer:
         assert consumer.poll(5.0)
         progress.save(at(broker, 3))
         progress.save(at(broker, 4))
@@ -90,9 +83,7 @@ def test_a_member_that_joins_later_stops_no_query(
     assert lag(broker) == 5
 
 
-def test_a_topic_that_is_gone_keeps_no_other_from_being_saved(
-    broker: SimulatedBroker, progress: GroupProgress
-) -> None:
+def test_a_topic_that_is_gone_keeps_no_other_from_being_saved(broker: SimulatedBroker, progress: GroupProgress) -> None:
     progress.save({**at(broker, 6), ("payments", 0): PartitionOffset(99, 0)})
     assert lag(broker) == 4
 

@@ -92,13 +92,7 @@ def test_a_checkpoint_has_no_words_for_beginning_and_end() -> None:
 
 def test_partitions_that_are_assigned() -> None:
     assert parse_assigned({"orders": [1, 0, 1]}) == (("orders", 0), ("orders", 1))
-    several: list[dict[str, Any]] = [
-        {"orders": []},
-        {"orders": 1},
-        {"orders": ["0"]},
-        {"orders": [-1]},
-        {"a b": [0]},
-    ]
+    several: list[dict[str, Any]] = [{"orders": []}, {"orders": 1}, {"orders": ["0"]}, {"orders": [-1]}, {"a b": [0]}]
     for wrong in several:
         with pytest.raises(BadRequest, match="assign: "):
             parse_assigned(wrong)
@@ -125,8 +119,7 @@ def logs() -> FakeLogs:
 
 def survey(logs: FakeLogs) -> BoundsByPartition:
     return {
-        (each.topic, each.partition): PartitionBounds(each, logs.bounds(each))
-        for each in logs.partitions("orders")
+        (each.topic, each.partition): PartitionBounds(each, logs.bounds(each)) for each in logs.partitions("orders")
     }
 
 
@@ -156,10 +149,7 @@ def test_offsets(logs: FakeLogs) -> None:
 
 
 def test_times(logs: FakeLogs) -> None:
-    assert begin(logs, startingTimestamp="1500", startingOffsetsByTimestampStrategy="latest") == {
-        0: 100,
-        1: 0,
-    }
+    assert begin(logs, startingTimestamp="1500", startingOffsetsByTimestampStrategy="latest") == {0: 100, 1: 0}
     each = '{"orders": {"0": 2001, "1": 0}}'
     found = begin(logs, startingOffsetsByTimestamp=each, startingOffsetsByTimestampStrategy="latest")
     assert found == {0: 200, 1: 0}
@@ -168,9 +158,7 @@ def test_times(logs: FakeLogs) -> None:
 
 
 def test_a_time_after_all_messages_is_refused_unless_configured_otherwise(logs: FakeLogs) -> None:
-    with pytest.raises(
-        BadRequest, match="startingTimestamp: nothing was appended to orders-0 at 2001 or later"
-    ):
+    with pytest.raises(BadRequest, match="startingTimestamp: nothing was appended to orders-0 at 2001 or later"):
         begin(logs, startingTimestamp="2001")
 
 
@@ -179,10 +167,7 @@ def test_a_time_after_all_messages_is_refused_unless_configured_otherwise(logs: 
     [
         ('{"orders": {"0": 60}}', "does not have orders-1: name every partition"),
         ('{"orders": {"0": 60, "1": 0, "2": 0}}', "names orders-2, which this query does not read"),
-        (
-            '{"ordes": {"0": 0}}',
-            r"names ordes-0, which this query does not read\. Did you mean 'orders'\?",
-        ),
+        ('{"ordes": {"0": 0}}', r"names ordes-0, which this query does not read\. Did you mean 'orders'\?"),
         ('{"orders": {"0": 201, "1": 0}}', "orders-0 ends at 200, before 201"),
         ('{"orders": {"0": 65, "1": 0}}', "no message of orders-0 begins at 65; the next one does at 70"),
     ],
@@ -223,8 +208,7 @@ def test_a_batch_neither_begins_at_the_end_nor_ends_at_the_beginning() -> None:
 def test_two_ways_to_begin_exclude_each_other() -> None:
     with pytest.raises(BadRequest, match="startingOffsets and startingTimestamp exclude each other"):
         parse_starting(
-            parse_options({"startingOffsets": "latest", "startingTimestamp": "5"}, "source", "both"),
-            streaming=True,
+            parse_options({"startingOffsets": "latest", "startingTimestamp": "5"}, "source", "both"), streaming=True
         )
 
 

@@ -11,15 +11,7 @@ import pytest
 from tests import paths
 from tfmq.errors import BadRequest
 from tfmq.spark import options
-from tfmq.spark.options import (
-    KAFKA_ADVICE,
-    OPTIONS,
-    Side,
-    exclusive_option,
-    kafka_advice,
-    parse_options,
-    suggest,
-)
+from tfmq.spark.options import KAFKA_ADVICE, OPTIONS, Side, exclusive_option, kafka_advice, parse_options, suggest
 
 PAGE = paths.ROOT / "docs" / "spark.md"
 
@@ -46,8 +38,7 @@ def test_what_an_option_takes(name: str, text: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [("1", 1), ("64m", 64 << 20), ("64MiB", 64 << 20), ("1 g", 1 << 30), ("10b", 10), ("8k", 8192)],
+    ("text", "size"), [("1", 1), ("64m", 64 << 20), ("64MiB", 64 << 20), ("1 g", 1 << 30), ("10b", 10), ("8k", 8192)]
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_options({"maxbytespertrigger": text}, "source", "stream") == {"maxBytesPerTrigger": size}
@@ -150,14 +141,8 @@ def test_no_option_stands_twice_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        (
-            "kafka.bootstrap.servers",
-            "no option 'kafka.bootstrap.servers': the broker's address is the option servers",
-        ),
-        (
-            "Bootstrap.Servers",
-            "no option 'bootstrap.servers': the broker's address is the option servers here.",
-        ),
+        ("kafka.bootstrap.servers", "no option 'kafka.bootstrap.servers': the broker's address is the option servers"),
+        ("Bootstrap.Servers", "no option 'bootstrap.servers': the broker's address is the option servers here."),
         ("topics", "no option 'topics': it is subscribe for reading, and topic for writing."),
         ("includeheaders", "no option 'includeHeaders': the column attributes always has the headers"),
         ("kafka.security.protocol", "a broker's client has no settings here but the option timeout"),
@@ -244,10 +229,7 @@ def test_what_names_nothing(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "5", '"orders"', '{"a":' * 100_000])
 def test_what_is_no_object_of_topics(text: str) -> None:
-    for read, example in (
-        (options.parse_partition_lists, "[0, 1]}"),
-        (options.parse_partition_times, "170000"),
-    ):
+    for read, example in ((options.parse_partition_lists, "[0, 1]}"), (options.parse_partition_times, "170000")):
         with pytest.raises(ValueError, match="a JSON object of topics") as caught:
             read(text)
         assert example in str(caught.value)

@@ -29,21 +29,14 @@ def blocks(heading: str) -> list[tuple[str, str]]:
 
 def run(program: str, servers: str, folder: Path, names: dict[str, Any]) -> None:
     """As if it were typed in `folder`, where Spark's own process is not."""
-    exec(
-        program.replace("127.0.0.1:8367", servers).replace(', "checkpoint', f', "{folder}/checkpoint'), names
-    )
+    exec(program.replace("127.0.0.1:8367", servers).replace(', "checkpoint', f', "{folder}/checkpoint'), names)
 
 
 def send(typed: str, servers: str) -> None:
     """What the shell's lines send; the broker is there already."""
     for line in typed.splitlines():
         if line.startswith("tfmq send "):
-            command = [
-                str(Path(sys.executable).parent / "tfmq"),
-                *shlex.split(line)[1:],
-                "--servers",
-                servers,
-            ]
+            command = [str(Path(sys.executable).parent / "tfmq"), *shlex.split(line)[1:], "--servers", servers]
             subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=SECONDS)
 
 
@@ -66,17 +59,10 @@ def test_the_sentences_that_the_page_quotes_are_said() -> None:
 
 
 @pytest.mark.long
-def test_the_first_query_works_as_it_is_typed(
-    spark: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_first_query_works_as_it_is_typed(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server = LiveServer(tmp_path / "data")
     server.start()
-    shell, table, shown, stream, counting = [
-        *blocks("## The first query"),
-        *blocks("### Counts that change"),
-    ]
+    shell, table, shown, stream, counting = [*blocks("## The first query"), *blocks("### Counts that change")]
     send(shell[1], server.address)
     names: dict[str, Any] = {}
     for block in (table, stream):

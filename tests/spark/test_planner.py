@@ -141,9 +141,7 @@ def test_a_message_larger_than_the_limit_of_bytes_is_read_alone() -> None:
     assert query.batch(BatchLimit(bytes=1)) == [("orders", 0, 10_030, 10_040)]
 
 
-def test_a_partition_whose_numbers_damage_hides_is_read_to_its_end_and_keeps_no_other_from_it(
-    logs: FakeLogs,
-) -> None:
+def test_a_partition_whose_numbers_damage_hides_is_read_to_its_end_and_keeps_no_other_from_it(logs: FakeLogs) -> None:
     logs.kept["orders"][1].numbered = False
     query = Query(logs)
     read = []
@@ -199,9 +197,7 @@ def test_what_retention_took_before_it_was_read_stops_the_query(logs: FakeLogs) 
         query.batch()
 
 
-def test_or_the_query_goes_on_after_it_and_says_so_once(
-    logs: FakeLogs, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_or_the_query_goes_on_after_it_and_says_so_once(logs: FakeLogs, caplog: pytest.LogCaptureFixture) -> None:
     query = Query(logs, failOnDataLoss="false")
     query.batch(BatchLimit(rows=8))
     logs.retain("orders", 1, 200)
@@ -251,9 +247,7 @@ def test_a_topic_that_was_made_anew_is_not_read_as_the_old_one(logs: FakeLogs) -
     assert query.batch() == [("orders", 0, 0, 500)]
 
 
-def test_a_topic_that_is_made_anew_before_a_query_with_available_now_read_it_is_reported(
-    logs: FakeLogs,
-) -> None:
+def test_a_topic_that_is_made_anew_before_a_query_with_available_now_read_it_is_reported(logs: FakeLogs) -> None:
     query = Query(logs)
     query.planner.freeze_end()
     logs.delete("orders")
@@ -357,10 +351,7 @@ def test_how_far_the_topics_reach_is_reported_without_asking(logs: FakeLogs) -> 
     assert query.planner.latest_seen is None
     query.batch(BatchLimit(rows=8))
     logs.asked.clear()
-    assert query.planner.latest_seen == {
-        ("orders", 0): PartitionOffset(1, 100),
-        ("orders", 1): PartitionOffset(1, 300),
-    }
+    assert query.planner.latest_seen == {("orders", 0): PartitionOffset(1, 100), ("orders", 1): PartitionOffset(1, 300)}
     assert logs.asked == []
 
 

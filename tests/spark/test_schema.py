@@ -28,10 +28,7 @@ def test_a_users_schema_is_a_projection_in_its_own_order() -> None:
     ("fields", "sentence"),
     [
         ([("valu", "binary")], r"no column 'valu'. Did you mean 'value'\? There are key, value, topic"),
-        (
-            [("value", "string")],
-            "The column value is binary, not string: read it as that type, and cast it afterwards",
-        ),
+        ([("value", "string")], "The column value is binary, not string: read it as that type, and cast it afterwards"),
         ([("value", "binary"), ("value", "binary")], "the column 'value' twice"),
         ([], "The schema has no column; there are key, value"),
     ],

@@ -79,9 +79,7 @@ def test_what_does_not_fit_together(options: dict[str, str], sentence: str) -> N
         ({"timeout": "30s", "startingTimestamp": "1700000000000"}, ""),
     ],
 )
-def test_numbers_in_another_unit_are_said(
-    options: dict[str, str], said: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_numbers_in_another_unit_are_said(options: dict[str, str], said: str, caplog: pytest.LogCaptureFixture) -> None:
     settings(**options)
     assert said in caplog.text and bool(said) == bool(caplog.records)
 
@@ -121,9 +119,7 @@ SERVERS = {"servers": "127.0.0.1:8367"}
 
 def test_options_become_settings() -> None:
     given = {**SERVERS, "topic": "orders", "timeout": "5s", "transactionTTL": "2h", "allowOtherTotal": "true"}
-    assert parse_sink_settings(given, streaming=True) == SinkSettings(
-        "127.0.0.1:8367", "orders", 5.0, 7_200_000, True
-    )
+    assert parse_sink_settings(given, streaming=True) == SinkSettings("127.0.0.1:8367", "orders", 5.0, 7_200_000, True)
     assert parse_sink_settings(SERVERS, streaming=True) == SinkSettings("127.0.0.1:8367")
 
 
@@ -152,14 +148,8 @@ def test_each_topic_of_an_application_is_a_commit_group_of_its_own() -> None:
     ("given", "sentence"),
     [
         ({}, 'Give the broker to write to: option("servers", "HOST:PORT").'),
-        (
-            {**SERVERS, "topic": "a/b"},
-            "topic must be a topic's name, 1 to 249 of A-Z a-z 0-9 . _ -, not 'a/b'.",
-        ),
-        (
-            {"servers": "127.0.0.1:1,127.0.0.1:2"},
-            "servers must be one broker, HOST:PORT, not '127.0.0.1:1,127",
-        ),
+        ({**SERVERS, "topic": "a/b"}, "topic must be a topic's name, 1 to 249 of A-Z a-z 0-9 . _ -, not 'a/b'."),
+        ({"servers": "127.0.0.1:1,127.0.0.1:2"}, "servers must be one broker, HOST:PORT, not '127.0.0.1:1,127"),
         ({**SERVERS, "transactionTtl": "1000d"}, "transactionTtl must be at most 365 days"),
         ({**SERVERS, "txnAppId": "x"}, "txnAppId needs txnVersion, too: give both, or none."),
         ({**SERVERS, "txnVersion": "1"}, "txnVersion needs txnAppId, too: give both, or none."),
@@ -171,15 +161,9 @@ def test_each_topic_of_an_application_is_a_commit_group_of_its_own() -> None:
         ({**SERVERS, "txnAppId": "a..b", "txnVersion": "1"}, "txnAppId must be a name, 1 to 200 of"),
         ({**SERVERS, "txnAppId": "a.", "txnVersion": "1"}, "txnAppId must be a name, 1 to 200 of"),
         ({**SERVERS, "txnAppId": "a" * 201, "txnVersion": "1"}, "txnAppId must be a name, 1 to 200 of"),
-        (
-            {**SERVERS, "txnAppId": "x", "txnVersion": "-1"},
-            "txnVersion must be a whole number from 0 on, not '-1'.",
-        ),
+        ({**SERVERS, "txnAppId": "x", "txnVersion": "-1"}, "txnVersion must be a whole number from 0 on, not '-1'."),
         ({**SERVERS, "transactionTtl": "long"}, "transactionTtl must be a time in seconds above 0, or like"),
-        (
-            {**SERVERS, "transactionTtl": "10000h"},
-            "transactionTtl must be at most 365 days, 3.6e+07 s are more.",
-        ),
+        ({**SERVERS, "transactionTtl": "10000h"}, "transactionTtl must be at most 365 days, 3.6e+07 s are more."),
         ({**SERVERS, "subscribe": "orders"}, "subscribe is an option of the source, not of the sink"),
         ({**SERVERS, "topik": "orders"}, "tfmq has no option 'topik'. Did you mean 'topic'?"),
     ],

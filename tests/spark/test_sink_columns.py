@@ -48,10 +48,7 @@ def test_columns_of_these_types_are_taken(columns: dict[str, str]) -> None:
         ({"value": "string", "tag": "binary"}, "The column tag must be string, not binary: cast it."),
         ({"value": "string", "attributes": "string"}, "The column attributes must be binary, not string"),
         ({"value": "string", "partition": "string"}, "must be int, bigint, smallint or tinyint, not string"),
-        (
-            {"vlaue": "string"},
-            "The sink has no column 'vlaue' (string): drop or rename it. Did you mean 'value'?",
-        ),
+        ({"vlaue": "string"}, "The sink has no column 'vlaue' (string): drop or rename it. Did you mean 'value'?"),
         (
             {"value": "string", "zzz": "double"},
             "The sink has no column 'zzz' (double): drop or rename it. It takes value, key, tag, topic, partition and"

@@ -98,10 +98,7 @@ def sent(
 def values_of(batch: MemberBatch) -> list[bytes]:
     """The payloads, whatever attributes they have."""
     data = memoryview(bytes(batch.assign_sequence(5, 0).data))
-    bodies = [
-        (data[each.position + HEADER_SIZE :][: each.size - HEADER_SIZE], each.flag)
-        for each in records_of(data)
-    ]
+    bodies = [(data[each.position + HEADER_SIZE :][: each.size - HEADER_SIZE], each.flag) for each in records_of(data)]
     return [bytes(split_body(body, flag)[1]) for body, flag in bodies]
 
 
@@ -155,9 +152,7 @@ def test_rows_of_one_key_stay_in_order_in_the_partition_of_the_key() -> None:
 
 def test_rows_go_to_the_partition_that_they_name_else_where_their_key_goes() -> None:
     table = rows(
-        value=[b"a", b"b", b"c", b"d"],
-        key=[None, None, b"k", b"k"],
-        partition=pa.array([3, 0, None, 2], pa.int64()),
+        value=[b"a", b"b", b"c", b"d"], key=[None, None, b"k", b"k"], partition=pa.array([3, 0, None, 2], pa.int64())
     )
     batches = sent(table)
     place = partition_of(rows(key=[b"k"]), 4).to_pylist()[0]
@@ -168,9 +163,7 @@ def test_rows_go_to_the_partition_that_they_name_else_where_their_key_goes() -> 
 
 @pytest.mark.parametrize("wrong", [-1, 4, 1 << 40])
 def test_a_partition_that_the_topic_does_not_have_is_refused(wrong: int) -> None:
-    with pytest.raises(
-        UnknownPartition, match=f"asks for partition {wrong} of orders, which has 4, from 0 on"
-    ):
+    with pytest.raises(UnknownPartition, match=f"asks for partition {wrong} of orders, which has 4, from 0 on"):
         sent(rows(value=[b"a", b"b"], partition=pa.array([1, wrong], pa.int64())))
 
 

@@ -22,9 +22,7 @@ def admin(spark_server: LiveServer) -> Iterator[tfmq.Admin]:
         yield made
 
 
-def one_by_one(
-    broker: SimulatedBroker, *tasks: tuple[str, ...], overwrite: bool = False, **options: str
-) -> Any:
+def one_by_one(broker: SimulatedBroker, *tasks: tuple[str, ...], overwrite: bool = False, **options: str) -> Any:
     """A sink, and the messages of its tasks, as Spark does it, without Spark."""
     from tfmq.spark.sinks import batch_writer
 
@@ -92,9 +90,7 @@ def test_an_applications_version_is_written_once_and_stays_known(tfmq_broker: Si
 
 
 @pytest.mark.usefixtures("spark_can_be_had")
-def test_a_version_that_is_passed_over_is_said(
-    tfmq_broker: SimulatedBroker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_version_that_is_passed_over_is_said(tfmq_broker: SimulatedBroker, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tfmq.spark"):
         for _ in range(2):
             made, reported = one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion="3")
@@ -121,9 +117,7 @@ def test_a_new_beginning_is_explained(tfmq_broker: SimulatedBroker) -> None:
     for version in ("0", "1"):
         made, reported = one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion=version)
         made.commit(reported)
-    with pytest.raises(
-        GroupStale, match=r"another txnAppId, or .*: tfmq tx forget-group spark-batch-app\.\.orders\."
-    ):
+    with pytest.raises(GroupStale, match=r"another txnAppId, or .*: tfmq tx forget-group spark-batch-app\.\.orders\."):
         one_by_one(tfmq_broker, ("a",), txnAppId="app", txnVersion="0")
 
 
@@ -192,9 +186,7 @@ def test_all_columns_arrive_where_they_belong(
         as (value, key, tag, topic, partition)"""
     )
     write(frame.repartition(2), spark_server)
-    first = [
-        (each.partition, each.key, each.payload, each.tag) for each in messages(spark_server, f"{topic}-a")
-    ]
+    first = [(each.partition, each.key, each.payload, each.tag) for each in messages(spark_server, f"{topic}-a")]
     assert first == [(0, b"k1", b"one", "red"), (1, b"k2", b"two", None)]
     second = {each.payload: each for each in messages(spark_server, f"{topic}-b")}
     assert second[None].key == b"k1" and second[b"four"].partition == 1
@@ -238,9 +230,7 @@ def test_a_write_of_which_a_task_fails_leaves_nothing(
     bad = "if(id = 19, cast(raise_error('a bad row') as string), cast(id as string)) as value"
     frame = spark.range(0, 20, 1, 2).selectExpr(bad)
     assert "a bad row" in refused(frame, spark_server, topic=topic)
-    while any(
-        each.commit_group.startswith("spark-write-") for each in admin.transactions(["open", "prepared"])
-    ):
+    while any(each.commit_group.startswith("spark-write-") for each in admin.transactions(["open", "prepared"])):
         time.sleep(0.05)
     assert {each[1:] for each in spark_groups(admin) if each[0].startswith("spark-write-")} == {(-1, 0)}
     assert "a bad row" in refused(frame, spark_server, topic=topic, txnAppId=topic, txnVersion=0)
@@ -267,14 +257,10 @@ def test_what_is_wrong_is_reported_in_a_sentence_without_our_traceback(
     assert "Traceback" not in reported and ".py" not in reported
 
 
-def test_a_broker_that_is_not_there_is_reported_in_a_sentence(
-    spark: Any, registered: None, topic: str
-) -> None:
+def test_a_broker_that_is_not_there_is_reported_in_a_sentence(spark: Any, registered: None, topic: str) -> None:
     from pyspark.errors import PySparkException
 
     frame = spark.range(3).selectExpr("cast(id as string) as value")
     with pytest.raises(PySparkException, match=r"Nothing listens at 127\.0\.0\.1:1:") as caught:
-        frame.write.format("tfmq").mode("append").options(
-            servers="127.0.0.1:1", topic=topic, timeout="300s"
-        ).save()
+        frame.write.format("tfmq").mode("append").options(servers="127.0.0.1:1", topic=topic, timeout="300s").save()
     assert "Traceback" not in str(caught.value)

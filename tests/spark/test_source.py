@@ -76,9 +76,7 @@ def send(spark_server: LiveServer) -> Callable[..., None]:
 
     def send(topic: str, *values: str, partition: int | None = None) -> None:
         with tfmq.Producer(spark_server.address) as producer:
-            sent = [
-                producer.send(topic, each, key=f"key of {each[:9]}", partition=partition) for each in values
-            ]
+            sent = [producer.send(topic, each, key=f"key of {each[:9]}", partition=partition) for each in values]
             for each in sent:
                 each.result(60)
 
@@ -129,9 +127,7 @@ def test_the_schema_of_a_user_is_a_projection(
 ) -> None:
     send(topic, "a", partition=1)
     reader = spark.read.format("tfmq").options(servers=spark_server.address, subscribe=topic)
-    assert [tuple(row) for row in reader.schema("partition int, value binary").load().collect()] == [
-        (1, b"a")
-    ]
+    assert [tuple(row) for row in reader.schema("partition int, value binary").load().collect()] == [(1, b"a")]
     text = refused(reader.schema("value string").load().collect)
     assert "The column value is binary, not string" in text and "Traceback" not in text
 
@@ -257,10 +253,7 @@ def assert_no_frames(text: str) -> None:
     [
         ({"subscrib": "orders"}, "tfmq has no option 'subscrib'. Did you mean 'subscribe'?"),
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false, not 'maybe'."),
-        (
-            {"servers": "127.0.0.1:1"},
-            "Nothing listens at 127.0.0.1:1: start tfmq-server, or correct the address.",
-        ),
+        ({"servers": "127.0.0.1:1"}, "Nothing listens at 127.0.0.1:1: start tfmq-server, or correct the address."),
         ({"subscribe": "no-such-topic"}, "There is no topic 'no-such-topic'."),
     ],
 )
@@ -350,9 +343,7 @@ def test_what_is_missing_is_said_with_what_to_do(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("found", "wrong"), [("4.1.2", True), ("3.5.0", True), ("4.2.0", False), ("10.0.0", False)]
-)
+@pytest.mark.parametrize(("found", "wrong"), [("4.1.2", True), ("3.5.0", True), ("4.2.0", False), ("10.0.0", False)])
 def test_an_old_pyspark_is_named(tmp_path: Path, found: str, wrong: bool) -> None:
     there = spec(pyspark(tmp_path, f'__version__ = "{found}"'))
     said = missing(lambda _: there)

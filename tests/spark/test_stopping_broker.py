@@ -77,17 +77,13 @@ def test_so_are_the_tasks_of_a_sink_and_the_verdict(broker: SimulatedBroker, que
     assert [each.payload for each in broker.sent("orders")] == [b"one", b"two"]
 
 
-def test_a_query_that_has_begun_waits_for_its_broker_from_its_first_question_on(
-    broker: SimulatedBroker,
-) -> None:
+def test_a_query_that_has_begun_waits_for_its_broker_from_its_first_question_on(broker: SimulatedBroker) -> None:
     """The process that asks may be a new one, which never reached it."""
     broker.stop()
     for patient, least, most in ((False, 1, 5), (True, 20, 22)):
         began = broker.clock.monotonic()
         with (
-            open_log_reader(
-                SourceAddress(servers=broker.servers, timeout=20.0), wait_for_broker=patient
-            ) as logs,
+            open_log_reader(SourceAddress(servers=broker.servers, timeout=20.0), wait_for_broker=patient) as logs,
             pytest.raises(ConnectionFailed),
         ):
             logs.topics()
@@ -110,9 +106,9 @@ def test_a_real_one_is_stopped_and_started_under_questions(tmp_path: Path) -> No
                 while not over.is_set():
                     (log,) = logs.partitions("orders")
                     (bounds,) = logs.all_bounds([log])
-                    assert [
-                        len(chunk.data) for chunk in logs.read_blocks(OffsetRange(log, 0, bounds.end))
-                    ] == [bounds.end]
+                    assert [len(chunk.data) for chunk in logs.read_blocks(OffsetRange(log, 0, bounds.end))] == [
+                        bounds.end
+                    ]
                     asked[0] += 1
         except Exception as error:
             failed.append(error)

@@ -15,9 +15,7 @@ from tfmq.spark.settings import parse_source_settings
 from tfmq.spark.stream_reader import IDLE_FACTOR, IDLE_SECONDS_MAX, IdleBackoff
 from tfmq.testing.broker import SimulatedBroker
 
-datasource = pytest.importorskip(
-    "pyspark.sql.streaming.datasource", reason="pyspark is not installed (make setup)"
-)
+datasource = pytest.importorskip("pyspark.sql.streaming.datasource", reason="pyspark is not installed (make setup)")
 
 
 @pytest.fixture
@@ -145,9 +143,7 @@ def test_what_is_gone_stops_the_query_or_not() -> None:
         end = broker.admin().topic("orders").partitions[0].end_offset
         first = broker.admin().truncate_before("orders", 0, end // 2)
         assert first > 0
-        with pytest.raises(
-            OffsetOutOfRange, match=f"from offset 0 to {first} are gone.*failOnDataLoss is true"
-        ):
+        with pytest.raises(OffsetOutOfRange, match=f"from offset 0 to {first} are gone.*failOnDataLoss is true"):
             latest(made, start)
         lenient = reader(broker, failOnDataLoss="false")
         found = rows(lenient, lenient.partitions(start, latest(lenient, start)))

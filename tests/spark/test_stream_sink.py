@@ -21,9 +21,7 @@ from tools.rigs.live_server import LiveServer
 
 
 @pytest.fixture
-def sink(
-    tfmq_broker: SimulatedBroker, spark_can_be_had: None, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
+def sink(tfmq_broker: SimulatedBroker, spark_can_be_had: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`sink(batch, **options)` is one as Spark makes it for a task of that micro-batch, without Spark."""
     from pyspark import TaskContext
 
@@ -294,9 +292,7 @@ def test_a_checkpoint_that_was_set_back_stops_the_query(query: Query) -> None:
     query.forget("commits", batch=0)
     query.forget("offsets", batch=1)
     reported = query.fails()
-    assert (
-        "has committed sequence 1 already, and 0 is older" in reported and "tfmq tx forget-group" in reported
-    )
+    assert "has committed sequence 1 already, and 0 is older" in reported and "tfmq tx forget-group" in reported
     assert payloads(query.server, query.topic) == ["a", "b", "c"]
 
 
@@ -314,9 +310,7 @@ def test_a_query_that_gives_other_rows_each_time_may_pass_over_what_is_committed
 
 
 @pytest.mark.long
-def test_a_batch_of_which_a_task_fails_leaves_nothing_and_is_run_again(
-    query: Query, admin: tfmq.Admin
-) -> None:
+def test_a_batch_of_which_a_task_fails_leaves_nothing_and_is_run_again(query: Query, admin: tfmq.Admin) -> None:
     query.put("good", "bad")
     rows = query.frame().repartition(2)
     failing = rows.selectExpr("if(value = 'bad', cast(raise_error('a bad row') as string), value) as value")

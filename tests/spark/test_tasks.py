@@ -180,9 +180,7 @@ def test_a_null_where_the_schema_has_none_is_reported(broker: SimulatedBroker) -
     assert len(offsets(reading(broker, schema=never_null).read((whole(broker),)))) == COUNT
     with broker.producer(linger_ms=0) as producer:
         producer.send("orders", None, key="gone", partition=0)
-    with pytest.raises(
-        BadRequest, match="the column value is never null, and in orders-0 it is: leave out NOT NULL"
-    ):
+    with pytest.raises(BadRequest, match="the column value is never null, and in orders-0 it is: leave out NOT NULL"):
         offsets(reading(broker, schema=never_null).read((whole(broker),)))
 
 
@@ -190,9 +188,7 @@ def test_a_place_where_no_message_begins_is_a_loss_of_another_history(broker: Si
     """A broker that was restored from a backup may have grown beyond what a query had read."""
     every = offsets(reading(broker).read((whole(broker),)))
     inside = whole(broker)._replace(start=every[3] + 5)
-    with pytest.raises(
-        NotARecord, match=r"no record starts at offset .* restored from a backup, and the messages"
-    ):
+    with pytest.raises(NotARecord, match=r"no record starts at offset .* restored from a backup, and the messages"):
         offsets(reading(broker).read((inside,)))
     assert offsets(reading(broker, fail=False).read((inside,))) == every[4:]
 
@@ -209,18 +205,12 @@ def test_an_attribute_that_cannot_be_decoded_costs_a_message_its_key_and_tag_whe
     assert verdict is not None
     with CommitGroupClient(broker.servers, 10.0) as client:
         client.commit(verdict)
-    with pytest.raises(
-        DecodeFailed, match="failOnDataLoss is true; with false it continues with neither key nor"
-    ):
+    with pytest.raises(DecodeFailed, match="failOnDataLoss is true; with false it continues with neither key nor"):
         list(reading(broker).read((whole(broker),)))
     with caplog.at_level(logging.WARNING, "tfmq.spark"):
         batches = list(reading(broker, fail=False).read((whole(broker),)))
     found = [row for batch in batches for row in batch.to_pylist()][-3:]
-    assert [(row["value"], row["key"]) for row in found] == [
-        (b"before", None),
-        (b"it", None),
-        (b"behind", b"k"),
-    ]
+    assert [(row["value"], row["key"]) for row in found] == [(b"before", None), (b"it", None), (b"behind", b"k")]
     assert "continues with neither key nor tag" in caplog.text
     values = project(["value"])
     assert sum(batch.num_rows for batch in reading(broker, schema=values).read((whole(broker),))) == COUNT + 3

@@ -71,9 +71,7 @@ def test_a_query_that_fails_always_writes_nothing_and_all_of_it_when_it_is_mende
 
 @pytest.mark.long
 @pytest.mark.parametrize("moment", ["request", "reply"])
-def test_a_driver_that_is_killed_around_its_commit_goes_on_from_its_checkpoint(
-    trial: Trial, moment: str
-) -> None:
+def test_a_driver_that_is_killed_around_its_commit_goes_on_from_its_checkpoint(trial: Trial, moment: str) -> None:
     trap = trial.tap.trap("COMMIT_GROUP", moment, trial.kill_driver)  # type: ignore[arg-type]
     driver = trial.driver
     with pytest.raises(Died):

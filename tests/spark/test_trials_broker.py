@@ -24,9 +24,7 @@ def trial(drivers: Drivers, spark_server: LiveServer, topic: str, tmp_path: Path
 @pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("moment", ["request", "reply"])
-def test_a_broker_that_is_killed_at_a_step_loses_and_doubles_nothing(
-    trial: Trial, step: str, moment: str
-) -> None:
+def test_a_broker_that_is_killed_at_a_step_loses_and_doubles_nothing(trial: Trial, step: str, moment: str) -> None:
     """Before it knows of the request, or after the reply that is lost."""
     trap = trial.tap.trap(step, moment, trial.kill_broker)  # type: ignore[arg-type]
     trial.run()

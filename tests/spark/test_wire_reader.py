@@ -11,15 +11,7 @@ import pytest
 
 from tests.scale import scaled, seeded
 from tests.spark.stored import SEGMENT_BYTES, fill, joined, small_broker, wanted
-from tfmq.errors import (
-    Busy,
-    ConnectionFailed,
-    LogTruncated,
-    OffsetOutOfRange,
-    StorageStopped,
-    TimedOut,
-    UnknownTopic,
-)
+from tfmq.errors import Busy, ConnectionFailed, LogTruncated, OffsetOutOfRange, StorageStopped, TimedOut, UnknownTopic
 from tfmq.producer import Producer
 from tfmq.protocol.commands import Locate
 from tfmq.spark.ranges import OffsetRange, PartitionLog
@@ -93,12 +85,7 @@ def test_the_end_is_the_forced_mark_and_ordinals_are_those_of_the_places(broker:
     producer.send("orders", "one").result()
     with BrokerLogReader(broker.servers) as logs:
         log = logs.partitions("orders")[0]
-        assert (
-            logs.offset_at_time(log, 0)
-            == logs.offset_of_ordinal(log, 1)
-            == logs.next_message_offset(log, 99)
-            == 0
-        )
+        assert logs.offset_at_time(log, 0) == logs.offset_of_ordinal(log, 1) == logs.next_message_offset(log, 99) == 0
         assert logs.ordinal_at_or_after(log, 99) == 0, "written, and not on the disk for sure"
         broker.producer().send("orders", "two").result()
         assert logs.bounds(log)[2:] == (0, 2)
@@ -153,9 +140,7 @@ def test_places_by_time_number_and_offset(broker: SimulatedBroker) -> None:
             assert logs.ordinal_at_or_after(log, place) == number
         assert logs.offset_at_time(log, times[-1] + 1) == logs.offset_of_ordinal(log, 20) == bounds.end
         assert logs.next_message_offset(log, bounds.end + 5) == bounds.end
-        assert (
-            logs.ordinal_at_or_after(log, bounds.end) == logs.ordinal_at_or_after(log, bounds.end + 9) == 20
-        )
+        assert logs.ordinal_at_or_after(log, bounds.end) == logs.ordinal_at_or_after(log, bounds.end + 9) == 20
         assert logs.offset_at_time(log, -5) == logs.offset_of_ordinal(log, -5) == 0
 
 
@@ -243,9 +228,7 @@ def test_what_is_after_the_forced_mark_is_not_there(broker: SimulatedBroker) -> 
         assert written.offset == every.end
         reading = logs.read_blocks(OffsetRange(every.log, 0, every.end + 100))
         assert joined([next(reading)])[0] == 0
-        with pytest.raises(
-            OffsetOutOfRange, match=f"orders-0: offset {every.end + 100} is after the durable end"
-        ):
+        with pytest.raises(OffsetOutOfRange, match=f"orders-0: offset {every.end + 100} is after the durable end"):
             next(reading)
 
 

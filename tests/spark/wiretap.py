@@ -127,9 +127,7 @@ class Wiretap:
 class _Pipe:
     """One connection: a thread for each direction."""
 
-    def __init__(
-        self, tap: Wiretap, near: socket.socket, far: socket.socket, client: tuple[str, int]
-    ) -> None:
+    def __init__(self, tap: Wiretap, near: socket.socket, far: socket.socket, client: tuple[str, int]) -> None:
         self.tap, self.near, self.far, self.client = tap, near, far, client
         self.requests: dict[int, list[Any]] = {}
         threading.Thread(target=self.run, args=(near, far, self.request), daemon=True).start()

@@ -6,13 +6,7 @@ What a real broker does is tested with one in `test_crash` and `test_transaction
 from collections.abc import Callable
 from typing import Any
 
-from tfmq.errors import (
-    Damaged,
-    HeuristicOutcome,
-    TransactionCommitted,
-    TransactionRolledBack,
-    UnknownTransaction,
-)
+from tfmq.errors import Damaged, HeuristicOutcome, TransactionCommitted, TransactionRolledBack, UnknownTransaction
 from tfmq.sql.commit_protocol import Step
 
 STATES = {

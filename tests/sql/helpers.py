@@ -10,11 +10,7 @@ from tfmq.sql.database import COMMITTED, PREFIX, TABLE, new_xid, xid_prefix
 
 
 def put(
-    connection: Connection,
-    xid: str,
-    state: str = COMMITTED,
-    time: datetime | None = None,
-    table: Table = TABLE,
+    connection: Connection, xid: str, state: str = COMMITTED, time: datetime | None = None, table: Table = TABLE
 ) -> None:
     """The row of `xid`, in the connection's transaction."""
     identity = rows.read_identity(connection, table)

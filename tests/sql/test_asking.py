@@ -46,19 +46,11 @@ def about(xid: str) -> InDoubt:
 
 
 def left_in_doubt(
-    server: LiveServer,
-    engine: Engine,
-    number: int,
-    *,
-    decided: bool,
-    group: str | None = None,
-    table: Table = TABLE,
+    server: LiveServer, engine: Engine, number: int, *, decided: bool, group: str | None = None, table: Table = TABLE
 ) -> str:
     """An owner that died after the broker's prepare, and after its own commit if it `decided`."""
     xid = some_xid(engine, table)
-    with tfmq.Producer(
-        server.address, group=group or tfmq.sql.database.default_group_name(engine.url)
-    ) as producer:
+    with tfmq.Producer(server.address, group=group or tfmq.sql.database.default_group_name(engine.url)) as producer:
         transaction = producer.begin(xid)
         for topic in ("orders", "payments"):
             transaction.send(topic, str(number))
@@ -142,9 +134,7 @@ def test_the_users_own_check_stands_beside_it(sqlite_engine: Engine, server: Liv
     assert mine == ["by-hand"]
 
 
-def test_transactions_of_other_databases_are_not_answered_for(
-    sqlite_engine: Engine, postgres_engine: Engine
-) -> None:
+def test_transactions_of_other_databases_are_not_answered_for(sqlite_engine: Engine, postgres_engine: Engine) -> None:
     answers = CheckBackResponder(sqlite_engine, TABLE)
     for xid in (some_xid(postgres_engine), "by-hand"):
         assert answers.decide(about(xid)) is None
@@ -152,19 +142,14 @@ def test_transactions_of_other_databases_are_not_answered_for(
             assert rows.read_state(connection, TABLE, xid) is None
 
 
-def test_a_database_that_is_down_does_not_answer(
-    postgres: PostgresServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_database_that_is_down_does_not_answer(postgres: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
     engine = create_engine(postgres.url())
     answers, xid = CheckBackResponder(engine, TABLE), some_xid(engine)
     postgres.stop()
     try:
         assert answers.decide(about(xid)) is None
         assert (
-            asyncio.run(
-                CheckBackResponder(async_engine_of(engine).sync_engine, TABLE).decide_async(about(xid))
-            )
-            is None
+            asyncio.run(CheckBackResponder(async_engine_of(engine).sync_engine, TABLE).decide_async(about(xid))) is None
         )
     finally:
         postgres.start()

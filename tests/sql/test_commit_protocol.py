@@ -235,9 +235,7 @@ def test_a_broker_that_takes_no_commit_now_asks_later(shop: Shop, monkeypatch: p
 
 
 @pytest.mark.parametrize("state", ["rolled_back", "heuristic_rolled_back", "unknown", "damaged"])
-def test_a_broker_that_contradicts_is_reported(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, state: str
-) -> None:
+def test_a_broker_that_contradicts_is_reported(shop: Shop, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     really = commit_protocol.run_step
 
     def contradicts(step: commit_protocol.Step) -> Any:
@@ -254,9 +252,7 @@ def test_a_broker_that_contradicts_is_reported(
     assert ("is not known" in note) == (state == "unknown")
 
 
-def test_an_operator_who_committed_it_is_no_contradiction(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operator_who_committed_it_is_no_contradiction(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     really = commit_protocol.run_step
 
     def by_hand(step: commit_protocol.Step) -> Any:
@@ -269,9 +265,7 @@ def test_an_operator_who_committed_it_is_no_contradiction(
     assert orders(shop.way.engine) == [1]
 
 
-def test_a_broker_that_gave_up_meanwhile_rolls_the_database_back(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_that_gave_up_meanwhile_rolls_the_database_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     really = commit_protocol.run_step
 
     def too_late(step: commit_protocol.Step) -> Any:
@@ -285,9 +279,7 @@ def test_a_broker_that_gave_up_meanwhile_rolls_the_database_back(
     assert not shop.sold
 
 
-def test_a_question_that_is_answered_before_the_owner_commits_wins(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_that_is_answered_before_the_owner_commits_wins(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker asks just when everything is prepared: with two phases that commits, without it has to wait."""
     really = commit_protocol.run_step
     answers = []
@@ -308,9 +300,7 @@ def test_a_question_that_is_answered_before_the_owner_commits_wins(
     impatient.dispose()
 
 
-def test_a_question_that_comes_before_the_row_is_written_ends_it(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_that_comes_before_the_row_is_written_ends_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     really = commit_protocol.run_step
 
     def asked(step: commit_protocol.Step) -> Any:
@@ -366,9 +356,7 @@ def test_a_lost_answer_to_the_commit_is_looked_up(shop: Shop, monkeypatch: pytes
 
 
 def test_what_a_hook_raises_after_the_commit_goes_on(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        commit_protocol, "run_step", Failing("database commits", Broken("a hook"), after=True)
-    )
+    monkeypatch.setattr(commit_protocol, "run_step", Failing("database commits", Broken("a hook"), after=True))
     with pytest.raises(Broken) as caught:
         shop.sell()
     assert "committed nevertheless" in caught.value.__notes__[-1]

@@ -91,9 +91,7 @@ def test_a_seller_that_dies_at_a_step_or_a_statement_leaves_both_or_neither(
     assert not {each[0] for each in ended} & sold
 
 
-def die_at_statement(
-    way: Way, server: LiveServer, seller: Sellers, numbers: Iterator[int], after: bool
-) -> list[int]:
+def die_at_statement(way: Way, server: LiveServer, seller: Sellers, numbers: Iterator[int], after: bool) -> list[int]:
     """Sell an order for each statement of a sale, dying there; the last one lives. Their numbers."""
     sold = []
     for statement in count(1, STRIDE):
@@ -111,9 +109,7 @@ def sale_of(way: Way, server: LiveServer, number: int, death: Death) -> Sale:
 
 
 @pytest.mark.long
-def test_sellers_that_die_at_any_moment_leave_both_or_neither(
-    way: Way, server: LiveServer, seller: Sellers
-) -> None:
+def test_sellers_that_die_at_any_moment_leave_both_or_neither(way: Way, server: LiveServer, seller: Sellers) -> None:
     random = seeded("sellers", way.url.split(":")[0], way.two_phase, way.is_async)
     numbers = count(0, 1000)
     for _ in range(scaled(60) + 1):

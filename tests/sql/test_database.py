@@ -89,8 +89,7 @@ def test_a_name_fits_where_postgresql_keeps_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "can"),
-    [("postgresql+psycopg://", True), ("sqlite://", False), ("sqlite+aiosqlite://", False)],
+    ("url", "can"), [("postgresql+psycopg://", True), ("sqlite://", False), ("sqlite+aiosqlite://", False)]
 )
 def test_who_prepares(url: str, can: bool) -> None:
     assert database.has_two_phase_driver(create_engine(url)) is can
@@ -150,11 +149,7 @@ def test_what_is_known_of_one_table_is_not_said_of_another(engine: Engine) -> No
     try:
         with engine.connect() as connection:
             assert database.read_capabilities(connection, other).identity != found.identity
-        assert (
-            database.cached_capabilities(engine, other)
-            != database.cached_capabilities(engine, TABLE)
-            == found
-        )
+        assert database.cached_capabilities(engine, other) != database.cached_capabilities(engine, TABLE) == found
     finally:
         other.drop(engine)
 
@@ -236,9 +231,7 @@ def test_of_many_who_identify_it_one_does(engine: Engine) -> None:
         assert len(connection.scalars(select(TABLE.c.state)).all()) == 1
 
 
-def test_who_comes_second_to_identify_it_leaves_the_first_one(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_comes_second_to_identify_it_leaves_the_first_one(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     first = identity(engine)
     monkeypatch.setattr(rows, "read_identity", lambda connection, table: None)
     rows.ensure_identity(engine, TABLE)

@@ -143,9 +143,7 @@ def test_a_vanished_prepared_transaction_proves_nothing(postgres_engine: Engine)
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_prepared_transaction_of_another_name_that_holds_the_row_blocks_no_other(
-    postgres_engine: Engine,
-) -> None:
+def test_a_prepared_transaction_of_another_name_that_holds_the_row_blocks_no_other(postgres_engine: Engine) -> None:
     connection = postgres_engine.connect()
     transaction = connection.begin_twophase("somebody-elses")
     owner_writes(connection)
@@ -368,9 +366,7 @@ def found(engine: Engine, *xid: str) -> list[PreparedTransaction]:
 def test_it_bears_the_name_that_it_is_given(postgres_engine: Engine) -> None:
     prepare(postgres_engine, prepared_name("tfmq.sql.x", "node"), 1)
     assert prepared_names(postgres_engine) == ["tfmq.sql.x@node"]
-    assert found(postgres_engine, "tfmq.sql.x") == [
-        PreparedTransaction("tfmq.sql.x@node", "tfmq.sql.x", "node")
-    ]
+    assert found(postgres_engine, "tfmq.sql.x") == [PreparedTransaction("tfmq.sql.x@node", "tfmq.sql.x", "node")]
 
 
 def test_only_ours_are_found(postgres_engine: Engine) -> None:
@@ -395,9 +391,7 @@ def test_where_nothing_can_be_prepared_nothing_is_looked_for(sqlite_engine: Engi
 
 
 @pytest.mark.parametrize(("decision", "kept"), [("commit", [1]), ("rollback", [])])
-def test_it_is_finished_by_another_process(
-    postgres_engine: Engine, decision: Decision, kept: list[int]
-) -> None:
+def test_it_is_finished_by_another_process(postgres_engine: Engine, decision: Decision, kept: list[int]) -> None:
     prepare(postgres_engine, "tfmq.sql.x@n", 1)
     with postgres_engine.connect() as connection:
         finish_prepared(connection, "tfmq.sql.x@n", decision)
@@ -456,9 +450,7 @@ def test_without_the_broker_nothing_goes(sqlite_engine: Engine) -> None:
         assert rows.read_state(connection, TABLE, "x") == COMMITTED
 
 
-def test_an_asyncio_program_prunes_with_its_own_engine_and_admin(
-    sqlite_engine: Engine, tmp_path: Path
-) -> None:
+def test_an_asyncio_program_prunes_with_its_own_engine_and_admin(sqlite_engine: Engine, tmp_path: Path) -> None:
     with sqlite_engine.begin() as connection:
         put(connection, "open", COMMITTED, rows.utc_now() - timedelta(days=30))
         put(connection, "over", COMMITTED, rows.utc_now() - timedelta(days=30))

@@ -15,14 +15,7 @@ from tests.scale import scaled, seeded
 from tests.sql.conftest import prepared_names
 from tests.sql.shop import Order
 from tests.sql.test_commit_protocol import STEPS, Shop, Way, kill_sessions
-from tfmq.errors import (
-    NOT_DONE,
-    StorageStopped,
-    TfmqError,
-    TimedOut,
-    TransactionError,
-    TransactionRolledBack,
-)
+from tfmq.errors import NOT_DONE, StorageStopped, TfmqError, TimedOut, TransactionError, TransactionRolledBack
 from tfmq.sql import commit_protocol, decision
 from tfmq.sql.database import TABLE
 from tfmq.sql.decision import decide
@@ -91,10 +84,7 @@ def test_a_prepare_without_an_answer_is_not_taken_back_while_the_database_says_n
     with pytest.raises(TransactionError if kind is TimedOut else kind) as caught:
         shop.sell()
     if kind is TimedOut:
-        assert (getattr(caught.value, "outcome", ""), "not known yet" in str(caught.value)) == (
-            "unknown",
-            True,
-        )
+        assert (getattr(caught.value, "outcome", ""), "not known yet" in str(caught.value)) == ("unknown", True)
     assert shop.broker.state == "prepared"
     monkeypatch.setattr(commit_protocol, "run_step", really)
     shop.settle()
@@ -153,9 +143,7 @@ def test_while_the_database_says_nothing_nothing_is_decided(
 
 Fault = tuple[str, bool]
 """A step that fails, and whether after what it does."""
-FAULTS = [
-    (name, after) for name in (*STEPS[3:], "row decides", "broker rolls back") for after in (False, True)
-]
+FAULTS = [(name, after) for name in (*STEPS[3:], "row decides", "broker rolls back") for after in (False, True)]
 FAULTS.append(("database rolls back", True))
 """From the first step on that leaves something. A rollback that is not even tried is no lost answer."""
 
@@ -208,9 +196,7 @@ class Trouble:
         raise OperationalError("by the test", None, Exception())
 
     def __repr__(self) -> str:
-        return (
-            f"question before {self._question}, late {self._late}, {self.seen}, still to fail {self._faults}"
-        )
+        return f"question before {self._question}, late {self._late}, {self.seen}, still to fail {self._faults}"
 
 
 @pytest.mark.long
@@ -239,8 +225,6 @@ def test_whatever_fails_during_a_check_back_leaves_both_or_neither(
         assert sold or raised is not None, f"{reported}, {trouble}"
         notes = "".join(getattr(raised, "__notes__", []))
         known = isinstance(raised, TfmqError | SQLAlchemyError) and "not known yet" not in str(raised)
-        assert not sold or not known or "committed nevertheless" in notes, (
-            f"{reported}, {trouble}, {raised!r}"
-        )
+        assert not sold or not known or "committed nevertheless" in notes, f"{reported}, {trouble}, {raised!r}"
         with postgres_engine.begin() as connection:
             connection.execute(delete(Order))

@@ -86,11 +86,7 @@ def test_two_that_wait_for_each_other_end_and_nothing_is_there_twice(
     with consumer_of(broker, postgres_engine) as consumer:
         messages = both(consumer)
         claiming = threading.Thread(target=lambda: found.append(storage.claim("billing", LATER, [A, B])))
-        with (
-            pytest.raises(OperationalError, match="deadlock"),
-            Session(postgres_engine) as session,
-            session.begin(),
-        ):
+        with pytest.raises(OperationalError, match="deadlock"), Session(postgres_engine) as session, session.begin():
             session.execute(text("SET LOCAL deadlock_timeout = '20ms'"))
             session.add(Order(number=1))
             tfmq.sql.commit_offsets(session, consumer, messages[1])
@@ -154,9 +150,7 @@ def test_another_engine_of_the_same_database_will_do(
     assert storage.read("billing", [A])[A].offset == message.next_offset
 
 
-def test_a_session_of_two_databases_is_refused(
-    sqlite_engine: Engine, broker: SimulatedBroker, tmp_path: Any
-) -> None:
+def test_a_session_of_two_databases_is_refused(sqlite_engine: Engine, broker: SimulatedBroker, tmp_path: Any) -> None:
     other = create_engine(f"sqlite:///{tmp_path / 'other.db'}")
     with (
         consumer_of(broker, sqlite_engine) as consumer,
@@ -193,9 +187,7 @@ def test_a_user_who_may_not_make_the_table_gets_an_error(postgres_engine: Engine
         connection.execute(text("DROP ROLE IF EXISTS reader"))
         connection.execute(text("CREATE ROLE reader LOGIN"))
     storage = SqlOffsets(url_of(postgres_engine).replace("tfmq@", "reader@"))
-    with pytest.raises(
-        StoreFailed, match="refuses the table of offsets tfmq_offsets: permission denied"
-    ) as caught:
+    with pytest.raises(StoreFailed, match="refuses the table of offsets tfmq_offsets: permission denied") as caught:
         storage.read("billing", [A])
     assert not caught.value.retriable and "\n" not in str(caught.value)
     storage.close()

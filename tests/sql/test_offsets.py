@@ -78,9 +78,7 @@ def broker() -> Iterator[SimulatedBroker]:
 
 @pytest.fixture
 def consumer(broker: SimulatedBroker, fresh: Engine) -> Iterator[tfmq.Consumer[Any]]:
-    with broker.consumer(
-        "orders", group="billing", commits="manual", offsets=f"sql:{url_of(fresh)}"
-    ) as consumer:
+    with broker.consumer("orders", group="billing", commits="manual", offsets=f"sql:{url_of(fresh)}") as consumer:
         yield consumer
 
 
@@ -315,9 +313,7 @@ def test_a_session_kept_by_thread_is_taken(fresh: Engine, consumer: tfmq.Consume
     assert kept() == message.next_offset
 
 
-def test_asyncio_sessions_and_connections_are_awaited(
-    fresh: Engine, consumer: tfmq.Consumer[Any], kept: Kept
-) -> None:
+def test_asyncio_sessions_and_connections_are_awaited(fresh: Engine, consumer: tfmq.Consumer[Any], kept: Kept) -> None:
     async def run() -> None:
         engine = async_engine_of(fresh)
         async with AsyncSession(engine) as session, session.begin():
@@ -337,9 +333,7 @@ def test_asyncio_sessions_and_connections_are_awaited(
     assert (orders(fresh), kept()) == ([1], second.next_offset)
 
 
-def test_a_database_that_was_started_again_is_used_again(
-    postgres: PostgresServer, postgres_engine: Engine
-) -> None:
+def test_a_database_that_was_started_again_is_used_again(postgres: PostgresServer, postgres_engine: Engine) -> None:
     sql.TABLE.drop(postgres_engine, checkfirst=True)
     storage = SqlOffsets(postgres.url())
     storage.save("billing", 1, {A: PLACE})
@@ -360,10 +354,7 @@ def test_a_consumer_that_saves_by_itself_is_refused(broker: SimulatedBroker, fre
         ({"commits": "auto", "offsets": url}, 'commits="manual"'),
         ({"commits": "manual"}, 'offsets="sql:URL"'),
     ):
-        with (
-            broker.consumer("orders", group="other", **wrong) as consumer,
-            Session(fresh) as session,
-        ):
+        with broker.consumer("orders", group="other", **wrong) as consumer, Session(fresh) as session:
             consumer.poll()
             with pytest.raises(BadRequest, match=words):
                 tfmq.sql.commit_offsets(session, consumer)

@@ -60,10 +60,7 @@ def test_the_examples_of_the_page_run(engine: Engine, tmp_path: Path) -> None:
     Base.metadata.tables["payment"].drop(engine, checkfirst=True)
     Base.metadata.tables["payment"].create(engine)
     settings = {"transaction.timeout_seconds": 10}
-    with (
-        tfmq.local_server(tmp_path / "data", settings=settings) as servers,
-        tfmq.Producer(servers) as producer,
-    ):
+    with tfmq.local_server(tmp_path / "data", settings=settings) as servers, tfmq.Producer(servers) as producer:
         names = {"engine": engine, "producer": producer, "servers": servers, "tfmq": tfmq}
         names |= {"Session": Session, "Order": Order, "Payment": Payment, "Base": Base}
         run(block_with("tfmq.sql.create_table(engine)"), names)

@@ -59,12 +59,8 @@ def test_each_state_has_its_end(postgres_engine: Engine, tmp_path: Path) -> None
         ("rolling_back", "wait"),
     ],
 )
-def test_every_state_of_the_broker_has_its_decision(
-    monkeypatch: pytest.MonkeyPatch, state: str, decision: str
-) -> None:
-    monkeypatch.setattr(
-        "tfmq.sql.recovery.describe_transaction", lambda producer, xid: SimpleNamespace(state=state)
-    )
+def test_every_state_of_the_broker_has_its_decision(monkeypatch: pytest.MonkeyPatch, state: str, decision: str) -> None:
+    monkeypatch.setattr("tfmq.sql.recovery.describe_transaction", lambda producer, xid: SimpleNamespace(state=state))
     left = PreparedTransaction("tfmq.sql.x@node", "tfmq.sql.x", "node")
     assert run_steps(OrphanedTransactions(None)._decision(left, None)) == decision
 

@@ -310,9 +310,7 @@ class TestRefused:
         assert decided(engine) == "committed"
         engine.dispose()
 
-    def test_a_driver_that_prepares_nothing(
-        self, monkeypatch: pytest.MonkeyPatch, postgres_engine: Engine
-    ) -> None:
+    def test_a_driver_that_prepares_nothing(self, monkeypatch: pytest.MonkeyPatch, postgres_engine: Engine) -> None:
         monkeypatch.setattr(postgres_engine.dialect, "driver", "pg8000")
         assert "psycopg" in refused(Session(postgres_engine), two_phase=True)
 

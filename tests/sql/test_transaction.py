@@ -175,9 +175,7 @@ def test_one_session_has_many_one_after_the_other(
     assert orders(engine) == messages(broker.address, topic) == [0, 1, 2, 3, 4]
 
 
-def test_many_threads_share_a_producer(
-    engine: Engine, broker: LiveServer, producer: tfmq.Producer, topic: str
-) -> None:
+def test_many_threads_share_a_producer(engine: Engine, broker: LiveServer, producer: tfmq.Producer, topic: str) -> None:
     sessions = scoped_session(sessionmaker(engine))
 
     def sell(first: int) -> None:
@@ -200,10 +198,7 @@ def test_two_phases_are_had_where_they_can_be(
 ) -> None:
     seen: list[str] = []
     event.listen(postgres_engine, "prepare_twophase", lambda _, gid: seen.append(gid))
-    with (
-        Session(postgres_engine) as session,
-        tfmq.sql.transaction(session, producer, two_phase=two_phase) as tx,
-    ):
+    with Session(postgres_engine) as session, tfmq.sql.transaction(session, producer, two_phase=two_phase) as tx:
         session.add(Order(number=1))
         tx.send(topic, "1")
     assert [each.split("@")[0] for each in seen] == ([] if two_phase is False else [tx.xid])
@@ -245,15 +240,9 @@ def test_what_a_session_had_begun_survives_a_refusal(engine: Engine) -> None:
     assert orders(engine) == [1]
 
 
-def test_a_database_that_is_away_leaves_nothing_at_the_broker(
-    postgres_engine: Engine, producer: tfmq.Producer
-) -> None:
+def test_a_database_that_is_away_leaves_nothing_at_the_broker(postgres_engine: Engine, producer: tfmq.Producer) -> None:
     nowhere = create_engine(str(postgres_engine.url).replace("tfmq-postgresql", "tfmq-nowhere"))
-    with (
-        Session(nowhere) as session,
-        pytest.raises(OperationalError),
-        tfmq.sql.transaction(session, producer),
-    ):
+    with Session(nowhere) as session, pytest.raises(OperationalError), tfmq.sql.transaction(session, producer):
         raise AssertionError("the block is not entered")
 
 
@@ -358,10 +347,7 @@ class TestAsyncio:
         with pytest.raises(NotAllowed, match="This session blocks"):
             asyncio.run(enter())
         awaited = AsyncSession(async_engine_of(sqlite_engine))
-        with (
-            pytest.raises(NotAllowed, match="async with"),
-            tfmq.sql.transaction(awaited, tfmq.aio.Producer()),
-        ):
+        with pytest.raises(NotAllowed, match="async with"), tfmq.sql.transaction(awaited, tfmq.aio.Producer()):
             raise AssertionError("it is not entered")
 
 
@@ -399,9 +385,7 @@ class TestRefused:
         ):
             raise AssertionError("it is not entered")
 
-    def test_a_commit_inside_the_block(
-        self, producer: tfmq.Producer, sqlite_engine: Engine, topic: str
-    ) -> None:
+    def test_a_commit_inside_the_block(self, producer: tfmq.Producer, sqlite_engine: Engine, topic: str) -> None:
         with (
             Session(sqlite_engine) as session,
             pytest.raises(NotAllowed, match="leave commit"),

@@ -33,9 +33,7 @@ def threads() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "tfmq-sql-leftovers"]
 
 
-def test_a_leftover_goes_and_the_thread_ends_with_the_producer(
-    postgres_engine: Engine, tmp_path: Path
-) -> None:
+def test_a_leftover_goes_and_the_thread_ends_with_the_producer(postgres_engine: Engine, tmp_path: Path) -> None:
     with tfmq.local_server(tmp_path / "data") as servers, tfmq.Producer(servers) as producer:
         producer.begin("any").rollback()
         start_scanner(producer, postgres_engine)

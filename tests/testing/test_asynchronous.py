@@ -88,9 +88,7 @@ def test_a_wait_that_nothing_can_end_raises(world: Simulation, monkeypatch: pyte
     assert world.clock.now == before
 
 
-def test_it_is_not_reported_while_another_wait_goes_on(
-    world: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_not_reported_while_another_wait_goes_on(world: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drivers, "REAL_SECONDS", 0.05)
     driver = new_driver(world)
     flag = Event()
@@ -245,9 +243,7 @@ def test_a_method_that_another_loop_calls_is_refused_and_changes_nothing(
         method = getattr(made[client], name)
         given = {**ARGUMENTS, "handle": handle, "consumer": consumer}
         required = [
-            given[each.name]
-            for each in inspect.signature(method).parameters.values()
-            if each.default is each.empty
+            given[each.name] for each in inspect.signature(method).parameters.values() if each.default is each.empty
         ]
 
         async def call() -> None:

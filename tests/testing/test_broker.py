@@ -131,9 +131,7 @@ def test_a_transactions_messages_are_there_once_it_is_committed(broker: Simulate
     assert texts(broker.sent("orders")) == ["order"]
 
 
-def test_a_prepared_transaction_outlives_a_power_cut_and_an_open_one_does_not(
-    broker: SimulatedBroker,
-) -> None:
+def test_a_prepared_transaction_outlives_a_power_cut_and_an_open_one_does_not(broker: SimulatedBroker) -> None:
     producer = broker.producer()
     prepared, left_open = producer.begin("order-1"), producer.begin("order-2")
     prepared.send("orders", "prepared")

@@ -189,9 +189,7 @@ def test_a_wall_clock_that_is_set_forward_hurries_nothing(broker: SimulatedBroke
     assert texts(broker) == ["x"]
 
 
-def test_a_wall_clock_that_is_set_back_delays_no_delay_and_no_moment_comes_early(
-    broker: SimulatedBroker,
-) -> None:
+def test_a_wall_clock_that_is_set_back_delays_no_delay_and_no_moment_comes_early(broker: SimulatedBroker) -> None:
     producer = broker.producer()
     producer.send("orders", "in half an hour", delay=1800).result()
     producer.send("orders", "at ten", deliver_at=datetime(2026, 1, 5, 10, tzinfo=UTC)).result()
@@ -215,9 +213,7 @@ def test_they_wait_for_room_on_a_full_disk(broker: SimulatedBroker) -> None:
 
 
 @pytest.mark.parametrize("restarts", [0, 1, 2])
-def test_what_a_failed_force_took_comes_once_its_partition_is_mended(
-    broker: SimulatedBroker, restarts: int
-) -> None:
+def test_what_a_failed_force_took_comes_once_its_partition_is_mended(broker: SimulatedBroker, restarts: int) -> None:
     """It was written, and that is all: after a power cut it is not there, and a client that forgot it has lost it."""
     broker.admin().create_topic("orders")
     handle = broker.producer().send("orders", "x", delay=1).result().delayed or ""
@@ -237,9 +233,7 @@ def test_what_a_failed_force_took_comes_once_its_partition_is_mended(
     assert broker.producer().cancel(handle) == "delivered"
 
 
-def test_what_waits_for_a_topic_that_is_deleted_does_not_come_to_one_of_its_name(
-    broker: SimulatedBroker,
-) -> None:
+def test_what_waits_for_a_topic_that_is_deleted_does_not_come_to_one_of_its_name(broker: SimulatedBroker) -> None:
     producer, admin = broker.producer(), broker.admin()
     producer.send("orders", "old", delay=60).result()
     admin.delete_topic("orders")

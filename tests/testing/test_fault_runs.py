@@ -53,9 +53,7 @@ def run_inside(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Ru
 
     def run(test: str, *arguments: str) -> Any:
         pytester.makepyfile(PROGRAM + test)
-        return pytester.runpytest_inprocess(
-            "-q", "-p", "tfmq.testing.plugin", "-p", "no:cacheprovider", *arguments
-        )
+        return pytester.runpytest_inprocess("-q", "-p", "tfmq.testing.plugin", "-p", "no:cacheprovider", *arguments)
 
     return run
 
@@ -80,9 +78,7 @@ def test_a_handler_that_is_not_idempotent_is_found_out_with_the_fault_and_its_st
             "Without a fault the test passes. With one it failed in * of * runs, when",
         ]
     )
-    assert "the broker crashed when" not in done.stdout.str(), (
-        "what the client mends by itself breaks nothing"
-    )
+    assert "the broker crashed when" not in done.stdout.str(), "what the client mends by itself breaks nothing"
 
 
 @pytest.mark.long
@@ -146,9 +142,9 @@ def test_a_test_that_fails_by_itself_says_nothing_of_faults(run_inside: Any) -> 
 
 
 def test_a_test_that_is_skipped_is_skipped(run_inside: Any) -> None:
-    run_inside(
-        "@pytest.mark.tfmq_faults\ndef test_it(tfmq_broker):\n    pytest.skip('today')\n"
-    ).assert_outcomes(skipped=1)
+    run_inside("@pytest.mark.tfmq_faults\ndef test_it(tfmq_broker):\n    pytest.skip('today')\n").assert_outcomes(
+        skipped=1
+    )
 
 
 def test_more_faults_than_runs_are_spread_and_that_is_said(run_inside: Any) -> None:
@@ -193,10 +189,7 @@ def test_it(tfmq_broker):
 @pytest.mark.parametrize(
     ("test", "sentence"),
     [
-        (
-            "tfmq_faults('crahs')\ndef test_it(tfmq_broker): pass",
-            "*'crahs' is no fault kind of*crash, lost_reply*",
-        ),
+        ("tfmq_faults('crahs')\ndef test_it(tfmq_broker): pass", "*'crahs' is no fault kind of*crash, lost_reply*"),
         ("tfmq_faults(runs=0)\ndef test_it(tfmq_broker): pass", "*runs=0 tries nothing*"),
         ("tfmq_faults(kinds=1)\ndef test_it(tfmq_broker): pass", "*takes faults= (of crash,*"),
         ("tfmq_faults\ndef test_it(): pass", "*takes the fixture tfmq_broker*"),
@@ -306,10 +299,7 @@ def test_it(tfmq_broker):
     {test}
 """
 BY_ITS_FAULT = {
-    "crash": (
-        "transact(tfmq_broker, 'order-1', again={good})",
-        r"the broker crashed when request \d+ \(\w+\) came",
-    ),
+    "crash": ("transact(tfmq_broker, 'order-1', again={good})", r"the broker crashed when request \d+ \(\w+\) came"),
     "lost_reply": (
         "transact(tfmq_broker, None, again={good})",
         r"the reply to request \d+ \(\w+\) was lost, with the connection",
@@ -331,8 +321,7 @@ BY_ITS_FAULT = {
 def test_each_fault_finds_the_program_that_it_breaks_and_names_the_step(run_inside: Any, fault: str) -> None:
     test, sentence = BY_ITS_FAULT[fault]
     bad, good = (
-        FIND.replace("{fault}", fault).replace("{test}", test.replace("{good}", str(each)))
-        for each in (False, True)
+        FIND.replace("{fault}", fault).replace("{test}", test.replace("{good}", str(each))) for each in (False, True)
     )
     done = run_inside(bad)
     done.assert_outcomes(failed=1)
@@ -372,9 +361,7 @@ def test_a_pytest_that_lacks_something_is_named_with_what_it_lacks(monkeypatch: 
     assert "it has no _pytest.runner.call_and_report, Function._report_sections." in words
 
 
-def test_a_marked_test_of_such_a_pytest_fails_and_says_so(
-    run_inside: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_marked_test_of_such_a_pytest_fails_and_says_so(run_inside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fault_runs, "_call_and_report", None)
     done = run_inside(GOOD)
     done.assert_outcomes(errors=1)
@@ -535,9 +522,7 @@ def test_what_was_not_saved_comes_again_and_no_member_is_left_over(stranger: boo
         with pytest.raises(Fenced):
             consumer.commit()
         again = broker.drain(consumer)
-        assert sorted(message.key or "" for message in again) == sorted(
-            message.key or "" for message in first
-        )
+        assert sorted(message.key or "" for message in again) == sorted(message.key or "" for message in first)
         assert list(engine.broker.group_coordinator.find("billing").members) not in ([], [FOREIGN_MEMBER])  # type: ignore[union-attr]
         consumer.commit()
 

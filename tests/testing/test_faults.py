@@ -81,9 +81,7 @@ def test_every_word_and_every_command_can_be_named() -> None:
 
 
 def test_other_words_are_refused_with_those_that_there_are() -> None:
-    with pytest.raises(
-        BadRequest, match=r"'sned' cannot be made to fail.*send, fetch, join.*connect.*create_topic"
-    ):
+    with pytest.raises(BadRequest, match=r"'sned' cannot be made to fail.*send, fetch, join.*connect.*create_topic"):
         PlannedFaults().fail_next("sned", TimedOut)
     with pytest.raises(TypeError, match="errors of tfmq, not OSError"):
         PlannedFaults().fail_next("send", OSError())  # type: ignore[arg-type]

@@ -43,9 +43,6 @@ def test_every_verb_that_it_lists_is_there(name: str) -> None:
 
 def test_every_verb_that_is_there_is_listed() -> None:
     inner = {"make_client_parts", "close", "attach_fault_run"}
-    for kind, inside in (
-        (SimulatedBroker, inner),
-        (VirtualClock, {"monotonic", "wall_ms", "wall_us", "move"}),
-    ):
+    for kind, inside in ((SimulatedBroker, inner), (VirtualClock, {"monotonic", "wall_ms", "wall_us", "move"})):
         public = {name for name in vars(kind) if not name.startswith("_")} - inside
         assert sorted(name for name in public if name not in PAGE) == []

@@ -29,9 +29,7 @@ def test_a_schedule_fires_at_its_times_and_at_no_other(broker: SimulatedBroker) 
     assert times(broker, "reports") == [f"{day} 09:00:00" for day in ("Tue", "Wed", "Thu", "Fri", "Mon")]
 
 
-def test_a_schedule_outlives_a_power_cut_and_keeps_its_rule_for_what_it_missed(
-    broker: SimulatedBroker,
-) -> None:
+def test_a_schedule_outlives_a_power_cut_and_keeps_its_rule_for_what_it_missed(broker: SimulatedBroker) -> None:
     admin = broker.admin()
     for misfire in ("one", "all", "skip"):
         admin.schedule("0 * * * *", misfire, "go", misfire=misfire)

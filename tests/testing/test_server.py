@@ -116,10 +116,7 @@ def test_a_power_cut_breaks_connections_and_leaves_what_was_forced() -> None:
 def test_connections_are_refused_where_that_is_configured() -> None:
     answers = [True, False]
     made = SimulatedServer(
-        load(flags={"server.data": "/data"}),
-        VirtualClock(),
-        address="here:1",
-        refuses=lambda: answers.pop(0),
+        load(flags={"server.data": "/data"}), VirtualClock(), address="here:1", refuses=lambda: answers.pop(0)
     )
     made.start()
     assert made.connect() is None

@@ -89,9 +89,7 @@ class Program:
         return self.broker.clock.monotonic()
 
     def delay(self) -> float:
-        return self.random.choice([0.0, 0.001, 0.5, 3.0, 70.0, 4000.0, 90_000.0]) * self.random.choice(
-            [1, 1.5]
-        )
+        return self.random.choice([0.0, 0.001, 0.5, 3.0, 70.0, 4000.0, 90_000.0]) * self.random.choice([1, 1.5])
 
     def name(self) -> str:
         return str(len(self.sent))
@@ -205,8 +203,7 @@ class Program:
     def power_cut(self) -> None:
         self.set_right()
         self.broker.crash(
-            self.random.choice(["nothing", "some", "everything"]),
-            down=self.random.choice([0, 0.5, 60, 86_400]),
+            self.random.choice(["nothing", "some", "everything"]), down=self.random.choice([0, 0.5, 60, 86_400])
         )
 
     def step(self) -> None:
@@ -455,9 +452,7 @@ def test_work_beside_may_wait_itself() -> None:
     world = new_world()
     driver = new_driver(world)
     answers: list[Any] = []
-    driver.run_in_thread(
-        lambda: driver.run(request(driver.link, Ping())), lambda result, error: answers.append(result)
-    )
+    driver.run_in_thread(lambda: driver.run(request(driver.link, Ping())), lambda result, error: answers.append(result))
     world.settle()
     assert answers[0].time_ms == world.clock.wall_ms()
 

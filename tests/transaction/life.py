@@ -156,9 +156,7 @@ class Life:
             for each in self.live()
             if each.member is not None and each.member.sequence == self.sequence and each.fates == {PREPARED}
         ]
-        answer = self.rig.commit_group(
-            "g", self.sequence, [each.began for each in members if each.began], turn=turn
-        )
+        answer = self.rig.commit_group("g", self.sequence, [each.began for each in members if each.began], turn=turn)
         for known in self.live():
             if known.member is not None and known.member.sequence <= self.sequence:
                 known.fates |= {ABSENT}
@@ -312,9 +310,7 @@ class Life:
     def _note_over(self, known: Known) -> None:
         state = self.rig.state(known.began) if known.began is not None else None
         if known.fates == {PREPARED}:
-            assert state == "prepared" or known.member is not None, (
-                f"{known.name} was prepared and is {state}"
-            )
+            assert state == "prepared" or known.member is not None, f"{known.name} was prepared and is {state}"
         known.over = state not in ("open", "prepared")
 
     def _of(self, known: Known, key: int) -> Sequence[bytes]:

@@ -88,9 +88,7 @@ class Stream:
 
 
 def piece(producer_id: int, sequence: int, key: int, payloads: Sequence[bytes]) -> IncomingBatch:
-    data = b"".join(
-        make_record(payload, make_id(producer_id, sequence + n)) for n, payload in enumerate(payloads)
-    )
+    data = b"".join(make_record(payload, make_id(producer_id, sequence + n)) for n, payload in enumerate(payloads))
     incarnation, _ = split_id(key)
     return IncomingBatch(key, f"topic{incarnation}", producer_id, sequence, len(payloads), (), data)
 
@@ -142,9 +140,7 @@ class Rig:
             randomness=lambda size: b"7" * size,
             new_id=lambda: 5,
             lease_time=lambda producer_id: self.clock.wall_ms(),
-            request_fsync=lambda journal, place, waiter: self.forcer.want(
-                journal, place, waiter, start=False
-            ),
+            request_fsync=lambda journal, place, waiter: self.forcer.want(journal, place, waiter, start=False),
             run=self.run,
             limits=limits_table.effective_limits(self.limits),
             settings=settings,
@@ -288,9 +284,7 @@ class Rig:
         answer.stream = stream  # type: ignore[attr-defined]
         return answer
 
-    def send(
-        self, began: Answer, payloads: Sequence[bytes], key: int = ORDERS, *, turn: bool = True
-    ) -> Answer:
+    def send(self, began: Answer, payloads: Sequence[bytes], key: int = ORDERS, *, turn: bool = True) -> Answer:
         stream = began.__dict__["stream"]
         return self.ask("send", began.epoch, stream.piece(key, payloads), turn=turn)
 
@@ -318,9 +312,7 @@ class Rig:
     def forget_outcome(self, began: Answer) -> Answer:
         return self.ask("forget", began.xid, began.epoch)
 
-    def prepared(
-        self, xid: str, payloads: Sequence[bytes] = (b"m",), key: int = ORDERS, **fields: Any
-    ) -> Answer:
+    def prepared(self, xid: str, payloads: Sequence[bytes] = (b"m",), key: int = ORDERS, **fields: Any) -> Answer:
         """One that is begun, sent and prepared."""
         began = self.begin(xid, **fields)
         assert self.send(began, payloads, key).code == "ok"
@@ -352,9 +344,7 @@ class Rig:
 
     def member(self, group: str, sequence: int, run: str = "run", name: str = "", **fields: Any) -> Answer:
         return self.begin(
-            name or f"{group}-{sequence}-{self.streams}",
-            member=CommitGroupMember(group, sequence, run),
-            **fields,
+            name or f"{group}-{sequence}-{self.streams}", member=CommitGroupMember(group, sequence, run), **fields
         )
 
     def commit_group(

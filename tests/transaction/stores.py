@@ -45,17 +45,11 @@ def records(producer_id: int, sequence: int, payloads: Sequence[bytes]) -> bytes
 
 
 def piece(
-    producer_id: int,
-    sequence: int,
-    payloads: Sequence[bytes],
-    log_id: int = ORDERS,
-    block_bytes: int = 65_536,
+    producer_id: int, sequence: int, payloads: Sequence[bytes], log_id: int = ORDERS, block_bytes: int = 65_536
 ) -> IncomingBatch:
     data = records(producer_id, sequence, payloads)
     blocks = split_blocks(data, block_bytes)
-    return IncomingBatch(
-        log_id, NAMES.get(log_id, "other"), producer_id, sequence, len(payloads), blocks, data
-    )
+    return IncomingBatch(log_id, NAMES.get(log_id, "other"), producer_id, sequence, len(payloads), blocks, data)
 
 
 class Written:
@@ -172,9 +166,7 @@ class Store:
 
     def next(self, disk: SimulatedDisk) -> Store:
         """Another life, on `disk`."""
-        store = Store(
-            disk, lazy=self.lazy, limits=self.limits, seed=self.seed + 1, clock=self.clock, **self.settings
-        )
+        store = Store(disk, lazy=self.lazy, limits=self.limits, seed=self.seed + 1, clock=self.clock, **self.settings)
         store.producers = self.producers
         store.sequences, store.numbers = dict(self.sequences), dict(self.numbers)
         return store
@@ -196,19 +188,13 @@ class Store:
     ) -> Origin:
         producer_id = producer_id or self.producer()
         number = self.numbers[producer_id] = self.numbers.get(producer_id, 0) + 1
-        return Origin(
-            xid, local or not xid, producer_id, number, self.clock.wall_ms(), group, "a client", member
-        )
+        return Origin(xid, local or not xid, producer_id, number, self.clock.wall_ms(), group, "a client", member)
 
     def begin(self, xid: str = "", **given: Any) -> Transaction:
         return self.store.begin(self.origin(xid, **given))
 
     def piece(
-        self,
-        transaction: Transaction,
-        payloads: Sequence[bytes],
-        log_id: int = ORDERS,
-        block_bytes: int = 65_536,
+        self, transaction: Transaction, payloads: Sequence[bytes], log_id: int = ORDERS, block_bytes: int = 65_536
     ) -> IncomingBatch:
         producer_id = transaction.origin.producer_id
         sequence = self.sequences.get(producer_id, 0)
@@ -227,9 +213,7 @@ class Store:
         self.turn()
         return written
 
-    def prepare(
-        self, transaction: Transaction, offsets: Sequence[GroupPositions] = (), expires_ms: int = 0
-    ) -> Written:
+    def prepare(self, transaction: Transaction, offsets: Sequence[GroupPositions] = (), expires_ms: int = 0) -> Written:
         return self._ask(lambda written: self.store.prepare(transaction, offsets, expires_ms, written))
 
     def commit(self, transaction: Transaction, **given: Any) -> Written:

@@ -16,11 +16,7 @@ from tfmq import apply_queue
 from tfmq.apply_queue import RETRY_SECONDS, RETRY_SECONDS_MAX, InFlightLimit
 from tfmq.apply_target import ARRIVALS_KEY, OFFSETS_KEY, AppendDelayed, AppliedCallback, Effect
 from tfmq.errors import StorageStopped
-from tfmq.transaction.applier import (
-    CHUNKED_MAX,
-    LATE_SECONDS,
-    TURN_BYTES,
-)
+from tfmq.transaction.applier import CHUNKED_MAX, LATE_SECONDS, TURN_BYTES
 
 
 def test_a_commit_is_answered_when_every_target_has_its_part() -> None:
@@ -86,9 +82,7 @@ def test_many_small_decisions_are_brought_over_several_turns() -> None:
     assert {answer.state for answer in answers} == {"committed"}
 
 
-def test_damage_of_the_journal_is_reported_and_blocks_what_is_after_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_damage_of_the_journal_is_reported_and_blocks_what_is_after_it(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     first, second = rig.prepared("x", [b"damaged" * 50]), rig.prepared("y", [b"behind"])
     path = f"{FOLDER}/0000000000000001.journal"
@@ -96,9 +90,7 @@ def test_damage_of_the_journal_is_reported_and_blocks_what_is_after_it(
     with caplog.at_level(logging.ERROR, "tfmq.transaction"):
         refused = rig.commit(first)
         assert refused.code == "damaged" and "the transaction journal is damaged" in str(refused.failure)
-        assert "0000000000000001.journal" in str(refused.failure) and "`tfmq log repair`" in str(
-            refused.failure
-        )
+        assert "0000000000000001.journal" in str(refused.failure) and "`tfmq log repair`" in str(refused.failure)
         assert rig.commit(second).state == "applying"
         rig.advance(10 * RETRY_SECONDS_MAX)
     assert rig.visible() == [], "nothing is brought that is not what was sent, and nothing before it"
@@ -300,9 +292,7 @@ def test_others_are_served_between_two_slices() -> None:
     assert numbers(rig) == list(range(6))
 
 
-def test_no_more_than_the_window_is_written_and_not_forced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_than_the_window_is_written_and_not_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     window = 8 * MIB
     monkeypatch.setattr(apply_queue, "IN_FLIGHT_BYTES_MAX", window)
     rig = on_disk(tmp_path)
@@ -625,9 +615,7 @@ def test_a_partition_that_lost_what_was_not_forced_gets_it_again_when_it_is_back
     assert rig.targets.reserved == 0
 
 
-def test_messages_for_a_topic_that_is_gone_are_dropped_counted_and_reported(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_messages_for_a_topic_that_is_gone_are_dropped_counted_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     began = rig.begin("x")
     rig.send(began, [b"1", b"2"], ORDERS)

@@ -108,9 +108,7 @@ class Scene:
         self.targets = Targets()
         self.targets.automatic = False
         self.settled: list[int] = []
-        self.settling = FlushTracker(
-            self.targets, self.timers, lambda course: self.settled.append(course.decision.lsn)
-        )
+        self.settling = FlushTracker(self.targets, self.timers, lambda course: self.settled.append(course.decision.lsn))
 
     def write(self, key: int, *courses: ApplyProgress) -> None:
         """One append with a part of each of the courses."""

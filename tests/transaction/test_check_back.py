@@ -5,12 +5,7 @@ from itertools import pairwise
 from journal.testing import SimulatedClock
 from tests.transaction.rig import Answer, Session
 from tfmq.broker.timers import Timers
-from tfmq.transaction.check_back import (
-    QUERIES_PER_REPLY,
-    QUERY_PAUSE_SECONDS_MAX,
-    WAITS_PER_SESSION_MAX,
-    CheckBack,
-)
+from tfmq.transaction.check_back import QUERIES_PER_REPLY, QUERY_PAUSE_SECONDS_MAX, WAITS_PER_SESSION_MAX, CheckBack
 from tfmq.transaction.requests import CheckBackQuery
 
 

@@ -19,9 +19,7 @@ from tfmq.transaction.commands import Wait, command, reply_when_durable
 from tfmq.transaction.requests import CommitGroupMember, TransactRequest
 
 
-def send(
-    rig: Rig, began: Answer, stream: Stream, payload: bytes = b"m", *, sequence: int | None = None
-) -> Answer:
+def send(rig: Rig, began: Answer, stream: Stream, payload: bytes = b"m", *, sequence: int | None = None) -> Answer:
     return rig.ask("send", began.epoch, stream.piece(ORDERS, [payload], sequence))
 
 
@@ -687,13 +685,7 @@ def test_a_refusal_that_says_what_became_of_it_waits_for_the_disk_too() -> None:
     first, second = rig.prepared("x"), rig.prepared("y")
     rig.queued = True
     committed, by_hand = rig.commit(first), rig.rollback(second, by_hand=True)
-    late = [
-        rig.rollback(first),
-        rig.prepare(first),
-        rig.commit(second),
-        rig.rollback(second),
-        rig.prepare(second),
-    ]
+    late = [rig.rollback(first), rig.prepare(first), rig.commit(second), rig.rollback(second), rig.prepare(second)]
     assert {answer.code for answer in (committed, by_hand, *late)} == {"waiting"}
     rig.work()
     assert [answer.code for answer in late] == ["transaction_committed"] * 2 + ["heuristic_outcome"] * 3
@@ -712,9 +704,7 @@ def split(rig: Rig) -> Answer:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_prepared_one_that_lost_messages_is_shown_so_and_is_committed_only_by_hand_and_force(
-    clean: bool,
-) -> None:
+def test_a_prepared_one_that_lost_messages_is_shown_so_and_is_committed_only_by_hand_and_force(clean: bool) -> None:
     before = Rig()
     began = split(before)
     before.prepared("y")  # its records say that those before are on the disk
@@ -725,9 +715,7 @@ def test_a_prepared_one_that_lost_messages_is_shown_so_and_is_committed_only_by_
         for answer in (rig.commit(began), rig.commit(began, by_hand=True)):
             assert (answer.code, outcome(answer)) == ("damaged", NOT_DONE)
             assert "2 of its 3 messages were lost" in str(answer.failure)
-            assert "Roll it back, or commit what is left by hand: tfmq tx commit x --force" in str(
-                answer.failure
-            )
+            assert "Roll it back, or commit what is left by hand: tfmq tx commit x --force" in str(answer.failure)
         assert rig.commit(began, force=True).code == "bad_request", "only by hand"
         assert (rig.state(began), rig.visible(), rig.visible(BILLS)) == ("prepared", [], [])
         if not started:
@@ -735,12 +723,7 @@ def test_a_prepared_one_that_lost_messages_is_shown_so_and_is_committed_only_by_
             rig.stop()
             rig = rig.again(rig.disk, rig.targets)
     forced = rig.commit(began, by_hand=True, force=True)
-    assert (forced.state, forced.lost, rig.visible(), rig.visible(BILLS)) == (
-        "committed",
-        2,
-        [],
-        [b"whole"],
-    )
+    assert (forced.state, forced.lost, rig.visible(), rig.visible(BILLS)) == ("committed", 2, [], [b"whole"])
     assert rig.commit(began).code == "heuristic_outcome"
 
 
@@ -767,9 +750,7 @@ def test_damage_in_what_was_never_prepared_ends_no_start() -> None:
     began = before.begin("x")
     before.send(began, [b"damaged"])
     before.prepared("y")
-    assert [row["xid"] for row in before.damaged(b"damaged", mended=False).handler.list(None, 0, 10)[0]] == [
-        "y"
-    ]
+    assert [row["xid"] for row in before.damaged(b"damaged", mended=False).handler.list(None, 0, 10)[0]] == ["y"]
 
 
 def test_a_decided_one_that_lost_messages_before_its_partition_had_them_is_reported_to_its_owner() -> None:
@@ -781,9 +762,7 @@ def test_a_decided_one_that_lost_messages_before_its_partition_had_them_is_repor
     assert (rig.visible(), rig.visible(BILLS)) == ([], [b"whole"])
     answer = rig.commit(began)
     assert (answer.code, outcome(answer)) == ("damaged", UNKNOWN)
-    assert "x is committed, but damage in the transaction journal took up to 2 of its 3" in str(
-        answer.failure
-    )
+    assert "x is committed, but damage in the transaction journal took up to 2 of its 3" in str(answer.failure)
     assert rig.commit(began, by_hand=True).lost == 2
 
 
@@ -1035,9 +1014,7 @@ def test_offsets_belong_into_the_prepare_and_not_into_the_commit_after_it() -> N
     began = rig.prepared("x")
     assert rig.commit(began, [Row("g", 1, 50)]).code == "transaction_state"
     assert rig.commit(began).state == "committed"
-    assert rig.commit(began, [Row("g", 1, 50)]).state == "committed", (
-        "the repeat of a commit in one phase has them"
-    )
+    assert rig.commit(began, [Row("g", 1, 50)]).state == "committed", "the repeat of a commit in one phase has them"
 
 
 # What all steps share: an end without a step, by time, by a lost session; refusals that leave all as it was.
@@ -1303,9 +1280,7 @@ def test_one_without_anything_is_read_only() -> None:
     assert rig.store.transactions == {}
 
 
-@pytest.mark.parametrize(
-    "trouble", ["journal full", "target stopped", "target full", "target gone", "fenced", "limit"]
-)
+@pytest.mark.parametrize("trouble", ["journal full", "target stopped", "target full", "target gone", "fenced", "limit"])
 def test_one_that_is_refused_leaves_nothing_and_can_come_again(trouble: str) -> None:
     rig = Rig(limits={"transaction_bytes": 100_000})
     stream = rig.stream()

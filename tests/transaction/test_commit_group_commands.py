@@ -107,11 +107,7 @@ def test_an_older_sequence_is_refused_without_end() -> None:
 def test_leftovers_up_to_the_sequence_are_dropped_and_later_members_are_not() -> None:
     rig = Rig()
     old, same = member(rig, "old", 1), member(rig, "same", 2)
-    opened, later, good = (
-        member(rig, "open", 2, prepare=False),
-        member(rig, "later", 3),
-        member(rig, "good", 2),
-    )
+    opened, later, good = (member(rig, "open", 2, prepare=False), member(rig, "later", 3), member(rig, "good", 2))
     assert rig.commit_group("spark", 2, [good]).state == "committed"
     assert [rig.state(each) for each in (old, same, opened, later)] == ["rolled_back"] * 3 + ["prepared"]
     assert rig.visible() == [b"good"]
@@ -232,11 +228,7 @@ def test_an_abort_ends_the_run_and_fences_it_also_after_a_start() -> None:
     prepared, opened = member(rig, "a"), member(rig, "b", prepare=False)
     other = member(rig, "c", run="run2")
     assert rig.ask("abort_group", "spark", 1, "run").state == "aborted"
-    assert [rig.state(each) for each in (prepared, opened, other)] == [
-        "rolled_back",
-        "rolled_back",
-        "prepared",
-    ]
+    assert [rig.state(each) for each in (prepared, opened, other)] == ["rolled_back", "rolled_back", "prepared"]
     for each in (rig, rig.power_cut()):
         assert each.begin("late", member=CommitGroupMember("spark", 1, "run")).code == "group_fenced"
         assert each.commit_group("spark", 1, [other], run="run").code == "group_fenced"
@@ -297,13 +289,7 @@ def test_groups_are_listed_with_what_they_committed() -> None:
     rig.commit_group("spark", 5, [member(rig, "a", 5)], rows=9)
     member(rig, "b", 6)
     (row,) = rig.handler.list_groups("", 100)[0]
-    assert (row["group"], row["sequence"], row["run"], row["rows"], row["members"]) == (
-        "spark",
-        5,
-        "run",
-        9,
-        1,
-    )
+    assert (row["group"], row["sequence"], row["run"], row["rows"], row["members"]) == ("spark", 5, "run", 9, 1)
 
 
 def test_too_many_groups_are_refused() -> None:

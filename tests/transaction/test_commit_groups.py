@@ -257,9 +257,7 @@ def commit(store: Store, sequence: int, members: list[Transaction], rows: int = 
     leftovers = [store.store.transactions[epoch] for epoch in left]
     dropped = [each for each in leftovers if each.prepared_ms]
     done: list[tuple[int, BaseException | None]] = []
-    store.store.commit_group(
-        "query", sequence, RUN, rows, members, dropped, lambda *found: done.append(found)
-    )
+    store.store.commit_group("query", sequence, RUN, rows, members, dropped, lambda *found: done.append(found))
     store.turn()
     for each in leftovers:
         if not each.prepared_ms:
@@ -283,12 +281,7 @@ def test_rule_1_one_record_decides_over_all_members_and_ends_the_others() -> Non
     assert later.state == states.PREPARED
     assert store.store.commit_groups.by_name["query"].members.keys() == {later.epoch}
     outcomes = {name: store.store.find_outcome(name) for name in ("a1", "a-left", "a-open", "a-later")}
-    assert [each and each.state for each in outcomes.values()] == [
-        "committed",
-        "rolled_back",
-        "rolled_back",
-        None,
-    ]
+    assert [each and each.state for each in outcomes.values()] == ["committed", "rolled_back", "rolled_back", None]
 
 
 def test_the_messages_of_all_members_are_numbered_in_the_order_of_the_list() -> None:

@@ -74,9 +74,7 @@ def test_many_old_ones_in_as_many_files_are_gathered() -> None:
     sent: dict[str, bytes] = {}
     for number in range(40):
         transaction = store.begin(f"old-{number}")
-        found = store.piece(
-            transaction, [f"{number}".encode() * 20], random.Random(number).choice((ORDERS, BILLS))
-        )
+        found = store.piece(transaction, [f"{number}".encode() * 20], random.Random(number).choice((ORDERS, BILLS)))
         sent[transaction.xid] = found.data
         store.store.add_batch(transaction, found, lambda *_: None)
         store.prepare(transaction)

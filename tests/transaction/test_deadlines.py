@@ -13,9 +13,7 @@ class Watch:
         self.clock = SimulatedClock()
         self.timers = Timers(self.clock)
         self.over: list[tuple[int, float]] = []
-        self.deadlines = Deadlines(
-            self.timers, lambda epoch: self.over.append((epoch, self.clock.monotonic()))
-        )
+        self.deadlines = Deadlines(self.timers, lambda epoch: self.over.append((epoch, self.clock.monotonic())))
         self.begin = self.clock.monotonic()
 
     def advance(self, seconds: float) -> None:

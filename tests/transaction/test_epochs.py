@@ -38,9 +38,7 @@ def test_the_first_epoch_of_a_start_is_beyond_what_a_folder_gave_that_this_one_i
     went_on = first_epoch(5 * EPOCH_RANGE, begun)
     assert went_on > 5 * EPOCH_RANGE
     assert first_epoch(5 * EPOCH_RANGE, begun + 9_000) > went_on + EPOCH_RANGE
-    assert first_epoch(went_on + EPOCH_RANGE, begun - 9_000) == went_on + EPOCH_RANGE, (
-        "a clock that was set back"
-    )
+    assert first_epoch(went_on + EPOCH_RANGE, begun - 9_000) == went_on + EPOCH_RANGE, "a clock that was set back"
     assert first_epoch(1, begun) == 1, "a new folder is no copy"
     assert first_epoch(5, 1 << 62) < 1 << 62, "a clock that is wrong by centuries"
 

@@ -52,9 +52,7 @@ def all_or_nothing(began: Answer, payloads: dict[int, list[bytes]]) -> Callable[
 
 
 @pytest.mark.parametrize("one_phase", [True, False])
-def test_hazard_01_item_16_item_35_nothing_is_visible_before_the_decision_is_on_the_disk(
-    one_phase: bool,
-) -> None:
+def test_hazard_01_item_16_item_35_nothing_is_visible_before_the_decision_is_on_the_disk(one_phase: bool) -> None:
     rig = Rig()
     began = rig.begin("x")
     rig.send(began, [b"1", b"2"], ORDERS)
@@ -101,9 +99,7 @@ def test_hazard_02_an_append_that_fails_is_not_called_done_and_is_done_later(tro
         assert (again.state(began), again.visible()) == ("committed", [b"m"])
 
 
-def test_hazard_03_item_34_an_answer_means_that_the_record_is_on_the_disk_and_the_messages_are_written() -> (
-    None
-):
+def test_hazard_03_item_34_an_answer_means_that_the_record_is_on_the_disk_and_the_messages_are_written() -> None:
     """Also where many share one force: every answer is held against what a power cut would leave at that moment."""
     rig = Rig()
     reported: list[int] = []
@@ -215,9 +211,7 @@ def test_item_19_a_commit_survives_starts_and_is_not_doubled() -> None:
         assert rig.visible() == [b"1", b"2"]
 
 
-def test_item_20_a_partition_that_lost_everything_gets_it_again_and_the_second_start_changes_nothing() -> (
-    None
-):
+def test_item_20_a_partition_that_lost_everything_gets_it_again_and_the_second_start_changes_nothing() -> None:
     rig = Rig()
     rig.targets.automatic = False
     rig.transact([(ORDERS, [b"1"])])

@@ -39,9 +39,7 @@ ALL: dict[str, journal_records.Operation] = {
     "heuristic rollback": journal_records.HeuristicRollbackRecord(17, 1_700_000_000_900),
     "forget": journal_records.ForgetRecord(17, 1_700_000_001_000),
     "epochs": journal_records.EpochLeaseRecord(1 << 20, 1_700_000_000_000, bytes(range(16))),
-    "group commit": journal_records.GroupCommitRecord(
-        "query", 12, "run-1", 1000, (18, 21), (22,), 1_700_000_002_000
-    ),
+    "group commit": journal_records.GroupCommitRecord("query", 12, "run-1", 1000, (18, 21), (22,), 1_700_000_002_000),
     "group abort": journal_records.GroupAbortRecord("query", 13, "run-2", (23,), 1_700_000_003_000),
     "group forget": journal_records.GroupForgetRecord("query", 1_700_000_004_000),
 }
@@ -121,9 +119,7 @@ def damaged(generator: random.Random, payload: bytes) -> bytes:
     return bytes(data[: generator.randrange(len(data) + 1)])
 
 
-@pytest.mark.parametrize(
-    "value", [b"", b"\x90", b"\xc0", b"\xc4\x01a", b"\x81\x01\x02", b"\x94\x01\x02\x03\x04"]
-)
+@pytest.mark.parametrize("value", [b"", b"\x90", b"\xc0", b"\xc4\x01a", b"\x81\x01\x02", b"\x94\x01\x02\x03\x04"])
 @pytest.mark.parametrize("kind", sorted(entry.OPERATION_NAMES))
 def test_a_payload_of_another_shape_is_refused(kind: int, value: Any) -> None:
     if kind in (entry.COMMIT, entry.ROLLBACK, entry.FORGET) and value[:1] == b"\x94":

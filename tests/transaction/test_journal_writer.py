@@ -175,9 +175,7 @@ def test_a_file_that_cannot_be_begun_refuses_what_waits() -> None:
     assert transaction.queued_messages == 0 and transaction.messages == 1
     store.disk.space_bytes = None
     store.sequences[transaction.origin.producer_id] = 1
-    assert not store.store.producer_states.is_duplicate(
-        transaction.origin.producer_id, transaction.epoch, 1, 1, 0
-    )
+    assert not store.store.producer_states.is_duplicate(transaction.origin.producer_id, transaction.epoch, 1, 1, 0)
     again = queue(store, transaction)
     store.work()
     assert again.place
@@ -264,9 +262,7 @@ def test_one_force_serves_all_who_begin_to_wait_in_a_turn() -> None:
     done: list[Any] = []
     for number in range(20):
         transaction = store.begin(f"x{number}")
-        store.store.prepare(
-            transaction, (), 0, lambda place, error: store.store.when_durable(place, done.append)
-        )
+        store.store.prepare(transaction, (), 0, lambda place, error: store.store.when_durable(place, done.append))
     store.turn()
     assert done == [None] * 20
     assert store.disk.faults.counts["force"] == before + 1
@@ -353,9 +349,7 @@ def test_the_sizes_that_are_asked_for_are_those_that_are_written() -> None:
 
     transaction = store.begin("x")
     for blocks in (64, 65_536):
-        store.store.add_batch(
-            transaction, store.piece(transaction, [bytes(50)] * 4, ORDERS, blocks), lambda *_: None
-        )
+        store.store.add_batch(transaction, store.piece(transaction, [bytes(50)] * 4, ORDERS, blocks), lambda *_: None)
     store.store.prepare(transaction, (), 0, lambda *_: None)
     end = store.journal.end_offset
     with pytest.MonkeyPatch.context() as patch:

@@ -17,9 +17,7 @@ def many(rig: Rig, name: str, count: int) -> None:
     rig.answers = [*getattr(rig, "answers", []), began]  # type: ignore[attr-defined]
 
 
-def test_a_large_decision_is_counted_by_a_worker_and_what_comes_after_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_large_decision_is_counted_by_a_worker_and_what_comes_after_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfmq.transaction.applier.COUNTED_INLINE_MAX", 5)
     counted: list[bool] = []
     inside = [False]

@@ -19,9 +19,7 @@ def make(**given: Any) -> ProducerStates:
     return ProducerStates(**{**known, **given})
 
 
-def send(
-    streams: ProducerStates, producer: int, epoch: int, sequence: int, count: int, now: int = NOW
-) -> bool:
+def send(streams: ProducerStates, producer: int, epoch: int, sequence: int, count: int, now: int = NOW) -> bool:
     """As the store does it: asked, queued, written. Whether it was a repeat."""
     if streams.is_duplicate(producer, epoch, sequence, count, now):
         return True
@@ -227,10 +225,7 @@ def test_a_frame_that_a_power_cut_took_back_is_new_again() -> None:
     transaction = store.transact()
     origin = transaction.origin
     life = store.power_cut()
-    assert (
-        life.store.producer_states.find_request(origin.producer_id, origin.number, store.clock.wall_ms())
-        is None
-    )
+    assert life.store.producer_states.find_request(origin.producer_id, origin.number, store.clock.wall_ms()) is None
     assert not life.store.producer_states.is_duplicate(origin.producer_id, 0, 0, 1, store.clock.wall_ms())
 
 

@@ -8,9 +8,7 @@ from tfmq.transaction.queries import TARGETS_DESCRIBED
 from tfmq.transaction.requests import CommitGroupMember
 
 
-def xids(
-    rig: Rig, states: list[str] | None = None, after: int = 0, limit: int = 100, group: str = ""
-) -> list[str]:
+def xids(rig: Rig, states: list[str] | None = None, after: int = 0, limit: int = 100, group: str = "") -> list[str]:
     return [row["xid"] for row in rig.handler.list(states, after, limit, group)[0]]
 
 

@@ -21,9 +21,7 @@ from tfmq.transaction.requests import CommitGroupMember
         (RuntimeError("ours"), errors.ServerError),
     ],
 )
-def test_an_error_of_the_journal_says_whether_it_happened(
-    error: Exception, kind: type[errors.TfmqError]
-) -> None:
+def test_an_error_of_the_journal_says_whether_it_happened(error: Exception, kind: type[errors.TfmqError]) -> None:
     before, after = rejections.from_journal_error(error), rejections.durability_unknown(error)
     assert type(before) is type(after) is kind
     assert before.outcome == NOT_DONE, "nothing was written"

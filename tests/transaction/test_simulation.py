@@ -114,11 +114,7 @@ class Simulation(RuleBasedStateMachine):
 
     def doubtful(self) -> list[Transaction]:
         busy = self.busy()
-        return [
-            each
-            for each in self.client.model.transactions.values()
-            if PREPARED in each.fates and each not in busy
-        ]
+        return [each for each in self.client.model.transactions.values() if PREPARED in each.fates and each not in busy]
 
     def posted(self, step: Step) -> None:
         self.answers.append(step.answer)
@@ -182,17 +178,11 @@ class Simulation(RuleBasedStateMachine):
         targets = {place: data.draw(st.integers(1, 3)) for place in chosen}
         if len(self.client.sequence_states) < OPEN_MAX:
             try:
-                self.posted(
-                    self.client.transact(self.label("t"), targets, self.free_offsets(group), turn=turn)
-                )
+                self.posted(self.client.transact(self.label("t"), targets, self.free_offsets(group), turn=turn))
             except TfmqError as error:
                 assert error.code in EXPECTED, error
 
-    @rule(
-        xid=st.sampled_from(["", "", *XIDS]),
-        turn=st.booleans(),
-        member=st.sampled_from([None, None, *GROUPS]),
-    )
+    @rule(xid=st.sampled_from(["", "", *XIDS]), turn=st.booleans(), member=st.sampled_from([None, None, *GROUPS]))
     def begin(self, xid: str, turn: bool, member: str | None) -> None:
         if len(self.client.sequence_states) >= OPEN_MAX:
             return
@@ -203,9 +193,7 @@ class Simulation(RuleBasedStateMachine):
             place = CommitMember(member, sequence, f"run-{sequence}")
             xid = label
         try:
-            transaction = self.client.begin(
-                label, xid, member=place, timeout_ms=LONGEST if xid else None, turn=turn
-            )
+            transaction = self.client.begin(label, xid, member=place, timeout_ms=LONGEST if xid else None, turn=turn)
         except TfmqError as error:
             assert error.code in EXPECTED, error
             return
@@ -277,12 +265,7 @@ class Simulation(RuleBasedStateMachine):
         if alive:
             self.posted(self.client.rollback(data.draw(st.sampled_from(alive)), turn=turn))
 
-    @rule(
-        data=st.data(),
-        commit=st.booleans(),
-        heuristic=st.sampled_from([False, False, True]),
-        turn=st.booleans(),
-    )
+    @rule(data=st.data(), commit=st.booleans(), heuristic=st.sampled_from([False, False, True]), turn=st.booleans())
     def decide(self, data: Any, commit: bool, heuristic: bool, turn: bool) -> None:
         doubtful = [each for each in self.doubtful() if each not in self.members]
         if doubtful:
@@ -315,9 +298,7 @@ class Simulation(RuleBasedStateMachine):
             and each.noted
             and not busy & set(each.before)
             and all(last[transaction] is each for transaction in each.before)
-            and (
-                each.name != "commit group" or each.answer.code == "ok"
-            )  # else other members may be dropped now
+            and (each.name != "commit group" or each.answer.code == "ok")  # else other members may be dropped now
         ]
         if not steps:
             return
@@ -336,16 +317,12 @@ class Simulation(RuleBasedStateMachine):
         if step.name == "commit group":
             ended = step.request.sequence < self.sequences[step.request.group]
         if was_good and known and not changed and not ended:
-            assert repeat.answer.code == "ok", (
-                f"{step.name} was answered well, and then {repeat.answer.failure!r}"
-            )
+            assert repeat.answer.code == "ok", f"{step.name} was answered well, and then {repeat.answer.failure!r}"
 
     @rule(data=st.data(), commit=st.booleans())
     def meddle_with_an_older_one(self, data: Any, commit: bool) -> None:
         """A late step of a transaction that ended, while another one has its xid."""
-        newest = {
-            each.xid: each for each in self.client.model.transactions.values() if each.xid and each.epoch
-        }
+        newest = {each.xid: each for each in self.client.model.transactions.values() if each.xid and each.epoch}
         older = [
             each
             for each in self.client.model.transactions.values()
@@ -366,9 +343,7 @@ class Simulation(RuleBasedStateMachine):
         answer = self.kept(self.client.ask(request))
         self.broker.work()
         if answer.code == "ok":
-            assert transaction.fates == ({COMMITTED} if commit else {ABSENT}), (
-                f"{transaction} changed its mind"
-            )
+            assert transaction.fates == ({COMMITTED} if commit else {ABSENT}), f"{transaction} changed its mind"
 
     # The world
 

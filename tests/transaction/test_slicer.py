@@ -18,14 +18,7 @@ from tests.scale import scaled
 from tests.transaction.stores import BILLS, FOLDER, ORDERS, Store, entry_of, piece
 from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.transaction.model import ROW_WORDS, SIZE_BITS, Slice
-from tfmq.transaction.slicer import (
-    CONTINUED,
-    SLICE_BYTES,
-    first_row,
-    read_slices,
-    read_slices_nowait,
-    slice_cached,
-)
+from tfmq.transaction.slicer import CONTINUED, SLICE_BYTES, first_row, read_slices, read_slices_nowait, slice_cached
 
 MIB = 1 << 20
 
@@ -119,15 +112,12 @@ def test_after_any_message_the_rest_comes_and_nothing_else(seed: int, count: int
         skipped = sum(number <= after for number in known)
         assert whole(found) == everything[positions[skipped] :], f"seed {seed} after {after}"
         cached = slice_cached(batches_of(journal), rows, ORDERS, after, slice_bytes)
-        assert whole(cached) == whole(found) and [s.last_ordinal for s in cached] == [
-            s.last_ordinal for s in found
-        ]
+        assert whole(cached) == whole(found) and [s.last_ordinal for s in cached] == [s.last_ordinal for s in found]
 
 
 def batches_of(journal: Journal) -> list[Batch]:
     return [
-        Batch(each.data, each.blocks, each.producer_id, each.sequence, each.count)
-        for each in journal.contents.values()
+        Batch(each.data, each.blocks, each.producer_id, each.sequence, each.count) for each in journal.contents.values()
     ]
 
 

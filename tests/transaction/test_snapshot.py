@@ -73,9 +73,7 @@ def test_an_open_one_comes_back_as_what_it_is() -> None:
         (states.COMMITTED, True, states.APPLYING),
     ],
 )
-def test_hazard_12_a_step_without_its_record_is_not_in_a_snapshot(
-    state: str, prepared: bool, durable: str
-) -> None:
+def test_hazard_12_a_step_without_its_record_is_not_in_a_snapshot(state: str, prepared: bool, durable: str) -> None:
     transaction = made(5, state)
     if not prepared:
         transaction.prepared_ms = transaction.expires_ms = 0
@@ -148,11 +146,7 @@ def golden_ledger() -> TransactionTable:
     ledger = make_ledger()
     ledger.load(b"")
     ledger.apply_operation(100, journal_records.EpochLeaseRecord(1000, 5000, b"a key of sixteen"))
-    for epoch, member in (
-        (1, None),
-        (2, CommitGroupMember("q", 3, "r")),
-        (3, CommitGroupMember("q", 3, "r")),
-    ):
+    for epoch, member in ((1, None), (2, CommitGroupMember("q", 3, "r")), (3, CommitGroupMember("q", 3, "r"))):
         origin = Origin(f"x{epoch}", False, 100 + epoch, 1, 4000, "payments", "a client", member)
         sent = piece(100 + epoch, 0, [b"one", b"two"])
         ledger.apply_batch(200 * epoch, AppendMsg(epoch, ORDERS, *sent[2:]))

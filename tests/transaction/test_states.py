@@ -69,10 +69,7 @@ def test_nothing_is_prepared_or_decided_twice() -> None:
 
 
 def test_hazard_04_a_refused_record_leaves_what_was_there() -> None:
-    for asked, event in (
-        (states.REQUEST_PREPARE, states.RECORD_FAILED),
-        (states.REQUEST_COMMIT, states.RECORD_FAILED),
-    ):
+    for asked, event in ((states.REQUEST_PREPARE, states.RECORD_FAILED), (states.REQUEST_COMMIT, states.RECORD_FAILED)):
         assert states.next_state(states.next_state(states.OPEN, asked), event) == states.OPEN
     for asked in (states.REQUEST_COMMIT, states.REQUEST_ROLLBACK):
         assert (

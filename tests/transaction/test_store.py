@@ -558,8 +558,7 @@ def test_100_000_prepared_are_listed_without_scanning(many: tuple[Store, int]) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store.ledger.epoch_index, "_transactions", seen)
         found = [
-            each.epoch
-            for each, _ in zip(store.store.transactions_after(epochs[count // 2]), range(100), strict=False)
+            each.epoch for each, _ in zip(store.store.transactions_after(epochs[count // 2]), range(100), strict=False)
         ]
     assert found == epochs[count // 2 + 1 : count // 2 + 101]
     assert set(looked) <= set(epochs[count // 2 + 1 : count // 2 + 102])
@@ -840,10 +839,7 @@ def test_a_one_phase_commit_carries_offsets_and_its_last_pieces() -> None:
     store.force()
     found = store.power_cut().store.transactions[transaction.epoch]
     assert found.decision is not None and found.decision.offsets == list(OFFSETS)
-    assert {log_id: each.topic for log_id, each in found.decision.targets.items()} == {
-        ORDERS: "orders",
-        BILLS: "bills",
-    }
+    assert {log_id: each.topic for log_id, each in found.decision.targets.items()} == {ORDERS: "orders", BILLS: "bills"}
 
 
 def test_a_prepared_one_takes_nothing_more_at_its_commit() -> None:
@@ -881,9 +877,7 @@ def test_a_rollback_of_an_open_one_is_remembered_over_a_crash() -> None:
     store.rollback(transaction)
     store.force()
     life = store.power_cut()
-    assert life.store.find_outcome("x") == Outcome(
-        transaction.epoch, states.ROLLED_BACK, store.clock.wall_ms()
-    )
+    assert life.store.find_outcome("x") == Outcome(transaction.epoch, states.ROLLED_BACK, store.clock.wall_ms())
     assert not life.store.transactions
 
 

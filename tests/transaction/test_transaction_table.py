@@ -266,9 +266,7 @@ class Life:
 
     def give_up(self) -> None:
         if (transaction := self.some(states.OPEN)) is not None:
-            self.enter(
-                journal_records.LocalRollbackRecord(transaction.epoch, self.time_ms, transaction.origin)
-            )
+            self.enter(journal_records.LocalRollbackRecord(transaction.epoch, self.time_ms, transaction.origin))
 
     def discard(self) -> None:
         if (transaction := self.some(states.OPEN)) is not None:
@@ -276,9 +274,7 @@ class Life:
 
     def by_hand(self) -> None:
         if (transaction := self.some(states.PREPARED)) is not None:
-            kind = self.random.choice(
-                (journal_records.HeuristicCommitRecord, journal_records.HeuristicRollbackRecord)
-            )
+            kind = self.random.choice((journal_records.HeuristicCommitRecord, journal_records.HeuristicRollbackRecord))
             self.enter(kind(transaction.epoch, self.time_ms))
 
     def forget(self) -> None:
@@ -296,9 +292,7 @@ class Life:
 
     def member(self) -> None:
         group = self.random.choice(("g", "h"))
-        transaction = self.begin(
-            CommitGroupMember(group, self.sequence[group] + 1, self.random.choice(("r1", "r2")))
-        )
+        transaction = self.begin(CommitGroupMember(group, self.sequence[group] + 1, self.random.choice(("r1", "r2"))))
         self.send(transaction)
         if self.random.random() < 0.8:
             self.prepare(transaction)
@@ -310,9 +304,7 @@ class Life:
         prepared = [e for e in known.members if self.ledger.transactions[e].prepared_ms] if known else []
         members = [e for e in prepared if self.random.random() < 0.7]
         dropped = [e for e in prepared if e not in members]
-        said = journal_records.GroupCommitRecord(
-            group, sequence, "r1", len(members), members, dropped, self.time_ms
-        )
+        said = journal_records.GroupCommitRecord(group, sequence, "r1", len(members), members, dropped, self.time_ms)
         if members:
             self.sequence[group] = sequence
             self.enter(said)
@@ -324,9 +316,7 @@ class Life:
             for epoch in self.ledger.commit_groups.find_run_members(group, "r2")
             if self.ledger.transactions[epoch].prepared_ms
         ]
-        self.enter(
-            journal_records.GroupAbortRecord(group, self.sequence[group] + 1, "r2", dropped, self.time_ms)
-        )
+        self.enter(journal_records.GroupAbortRecord(group, self.sequence[group] + 1, "r2", dropped, self.time_ms))
 
     def forget_group(self) -> None:
         if self.random.random() < 0.1:
@@ -352,19 +342,7 @@ class Life:
 
 
 STEPS = (
-    *(
-        "begin",
-        "send",
-        "send",
-        "send",
-        "prepare",
-        "prepare",
-        "commit",
-        "rollback",
-        "whole",
-        "whole",
-        "give_up",
-    ),
+    *("begin", "send", "send", "send", "prepare", "prepare", "commit", "rollback", "whole", "whole", "give_up"),
     *("discard", "by_hand", "forget", "settle", "settle", "member", "member", "commit_group", "abort_group"),
     *("forget_group", "lease", "move", "move", "snapshot"),
 )
@@ -482,10 +460,7 @@ def test_a_decision_over_several_transactions_comes_back_in_their_order() -> Non
         life.prepare(each)
     epochs = [each.epoch for each in reversed(made)]
     life.enter(journal_records.GroupCommitRecord("g", 1, "r1", 7, epochs, [], life.time_ms))
-    for found in (
-        replayed(b"", life.entries),
-        replayed(life.ledger.dump()(), []),
-    ):
+    for found in (replayed(b"", life.entries), replayed(life.ledger.dump()(), [])):
         decisions = [found.transactions[epoch].decision for epoch in epochs]
         assert decisions[0] is not None and all(each is decisions[0] for each in decisions)
         assert [each.epoch for each in decisions[0].transactions] == epochs
@@ -759,16 +734,12 @@ def test_any_page_is_what_sorting_would_give(seed: int) -> None:
         else:
             epoch += generator.randrange(1, 4)
             late = epoch - generator.randrange(1, 3)
-            new = (
-                late if generator.random() < 0.1 and late not in live and late not in order._epochs else epoch
-            )
+            new = late if generator.random() < 0.1 and late not in live and late not in order._epochs else epoch
             if new not in live:
                 live[new] = None
                 order.add_epoch(new)
         after = generator.randrange(epoch + 2)
-        assert list(order.epochs_after(after)) == sorted(each for each in live if each > after), (
-            f"seed {seed}"
-        )
+        assert list(order.epochs_after(after)) == sorted(each for each in live if each > after), f"seed {seed}"
 
 
 def test_what_is_gone_takes_no_room() -> None:

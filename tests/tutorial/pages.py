@@ -63,9 +63,7 @@ class Page:
             text = text.replace(port, free)
         self.blocks = FENCE.findall(text)
         self.servers = f"127.0.0.1:{ports[0]}"
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TFMQ_"))
-        }
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TFMQ_"))}
         self.environment = inherited | {
             "HOME": str(folder),
             "XDG_STATE_HOME": str(folder / ".local" / "state"),
@@ -142,9 +140,7 @@ class Page:
             if printed == wanted:
                 return
             if not typed.until or time.monotonic() > deadline:
-                raise AssertionError(
-                    f"$ {typed.command}\n" + "\n".join(["printed", *printed, "not", *wanted])
-                )
+                raise AssertionError(f"$ {typed.command}\n" + "\n".join(["printed", *printed, "not", *wanted]))
             time.sleep(AGAIN_SECONDS)
 
 

@@ -41,7 +41,5 @@ def test_every_cell_shows_what_the_page_says(tmp_path: Path, monkeypatch: pytest
 
     found = asyncio.run(notebook())
     assert len(found) == 5
-    assert [(shown, value) for shown, value in found if shown] == [
-        (shown, shown) for shown, _ in found if shown
-    ]
+    assert [(shown, value) for shown, value in found if shown] == [(shown, shown) for shown, _ in found if shown]
     assert sum(bool(shown) for shown, _ in found) == 3

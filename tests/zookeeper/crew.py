@@ -110,9 +110,7 @@ class Crew:
                 assert offsets == list(range(offsets[0], offsets[-1] + 1))
                 assert offsets[0] <= reached, f"{partition}: what is before {offsets[0]} was never handed out"
                 reached = max(reached, offsets[-1] + 1)
-            saved = sorted(
-                (event.generation, event.ended, event.offset) for event in mine if event.what == "saved"
-            )
+            saved = sorted((event.generation, event.ended, event.offset) for event in mine if event.what == "saved")
             for earlier, later in pairwise(saved):
                 assert earlier[2] <= later[2], f"{partition} went back: {earlier} {later}"
 

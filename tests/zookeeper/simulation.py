@@ -109,9 +109,7 @@ class Server:
     def answer(self, member: Member, session: int, request: Request) -> Any:
         if isinstance(request, GetChildren):
             self.watches.setdefault(request.path + "/*", {})[member] = None
-            return sorted(
-                path.rpartition("/")[2] for path in self.nodes if path.rpartition("/")[0] == request.path
-            )
+            return sorted(path.rpartition("/")[2] for path in self.nodes if path.rpartition("/")[0] == request.path)
         if isinstance(request, GetNode):
             self.watches.setdefault(request.path, {})[member] = None
             return self.nodes.get(request.path)
@@ -293,9 +291,7 @@ class Member:
         def arrives() -> None:
             if self.connection != connection and self.world.random.random() < 0.5:
                 return
-            if not self.world.server.touch(
-                session
-            ):  # the server closes connections of sessions that are over
+            if not self.world.server.touch(session):  # the server closes connections of sessions that are over
                 if self.connection == connection:
                     self.cut(silent=False)
                 return
@@ -390,9 +386,7 @@ class World:
                 member.later(random.random() * 5, member.looks_at_topics)
         elif what == "vandal" and self.server.nodes:
             path = random.choice(sorted(self.server.nodes))
-            if (
-                "/ids/" in path
-            ):  # an owner's node that is removed by hand may well be taken by two for a while
+            if "/ids/" in path:  # an owner's node that is removed by hand may well be taken by two for a while
                 self.server.remove(path)
 
     def look(self) -> None:
@@ -400,9 +394,7 @@ class World:
         owners: dict[PartitionName, str] = {}
         for member in self.members:
             for name in member.may_hand_out():
-                assert name not in owners, (
-                    f"{name} belongs to {owners[name]} and to {member.name} at {self.time.now}"
-                )
+                assert name not in owners, f"{name} belongs to {owners[name]} and to {member.name} at {self.time.now}"
                 owners[name] = member.name
 
     def run(self, seconds: float) -> None:

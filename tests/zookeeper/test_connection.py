@@ -77,10 +77,7 @@ def test_results_come_in_order_with_errors_in_their_places(address: str) -> None
     ],
 )
 def test_kazoos_errors_become_ours(raised: type[Exception], expected: type[Exception]) -> None:
-    with (
-        pytest.raises(expected, match="zookeeper://a:1/meta"),
-        translate_errors(zookeeper_address("a:1/meta")),
-    ):
+    with pytest.raises(expected, match="zookeeper://a:1/meta"), translate_errors(zookeeper_address("a:1/meta")):
         raise raised()
 
 
@@ -88,9 +85,7 @@ def test_without_kazoo_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "kazoo.client", None)
     with pytest.raises(NotSupported, match=r"tfmq\[zookeeper\]"):
         new_client(zookeeper_address("a"), 10)
-    with pytest.raises(
-        NotSupported, match=r"tfmq\[zookeeper\]"
-    ):  # where the consumer is made, not in its thread
+    with pytest.raises(NotSupported, match=r"tfmq\[zookeeper\]"):  # where the consumer is made, not in its thread
         GroupMembership("a", "group", "member", session_seconds=10, on_change=lambda: None)
 
 

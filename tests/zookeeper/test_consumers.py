@@ -91,9 +91,7 @@ def owners(nodes: Any, root: str) -> dict[int, int]:
     return dict(enumerate(sorted(found.values())))
 
 
-def test_a_group_goes_on_when_zookeeper_was_away(
-    server: LiveServer, zookeeper: ZooKeeperServer, address: str
-) -> None:
+def test_a_group_goes_on_when_zookeeper_was_away(server: LiveServer, zookeeper: ZooKeeperServer, address: str) -> None:
     topic = "away"
     readers = [Reader(server.address, address, topic, SHORT_SECONDS) for _ in range(2)]
     send(server.address, topic, range(MESSAGES))
@@ -103,9 +101,7 @@ def test_a_group_goes_on_when_zookeeper_was_away(
         read = sum(len(reader.read) for reader in readers)
         send(server.address, topic, range(MESSAGES, 2 * MESSAGES))
         time.sleep(0.2)
-        assert sum(len(reader.read) for reader in readers) == read, (
-            "handed out although the session may be over"
-        )
+        assert sum(len(reader.read) for reader in readers) == read, "handed out although the session may be over"
     until(lambda: len({each for reader in readers for each in reader.read}) == 2 * MESSAGES)
     for reader in readers:
         reader.stop()

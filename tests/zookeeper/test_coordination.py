@@ -126,15 +126,11 @@ def test_a_session_that_ends_takes_all_with_it_and_the_next_registers_again(
     group: Joined, nodes: Any, root: str
 ) -> None:
     member = group.join("a")
-    before = until(
-        lambda: dict(member.assignment().assigned) if len(member.assignment().assigned) == 4 else None
-    )
+    before = until(lambda: dict(member.assignment().assigned) if len(member.assignment().assigned) == 4 else None)
     expire(member)
     until(lambda: not member.assignment().assigned)
     assert member.assignment().until < boot_time()
-    after = until(
-        lambda: dict(member.assignment().assigned) if len(member.assignment().assigned) == 4 else None
-    )
+    after = until(lambda: dict(member.assignment().assigned) if len(member.assignment().assigned) == 4 else None)
     assert min(after.values()) > max(before.values())
     assert nodes.exists(f"{root}/consumers/{GROUP}/ids/a")
 
@@ -144,9 +140,7 @@ def test_a_cut_connection_stops_handing_out_and_a_short_one_loses_nothing(
 ) -> None:
     with proxied(zookeeper.address) as proxy:
         member = group.join("a", address=f"zookeeper://{proxy.address}{root}")
-        before = until(
-            lambda: dict(member.assignment().assigned) if len(member.assignment().assigned) == 4 else None
-        )
+        before = until(lambda: dict(member.assignment().assigned) if len(member.assignment().assigned) == 4 else None)
         until(lambda: member.assignment().until > boot_time())
         changes = group.changes["a"]
         proxy.cut()
@@ -186,9 +180,7 @@ def test_a_node_that_may_not_be_made_is_a_final_failure(group: Joined, nodes: An
 
 def test_one_that_cannot_be_reached_says_so() -> None:
     now = [1000.0]
-    member = GroupMembership(
-        "127.0.0.1:1", GROUP, "a", session_seconds=1, on_change=lambda: None, clock=lambda: now[0]
-    )
+    member = GroupMembership("127.0.0.1:1", GROUP, "a", session_seconds=1, on_change=lambda: None, clock=lambda: now[0])
     member.set_topics({TOPIC: [0]})
     assert member.idle_reason == "" and member.generation == 0
     now[0] += 5
@@ -200,9 +192,7 @@ def test_one_that_cannot_be_reached_says_so() -> None:
         GroupMembership("", GROUP, "a", session_seconds=1, on_change=lambda: None)
 
 
-def test_a_forked_child_joins_by_itself_and_leaves_the_parent_alone(
-    group: Joined, nodes: Any, root: str
-) -> None:
+def test_a_forked_child_joins_by_itself_and_leaves_the_parent_alone(group: Joined, nodes: Any, root: str) -> None:
     member = group.join("a")
     until(lambda: len(member.assignment().assigned) == 4)
     child = os.fork()

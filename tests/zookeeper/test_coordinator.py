@@ -20,16 +20,7 @@ from tfmq.zookeeper.group_coordinator import (
     range_of,
 )
 from tfmq.zookeeper.paths import NodePaths
-from tfmq.zookeeper.session import (
-    ConnectionLost,
-    CreateNode,
-    DeleteNode,
-    GetChildren,
-    GetNode,
-    GetNodes,
-    Node,
-    SetNode,
-)
+from tfmq.zookeeper.session import ConnectionLost, CreateNode, DeleteNode, GetChildren, GetNode, GetNodes, Node, SetNode
 
 A, B = PartitionName("orders", 0), PartitionName("orders", 1)
 OWNER_A = "/meta/consumers/billing/owners/orders/0-0"
@@ -63,9 +54,7 @@ class One:
 
     def __init__(self, **nodes: Node) -> None:
         self.coordinator = MembershipStateMachine(NodePaths("/meta"), "billing", "me", 10.0)
-        self.nodes = {
-            "/meta/consumers/billing/" + path.replace("__", "/"): node for path, node in nodes.items()
-        }
+        self.nodes = {"/meta/consumers/billing/" + path.replace("__", "/"): node for path, node in nodes.items()}
         self.asked: list[Any] = []
         self.changes = 100
         self.coordinator.set_topics({"orders": [0, 1]})

@@ -26,9 +26,7 @@ ROUNDS = 2
 
 def silent_for(crew: Crew, names: set[str], since: float, until_time: float) -> None:
     """Those that are cut off since then have trusted their sessions for a moment, and no longer."""
-    late = [
-        event for event in crew.outs(since + TRUST_SECONDS) if event.began < until_time and event.who in names
-    ]
+    late = [event for event in crew.outs(since + TRUST_SECONDS) if event.began < until_time and event.who in names]
     assert not late, f"handed out although the session may be over: {late[0]}"
 
 

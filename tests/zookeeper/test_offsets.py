@@ -60,9 +60,7 @@ def test_the_nodes_are_those_of_metamorphosis(open_one: Open, nodes: Any, root: 
     assert nodes.get(path)[1].ephemeralOwner == 0
 
 
-@pytest.mark.parametrize(
-    ("data", "offset"), [(b"0-500", 500), (b"8812-500", 500), (b"500", 500), (b"0-0", 0)]
-)
+@pytest.mark.parametrize(("data", "offset"), [(b"0-500", 500), (b"8812-500", 500), (b"500", 500), (b"0-0", 0)])
 def test_a_group_continues_at_an_offset_that_was_set_by_hand(
     open_one: Open, nodes: Any, root: str, data: bytes, offset: int
 ) -> None:
@@ -77,13 +75,7 @@ def test_a_group_continues_at_an_offset_that_was_set_by_hand(
 
 @pytest.mark.parametrize(
     ("node", "data"),
-    [
-        ("", b"here"),
-        ("", b"0-" + b"9" * 5000),
-        ("/tfmq", b"{"),
-        ("/tfmq", b"[]"),
-        ("/tfmq", b'{"offset": 1}'),
-    ],
+    [("", b"here"), ("", b"0-" + b"9" * 5000), ("/tfmq", b"{"), ("/tfmq", b"[]"), ("/tfmq", b'{"offset": 1}')],
 )
 def test_a_node_that_holds_something_else_is_named_and_left_alone(
     open_one: Open, nodes: Any, root: str, node: str, data: bytes

@@ -141,9 +141,7 @@ def test_another_session_registers_everything_again() -> None:
     assert one.shown() == {MASTER: b"here:8367", ORDERS: b"4"} and one.nodes[ORDERS].session == 8
 
 
-def test_a_broker_that_has_the_number_is_named_and_nothing_else_is_registered(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_broker_that_has_the_number_is_named_and_nothing_else_is_registered(caplog: pytest.LogCaptureFixture) -> None:
     one = One()
     one.nodes[MASTER] = Node(b"there:8367", 3, 1, 0)
     with caplog.at_level(logging.ERROR, "tfmq.server"):

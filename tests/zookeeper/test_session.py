@@ -261,9 +261,7 @@ def test_an_unexpected_error_is_reported_and_does_not_end_the_thread(
     running.close(30)
 
 
-def test_after_a_close_nothing_is_asked(
-    zookeeper: ZooKeeperServer, root: str, reported: threading.Event
-) -> None:
+def test_after_a_close_nothing_is_asked(zookeeper: ZooKeeperServer, root: str, reported: threading.Event) -> None:
     asker = Asker(f"{root}/a")
     running = SessionThread(zookeeper_address(zookeeper.address), asker, reported.set)
     running.start()

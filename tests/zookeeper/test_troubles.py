@@ -81,9 +81,7 @@ def test_a_root_that_is_not_ours_ends_a_consumer_with_a_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_broker_that_may_not_register_says_so_and_serves(
-    forbidden: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broker_that_may_not_register_says_so_and_serves(forbidden: str, caplog: pytest.LogCaptureFixture) -> None:
     broker = Registration(forbidden, "here:8367", session_seconds=10)
     broker.set_topics({"orders": 4})
     until(lambda: "This broker is not registered" in caplog.text)
@@ -149,9 +147,7 @@ def test_a_zookeeper_that_drops_every_question_is_said(
     monkeypatch.setattr(group_coordinator, "UNREACHABLE_SECONDS", 0.2)
     with proxied(zookeeper.address) as proxy:
         proxy.up = only_greetings
-        member = GroupMembership(
-            f"{proxy.address}{root}", "billing", "a", session_seconds=10, on_change=lambda: None
-        )
+        member = GroupMembership(f"{proxy.address}{root}", "billing", "a", session_seconds=10, on_change=lambda: None)
         member.set_topics({"orders": [0]})
         until(lambda: member.idle_reason == f"zookeeper://{proxy.address}{root} does not answer.")
         proxy.up = None
@@ -172,9 +168,7 @@ def test_a_wrong_address_of_the_offsets_is_waited_for_and_said(
     assert "Traceback" not in caplog.text
 
 
-def test_what_is_no_zookeeper_is_called_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_no_zookeeper_is_called_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(connection, "RESPONSE_SECONDS", 0.2)
     with another_client(b"\0\0\0\2no") as address, caplog.at_level(logging.WARNING, "tfmq.zookeeper"):
         storage = ZooKeeperOffsets(f"zookeeper://{address}")

@@ -23,9 +23,7 @@ GROUP = "billing"
 
 class Worker:
     def __init__(self, address: str, member: str, seconds: float, partitions: int, log: str) -> None:
-        self.coordination = GroupMembership(
-            address, GROUP, member, session_seconds=seconds, on_change=lambda: None
-        )
+        self.coordination = GroupMembership(address, GROUP, member, session_seconds=seconds, on_change=lambda: None)
         self.storage = ZooKeeperOffsets(address)
         self.log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.reached: dict[PartitionName, tuple[int, int]] = {}

@@ -116,9 +116,7 @@ class Decoder:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
         found = self._checked_rows(data, offset)
         if found is None:
-            error = DamageLocator(self.topic, self.partition, self.log_id, self.verify).find_error(
-                bytes(data), offset
-            )
+            error = DamageLocator(self.topic, self.partition, self.log_id, self.verify).find_error(bytes(data), offset)
             assert error is not None, "the blocks are refused and nothing is wrong with them"
             raise error
         rows, controls = found
@@ -150,9 +148,7 @@ class Decoder:
             return None
         return rows, controls
 
-    def _columns(
-        self, data: Buffer, offset: int, rows: MessageRows, controls: BlockTrailers
-    ) -> pa.RecordBatch:
+    def _columns(self, data: Buffer, offset: int, rows: MessageRows, controls: BlockTrailers) -> pa.RecordBatch:
         made: dict[str, Any] = {}
         names = set(self.schema.names)
         count = len(rows.positions)
@@ -173,8 +169,7 @@ class Decoder:
         if "id" in names:
             made["id"] = read_numbers(data, rows.positions + 8, "u8").view(np.int64)
         arrays = [
-            made[name] if isinstance(made[name], pa.Array) else pa.array(made[name])
-            for name in self.schema.names
+            made[name] if isinstance(made[name], pa.Array) else pa.array(made[name]) for name in self.schema.names
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -389,10 +384,7 @@ class BlockTrailers:
             and (records == ordinals).all()
             and (first[1:] == first[:-1] + records[:-1]).all()
             and _checksums_match(
-                self.data,
-                self.positions + HEADER_SIZE,
-                self.positions + TRAILER_SIZE,
-                self.column("checksum"),
+                self.data, self.positions + HEADER_SIZE, self.positions + TRAILER_SIZE, self.column("checksum")
             )
         )
 
@@ -458,9 +450,7 @@ class DamageLocator:
             if not record.id:
                 return self._block_damaged(block, f"the record at offset {record_offset} has the id 0")
             if self.verify == "message" and not checksum_matches(block.data, record):
-                return self._block_damaged(
-                    block, f"the record at offset {record_offset} fails its own checksum"
-                )
+                return self._block_damaged(block, f"the record at offset {record_offset} fails its own checksum")
         if ordinals != block.control.records:
             reason = f"{ordinals} records where {block.control.records} are announced"
             return self._block_damaged(block, reason)
@@ -485,9 +475,7 @@ class DamageLocator:
         return self._make_error(block_offset, following, reason)
 
     def _make_error(self, first: int, next: int, reason: str) -> Damaged:
-        return Damaged(
-            f"{self._location(first)} is damaged up to offset {next}: {reason}.", first=first, next=next
-        )
+        return Damaged(f"{self._location(first)} is damaged up to offset {next}: {reason}.", first=first, next=next)
 
     def _location(self, offset: int) -> str:
         return f"{self.name} at offset {offset}"

@@ -66,9 +66,7 @@ def encode(
     """
     count = len(batch)
     if sequence + count > SEQUENCE_COUNT:
-        raise BadRequest(
-            f"Sequences {sequence} to {sequence + count - 1} pass the limit of {SEQUENCE_COUNT}."
-        )
+        raise BadRequest(f"Sequences {sequence} to {sequence + count - 1} pass the limit of {SEQUENCE_COUNT}.")
     if not count:
         return Encoded(b"", 0, [])
     batch = _select_columns(batch)
@@ -101,9 +99,7 @@ def _select_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
     Raises: BadRequest if `value` is missing or a column has another type.
     """
     if "value" not in batch.schema.names:
-        raise BadRequest(
-            f"A batch to send needs the column value; it has {', '.join(batch.schema.names) or 'none'}."
-        )
+        raise BadRequest(f"A batch to send needs the column value; it has {', '.join(batch.schema.names) or 'none'}.")
     arrays, names = [], []
     for name in COLUMNS:
         if name not in batch.schema.names:
@@ -132,9 +128,7 @@ def _flags(values: pa.BinaryArray, parts: AttributeParts | None) -> Array:
 
 
 def _join_records(headers: Array, bodies: pa.BinaryArray) -> memoryview:
-    column = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(HEADER_SIZE), len(headers), [None, pa.py_buffer(headers)]
-    )
+    column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(HEADER_SIZE), len(headers), [None, pa.py_buffer(headers)])
     data, edges = column_edges(pc.binary_join_element_wise(column.cast(pa.binary()), bodies, b""))
     return memoryview(data)[int(edges[0]) : int(edges[-1])]
 
@@ -222,9 +216,7 @@ def build_parts(batch: pa.RecordBatch, *, lenient: bool = False) -> AttributePar
     if changed.any():
         text = np.where(same_key, old.text, pa.types.is_string(key.type))
         new = pc.if_else(pa.array(changed), _build_attributes(old, key, text, tag), old_bytes)
-        new = _rewrite_rows(
-            new, np.flatnonzero(changed & ~old.plain), old_bytes, key, same_key, tag, same_tag
-        )
+        new = _rewrite_rows(new, np.flatnonzero(changed & ~old.plain), old_bytes, key, same_key, tag, same_tag)
     _require_valid("attribute (key, tag and properties together)", new, limits.ATTRIBUTE_BYTES)
     having: Array = new.is_valid().to_numpy(zero_copy_only=False)
     return AttributeParts([_with_size(new)], having, _tag_hashes(tag))
@@ -243,10 +235,7 @@ def _parts_from_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) ->
         shape = shape | tags << _TAG_SHIFT
         hashes = _tag_hashes(tag)
         pieces += [_bytes_by_shape(tags, partial(_field_header, TAG)), tag]
-    pieces = [
-        each.cast(pa.binary()).fill_null(b"") if each.null_count else each.cast(pa.binary())
-        for each in pieces
-    ]
+    pieces = [each.cast(pa.binary()).fill_null(b"") if each.null_count else each.cast(pa.binary()) for each in pieces]
     return AttributeParts([_bytes_by_shape(shape, _attribute_start), *pieces], shape != _NULL_SHAPE, hashes)
 
 
@@ -275,22 +264,16 @@ def _decode_given(old: pa.BinaryArray, lenient: bool) -> GivenAttributes:
     layout = attributes.layout
     heads = gather_bytes(data, layout.birth_times.begins, layout.birth_times.ends)
     counts = (layout.birth_times.ends > layout.birth_times.begins).astype(np.uint8)
-    return GivenAttributes(
-        layout.plain, heads, counts, fields["key"], layout.keys.text, _without_empty(fields["tag"])
-    )
+    return GivenAttributes(layout.plain, heads, counts, fields["key"], layout.keys.text, _without_empty(fields["tag"]))
 
 
-def _build_attributes(
-    old: GivenAttributes, key: pa.Array, text: Array, tag: pa.StringArray
-) -> pa.BinaryArray:
+def _build_attributes(old: GivenAttributes, key: pa.Array, text: Array, tag: pa.StringArray) -> pa.BinaryArray:
     """Return attributes of birth times in `old`, `key` and `tag`; null for a row without any.
 
     `text`: whether the key is a string.
     """
     counts = (
-        old.birth_counts
-        + key.is_valid().to_numpy(zero_copy_only=False)
-        + tag.is_valid().to_numpy(zero_copy_only=False)
+        old.birth_counts + key.is_valid().to_numpy(zero_copy_only=False) + tag.is_valid().to_numpy(zero_copy_only=False)
     )
     maps = _MAPS.take(pa.array(counts))
     key, tag = key.cast(pa.binary()), tag.cast(pa.binary())
@@ -330,9 +313,7 @@ def _value_shapes(values: pa.Array, text: Array | bool) -> Array:
 def _bytes_by_shape(shapes: Array, made: Callable[[int], bytes]) -> pa.BinaryArray:
     """Return `made(shape)` for each shape, computed once per distinct shape."""
     distinct = pa.array(shapes).dictionary_encode()
-    return pa.array([made(each) for each in distinct.dictionary.to_pylist()], pa.binary()).take(
-        distinct.indices
-    )
+    return pa.array([made(each) for each in distinct.dictionary.to_pylist()], pa.binary()).take(distinct.indices)
 
 
 def _field_header(number: int, shape: int) -> bytes:

@@ -59,12 +59,7 @@ class LoggingReply:
     def _log(self, result: str) -> None:
         # An error sentence may quote the request: a line break in it would forge a log line.
         result = "".join(letter if letter.isprintable() else "?" for letter in result[:RESULT_CHARACTERS_MAX])
-        log.info(
-            "%s, asked by %s: %s",
-            self._command.describe_request(self._request),
-            self._session.identity,
-            result,
-        )
+        log.info("%s, asked by %s: %s", self._command.describe_request(self._request), self._session.identity, result)
 
 
 def log_command(method: Callable[[Any, Any, Body, Reply, Session], None]) -> Any:
@@ -92,9 +87,7 @@ def _without_topic(asked: commands.AddSchedule, error: BaseException) -> str:
     """
     if not isinstance(error, UnknownTopic) or isinstance(error, UnknownPartition):
         return ""
-    return (
-        f"there is no topic {asked.topic} yet; a client makes it, if topics.auto_create is on, and asks again"
-    )
+    return f"there is no topic {asked.topic} yet; a client makes it, if topics.auto_create is on, and asks again"
 
 
 def _done_or_none(found: bool) -> str:
@@ -103,8 +96,7 @@ def _done_or_none(found: bool) -> str:
 
 LOGGED_COMMANDS: Final[dict[type[Any], LoggedCommand]] = {
     commands.CreateTopic: LoggedCommand(
-        lambda asked: f"create topic {asked.topic}",
-        lambda incarnation, partitions: f"done, {partitions} partitions",
+        lambda asked: f"create topic {asked.topic}", lambda incarnation, partitions: f"done, {partitions} partitions"
     ),
     commands.GrowTopic: LoggedCommand(
         lambda asked: f"grow topic {asked.topic} to {asked.partitions} partitions",
@@ -115,8 +107,7 @@ LOGGED_COMMANDS: Final[dict[type[Any], LoggedCommand]] = {
         lambda deleted: "done" if deleted else "not done: there is none, or not of that incarnation",
     ),
     commands.SetTopic: LoggedCommand(
-        lambda asked: f"set topic {asked.topic}",
-        lambda settings: f"done, its own settings are {settings}",
+        lambda asked: f"set topic {asked.topic}", lambda settings: f"done, its own settings are {settings}"
     ),
     commands.ResumePartition: LoggedCommand(
         lambda asked: f"resume {asked.topic}-{asked.partition}", lambda state: f"it is {state}"
@@ -134,9 +125,7 @@ LOGGED_COMMANDS: Final[dict[type[Any], LoggedCommand]] = {
             f"commit {'what is left of ' if asked.force else ''}transaction {asked.xid!r} of epoch {asked.epoch}"
             f"{_heuristic(asked)}"
         ),
-        lambda state, dropped, offsets, delayed, lost: (
-            state + (f", {lost} messages are lost" if lost else "")
-        ),
+        lambda state, dropped, offsets, delayed, lost: state + (f", {lost} messages are lost" if lost else ""),
         operator_only=True,
     ),
     commands.RollbackTransaction: LoggedCommand(
@@ -158,9 +147,7 @@ LOGGED_COMMANDS: Final[dict[type[Any], LoggedCommand]] = {
         lambda state: state,
         operator_only=True,
     ),
-    commands.ForgetCommitGroup: LoggedCommand(
-        lambda asked: f"forget commit group {asked.group}", _done_or_none
-    ),
+    commands.ForgetCommitGroup: LoggedCommand(lambda asked: f"forget commit group {asked.group}", _done_or_none),
     commands.CancelDelayed: LoggedCommand(
         lambda asked: f"cancel delayed message {asked.handle!r}", lambda state: state, operator_only=True
     ),

@@ -35,10 +35,7 @@ class BoundedExecutor:
         self._queued = 0
 
     def run(
-        self,
-        work: Callable[[], Any],
-        done: Callable[[Any, BaseException | None], None],
-        caller: object = None,
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None], caller: object = None
     ) -> None:
         """Run `work` in a worker, then call `done(result, error)`.
 

@@ -236,11 +236,7 @@ class Broker:
     def transaction_settings(self) -> Mapping[str, Any]:
         """The settings `transaction.*`, without the prefix."""
         prefix = "transaction."
-        return {
-            key.removeprefix(prefix): value
-            for key, value in self.config.values.items()
-            if key.startswith(prefix)
-        }
+        return {key.removeprefix(prefix): value for key, value in self.config.values.items() if key.startswith(prefix)}
 
     def log_options(self, name: str, number: int, own: Mapping[str, Any]) -> LogOptions:
         """Return the log options for one partition of a topic. `own` are the settings of the topic."""

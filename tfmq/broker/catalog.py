@@ -102,9 +102,7 @@ class Catalog:
         _require_whole(disk, folder)
 
         self.state = CatalogState()
-        options = LogOptions(
-            segment_bytes=SEGMENT_BYTES, state_bytes=SEGMENT_BYTES, suffix=SUFFIX, verify="records"
-        )
+        options = LogOptions(segment_bytes=SEGMENT_BYTES, state_bytes=SEGMENT_BYTES, suffix=SUFFIX, verify="records")
         log = self.log = Log.open(disk, folder, log_id=LOG_ID, clock=clock, options=options, state=self.state)
         for warning in log.recovery.warnings:
             logger.warning("%s: %s", folder, warning)
@@ -114,9 +112,7 @@ class Catalog:
             raise Corrupt(folder, first, end, f"{reason}; the broker does not start on a damaged catalog")
         if log.recovery.snapshot_offset < log.first_offset:
             log.abandon("its snapshot is missing")
-            reason = (
-                "the snapshot of the catalog is missing or damaged, and the entries before it were deleted"
-            )
+            reason = "the snapshot of the catalog is missing or damaged, and the entries before it were deleted"
             raise Corrupt(folder, 0, log.first_offset, reason)
         if log.stopped is not None:
             # No command can resume it later. Everything that was acked is durable, and recovery verifies the rest. If
@@ -136,9 +132,7 @@ class Catalog:
         self._timers = timers
         self._checkpoint_scheduled = False
 
-    def submit(
-        self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], wait_durable: bool = True
-    ) -> None:
+    def submit(self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], wait_durable: bool = True) -> None:
         """Queue entries for the append at the end of the turn, all of them or none.
 
         `done(None)` is called when they are durable, or with `wait_durable` False as soon as they are appended (no
@@ -220,9 +214,7 @@ class Catalog:
         if before > self.log.first_offset:
             self.log.truncate_before(before)
 
-    def _prepared(
-        self, queue: list[CatalogChange], batch: Batch, result: Any, error: BaseException | None
-    ) -> None:
+    def _prepared(self, queue: list[CatalogChange], batch: Batch, result: Any, error: BaseException | None) -> None:
         self._preparing = False
         self._mark_ready()
         if error is not None:
@@ -266,9 +258,7 @@ class Catalog:
             self._sequence = 0
         first = self._sequence
         self._sequence += len(packed)
-        records = [
-            make_record(entry, make_id(PRODUCER_ID, first + index)) for index, entry in enumerate(packed)
-        ]
+        records = [make_record(entry, make_id(PRODUCER_ID, first + index)) for index, entry in enumerate(packed)]
         return Batch(b"".join(records), (), PRODUCER_ID, first, len(packed))
 
     def _notify_when_durable(self, offset: int, waiters: Sequence[Waiter]) -> None:
@@ -331,9 +321,7 @@ def _require_whole(disk: Disk, folder: str) -> None:
     had_files = is_damaged or any(map(is_trace, children)) or (marks is not None and not marks.clean)
     if not bases and had_files:
         # The first segment is created before the checkpoint, so there was one. The newest entries are only there.
-        raise Corrupt(
-            folder, end, end, "the log of the catalog is missing; the broker does not start without it"
-        )
+        raise Corrupt(folder, end, end, "the log of the catalog is missing; the broker does not start without it")
     for base in bases:
         if base + disk.size(join(folder, segment_name(base, SUFFIX))) > first:
             _require_sound(disk, folder, base, forced)

@@ -348,9 +348,7 @@ class CatalogState:
         applied = [(journal_id, *place) for journal_id, place in self.applied_lsns.items()]
         before = (SNAPSHOT_VERSION, self.next_id, self.generation, self.leases, topics, groups)
         released = [(name, sorted(row.released)) for name, row in self.groups.items() if row.released]
-        return pack(
-            (*before, self.journal_id, applied, self.delay_store, list(self.schedules), self.node, released)
-        )
+        return pack((*before, self.journal_id, applied, self.delay_store, list(self.schedules), self.node, released))
 
     def apply(self, block: Block) -> None:
         """Apply the entries of one block; called by recovery."""

@@ -22,24 +22,10 @@ from journal.errors import Corrupt, JournalError
 from journal.filenames import TRANSACTIONS_FOLDER
 from journal.fsck.findings import DAMAGE, Finding, Progress, RepairedFile, VerifyReport
 from journal.fsck.log_repair import PendingRecords, RepairedRange, repair
-from journal.fsck.log_verify import (
-    STOPPED,
-    DamagedRange,
-    find_log_id,
-    opened_segment,
-    scan_segment,
-    verify,
-)
+from journal.fsck.log_verify import STOPPED, DamagedRange, find_log_id, opened_segment, scan_segment, verify
 from journal.fsck.wal_repair import NO_LSN, RepairedJournalRange, repair_journal
 from journal.fsck.wal_verify import JournalGap, JournalScan, is_journal, unrepaired_damage, verify_journal
-from journal.log.checkpoint import (
-    LogCheckpoint,
-    LogCheckpointFile,
-    Snapshot,
-    SnapshotFiles,
-    read_log_id,
-    read_snapshot,
-)
+from journal.log.checkpoint import LogCheckpoint, LogCheckpointFile, Snapshot, SnapshotFiles, read_log_id, read_snapshot
 from journal.record.block import Block
 from journal.record.block_trailer import SOURCE_TRANSACTION
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, make_id, make_log_id, records_of
@@ -47,16 +33,7 @@ from journal.wal.checkpoint import JournalSnapshotFiles
 from journal.wal.entry import AppendMsg, JournalEntry
 from tfmq.bounded_msgpack import unpack_stored
 from tfmq.broker.catalog import LOG_ID, SUFFIX, read_version, write_version
-from tfmq.broker.catalog_state import (
-    CREATE,
-    DELETING,
-    GONE,
-    GROW,
-    LEASE,
-    LOST_IDS_MAX,
-    READY,
-    CatalogState,
-)
+from tfmq.broker.catalog_state import CREATE, DELETING, GONE, GROW, LEASE, LOST_IDS_MAX, READY, CatalogState
 from tfmq.data_dir import (
     FOLDER_MISSING,
     FOLDER_NAMES,
@@ -72,13 +49,7 @@ from tfmq.data_dir import (
 )
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.arrivals.log import LOG_ID as ARRIVALS_LOG_ID
-from tfmq.delay.buckets.fsck import (
-    ARRIVALS_NAME,
-    BucketScan,
-    is_bucket_folder,
-    repair_buckets,
-    verify_buckets,
-)
+from tfmq.delay.buckets.fsck import ARRIVALS_NAME, BucketScan, is_bucket_folder, repair_buckets, verify_buckets
 from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 from tfmq.delay.buckets.recovery import is_bucket_file_name
 from tfmq.transaction.commit_groups import CommitGroups
@@ -426,9 +397,7 @@ class CatalogSurvey:
         closed = marks is not None and marks.clean and marks.durable == snapshot.offset
         self.is_complete &= closed or not self.lost_entries
         if self.checkpoint_fault:
-            self.faults.append(
-                (filenames.join(self.folder, filenames.log_checkpoint_name()), self.checkpoint_fault)
-            )
+            self.faults.append((filenames.join(self.folder, filenames.log_checkpoint_name()), self.checkpoint_fault))
         self.end = max(self.end, end, forced, *bases)
 
     def _add_fault(self, path: str, reason: str, next: int) -> None:
@@ -618,9 +587,7 @@ def _write_catalog(disk: Disk, found: CatalogSurvey) -> None:
     for path, _ in found.notes:
         rename_damaged(disk, path)
     known = [name for name in disk.list(folder) if filenames.is_partition_file(name, SUFFIX)]
-    old = [
-        name for name in known if not filenames.is_set_aside(name) and name != filenames.log_checkpoint_name()
-    ]
+    old = [name for name in known if not filenames.is_set_aside(name) and name != filenames.log_checkpoint_name()]
     snapshots = SnapshotFiles(disk, folder, LOG_ID)
     snapshots.load_newest(offset)
     snapshots.write(Snapshot(offset, found.ordinal, time_ms, found.snapshot.sources, found.state.dump()))
@@ -870,13 +837,7 @@ def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepairRe
             starts = _arrivals_in_buckets(view, data) if suffix == ARRIVALS_SUFFIX else {}
             expected = log_ids.get(os.path.basename(folder))
             done.logs += repair(
-                view,
-                folder,
-                dry_run=dry_run,
-                suffix=suffix,
-                starts=starts,
-                expected=expected,
-                pending=pending,
+                view, folder, dry_run=dry_run, suffix=suffix, starts=starts, expected=expected, pending=pending
             )
             done.failed += filter(None, [lost_partition(view, folder)])
         except Corrupt as error:

@@ -12,11 +12,7 @@ from journal.record.format import HEADER_SIZE, split_id
 from tfmq.apply_target import ARRIVALS_KEY
 from tfmq.broker.admission import REQUEST_BYTES, Backpressure, single_field
 from tfmq.broker.catalog_state import CatalogState
-from tfmq.broker.delayed_produce import (
-    ArrivalPartition,
-    DelayedProduceAppend,
-    wrap_batch,
-)
+from tfmq.broker.delayed_produce import ArrivalPartition, DelayedProduceAppend, wrap_batch
 from tfmq.broker.partition import Partition
 from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.reply import Body, Reply, Session
@@ -24,15 +20,7 @@ from tfmq.broker.topics import Topics, no_partition
 from tfmq.delay.arrivals.state import NumberEpochs
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.delay_queue import DelayQueue
-from tfmq.delay.requests import (
-    UNKNOWN,
-    ListPage,
-    ListQuery,
-    MessageState,
-    PendingMessage,
-    RescheduleResult,
-    Turn,
-)
+from tfmq.delay.requests import UNKNOWN, ListPage, ListQuery, MessageState, PendingMessage, RescheduleResult, Turn
 from tfmq.errors import BadRequest, Busy, DecodeFailed
 from tfmq.message import Attribute, decode_attribute
 from tfmq.protocol.commands import (
@@ -143,9 +131,7 @@ class DelayCommands:
         self._quotas.acquire(session, work.size_bytes + REQUEST_BYTES)
         self._writes.enqueue(self.partition, work)
 
-    def transaction_batch(
-        self, request: Produce | TransactionBatch, producer_id: int, data: Body
-    ) -> IncomingBatch:
+    def transaction_batch(self, request: Produce | TransactionBatch, producer_id: int, data: Body) -> IncomingBatch:
         """Return a delayed batch of a transaction in the form that its journal stores.
 
         Raises what `send` raises.
@@ -155,22 +141,14 @@ class DelayCommands:
         self.partition.log.check(batch)
         wrapped = wrap_batch(target.log.log_id, request.topic, request.due or b"", batch)
         return IncomingBatch(
-            ARRIVALS_KEY,
-            TRANSACTION_TOPIC,
-            producer_id,
-            request.sequence,
-            request.count,
-            wrapped.blocks,
-            wrapped.data,
+            ARRIVALS_KEY, TRANSACTION_TOPIC, producer_id, request.sequence, request.count, wrapped.blocks, wrapped.data
         )
 
     def _checked_target(self, request: Produce | TransactionBatch, data: Body) -> Partition:
         """Return the target partition after checking that it would accept the messages."""
         due = request.due or b""
         if len(due) != DUE_BYTES * request.count:
-            raise BadRequest(
-                f"{len(due)} bytes of due times for {request.count} messages: each has {DUE_BYTES}."
-            )
+            raise BadRequest(f"{len(due)} bytes of due times for {request.count} messages: each has {DUE_BYTES}.")
         if request.count * HEADER_SIZE > len(data):
             raise BadBatch(f"{request.count} records cannot be in {len(data)} bytes")
         self._writes.check_record_size(request.blocks, data)
@@ -221,9 +199,7 @@ class DelayCommands:
 
     def describe(self, request: DescribeDelayed, reply: Reply, session: Session) -> None:
         handle = parse_handle(request.handle)
-        done = self._quotas.reply_when_done(
-            reply, session, partial(self._describe_fields, request.handle, handle)
-        )
+        done = self._quotas.reply_when_done(reply, session, partial(self._describe_fields, request.handle, handle))
         if self._is_own(handle):
             self.queue.describe(handle.log_id, _turn(handle), done)
         else:

@@ -72,9 +72,7 @@ class ArrivalLogAdapter:
         return self._partition.log
 
     def append(
-        self,
-        batches: Sequence[Batch],
-        done: Callable[[Sequence[Appended] | None, BaseException | None], None],
+        self, batches: Sequence[Batch], done: Callable[[Sequence[Appended] | None, BaseException | None], None]
     ) -> None:
         """Append `batches` in one write, after everything queued before."""
         stopped = self._partition.log.stopped
@@ -105,9 +103,7 @@ class DelayQueueAppend:
     source = PLAIN
 
     def __init__(
-        self,
-        batches: Sequence[Batch],
-        done: Callable[[Sequence[Appended] | None, BaseException | None], None],
+        self, batches: Sequence[Batch], done: Callable[[Sequence[Appended] | None, BaseException | None], None]
     ) -> None:
         self._batches = list(batches)
         self._done = done
@@ -215,11 +211,7 @@ class DelayedProduceAppend(ProduceAppend):
         )
 
     def _duplicate_read(
-        self,
-        partition: Partition,
-        answer: StoredBatch,
-        note: ArrivalHeader | None,
-        error: BaseException | None,
+        self, partition: Partition, answer: StoredBatch, note: ArrivalHeader | None, error: BaseException | None
     ) -> None:
         if error is not None:
             self.rejected(reply.client_error(error, UNKNOWN))

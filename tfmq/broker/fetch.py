@@ -31,9 +31,7 @@ from tfmq.protocol.commands import EPOCH_UNKNOWN, READ_WRITTEN, Fetch
 
 logger = logging.getLogger("tfmq.broker")
 
-TOO_MANY_FETCHES = (
-    "Too many fetches wait already. Close idle consumers, or raise limits.{limit} on the server."
-)
+TOO_MANY_FETCHES = "Too many fetches wait already. Close idle consumers, or raise limits.{limit} on the server."
 
 FILTER_BYTES_INLINE: Final = 64 << 10
 """Larger reads are filtered in a worker: 8 MiB of small records take a tenth of a second."""
@@ -73,12 +71,7 @@ class FetchHandler:
     """Fetch commands, and the parked fetches by session."""
 
     def __init__(
-        self,
-        limits: Mapping[str, int],
-        *,
-        topics: Topics,
-        timers: Timers,
-        read_executor: BoundedExecutor,
+        self, limits: Mapping[str, int], *, topics: Topics, timers: Timers, read_executor: BoundedExecutor
     ) -> None:
         self._limits = limits
         self._topics = topics
@@ -141,19 +134,14 @@ class FetchHandler:
             if poll.partition.deleted:
                 raise UnknownTopic(TOPIC_DELETED.format(name=poll.partition.name))
             chunk = None
-            if (
-                poll.tags is None
-                or min(poll.readable_end() - poll.offset, poll.max_bytes) <= FILTER_BYTES_INLINE
-            ):
+            if poll.tags is None or min(poll.readable_end() - poll.offset, poll.max_bytes) <= FILTER_BYTES_INLINE:
                 chunk = log.read_cached(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch)
         except Exception as error:
             self._read_failed(poll, error)
             return
         if chunk is None:
             poll.reading = True
-            self._read_executor.run(
-                partial(self._read_and_filter, poll), partial(self._read_done, poll), poll.session
-            )
+            self._read_executor.run(partial(self._read_and_filter, poll), partial(self._read_done, poll), poll.session)
         else:
             self._reply_or_park(poll, chunk, None)
 
@@ -164,9 +152,7 @@ class FetchHandler:
         chunk = log.read(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch)
         return chunk, None if poll.tags is None else _matching_blocks(poll, chunk)
 
-    def _read_done(
-        self, poll: FetchInProgress, found: FilteredRead | None, error: BaseException | None
-    ) -> None:
+    def _read_done(self, poll: FetchInProgress, found: FilteredRead | None, error: BaseException | None) -> None:
         poll.reading = False
         if poll.answered:
             return
@@ -230,22 +216,15 @@ class FetchHandler:
     def _add_parked(self, poll: FetchInProgress) -> None:
         """Add a fetch to the parked ones; reply Busy if there are too many."""
         mine = self._sessions.get(poll.session)
-        for limit, count in (
-            ("parked_fetches", self.parked_count),
-            ("parked_fetches_per_session", len(mine or ())),
-        ):
+        for limit, count in (("parked_fetches", self.parked_count), ("parked_fetches_per_session", len(mine or ()))):
             if count >= self._limits[limit]:
                 self._reply_error(poll, Busy(TOO_MANY_FETCHES.format(limit=limit)))
                 return
         if mine is not None and poll.reply.correlation in mine:
-            self._reply_error(
-                poll, BadRequest("A fetch of this correlation number waits already: take another one.")
-            )
+            self._reply_error(poll, BadRequest("A fetch of this correlation number waits already: take another one."))
             return
         self.parked_count += 1
-        poll.timer = self._timers.after_rounded(
-            poll.deadline - self._timers.now(), partial(self._reply_empty, poll)
-        )
+        poll.timer = self._timers.after_rounded(poll.deadline - self._timers.now(), partial(self._reply_empty, poll))
         if mine is not None:
             mine[poll.reply.correlation] = poll
         else:
@@ -312,9 +291,7 @@ def read_error(error: BaseException, partition: Partition) -> BaseException:
 LENGTH_FLAG: Final = Struct(">I12xI")
 
 
-def blocks_with(
-    data: bytes | bytearray, wanted: Collection[int], offset: int, log_id: int
-) -> list[memoryview]:
+def blocks_with(data: bytes | bytearray, wanted: Collection[int], offset: int, log_id: int) -> list[memoryview]:
     """Return the parts of `data` with a record that has one of the tag hashes `wanted`.
 
     `data` are whole blocks, the first at `offset` of the log. Adjacent blocks are one part; [] means no match.

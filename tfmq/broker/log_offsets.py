@@ -18,15 +18,7 @@ from tfmq.broker.reply import Reply, Run, client_error
 from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topics
 from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped
-from tfmq.protocol.commands import (
-    BY_EARLIEST,
-    BY_LATEST,
-    BY_ORDINAL,
-    BY_TIME_MS,
-    ORDINAL_UNKNOWN,
-    Locate,
-    Truncate,
-)
+from tfmq.protocol.commands import BY_EARLIEST, BY_LATEST, BY_ORDINAL, BY_TIME_MS, ORDINAL_UNKNOWN, Locate, Truncate
 
 ONE_BLOCK: Final = 1
 """Fewer bytes than any block has: a read returns only the block that contains the offset."""

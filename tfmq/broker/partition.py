@@ -265,9 +265,7 @@ class Partition:
     def request_fsync(self) -> None:
         """Request an fsync of what is written, unless one is requested already."""
         if self.log.end_offset > max(self._requested_offset, self.log.forced_offset):
-            self.when_durable(
-                self.log.end_offset, lambda error: None
-            )  # an error stops the log, which logs it
+            self.when_durable(self.log.end_offset, lambda error: None)  # an error stops the log, which logs it
 
     def _fsync_done(self, offset: int, error: BaseException | None) -> None:
         if error is not None:
@@ -344,9 +342,7 @@ class Partition:
         self._idle_callbacks.append(done)
         self._run_idle_callbacks()
 
-    def run_exclusively(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def run_exclusively(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run `work` in a worker, with no append at the same time; the queue waits."""
 
         def begin() -> None:
@@ -444,9 +440,7 @@ class EffectAppend:
     is_effect = True
 
     def __init__(
-        self,
-        effect: Append | AppendDelayed,
-        done: Callable[[AppendResult | None, BaseException | None], None],
+        self, effect: Append | AppendDelayed, done: Callable[[AppendResult | None, BaseException | None], None]
     ) -> None:
         self._batches = list(effect.batches)
         self._key = effect.key

@@ -10,13 +10,7 @@ from typing import Any, Final, NamedTuple
 from journal.clock import Clock
 from journal.disk import Disk, File
 from journal.errors import JournalError
-from journal.filenames import (
-    join,
-    log_checkpoint_name,
-    parse_partition_folder,
-    parse_segment_name,
-    partition_folder,
-)
+from journal.filenames import join, log_checkpoint_name, parse_partition_folder, parse_segment_name, partition_folder
 from journal.log.checkpoint import WrongLog
 from journal.log.log import Log
 from journal.log.segments import LogOptions
@@ -101,8 +95,7 @@ class PartitionDirs:
                 # An interrupted creation leaves at most an empty segment. Other files without a checkpoint are not of
                 # this topic.
                 begun = all(
-                    parse_segment_name(name) is not None and not self._disk.size(join(path, name))
-                    for name in names
+                    parse_segment_name(name) is not None and not self._disk.size(join(path, name)) for name in names
                 )
                 if log_checkpoint_name() not in names and not begun:
                     raise WrongLog(path, 0, 0, "the folder has files and no marks")
@@ -224,9 +217,7 @@ class PartitionDirs:
 
     def list_deleted(self) -> list[str]:
         """Return renamed folders of deleted topics that still exist."""
-        return [
-            join(self._data, name) for name in self._disk.list(self._data) if name.startswith(DELETED_PREFIX)
-        ]
+        return [join(self._data, name) for name in self._disk.list(self._data) if name.startswith(DELETED_PREFIX)]
 
     def delete_renamed(self, paths: list[str]) -> None:
         """Delete renamed folders. What cannot be deleted is left for the next start."""
@@ -252,14 +243,8 @@ def log_recovery(opened: Log, *, damage: bool = True) -> None:
     for warning in found.warnings:
         log.warning("%s: %s", opened.folder, warning)
     if found.cut_bytes:
-        kept = (
-            f"a copy is {found.torn_path}"
-            if found.torn_path
-            else "nothing but zeros, or no room to keep them"
-        )
-        log.warning(
-            "%s: %d bytes of an unfinished end were cut off (%s)", opened.folder, found.cut_bytes, kept
-        )
+        kept = f"a copy is {found.torn_path}" if found.torn_path else "nothing but zeros, or no room to keep them"
+        log.warning("%s: %d bytes of an unfinished end were cut off (%s)", opened.folder, found.cut_bytes, kept)
     for first, next, reason in found.damage if damage else ():
         log.error(
             "%s is damaged from %d to %d: %s. The rest is served; `tfmq log repair` repairs it, with the broker"

@@ -43,9 +43,7 @@ class ProduceAppend:
     is_effect = False
     source = PLAIN
 
-    def __init__(
-        self, request: Produce, body: Body, reply: Reply, session: Session, writes: "ProduceHandler"
-    ) -> None:
+    def __init__(self, request: Produce, body: Body, reply: Reply, session: Session, writes: "ProduceHandler") -> None:
         self._request, self._body, self._reply, self._session = request, body, reply, session
         self._quotas, self._run, self._now_ms = writes.quotas, writes.run, writes.now_ms
         self.size_bytes = len(body)
@@ -95,9 +93,7 @@ class ProduceAppend:
             durable = end <= partition.log.forced_offset
             self._reply_ok(positions, ACKS_SYNCED if durable else ACKS_WRITTEN, *fields)
 
-    def _fsync_done(
-        self, positions: Sequence[tuple[int, int]], fields: Any, error: BaseException | None
-    ) -> None:
+    def _fsync_done(self, positions: Sequence[tuple[int, int]], fields: Any, error: BaseException | None) -> None:
         if error is not None:
             self.rejected(client_error(error, UNKNOWN))
         else:
@@ -129,8 +125,7 @@ class ProduceAppend:
             return
         offset, records = repeat.first_offset_walk
         self._run(
-            partial(record_offset, partition.log, offset, records),
-            partial(self._first_offset_found, partition, answer),
+            partial(record_offset, partition.log, offset, records), partial(self._first_offset_found, partition, answer)
         )
 
     def _first_offset_found(
@@ -139,9 +134,7 @@ class ProduceAppend:
         if error is not None:
             self.rejected(client_error(error, UNKNOWN))
         else:
-            self._reply_when_durable(
-                partition, answer.end_offset, [(0, offset), *answer.positions[1:]], True, answer
-            )
+            self._reply_when_durable(partition, answer.end_offset, [(0, offset), *answer.positions[1:]], True, answer)
 
 
 class SuccessionAppend:

@@ -139,9 +139,7 @@ class ProducerState:
     def closed_id(self, producer_id: int) -> tuple[int, int] | None:
         """Return (successor, last sequence or -1) of a closed id, else None."""
         stream = self._entries.get(producer_id)
-        return (
-            (stream.successor, stream.next_sequence - 1) if stream is not None and stream.successor else None
-        )
+        return (stream.successor, stream.next_sequence - 1) if stream is not None and stream.successor else None
 
     def last_sequence(self, producer_id: int) -> int:
         """Return the last sequence of an id in this log; -1 if there is none."""
@@ -286,15 +284,9 @@ def _find_duplicate(stream: ProducerEntry, sequence: int, records: int) -> Dupli
             " batches as they were, or take a successor id."
         )
     known = [
-        batch
-        for batch in stream.batches
-        if batch.next_sequence > sequence and batch.sequence < sequence + records
+        batch for batch in stream.batches if batch.next_sequence > sequence and batch.sequence < sequence + records
     ]
-    if (
-        not known
-        or known[0].sequence > sequence
-        or any(a.next_sequence != b.sequence for a, b in pairwise(known))
-    ):
+    if not known or known[0].sequence > sequence or any(a.next_sequence != b.sequence for a, b in pairwise(known)):
         raise UnknownProducer(
             f"Sequences {sequence}..{sequence + records - 1} were sent before, too long ago to know their"
             " answer, or were skipped. Take a successor id: its answer says how far the stream came."

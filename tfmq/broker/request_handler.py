@@ -37,9 +37,7 @@ def reply_errors(method: Method) -> Method:
 
 def in_session(find: Callable[[Broker], Callable[[Any, Reply, Session], None]]) -> Method:
     """Return the command method that calls `find(broker)(request, reply, session)`."""
-    return reply_errors(
-        lambda self, request, body, reply, session: find(self.broker)(request, reply, session)
-    )
+    return reply_errors(lambda self, request, body, reply, session: find(self.broker)(request, reply, session))
 
 
 def without_session(find: Callable[[Broker], Callable[[Any, Reply], None]]) -> Method:

@@ -87,11 +87,7 @@ class ScheduleCommands:
     def status(self) -> dict[str, Any]:
         """Return the "schedules" part of STATUS."""
         states = [run.state(self.scheduler.trouble(run)) for run in self._running.values()]
-        return {
-            "schedules": len(states),
-            "paused": states.count(PAUSED),
-            "waiting": states.count(WAITING),
-        }
+        return {"schedules": len(states), "paused": states.count(PAUSED), "waiting": states.count(WAITING)}
 
     # ADD_SCHEDULE
 
@@ -105,9 +101,7 @@ class ScheduleCommands:
                 f" {self._limits['schedule_payload_bytes']} (limits.schedule_payload_bytes)."
             )
         if request.misfire not in MISFIRE_RULES:
-            raise BadRequest(
-                f"There is no misfire rule {request.misfire!r}: it is {', '.join(MISFIRE_RULES)}."
-            )
+            raise BadRequest(f"There is no misfire rule {request.misfire!r}: it is {', '.join(MISFIRE_RULES)}.")
         now = self._clock.wall_ms()
         row = ScheduleRow(0, *request[:5], request.attribute, payload, request.misfire, now, 0, 0, now)
         self._serialize(request.name, reply, partial(self._add, RunningSchedule(row)))
@@ -175,9 +169,7 @@ class ScheduleCommands:
             raise NotAllowed(f"The broker has {len(self._running)} schedules, its limit (limits.schedules).")
         size = self._table.size_bytes + sum(self._adding.values()) + row.size_bytes
         if size > self._limits["schedules_bytes"]:
-            raise NotAllowed(
-                "All schedules together would be larger than the broker's limit (limits.schedules_bytes)."
-            )
+            raise NotAllowed("All schedules together would be larger than the broker's limit (limits.schedules_bytes).")
 
     # LIST_SCHEDULES
 

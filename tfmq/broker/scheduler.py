@@ -33,9 +33,7 @@ logger = logging.getLogger("tfmq.broker")
 MESSAGES_AT_ONCE: Final = 100
 """Maximum messages of one schedule in one append, after a downtime. Encoding them takes some ten milliseconds."""
 
-TOPIC_GONE: Final = (
-    "There is no topic {topic}: create it (tfmq topic create {topic}), or remove the schedule."
-)
+TOPIC_GONE: Final = "There is no topic {topic}: create it (tfmq topic create {topic}), or remove the schedule."
 CLOCK_BEHIND: Final = (
     "The broker's clock is before the last time that it sent for. If the clock is right now, resume it"
     " (tfmq schedule resume) to go on from here."
@@ -65,9 +63,7 @@ class Scheduler:
         """`bind(run)` is called if the topic of a schedule exists with another incarnation."""
         self._destination, self._topics, self._clock = destination, topics, clock
         self._run, self._bind = run, bind
-        self._timer = ScheduleTimer(
-            timers=timers, clock=clock, meet=self._process, set_back=self._clock_set_back
-        )
+        self._timer = ScheduleTimer(timers=timers, clock=clock, meet=self._process, set_back=self._clock_set_back)
 
     def start(self) -> None:
         """Start sending due messages."""
@@ -199,9 +195,7 @@ class Scheduler:
         run.is_sending = True
         self._run(found, lambda *result: self._timer.run_soon(partial(self._due_times_found, run, *result)))
 
-    def _due_times_found(
-        self, run: RunningSchedule, moments: list[int] | None, error: BaseException | None
-    ) -> None:
+    def _due_times_found(self, run: RunningSchedule, moments: list[int] | None, error: BaseException | None) -> None:
         run.is_sending = False
         if error is not None:
             self.retry_later(run, error)
@@ -448,12 +442,7 @@ class ScheduleTimer:
     """
 
     def __init__(
-        self,
-        *,
-        timers: Timers,
-        clock: Clock,
-        meet: Callable[[RunningSchedule], None],
-        set_back: Callable[[int], None],
+        self, *, timers: Timers, clock: Clock, meet: Callable[[RunningSchedule], None], set_back: Callable[[int], None]
     ) -> None:
         self._timers, self._clock = timers, clock
         self._process, self._set_back = meet, set_back
@@ -496,9 +485,7 @@ class ScheduleTimer:
             heapq.heappush(self._heap, (moment_ms, run.row.id))
             if len(self._heap) > 2 * len(self.schedules) + OBSOLETE_ENTRIES_MAX:
                 self._heap = [
-                    (each.next_ms, each.row.id)
-                    for each in self.schedules.values()
-                    if each.next_ms is not None
+                    (each.next_ms, each.row.id) for each in self.schedules.values() if each.next_ms is not None
                 ]
                 heapq.heapify(self._heap)
             self._set_timers()

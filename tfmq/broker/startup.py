@@ -47,13 +47,7 @@ from tfmq.broker.delayed_produce import INCARNATION, NAME, ArrivalLogAdapter, Ar
 from tfmq.broker.partition_dirs import RESERVED_NAMES, log_recovery
 from tfmq.broker.producer_state import ProducerState
 from tfmq.broker.topics import Topic
-from tfmq.data_dir import (
-    FOLDER_NAMES,
-    VERSION_NAME,
-    is_partition_folder,
-    new_delay_advice,
-    new_journal_advice,
-)
+from tfmq.data_dir import FOLDER_NAMES, VERSION_NAME, is_partition_folder, new_delay_advice, new_journal_advice
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID, SEGMENT_BYTES, arrival_options, damaged_ranges
 from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.buckets.fsck import ARRIVALS_NAME, rebuild_from_arrivals
@@ -105,9 +99,7 @@ def version_file(broker: Broker) -> None:
         for name in broker.disk.list(broker.data):
             if _is_partition(broker, name) and name not in RESERVED_NAMES:
                 path = join(broker.meta, VERSION_NAME)
-                raise Corrupt(
-                    path, 0, 0, f"it is missing, and there are partitions ({name}) that it belongs to"
-                )
+                raise Corrupt(path, 0, 0, f"it is missing, and there are partitions ({name}) that it belongs to")
         write_version(broker.disk, broker.meta, broker.randomness(16).hex())
     broker.node = read_version(broker.disk, broker.meta).node
 
@@ -149,9 +141,7 @@ def open_catalog(broker: Broker) -> None:
     if not any(is_partition_file(name, SUFFIX) for name in children):
         for name in broker.disk.list(broker.data):
             if _is_partition(broker, name) or name in (TRANSACTIONS_FOLDER, DELAY_FOLDER):
-                raise Corrupt(
-                    broker.meta, 0, 0, f"the catalog is missing, and there is {name} that it belongs to"
-                )
+                raise Corrupt(broker.meta, 0, 0, f"the catalog is missing, and there is {name} that it belongs to")
     broker.catalog = Catalog(
         broker.disk,
         broker.meta,
@@ -180,9 +170,7 @@ def _bind_node(broker: Broker) -> None:
         if not read_version(broker.disk, broker.meta).has_checksum:
             write_version(broker.disk, broker.meta, broker.node)
     except Full as error:
-        log.warning(
-            "the node's id could not be entered in the catalog, the next start tries again: %s", error
-        )
+        log.warning("the node's id could not be entered in the catalog, the next start tries again: %s", error)
 
 
 def finish_deletions(broker: Broker) -> None:
@@ -204,9 +192,7 @@ def finish_creations(broker: Broker) -> None:
             for opened in broker.partition_dirs.create_missing(topic):
                 opened.log.close()
         except (OSError, JournalError) as error:
-            log.error(
-                "the topic %s cannot be finished now, the next start tries again: %s", topic.name, error
-            )
+            log.error("the topic %s cannot be finished now, the next start tries again: %s", topic.name, error)
         else:
             broker.catalog.append_now((READY, topic.incarnation))
 
@@ -523,9 +509,7 @@ def _repair_arrivals(broker: Broker, path: str, offset: int, number: int) -> int
     try:
         repaired = repair(broker.disk, path, suffix=ARRIVALS_SUFFIX, starts={offset: number}, expected=LOG_ID)
     except (Corrupt, NewerFormat) as error:
-        log.error(
-            "delayed messages are lost where the arrivals are damaged; they cannot be repaired: %s", error
-        )
+        log.error("delayed messages are lost where the arrivals are damaged; they cannot be repaired: %s", error)
         return 0
     except (OSError, Full) as error:
         log.error(
@@ -540,9 +524,7 @@ def _repair_arrivals(broker: Broker, path: str, offset: int, number: int) -> int
             each.file, each.first, each.next, each.reason, each.kept, each.lost, each.file + DAMAGED_SUFFIX,
         )  # fmt: skip
     # A damaged range may begin with records that are in the buckets: count at most the later ones as lost.
-    return sum(
-        min(each.lost, max(0, each.first_ordinal + each.kept + each.lost - number)) for each in repaired
-    )
+    return sum(min(each.lost, max(0, each.first_ordinal + each.kept + each.lost - number)) for each in repaired)
 
 
 def _require_newest_delay(broker: Broker, folder: str, store: DelayStore) -> None:
@@ -558,9 +540,7 @@ def _require_newest_delay(broker: Broker, folder: str, store: DelayStore) -> Non
         reason = "the log in which delayed messages arrive is older than the buckets that were filled from it"
         raise _delay_error(broker, path, reason)
     if arrivals.first_offset > buckets.spilled_offset:
-        reason = (
-            "the buckets are older than the log from which they are filled: what lies between is not there"
-        )
+        reason = "the buckets are older than the log from which they are filled: what lies between is not there"
         raise _delay_error(broker, folder, reason)
     for each in broker.topics.partitions():
         turn = each.log.applied(SOURCE_DELAY, buckets.store_id)
@@ -688,9 +668,7 @@ def _new_journal_id(broker: Broker, folder: str) -> int:
 def _require_new_journal(broker: Broker, folder: str) -> None:
     """Raise Corrupt unless there never was a journal, or the operator discarded it."""
     if broker.catalog.state.journal_id and not broker.disk.exists(join(broker.meta, NEW_JOURNAL_MARKER)):
-        raise Corrupt(
-            folder, 0, 0, f"the journal of transactions is missing. {new_journal_advice(broker.meta)}"
-        )
+        raise Corrupt(folder, 0, 0, f"the journal of transactions is missing. {new_journal_advice(broker.meta)}")
 
 
 def _update_catalog_from_journal(broker: Broker, folder: str, store: TransactionStore) -> None:
@@ -722,9 +700,7 @@ def _require_newest_journal(broker: Broker, folder: str, store: TransactionStore
     A commit is durable in the journal before its first message is written, so no target may be ahead of the journal.
     """
     source = (SOURCE_TRANSACTION, store.journal_id)
-    places = [
-        (f"{each.name}-{each.number}", each.log.applied(*source)) for each in broker.topics.partitions()
-    ]
+    places = [(f"{each.name}-{each.number}", each.log.applied(*source)) for each in broker.topics.partitions()]
     places.append(("the catalog", broker.catalog.state.applied_lsns.get(store.journal_id)))
     places.append(("the store of delayed messages", broker.delay_commands.partition.log.applied(*source)))
     for name, place in places:
@@ -748,8 +724,6 @@ def recover_transactions(broker: Broker) -> None:
     broker.end_turn()
     if not recovered:
         raise RuntimeError("decided transactions were neither written nor put off")
-    counts = {
-        state: count for state, count in broker.transaction_commands.store.state_counts.items() if count
-    }
+    counts = {state: count for state, count in broker.transaction_commands.store.state_counts.items() if count}
     if counts:
         log.info("transactions back from the journal: %s", counts)

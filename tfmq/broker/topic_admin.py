@@ -21,16 +21,7 @@ from tfmq.broker.partition_dirs import OpenedPartition, PartitionDirs
 from tfmq.broker.reply import STOPPING, Reply, Run, Session, client_error, not_done_error, reply_when_done
 from tfmq.broker.topics import Topic, Topics, metadata_row, no_partition, partition_state
 from tfmq.config import check_topic_keys, check_topic_settings
-from tfmq.errors import (
-    NOT_DONE,
-    UNKNOWN,
-    BadRequest,
-    Busy,
-    NotAllowed,
-    StorageStopped,
-    TopicExists,
-    UnknownTopic,
-)
+from tfmq.errors import NOT_DONE, UNKNOWN, BadRequest, Busy, NotAllowed, StorageStopped, TopicExists, UnknownTopic
 from tfmq.protocol.commands import CreateTopic, DeleteTopic, GrowTopic, Metadata, ResumePartition, SetTopic
 
 log = logging.getLogger("tfmq.broker")
@@ -181,9 +172,7 @@ class TopicAdmin:
     def _limit_error(self, count: int, present: int) -> BaseException | None:
         if count > self._limits["partitions_per_topic"]:
             most = self._limits["partitions_per_topic"]
-            return BadRequest(
-                f"{count} partitions are above the limit of {most} (limits.partitions_per_topic)."
-            )
+            return BadRequest(f"{count} partitions are above the limit of {most} (limits.partitions_per_topic).")
         total = self._topics.partition_count() + sum(self._being_added.values())
         if total + count - present > self._limits["partitions"]:
             return NotAllowed(f"The broker has {total} partitions; its limit is limits.partitions.")
@@ -220,9 +209,7 @@ class TopicAdmin:
 
         self._run(partial(self._folders.create_missing, topic, new), made)
 
-    def _undo(
-        self, new: list[str], undo: tuple[Any, ...], error: BaseException | None, end: ErrorCallback
-    ) -> None:
+    def _undo(self, new: list[str], undo: tuple[Any, ...], error: BaseException | None, end: ErrorCallback) -> None:
         """Delete the folders `new`, append the entry `undo` to the catalog, then call `end(error)`.
 
         The outcome of the error is "unknown" if that fails.
@@ -277,8 +264,7 @@ class TopicAdmin:
         end = self._begin_change(name, then, added=count - present)
         undo = (GROW, topic.incarnation, present)
         self._catalog.submit(
-            (GROW, topic.incarnation, count),
-            _then(end, partial(self._create_partitions, topic.incarnation, undo, end)),
+            (GROW, topic.incarnation, count), _then(end, partial(self._create_partitions, topic.incarnation, undo, end))
         )
 
     # SET_TOPIC
@@ -354,9 +340,7 @@ class TopicAdmin:
             then(UnknownTopic(f"There is no topic {name} of that incarnation."))
             return
         end = self._begin_change(name, then)
-        self._catalog.submit(
-            (DELETE, topic.incarnation), _then(end, partial(self._finish_deletion, topic, end))
-        )
+        self._catalog.submit((DELETE, topic.incarnation), _then(end, partial(self._finish_deletion, topic, end)))
 
     def _finish_deletion(self, topic: Topic, end: ErrorCallback) -> None:
         """Finish a deletion whose entry `delete` is durable.

@@ -51,9 +51,7 @@ class Topics:
             raise no_partition(topic, number)
         found = topic.partitions[number]
         if isinstance(found, str):
-            raise StorageStopped(
-                f"The partition {name}-{number} could not be opened: {found}", outcome=NOT_DONE
-            )
+            raise StorageStopped(f"The partition {name}-{number} could not be opened: {found}", outcome=NOT_DONE)
         return found
 
     def all(self) -> Iterator[Topic]:
@@ -118,9 +116,7 @@ def describe_topic(topic: Topic) -> dict[str, Any]:
         "name": topic.name,
         "incarnation": topic.incarnation,
         "settings": topic.settings,
-        "partitions": [
-            describe_partition(number, each) for number, each in enumerate(list(topic.partitions))
-        ],
+        "partitions": [describe_partition(number, each) for number, each in enumerate(list(topic.partitions))],
     }
 
 

@@ -37,12 +37,7 @@ from tfmq.protocol.commands import (
 from tfmq.protocol.delayed_handle import encode_due_times
 from tfmq.transaction.coordinator import TransactionCoordinator
 from tfmq.transaction.model import IncomingBatch
-from tfmq.transaction.requests import (
-    BeginRequest,
-    CommitGroupMember,
-    CommitResult,
-    GroupCommitRequest,
-)
+from tfmq.transaction.requests import BeginRequest, CommitGroupMember, CommitResult, GroupCommitRequest
 from tfmq.transaction.requests import TransactRequest as WholeTransaction
 from tfmq.transaction.store import TransactionStore
 
@@ -118,9 +113,7 @@ class TransactionCommands:
         done = self._quotas.reply_when_done(reply, session, send_fields, len(piece.data))
         self.coordinator.send(request.transaction or 0, piece, done)
 
-    def _incoming_batch(
-        self, request: Produce | TransactionBatch, producer_id: int, data: Body
-    ) -> IncomingBatch:
+    def _incoming_batch(self, request: Produce | TransactionBatch, producer_id: int, data: Body) -> IncomingBatch:
         if request.due is not None:
             return self._delay.transaction_batch(request, producer_id, data)
         self._writes.check_record_size(request.blocks, data)
@@ -128,13 +121,7 @@ class TransactionCommands:
         batch = Batch(data, request.blocks, producer_id, request.sequence, request.count)
         self._destination.check_batch(partition, batch)
         return IncomingBatch(
-            partition.log.log_id,
-            request.topic,
-            producer_id,
-            request.sequence,
-            request.count,
-            request.blocks,
-            data,
+            partition.log.log_id, request.topic, producer_id, request.sequence, request.count, request.blocks, data
         )
 
     def prepare(self, request: PrepareTransaction, reply: Reply, session: Session) -> None:
@@ -257,9 +244,7 @@ class TransactionCommands:
         reply.ok(*self.coordinator.list_groups(request.after, request.limit))
 
     def forget_group(self, request: ForgetCommitGroup, reply: Reply, session: Session) -> None:
-        self.coordinator.forget_group(
-            request.group, self._quotas.reply_when_done(reply, session, single_field)
-        )
+        self.coordinator.forget_group(request.group, self._quotas.reply_when_done(reply, session, single_field))
 
 
 def own_body(body: Body, reply: Reply) -> Body:

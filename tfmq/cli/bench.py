@@ -14,13 +14,10 @@ COLUMNS = ("what", "messages", "seconds", "messages/s", "bytes/s", "µs each")
 
 
 @click.command(
-    short_help="Measure the running broker.",
-    epilog="\b\nExample:\n  tfmq bench --messages 1000000 --size 100",
+    short_help="Measure the running broker.", epilog="\b\nExample:\n  tfmq bench --messages 1000000 --size 100"
 )
 @click.option("--messages", type=click.IntRange(1_000), default=200_000, show_default=True, help="How many.")
-@click.option(
-    "--size", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Bytes of each payload."
-)
+@click.option("--size", type=click.IntRange(1, 1 << 20), default=100, show_default=True, help="Bytes of each payload.")
 @click.option("--topic", default=None, help="Use this topic and keep it [a new topic, deleted at the end].")
 @click.option(
     "--acks",

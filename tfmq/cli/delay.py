@@ -89,9 +89,7 @@ def message_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "  tfmq delay list --json | jq -r .[].handle",
 )
 @message_options
-@click.option(
-    "--partition", type=click.IntRange(min=0), help="Only messages for this partition of the topic."
-)
+@click.option("--partition", type=click.IntRange(min=0), help="Only messages for this partition of the topic.")
 @click.option("-k", "--key", help="Only messages with this key.")
 @click.option("--after", metavar="HANDLE", help="List from the message after this one.")
 @rows_option
@@ -111,9 +109,7 @@ def list_command(
         raise click.UsageError("--partition needs --topic")
     check_range(first, end)
     with output.admin() as admin, with_topic_hint(admin, topic):
-        find = partial(
-            admin.delayed, topic, partition=partition, key=key, first=first, end=end, limit=PAGE_ROWS
-        )
+        find = partial(admin.delayed, topic, partition=partition, key=key, first=first, end=end, limit=PAGE_ROWS)
         start = None if after is None else check_handle(after)
         found = iterate_pages(lambda last: find(after=last), start, "handle")
         if output.json:
@@ -129,9 +125,7 @@ def list_command(
     else:
         output.print_rows([table_row(each, now_ms) for each in rows[:most]], COLUMNS, "", BARE)
     if len(rows) > most:
-        output.info(
-            f"there are more: the same with --after {rows[most - 1].handle}; how many: tfmq delay histogram"
-        )
+        output.info(f"there are more: the same with --after {rows[most - 1].handle}; how many: tfmq delay histogram")
 
 
 def check_range(first: datetime | None, end: datetime | None) -> None:
@@ -140,9 +134,7 @@ def check_range(first: datetime | None, end: datetime | None) -> None:
         raise click.UsageError("--to should be later than --from")
 
 
-@delay.command(
-    epilog="\b\nExample:\n  tfmq delay show dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4"
-)
+@delay.command(epilog="\b\nExample:\n  tfmq delay show dci2fm6e2xtppaaaaaaaakaaaaaaaaam2us3lumaaaaaaaaaaaauz45wyh4")
 @click.argument("handle", shell_complete=offered)
 @output_options
 def show(handle: str, output: Output) -> int:
@@ -183,12 +175,8 @@ def cancel(handles: tuple[str, ...], output: Output) -> int:
     "  tfmq delay reschedule HANDLE --at 2027-01-01T09:00+01:00",
 )
 @click.argument("handles", metavar="HANDLE...", nargs=-1, required=True, shell_complete=offered)
-@click.option(
-    "--delay", "seconds", type=Delay(), help="Deliver after this time from now, as in 30s, 5m, 2h, 7d."
-)
-@click.option(
-    "--at", type=Moment(), help="Deliver at this time, as in 2027-01-01T09:00+01:00; without a zone: local."
-)
+@click.option("--delay", "seconds", type=Delay(), help="Deliver after this time from now, as in 30s, 5m, 2h, 7d.")
+@click.option("--at", type=Moment(), help="Deliver at this time, as in 2027-01-01T09:00+01:00; without a zone: local.")
 @output_options
 def reschedule(handles: tuple[str, ...], seconds: float | None, at: datetime | None, output: Output) -> int:
     """Change the due time of delayed messages. Each gets a new handle, which is printed.
@@ -234,9 +222,7 @@ async def change_all(output: Output, handles: Sequence[str], change: ChangeDelay
             for handle, answer in zip(some, answers, strict=True):
                 if isinstance(answer, dict):
                     rows.append(answer)
-                    report_change(
-                        output, handle, answer, len(handles) > SENTENCES_MAX and answer["state"] == wanted
-                    )
+                    report_change(output, handle, answer, len(handles) > SENTENCES_MAX and answer["state"] == wanted)
                 elif isinstance(answer, ConnectionFailed):
                     lost = answer
                 elif isinstance(answer, TfmqError):
@@ -250,9 +236,7 @@ async def change_all(output: Output, handles: Sequence[str], change: ChangeDelay
         output.print_array(rows)
     elif len(handles) > 1:
         sums = Counter(row["state"] for row in rows)
-        output.info(
-            ", ".join(f"{count:,} {state}" for state, count in sums.most_common()) or "nothing was changed"
-        )
+        output.info(", ".join(f"{count:,} {state}" for state, count in sums.most_common()) or "nothing was changed")
     if lost is not None:
         raise lost
     return int(failed or any(row["state"] != wanted for row in rows))
@@ -281,9 +265,7 @@ def report_change(output: Output, handle: str, row: dict[str, Any], briefly: boo
     "  tfmq delay histogram --json | jq .pending",
 )
 @message_options
-@click.option(
-    "--every", type=Duration(), help="Ranges of this length, as in 5m [chosen to fit the messages]."
-)
+@click.option("--every", type=Duration(), help="Ranges of this length, as in 5m [chosen to fit the messages].")
 @output_options
 def histogram(
     topic: str | None, first: datetime | None, end: datetime | None, every: float | None, output: Output
@@ -324,12 +306,7 @@ def split_counts(counts: Sequence[int], edges: Sequence[int]) -> tuple[int, Sequ
 
 
 def edges_for(
-    admin: "Admin",
-    topic: str | None,
-    now_ms: int,
-    first: datetime | None,
-    end: datetime | None,
-    every: float | None,
+    admin: "Admin", topic: str | None, now_ms: int, first: datetime | None, end: datetime | None, every: float | None
 ) -> list[int]:
     """Return the edges (ms since 1970) of the ranges to print; [] without messages.
 

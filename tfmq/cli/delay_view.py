@@ -121,9 +121,7 @@ def detail_row(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
     if found.state != "pending":
         del rows["in"]
     known = {"due": found.due_ms, "in": found.due_ms, "size": found.size_bytes, "born": found.born_ms}
-    return {
-        name: value for name, value in rows.items() if value not in (None, "") and known.get(name, 0) >= 0
-    }
+    return {name: value for name, value in rows.items() if value not in (None, "") and known.get(name, 0) >= 0}
 
 
 def shorten_key(key: bytes | str | None) -> str | None:

@@ -77,9 +77,7 @@ def store_options(command: Function) -> Function:
     """Add --store and --group; the command gets these and its other filters as `choice`."""
 
     @click.option(
-        "--store",
-        metavar="PATH|URL|topic:NAME",
-        help="The dead-letter store [all below ~/.local/state/tfmq].",
+        "--store", metavar="PATH|URL|topic:NAME", help="The dead-letter store [all below ~/.local/state/tfmq]."
     )
     @click.option(
         "-g", "--group", shell_complete=main.complete_groups, help="Only dead letters of this consumer group."
@@ -96,20 +94,12 @@ def store_options(command: Function) -> Function:
 def filter_options(command: Function) -> Function:
     """Add the options that filter letters; `store_options` puts their values into `choice`."""
     options = (
-        click.option(
-            "--topic", shell_complete=main.complete_topics, help="Only dead letters from this topic."
-        ),
-        click.option(
-            "--partition", type=click.IntRange(min=0), help="Only dead letters from this partition."
-        ),
+        click.option("--topic", shell_complete=main.complete_topics, help="Only dead letters from this topic."),
+        click.option("--partition", type=click.IntRange(min=0), help="Only dead letters from this partition."),
         click.option("-k", "--key", help="Only dead letters with this key."),
         click.option("-t", "--tag", help="Only dead letters with this tag."),
-        click.option(
-            "--error", metavar="TEXT", help="Only dead letters whose last error contains this text."
-        ),
-        click.option(
-            "--since", type=Moment(), help="Only dead letters stored from this time on, such as -1h."
-        ),
+        click.option("--error", metavar="TEXT", help="Only dead letters whose last error contains this text."),
+        click.option("--since", type=Moment(), help="Only dead letters stored from this time on, such as -1h."),
         click.option("--until", type=Moment(), help="Only dead letters stored before this time."),
     )
     for option in reversed(options):
@@ -167,8 +157,7 @@ def find_letter(desks: Sequence[Desk], id: str, choice: LetterChoice) -> tuple[D
         return found[0]
     if not found:
         raise TfmqError(
-            f"There is no dead letter {id!r} at {store_text(choice)}; --store names another place.",
-            outcome="not done",
+            f"There is no dead letter {id!r} at {store_text(choice)}; --store names another place.", outcome="not done"
         )
     raise TfmqError(f"Several dead letters begin with {id!r}: write more of the id.", outcome="not done")
 
@@ -270,9 +259,7 @@ def dlq() -> None:
 @store_options
 @state_option
 @filter_options
-@click.option(
-    "-n", "count", type=click.IntRange(min=1), help=f"At most this many [a table: {ROWS_SHOWN}; JSON: all]."
-)
+@click.option("-n", "count", type=click.IntRange(min=1), help=f"At most this many [a table: {ROWS_SHOWN}; JSON: all].")
 @output_options
 def list_command(choice: LetterChoice, count: int | None, output: Output) -> None:
     """List the dead letters, the oldest first; without --state those that need an action."""
@@ -335,9 +322,7 @@ def export(choice: LetterChoice, path: Path | None, output: Output) -> None:
     number = 0
     path = None if path == Path("-") else path
     with open_stores(choice, output) as found:
-        letters = (
-            each for desk in found for each in desk.letters(choice.selection(PENDING_STATES), whole=True)
-        )
+        letters = (each for desk in found for each in desk.letters(choice.selection(PENDING_STATES), whole=True))
         rows = (export_row(each) for each in letters)
         if path is None and output.json:
             output.print_array(rows)
@@ -393,12 +378,8 @@ def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> in
 
 def chosen_options(command: Any) -> Any:
     """Add the arguments that select letters to change: IDs, filters, or --all."""
-    all_option = click.option(
-        "--all", "everything", is_flag=True, help="All dead letters that match the filters."
-    )
-    return click.argument("ids", nargs=-1, metavar="[ID]...")(
-        store_options(filter_options(all_option(command)))
-    )
+    all_option = click.option("--all", "everything", is_flag=True, help="All dead letters that match the filters.")
+    return click.argument("ids", nargs=-1, metavar="[ID]...")(store_options(filter_options(all_option(command))))
 
 
 @dlq.command(epilog="\b\nExamples:\n  tfmq dlq retry 3f2a\n  tfmq dlq retry --error Timeout --calls 3")
@@ -411,27 +392,17 @@ def chosen_options(command: Any) -> Any:
     help="Calls of its handler after which it is a dead letter again.",
 )
 @click.option(
-    "--force",
-    is_flag=True,
-    help="Let consumers at the broker of --servers handle dead letters of other brokers too.",
+    "--force", is_flag=True, help="Let consumers at the broker of --servers handle dead letters of other brokers too."
 )
 @output_options
-def retry(
-    ids: tuple[str, ...], choice: LetterChoice, everything: bool, calls: int, force: bool, output: Output
-) -> int:
+def retry(ids: tuple[str, ...], choice: LetterChoice, everything: bool, calls: int, force: bool, output: Output) -> int:
     """Let consumers of their group handle dead letters again.
 
     Consumers at their broker look for them every few seconds.
     """
     what = "will be handled again by a running consumer of the group"
     return change_letters(
-        output,
-        choice,
-        ids,
-        everything,
-        lambda desk, ids: desk.retry(ids, calls, force=force),
-        "retried",
-        what,
+        output, choice, ids, everything, lambda desk, ids: desk.retry(ids, calls, force=force), "retried", what
     )
 
 
@@ -495,8 +466,7 @@ def change_letters(
     output.info(f"{with_noun(len(done), 'dead letter')}: {what}" if done or left else none_found_text(choice))
     for each in left:
         click.echo(
-            f"{escape_unprintable(each.id)} is unchanged: its state was {each.state}, or changed meanwhile",
-            err=True,
+            f"{escape_unprintable(each.id)} is unchanged: its state was {each.state}, or changed meanwhile", err=True
         )
     return NOT_DONE if left else 0
 
@@ -509,10 +479,7 @@ def change_letters(
 @store_options
 @filter_options
 @click.option(
-    "--to",
-    "to_topic",
-    metavar="TOPIC",
-    help="To this topic, which must exist [the one that each came from].",
+    "--to", "to_topic", metavar="TOPIC", help="To this topic, which must exist [the one that each came from]."
 )
 @click.option("--rate", type=Rate(), help="At most so many a second.")
 @click.option("-n", "count", type=click.IntRange(min=1), help="At most so many.")
@@ -593,13 +560,9 @@ def report_redrive(total: Report, wish: Wish, output: Output) -> None:
         row.update(unsendable=total.unsendable, unsure=total.unsure, foreign=total.foreign)
         output.print_object(row)
         return
-    where = ", ".join(
-        f"{number:,} to {escape_unprintable(topic)}" for topic, number in sorted(total.targets.items())
-    )
+    where = ", ".join(f"{number:,} to {escape_unprintable(topic)}" for topic, number in sorted(total.targets.items()))
     word = "would be sent" if wish.dry else "sent"
-    output.info(
-        f"{with_noun(sum(total.targets.values()), 'dead letter')} {word}{f': {where}' if where else ''}"
-    )
+    output.info(f"{with_noun(sum(total.targets.values()), 'dead letter')} {word}{f': {where}' if where else ''}")
     if total.resumed:
         output.info(f"{total.resumed:,} of these had been sent by an interrupted redrive")
     if total.looping:

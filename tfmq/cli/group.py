@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfmq.cli import main
-from tfmq.cli.output import (
-    Output,
-    age_text,
-    confirm,
-    did_you_mean,
-    escape_unprintable,
-    output_options,
-    with_noun,
-)
+from tfmq.cli.output import Output, age_text, confirm, did_you_mean, escape_unprintable, output_options, with_noun
 from tfmq.cli.topic import find_topic
 from tfmq.cli.values import StartPosition
 from tfmq.errors import TfmqError
@@ -72,12 +64,7 @@ def show(name: str, output: Output) -> None:
     ]
     output.print_rows(members, MEMBER_COLUMNS, f"{name} has no member at the moment")
     committed = [
-        {
-            **row,
-            "offset (bytes)": row["offset"],
-            "end offset (bytes)": row["end_offset"],
-            "lag (messages)": row["lag"],
-        }
+        {**row, "offset (bytes)": row["offset"], "end offset (bytes)": row["end_offset"], "lag (messages)": row["lag"]}
         for row in offsets
     ]
     output.print_rows(committed, OFFSET_COLUMNS, f"{name} has saved no offset yet")
@@ -131,9 +118,7 @@ def check_group(admin: "Admin", name: str, advice: str = "") -> None:
 )
 @click.argument("name", shell_complete=main.complete_groups)
 @click.argument("topic", shell_complete=main.complete_topics)
-@click.option(
-    "--to", "place", type=StartPosition(), required=True, help="earliest, latest, an offset, or a time."
-)
+@click.option("--to", "place", type=StartPosition(), required=True, help="earliest, latest, an offset, or a time.")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option("--create", is_flag=True, help="Create the group if it does not exist.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be changed.")
@@ -152,9 +137,7 @@ def reset(
         if not create:
             check_group(admin, name, " With --create it is created.")
         group = admin.group(name)
-        before = {
-            each["partition"]: committed_offset(each) for each in group.offsets if each["topic"] == topic
-        }
+        before = {each["partition"]: committed_offset(each) for each in group.offsets if each["topic"] == topic}
         if dry_run:
             numbers = range(count) if partition is None else [partition]
             located = {number: admin.locate(topic, number, place) for number in numbers}

@@ -25,15 +25,7 @@ from journal.fsck.log_verify import DamagedRange, find_log_id, opened_segment, s
 from journal.fsck.wal_repair import repair_journal
 from journal.fsck.wal_verify import JournalGap, JournalScan, is_journal, unrepaired_damage, verify_journal
 from journal.record.block import Block
-from journal.record.format import (
-    FLAG_FILLER,
-    FLAG_TOMBSTONE,
-    HEADER_SIZE,
-    BadRecord,
-    Record,
-    records_of,
-    split_body,
-)
+from journal.record.format import FLAG_FILLER, FLAG_TOMBSTONE, HEADER_SIZE, BadRecord, Record, records_of, split_body
 from journal.wal.entry import OPERATION_NAMES, JournalEntry, LostEntries, Operation
 from tfmq import ids
 from tfmq.broker.catalog import SUFFIX as CATALOG_SUFFIX
@@ -67,13 +59,7 @@ from tfmq.delay.arrivals.header import HEADER_ID, KIND_NAMES, BadArrivalHeader, 
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX as ARRIVALS_SUFFIX
 from tfmq.delay.buckets.bucket import NO_BYTE_LIMIT, Bucket
 from tfmq.delay.buckets.format import CHUNK_SIZE, ChunkColumns, ChunkHead, parse_bucket_name
-from tfmq.delay.buckets.fsck import (
-    ARRIVALS_NAME,
-    BucketScan,
-    is_bucket_folder,
-    repair_buckets,
-    verify_buckets,
-)
+from tfmq.delay.buckets.fsck import ARRIVALS_NAME, BucketScan, is_bucket_folder, repair_buckets, verify_buckets
 from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
@@ -170,11 +156,7 @@ def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
         yield make_row("record", offset=offset, ordinal=ordinal, **record_content(record, body))
         ordinal += 1
     if control:
-        fields = {
-            ROW_KEYS.get(k, k): v
-            for k, v in block.control._asdict().items()
-            if k not in ("offset", "version")
-        }
+        fields = {ROW_KEYS.get(k, k): v for k, v in block.control._asdict().items() if k not in ("offset", "version")}
         yield make_row("control", offset=block.next - BLOCK_TRAILER_BYTES, **fields)
 
 
@@ -259,10 +241,7 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
     findings = [asdict(finding) for report in reports for finding in report.findings]
     damaged = any(report.damaged for report in reports)
     if output.json:
-        sums = {
-            name: sum(getattr(r, name) for r in reports)
-            for name in ("segments", "bytes", "blocks", "records")
-        }
+        sums = {name: sum(getattr(r, name) for r in reports) for name in ("segments", "bytes", "blocks", "records")}
         click.echo(json_text({"path": str(path), **sums, "damaged": damaged, "findings": findings}))
     else:
         print_reports(output, reports, findings)
@@ -276,9 +255,7 @@ def verify_path(disk: Disk, path: Path, records: bool, moved: FileProgress) -> I
     """
     folders = [path] if is_segment(path) or is_log_folder(path) else partitions_of(path)
     for folder in folders:
-        report = lost_is_damage(
-            verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved)
-        )
+        report = lost_is_damage(verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved))
         report.findings = [f for f in report.findings if not is_broker_file(Path(f.file))]
         if is_meta(disk, folder):
             report.findings += verify_catalog(disk, str(folder.parent))
@@ -335,9 +312,7 @@ def print_reports(output: Output, reports: list[VerifyReport], findings: list[di
 )
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
 @click.option("--dry-run", is_flag=True, help="Print what would be kept and lost; change nothing.")
-@click.option(
-    "--remove-originals", "remove", is_flag=True, help="Remove the originals that earlier repairs kept."
-)
+@click.option("--remove-originals", "remove", is_flag=True, help="Remove the originals that earlier repairs kept.")
 @offline_options
 def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> int:
     """Repair damaged segments, checkpoints, the catalog, the transaction journal and the delayed messages.
@@ -419,9 +394,7 @@ def report_repair(output: Output, done: DataRepairResult, dry_run: bool) -> None
         )
     if done.journal:
         lost = sum(entry.lost_bytes for entry in done.journal)
-        output.info(
-            f"transactions: {with_noun(len(done.journal), 'place')}, {with_noun(lost, 'byte')} {verbs[1]}"
-        )
+        output.info(f"transactions: {with_noun(len(done.journal), 'place')}, {with_noun(lost, 'byte')} {verbs[1]}")
     if done.buckets:
         kept, lost = sum(each.kept for each in done.buckets), sum(each.lost for each in done.buckets)
         mended = with_noun(len(done.buckets), "file")
@@ -441,12 +414,7 @@ def arrival_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
         return None
     row: dict[str, Any] = {"what": KIND_NAMES[note.kind]}
     if note.record_count:
-        row |= {
-            "topic": note.topic,
-            "log_id": note.log_id,
-            "count": note.record_count,
-            "size": note.size_bytes,
-        }
+        row |= {"topic": note.topic, "log_id": note.log_id, "count": note.record_count, "size": note.size_bytes}
         row |= {"first_due": note.dues.low, "last_due": note.dues.high, "absolute": sum(note.dues.absolute)}
     if note.old_turns.dues:
         row["cancelled"] = [list(turn) for turn in zip(*note.old_turns, strict=True)]

@@ -113,9 +113,7 @@ def print_docs(context: click.Context, option: click.Parameter, wanted: bool) ->
     folders += [Path(str(each.locate())).resolve().parents[1] for each in files if each.match(f"tfmq/{page}")]
     found = [folder for folder in folders if (folder / page).exists()]
     if not found:
-        raise click.ClickException(
-            "This installation of tfmq has no docs: install it with pip, from a wheel."
-        )
+        raise click.ClickException("This installation of tfmq has no docs: install it with pip, from a wheel.")
     click.echo(found[0])
     context.exit()
 
@@ -134,9 +132,7 @@ def commands() -> None:
     """Command line of a tfmq broker: send, read, manage topics, check files."""
 
 
-def main(
-    arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "tfmq"
-) -> None:
+def main(arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "tfmq") -> None:
     """Run the command line and exit with its code.
 
     Each expected error is one sentence on standard error.
@@ -146,15 +142,11 @@ def main(
     sys.exit(run(arguments, command, name))
 
 
-def run(
-    arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "tfmq"
-) -> int:
+def run(arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "tfmq") -> int:
     """Run the command line, `tfmq` or another `command`; return the exit code."""
     try:
         code = (command or commands).main(
-            args=list(sys.argv[1:] if arguments is None else arguments),
-            prog_name=name,
-            standalone_mode=False,
+            args=list(sys.argv[1:] if arguments is None else arguments), prog_name=name, standalone_mode=False
         )
         return code if isinstance(code, int) else 0
     except click.exceptions.Abort as error:

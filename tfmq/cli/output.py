@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 Row = TypeVar("Row")
 
-UNITS = (
-    ("y", 31_536_000, "d", 86_400),
-    ("d", 86_400, "h", 3600),
-    ("h", 3600, "min", 60),
-    ("min", 60, "s", 1),
-)
+UNITS = (("y", 31_536_000, "d", 86_400), ("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1))
 """Units of ages: (unit, seconds, next smaller unit, its seconds). A year has 365 days."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UNBROKEN_WIDTH = 26
@@ -140,10 +135,7 @@ ROWS_SHOWN = 100
 """Default limit of a table; JSON has all rows."""
 
 rows_option = click.option(
-    "-n",
-    "count",
-    type=click.IntRange(min=1),
-    help=f"At most this many [{ROWS_SHOWN} in a table, all in JSON].",
+    "-n", "count", type=click.IntRange(min=1), help=f"At most this many [{ROWS_SHOWN} in a table, all in JSON]."
 )
 
 
@@ -230,10 +222,7 @@ def format_cell(value: Any) -> str:
 
 
 def print_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    header: bool = True,
-    bare: Sequence[str] = (),
+    columns: Sequence[str], rows: Iterable[Sequence[str]], header: bool = True, bare: Sequence[str] = ()
 ) -> None:
     """Print a table with rich; without colours and never truncated if the output is no terminal.
 
@@ -258,11 +247,7 @@ def print_table(
         print_lines(columns if header else [""] * len(columns), rows, bare, console.width)
         return
     console.width = max(console.width, sum(least) + edges)
-    table = Table(
-        show_header=header,
-        box=SIMPLE_HEAD if header else None,
-        padding=(0, 1, 0, 0) if header else (0, 1),
-    )
+    table = Table(show_header=header, box=SIMPLE_HEAD if header else None, padding=(0, 1, 0, 0) if header else (0, 1))
     for column, width in zip(columns, column_widths(least, most, console.width - edges), strict=True):
         table.add_column(column, overflow="fold", width=width)
     for row in rows:
@@ -290,9 +275,7 @@ def column_widths(least: Sequence[int], most: Sequence[int], room: int) -> list[
     return found
 
 
-def print_lines(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], bare: Sequence[str], width: int
-) -> None:
+def print_lines(columns: Sequence[str], rows: Iterable[Sequence[str]], bare: Sequence[str], width: int) -> None:
     """Print each row as lines of headings and values, without empty values.
 
     The first column, and those in `bare`, have no heading.
@@ -314,9 +297,7 @@ def print_lines(
                 line += SEPARATOR + piece if line else piece
             if cell_len(line) > width and len(text) > UNBROKEN_WIDTH:
                 # A word that is longer than a line is not broken, so that it can be copied.
-                lines = wrap(
-                    line, width, subsequent_indent=SEPARATOR, break_long_words=False, break_on_hyphens=False
-                )
+                lines = wrap(line, width, subsequent_indent=SEPARATOR, break_long_words=False, break_on_hyphens=False)
                 line = lines.pop() if lines else ""  # a name may consist of blanks
                 click.echo("".join(f"{each}\n" for each in lines), nl=False)
         click.echo(line)
@@ -458,9 +439,4 @@ def make_bar() -> "Progress":
     )
     # Other output to standard error is printed above the bar. Standard output is redirected only if it is a
     # terminal.
-    return Progress(
-        *columns,
-        console=console,
-        transient=True,
-        redirect_stdout=sys.stdout.isatty(),
-    )
+    return Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty())

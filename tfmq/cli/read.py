@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfmq.cli import main
-from tfmq.cli.output import (
-    Output,
-    iso_text,
-    json_text,
-    output_options,
-    payload_fields,
-    progress,
-    time_text,
-    with_noun,
-)
+from tfmq.cli.output import Output, iso_text, json_text, output_options, payload_fields, progress, time_text, with_noun
 from tfmq.cli.topic import find_topic
 from tfmq.cli.values import StartPosition, client_id_option
 from tfmq.ids import format_id
@@ -66,10 +57,7 @@ Examples:
 @click.option("-n", "count", type=click.IntRange(min=1), help="Stop after this many messages.")
 @click.option("--follow", is_flag=True, help="Continue as new messages arrive.")
 @click.option(
-    "-g",
-    "--group",
-    shell_complete=main.complete_groups,
-    help="Read as this consumer group, and save its offsets.",
+    "-g", "--group", shell_complete=main.complete_groups, help="Read as this consumer group, and save its offsets."
 )
 @click.option("-t", "--tag", help="Only messages of this tag.")
 @click.option("--format", "template", help="One line for each message, as in '%k %o %s'.")
@@ -117,9 +105,7 @@ def read(
     )
     out, printed = sys.stdout.buffer, 0
     with consumer, progress(output, f"reading {topic}", None, follow or sys.stdout.isatty()) as advance:
-        for messages in read_batches(
-            consumer, None if follow else ReadEnds(output, topic, ends, group), count
-        ):
+        for messages in read_batches(consumer, None if follow else ReadEnds(output, topic, ends, group), count):
             out.writelines(map(line, messages))
             out.flush()  # the next poll acknowledges these messages
             advance(len(messages))
@@ -135,9 +121,7 @@ def print_problems(troubles: list[str]) -> None:
         click.echo(f"tfmq: {trouble}", err=True)
 
 
-def partition_states(
-    output: Output, topic: str, partition: int | None
-) -> tuple[dict[int, int], set[int], list[str]]:
+def partition_states(output: Output, topic: str, partition: int | None) -> tuple[dict[int, int], set[int], list[str]]:
     """Return each partition's current end, partitions not served, and a sentence per problem.
 
     Raises UnknownTopic with the nearest name.
@@ -226,9 +210,7 @@ class ReadEnds:
             return None
 
 
-def read_batches(
-    consumer: "Consumer", ends: ReadEnds | None, count: int | None
-) -> Iterator[list["ReceivedMessage"]]:
+def read_batches(consumer: "Consumer", ends: ReadEnds | None, count: int | None) -> Iterator[list["ReceivedMessage"]]:
     """Yield lists of messages up to the ends (None: without end), at most `count` in all.
 
     Messages after an end in the same poll are included: for a group they count as read.
@@ -305,9 +287,7 @@ FIELDS: dict[str, Callable[["ReceivedMessage"], object]] = {
 }
 
 
-def fill_template(
-    template: str, message: "ReceivedMessage", written: Callable[[bytes], bytes] = bytes
-) -> bytes:
+def fill_template(template: str, message: "ReceivedMessage", written: Callable[[bytes], bytes] = bytes) -> bytes:
     """Return the template with its %-letters, all known, replaced by values of the message."""
 
     def fill(found: re.Match[bytes]) -> bytes:

@@ -66,9 +66,7 @@ def schedule() -> None:
 @click.option("-k", "--key", help="The messages' key.")
 @click.option("-t", "--tag", help="A tag that consumers can filter by.")
 @click.option("--property", "properties", type=Property(), multiple=True, help="A property; may be repeated.")
-@click.option(
-    "--partition", type=click.IntRange(min=0), help="Partition of the messages [selected by the key]."
-)
+@click.option("--partition", type=click.IntRange(min=0), help="Partition of the messages [selected by the key].")
 @output_options
 def add(
     cron: str,
@@ -114,9 +112,7 @@ names = main.complete_names(lambda admin: (each.name for each in admin.schedules
 name_argument = click.argument("name", shell_complete=names)
 
 
-@schedule.command(
-    "list", epilog="\b\nExamples:\n  tfmq schedule list\n  tfmq schedule list --json | jq -r .[].name"
-)
+@schedule.command("list", epilog="\b\nExamples:\n  tfmq schedule list\n  tfmq schedule list --json | jq -r .[].name")
 @output_options
 def list_command(output: Output) -> None:
     """List the schedules with their next run, each in its time zone."""
@@ -165,9 +161,7 @@ def run(name: str, output: Output) -> None:
         message, now = found.message, moment_at(admin.ping(), found.timezone)
         assert message is not None and now is not None, "asked for by its name"
         own = {"schedule": name, "scheduled_for": now.isoformat(timespec="seconds")}
-        message = message._replace(
-            properties={**(message.properties or {}), **own}, partition=found.partition
-        )
+        message = message._replace(properties={**(message.properties or {}), **own}, partition=found.partition)
         sent = producer.send(found.topic, message).result()
     output.report(
         {"name": name, "topic": sent.topic, "partition": sent.partition, "offset": sent.offset},
@@ -221,9 +215,7 @@ def report_schedule(output: Output, found: "ScheduleDescription", sentence: str)
     if output.json:
         output.print_object(json_row(found))
         return
-    following = (
-        "" if found.next_at is None else f"; next run {format_run_time(found.next_at, found.timezone)}"
-    )
+    following = "" if found.next_at is None else f"; next run {format_run_time(found.next_at, found.timezone)}"
     output.info(f"{sentence}{following}")
     if found.trouble:
         output.info(f"it waits: {escape_unprintable(found.trouble)}")
@@ -257,19 +249,12 @@ def detail_row(found: "ScheduleDescription") -> dict[str, Any]:
 def format_payload(value: Any) -> str:
     """Format a text, bytes or properties of a schedule for `show`."""
     if isinstance(value, dict):
-        return ", ".join(
-            f"{escape_unprintable(name)}={escape_unprintable(text)}" for name, text in value.items()
-        )
-    return escape_unprintable(
-        value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
-    )
+        return ", ".join(f"{escape_unprintable(name)}={escape_unprintable(text)}" for name, text in value.items())
+    return escape_unprintable(value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value))
 
 
 def table_row(found: "ScheduleDescription") -> dict[str, Any]:
-    row = {
-        key: escape_unprintable(str(getattr(found, key)))
-        for key in ("name", "state", "cron", "timezone", "topic")
-    }
+    row = {key: escape_unprintable(str(getattr(found, key))) for key in ("name", "state", "cron", "timezone", "topic")}
     return row | {"next_run": time_text(found.next_at), "last_run": time_text(found.last_at)}
 
 

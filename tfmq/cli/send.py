@@ -50,26 +50,17 @@ Examples:
 @click.argument("topic", shell_complete=main.complete_topics)
 @click.argument("payloads", nargs=-1, metavar="[PAYLOAD]...")
 @click.option(
-    "-f",
-    "--file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="One message: the file.",
+    "-f", "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="One message: the file."
 )
-@click.option(
-    "--lines", type=click.File("rb"), help="One message per line of this file; - is standard input."
-)
+@click.option("--lines", type=click.File("rb"), help="One message per line of this file; - is standard input.")
 @click.option("-0", "--null", is_flag=True, help="Messages end with NUL instead of a line end.")
 @click.option("-k", "--key", help="Key of the messages; messages with the same key keep their order.")
 @click.option("-t", "--tag", help="A tag that consumers can filter by.")
 @click.option("--property", "properties", type=Property(), multiple=True, help="A property; may be repeated.")
-@click.option(
-    "--partition", type=click.IntRange(min=0), help="This partition instead of the selector's choice."
-)
+@click.option("--partition", type=click.IntRange(min=0), help="This partition instead of the selector's choice.")
 @click.option("--delay", type=Delay(), help="Deliver after this time: 250ms, 30s, 5m, 2h, 7d.")
 @click.option(
-    "--at",
-    type=Moment(),
-    help="Deliver at this time: 2027-01-01T09:00+01:00; without a zone it is local time.",
+    "--at", type=Moment(), help="Deliver at this time: 2027-01-01T09:00+01:00; without a zone it is local time."
 )
 @click.option(
     "--acks",
@@ -108,9 +99,7 @@ def send(
         raise click.UsageError("give only one of PAYLOADs, --file and --lines")
     shared = SharedOptions(key, tag, dict(properties), partition, delay, at)
     if at is not None and at <= datetime.now(UTC):
-        output.info(
-            f"{time_text(round(at.timestamp() * 1000))} is in the past: delivered as soon as possible"
-        )
+        output.info(f"{time_text(round(at.timestamp() * 1000))} is in the past: delivered as soon as possible")
     from_objects = output.json and not payloads and file is None and lines is None
     messages = (
         parse_objects(sys.stdin.buffer, shared)
@@ -125,16 +114,12 @@ def send(
     producer = Producer(output.servers, acks=acks, selector=RoundRobinSelector(), client_id=client_id)
     try:
         with producer, progress(output, f"sending to {topic}", None, typed or not is_stream) as advance:
-            count, last, delayed = send_all(
-                producer, topic, messages, advance, shared.is_delayed and output.json
-            )
+            count, last, delayed = send_all(producer, topic, messages, advance, shared.is_delayed and output.json)
     except KeyboardInterrupt:
         # `with` has delivered what was read; a second Ctrl-C ends that.
         if not output.quiet:
             count = producer.stats()["messages"]
-            delivered = (
-                f"{with_noun(count, 'message')} {'was' if count == 1 else 'were'} delivered to {topic}"
-            )
+            delivered = f"{with_noun(count, 'message')} {'was' if count == 1 else 'were'} delivered to {topic}"
             click.echo(f"interrupted: {delivered}", err=True)
         raise
     print_result(output, topic, count, last, shared.is_delayed, delayed)
@@ -151,11 +136,7 @@ class RoundRobinSelector(KeyHash):
 
 
 def send_all(
-    producer: "Producer",
-    topic: str,
-    messages: Iterator[Message],
-    advance: Callable[[int], None],
-    handles: bool = False,
+    producer: "Producer", topic: str, messages: Iterator[Message], advance: Callable[[int], None], handles: bool = False
 ) -> tuple[int, "SendResult | None", list[str | None]]:
     """Send all messages and wait for their acks. Raises the first failure.
 
@@ -239,9 +220,7 @@ class SharedOptions:
         )
 
 
-def named_payloads(
-    payloads: tuple[str, ...], file: Path | None, lines: BinaryIO | None, end: bytes
-) -> Iterator[bytes]:
+def named_payloads(payloads: tuple[str, ...], file: Path | None, lines: BinaryIO | None, end: bytes) -> Iterator[bytes]:
     """Yield the payloads that the command line names, in order."""
     if payloads:
         yield from (payload.encode(errors="surrogateescape") for payload in payloads)

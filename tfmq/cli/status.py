@@ -30,16 +30,8 @@ def status(output: Output) -> None:
         return
     settings = found.pop("settings", {})
     transactions, delay = found.pop("transactions", {}), found.pop("delay", {})
-    shown = {
-        row_label(key): format_value(key, value)
-        for key, value in found.items()
-        if not isinstance(value, dict)
-    }
-    rows = {
-        **transaction_rows(transactions),
-        **delay_rows(delay),
-        **schedule_rows(found.get("schedules", {})),
-    }
+    shown = {row_label(key): format_value(key, value) for key, value in found.items() if not isinstance(value, dict)}
+    rows = {**transaction_rows(transactions), **delay_rows(delay), **schedule_rows(found.get("schedules", {}))}
     output.print_object({**shown, **rows})
     print_transaction_problems(output, transactions, settings.get("transaction.alarm_seconds", 0))
     print_delay_problems(output, delay)
@@ -88,9 +80,7 @@ def delay_rows(found: Mapping[str, Any]) -> dict[str, str]:
     if found.get("next_due_ms"):
         ahead = found["next_due_ms"] - found.get("now_ms", found["next_due_ms"])
         # For distant messages only a range of due times is known: this is its start.
-        waiting.append(
-            f"the next in {age_text(ahead / 1_000)} at the earliest" if ahead > 0 else "some due now"
-        )
+        waiting.append(f"the next in {age_text(ahead / 1_000)} at the earliest" if ahead > 0 else "some due now")
     late = found.get("lateness") or {}
     told = [f"{who} within {late_text(late[key])}" for key, who in LATENESS.items() if late.get(key)]
     return {"delayed messages": ", ".join(waiting)} | ({"delivered late": ", ".join(told)} if told else {})

@@ -61,13 +61,9 @@ def list_command(output: Output) -> None:
 @topic.command(epilog="\b\nExample:\n  tfmq topic create orders --partitions 4 --set retention.seconds=7d")
 @click.argument("name")
 @click.option(
-    "--partitions",
-    type=PositiveInteger("partitions"),
-    help="Number of partitions [the server's topics.partitions].",
+    "--partitions", type=PositiveInteger("partitions"), help="Number of partitions [the server's topics.partitions]."
 )
-@click.option(
-    "--set", "settings", type=Property(), multiple=True, help="A setting of this topic; may be repeated."
-)
+@click.option("--set", "settings", type=Property(), multiple=True, help="A setting of this topic; may be repeated.")
 @output_options
 def create(name: str, partitions: int | None, settings: tuple[tuple[str, str], ...], output: Output) -> None:
     """Create a topic."""
@@ -88,9 +84,7 @@ def show(name: str, output: Output) -> None:
         found = find_topic(admin, name)
     rows = [partition_row(p) for p in found.partitions]
     if output.json:
-        effective = {
-            key: {"value": value, "from": origin} for key, (value, origin) in found.effective.items()
-        }
+        effective = {key: {"value": value, "from": origin} for key, (value, origin) in found.effective.items()}
         output.print_object(
             {**json_row(found), "settings": dict(found.settings), "effective": effective, "partitions": rows}
         )
@@ -99,11 +93,7 @@ def show(name: str, output: Output) -> None:
     output.print_object({**table_row(json_row(found)), "settings": own or None})
     # Those that differ from the defaults, in the format that --set accepts.
     different = [
-        {
-            "setting": key,
-            "value": setting_text(value),
-            "from": "the topic's own" if origin == "topic" else origin,
-        }
+        {"setting": key, "value": setting_text(value), "from": "the topic's own" if origin == "topic" else origin}
         for key, (value, origin) in found.effective.items()
         if origin != "default"
     ]
@@ -130,9 +120,7 @@ def print_problem(output: Output, name: str, row: dict[str, Any]) -> None:
         output.info(f"partition {number} accepts no messages: {row['reason']}")
         output.info(f"  when the cause is corrected: tfmq topic resume {name} --partition {number}")
     for damage in row["damage"]:
-        output.info(
-            f"partition {number} is damaged from {damage['first']} to {damage['next']}: {damage['reason']}"
-        )
+        output.info(f"partition {number} is damaged from {damage['first']} to {damage['next']}: {damage['reason']}")
 
 
 @topic.command(
@@ -142,13 +130,9 @@ def print_problem(output: Output, name: str, row: dict[str, Any]) -> None:
 )
 @click.argument("name", shell_complete=main.complete_topics)
 @click.argument("settings", nargs=-1, type=Property(), metavar="[KEY=VALUE]...")
-@click.option(
-    "--unset", multiple=True, metavar="KEY", help="Use the server's value again, like KEY=; may be repeated."
-)
+@click.option("--unset", multiple=True, metavar="KEY", help="Use the server's value again, like KEY=; may be repeated.")
 @output_options
-def set_command(
-    name: str, settings: tuple[tuple[str, str], ...], unset: tuple[str, ...], output: Output
-) -> None:
+def set_command(name: str, settings: tuple[tuple[str, str], ...], unset: tuple[str, ...], output: Output) -> None:
     """Change settings of a topic, at once and permanently; KEY= restores the server's value."""
     if not settings and not unset:
         raise click.UsageError("give KEY=VALUE or --unset KEY")
@@ -222,10 +206,7 @@ def resume(name: str, partition: int | None, output: Output) -> int:
 @click.argument("name", shell_complete=main.complete_topics)
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @click.option(
-    "--before",
-    type=StartPosition(),
-    default="latest",
-    help="Remove messages before this [latest: all messages].",
+    "--before", type=StartPosition(), default="latest", help="Remove messages before this [latest: all messages]."
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options

@@ -103,9 +103,7 @@ def describe_transaction(found: TransactionDescription) -> str:
         found.commit_group
     )
     where = f" for {', '.join(found.topics)}" if found.topics else ""
-    return (
-        f"{escape_unprintable(found.xid)} ({', '.join(parts)}, {with_noun(found.messages, 'message')}{where})"
-    )
+    return f"{escape_unprintable(found.xid)} ({', '.join(parts)}, {with_noun(found.messages, 'message')}{where})"
 
 
 def find_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionDescription:
@@ -121,21 +119,15 @@ def find_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionDe
         return found
     latest = admin.transaction(xid).epoch if epoch else 0
     if latest:
-        raise UnknownTransaction(
-            f"There is no transaction {xid!r} of epoch {epoch}: the latest has {latest}."
-        )
+        raise UnknownTransaction(f"There is no transaction {xid!r} of epoch {epoch}: the latest has {latest}.")
     names = [each.xid for each in islice(iterate_transactions(admin, None, None, 0), NAMES_COMPARED)]
-    hint = did_you_mean(xid, names) or (
-        " `tfmq tx list` has all." if names else " There are no unfinished ones."
-    )
+    hint = did_you_mean(xid, names) or (" `tfmq tx list` has all." if names else " There are no unfinished ones.")
     raise UnknownTransaction(f"There is no transaction {xid!r}, and no outcome of one is remembered.{hint}")
 
 
 xids = main.complete_names(lambda admin: (each.xid for each in iterate_transactions(admin, None, None, 0)))
 epoch_option = click.option(
-    "--epoch",
-    type=click.IntRange(min=1),
-    help="The epoch of the transaction, if its xid was used several times.",
+    "--epoch", type=click.IntRange(min=1), help="The epoch of the transaction, if its xid was used several times."
 )
 xids_argument = click.argument("xids_given", metavar="XID...", nargs=-1, required=True, shell_complete=xids)
 
@@ -209,9 +201,7 @@ def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
     if output.json:
         output.print_array(forgotten)
     for name in names:
-        output.info(
-            f"{escape_unprintable(name)}: forgotten{remaining_text(known[name].details.get('members', 0))}"
-        )
+        output.info(f"{escape_unprintable(name)}: forgotten{remaining_text(known[name].details.get('members', 0))}")
 
 
 def remaining_text(members: int) -> str:
@@ -272,14 +262,10 @@ tx.add_command(forget_group)
     help=f"Only this state, of {', '.join(STATES)}; may be repeated.",
 )
 @click.option("-g", "--group", help="Only those of this producer group.")
-@click.option(
-    "--after", type=click.IntRange(min=0), default=0, help="List from the transaction after this epoch."
-)
+@click.option("--after", type=click.IntRange(min=0), default=0, help="List from the transaction after this epoch.")
 @rows_option
 @output_options
-def list_command(
-    states: tuple[str, ...], group: str | None, after: int, count: int | None, output: Output
-) -> None:
+def list_command(states: tuple[str, ...], group: str | None, after: int, count: int | None, output: Output) -> None:
     """List the transactions that need an operator or are not finished: prepared, applying, or ended by hand."""
     with output.admin() as admin:
         found = iterate_transactions(admin, states or None, group, after)
@@ -351,13 +337,9 @@ def decision_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     return xids_argument(epoch_option(as_owner(yes(command))))
 
 
-@tx.command(
-    short_help="Commit prepared transactions by hand.", epilog="\b\nExample:\n  tfmq tx commit order-42"
-)
+@tx.command(short_help="Commit prepared transactions by hand.", epilog="\b\nExample:\n  tfmq tx commit order-42")
 @decision_arguments
-@click.option(
-    "--force", is_flag=True, help="Commit the remaining messages of transactions that lost some to damage."
-)
+@click.option("--force", is_flag=True, help="Commit the remaining messages of transactions that lost some to damage.")
 @output_options
 def commit(
     xids_given: tuple[str, ...], epoch: int | None, as_owner: bool, yes: bool, force: bool, output: Output
@@ -375,14 +357,10 @@ def commit(
     return end_by_hand("commit", xids_given, epoch, as_owner, yes, output, force=force)
 
 
-@tx.command(
-    short_help="Roll back transactions by hand.", epilog="\b\nExample:\n  tfmq tx rollback order-42 order-43"
-)
+@tx.command(short_help="Roll back transactions by hand.", epilog="\b\nExample:\n  tfmq tx rollback order-42 order-43")
 @decision_arguments
 @output_options
-def rollback(
-    xids_given: tuple[str, ...], epoch: int | None, as_owner: bool, yes: bool, output: Output
-) -> int:
+def rollback(xids_given: tuple[str, ...], epoch: int | None, as_owner: bool, yes: bool, output: Output) -> int:
     """Roll back transactions by hand: a heuristic decision, for an owner that does not return.
 
     It cannot be undone: their messages are deleted. Make sure that the other systems of the transaction
@@ -461,15 +439,11 @@ def end_each(
 
 def report_end(output: Output, row: dict[str, Any]) -> None:
     name, state, by_hand = escape_unprintable(row["xid"]), row["state"], row.get("by_hand", False)
-    output.info(
-        f"{name}: {state.removeprefix('heuristic_').replace('_', ' ')}{' by hand' if by_hand else ''}"
-    )
+    output.info(f"{name}: {state.removeprefix('heuristic_').replace('_', ' ')}{' by hand' if by_hand else ''}")
     if state == "applying" and not row.get("waits_for"):
         output.info(f"  committed; not applied to every partition yet: tfmq tx show {name}")
     for target, why in row.get("waits_for", {}).items():
-        output.info(
-            f"  committed; not applied to {escape_unprintable(target)} yet: {escape_unprintable(why)}"
-        )
+        output.info(f"  committed; not applied to {escape_unprintable(target)} yet: {escape_unprintable(why)}")
     if row.get("lost"):
         output.info(f"  {with_noun(row['lost'], 'message')} of it lost to damage in the transaction journal")
     if row.get("dropped"):
@@ -485,9 +459,7 @@ def confirm_end(what: str, found: Sequence[TransactionDescription], as_owner: bo
         which = describe_transaction(found[0])
     else:
         size = size_text(sum(each.size_bytes for each in found))
-        which = (
-            f"{with_noun(len(found), 'transaction')} ({size}; the first is {describe_transaction(found[0])})"
-        )
+        which = f"{with_noun(len(found), 'transaction')} ({size}; the first is {describe_transaction(found[0])})"
     confirm(f"{verb} {which} {how}", ", which cannot be undone, say --yes.", " This cannot be undone.")
 
 
@@ -524,9 +496,7 @@ def all_known(admin: Admin, names: Sequence[str], epoch: int | None) -> list[Tra
     try:
         return [find_transaction(admin, name, epoch) for name in names]
     except UnknownTransaction as error:
-        raise (
-            error if len(names) == 1 else UnknownTransaction(f"{error} Nothing was done with the others.")
-        ) from None
+        raise (error if len(names) == 1 else UnknownTransaction(f"{error} Nothing was done with the others.")) from None
 
 
 def check_epoch_option(names: Sequence[str], epoch: int | None) -> None:

@@ -78,9 +78,7 @@ class StartPosition(TextType):
         if text.isdecimal():
             return int(text)
         if UNITLESS.fullmatch(text):
-            raise ValueError(
-                f"{text!r} has no unit: for a time write {text}s or {text}m; an offset is 0 or more"
-            )
+            raise ValueError(f"{text!r} has no unit: for a time write {text}s or {text}m; an offset is 0 or more")
         try:
             return point_in_time(text)
         except ValueError as error:
@@ -140,9 +138,7 @@ class Delay(TextType):
 
         seconds = duration_seconds(text)
         if seconds > DELAY_DAYS_MAX * 86_400:
-            raise ValueError(
-                f"a delay is at most {DELAY_DAYS_MAX:,} days, 100 years; for a later time say --at"
-            )
+            raise ValueError(f"a delay is at most {DELAY_DAYS_MAX:,} days, 100 years; for a later time say --at")
         return seconds
 
 
@@ -175,7 +171,5 @@ class ClientId(TextType):
 
 
 client_id_option = click.option(
-    "--client-id",
-    type=ClientId(),
-    help="The client's name in group show and the server's log [$TFMQ_CLIENT_ID].",
+    "--client-id", type=ClientId(), help="The client's name in group show and the server's log [$TFMQ_CLIENT_ID]."
 )

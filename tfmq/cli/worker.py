@@ -186,16 +186,10 @@ class Supervisor:
 )
 @click.argument("target", metavar="MODULE:CONSUMER")
 @click.option(
-    "--processes",
-    type=click.IntRange(1, 1000),
-    default=1,
-    help="Number of processes, each a member of the group [1].",
+    "--processes", type=click.IntRange(1, 1000), default=1, help="Number of processes, each a member of the group [1]."
 )
 @click.option(
-    "--workers",
-    type=click.IntRange(1, 1000),
-    default=1,
-    help="Messages handled at a time in each process [1].",
+    "--workers", type=click.IntRange(1, 1000), default=1, help="Messages handled at a time in each process [1]."
 )
 @click.option(
     "--order",
@@ -210,10 +204,7 @@ class Supervisor:
 )
 @click.option("--reload", is_flag=True, help="Restart when a Python file below this folder changes.")
 @click.option(
-    "--watched",
-    is_flag=True,
-    hidden=True,
-    help="One of several processes: exit at the end of standard input.",
+    "--watched", is_flag=True, hidden=True, help="One of several processes: exit at the end of standard input."
 )
 @click.option("--check", is_flag=True, hidden=True, help="Only check that the consumer can be imported.")
 @client_id_option
@@ -257,9 +248,7 @@ def run(
     return Supervisor(begin, processes, say=output.info, folder=Path.cwd() if reload else None).run()
 
 
-def run_worker(
-    target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, watched: bool = False
-) -> int:
+def run_worker(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, watched: bool = False) -> int:
     """Run the consumer in this process until a signal or an error; return the exit code.
 
     `watched`: the exit code tells the supervisor whether the run could start.
@@ -319,9 +308,7 @@ def consumer_of(target: str) -> Any:
     plain = ".".join(part for part in module_name.removesuffix(".py").split("/") if part not in ("", "."))
     if module_name != plain or not all(part.isidentifier() for part in plain.split(".")):
         hint = f" write {plain}:{path}." if all(each.isidentifier() for each in plain.split(".")) else ""
-        raise click.UsageError(
-            f"{module_name!r} is no name of a module;{hint or ' it is one as import takes it.'}"
-        )
+        raise click.UsageError(f"{module_name!r} is no name of a module;{hint or ' it is one as import takes it.'}")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     found = import_consumer_module(module_name)
@@ -333,9 +320,7 @@ def consumer_of(target: str) -> Any:
     if not is_consumer(found) and callable(found):
         found = call_factory(found, target)
     if not is_consumer(found):
-        raise click.UsageError(
-            f"{target} is {describe_object(found)}, not a tfmq.Consumer or tfmq.aio.Consumer."
-        )
+        raise click.UsageError(f"{target} is {describe_object(found)}, not a tfmq.Consumer or tfmq.aio.Consumer.")
     return found
 
 
@@ -451,8 +436,7 @@ class SourceWatcher:
             folders[:] = [
                 name
                 for name in folders
-                if not name.startswith((".", "__pycache__"))
-                and not (Path(folder) / name / "pyvenv.cfg").exists()
+                if not name.startswith((".", "__pycache__")) and not (Path(folder) / name / "pyvenv.cfg").exists()
             ]
             for name in names:
                 if name.endswith(".py") and len(found) < FILES_MAX:

@@ -31,8 +31,7 @@ def blocking(
 
 @overload
 def blocking(
-    operation: Callable[Concatenate[Core, Parameters], Operation[Result]],
-    convert: Callable[[Result], Converted],
+    operation: Callable[Concatenate[Core, Parameters], Operation[Result]], convert: Callable[[Result], Converted]
 ) -> Callable[Concatenate[Any, Parameters], Converted]: ...
 
 
@@ -55,8 +54,7 @@ def awaitable(
 
 @overload
 def awaitable(
-    operation: Callable[Concatenate[Core, Parameters], Operation[Result]],
-    convert: Callable[[Result], Converted],
+    operation: Callable[Concatenate[Core, Parameters], Operation[Result]], convert: Callable[[Result], Converted]
 ) -> Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Converted]]: ...
 
 
@@ -71,9 +69,7 @@ def awaitable(operation: Callable[..., Operation[Any]], convert: Callable[[Any],
     return set_result(method, converted_annotation(operation, convert))
 
 
-def shared(
-    method: Callable[Concatenate[Core, Parameters], Result],
-) -> Callable[Concatenate[Any, Parameters], Result]:
+def shared(method: Callable[Concatenate[Core, Parameters], Result]) -> Callable[Concatenate[Any, Parameters], Result]:
     """Return `method` itself, for another class with the same parts."""
     return method
 

@@ -26,9 +26,7 @@ NEVER = float("inf")
 class Task:
     """An operation without a caller. `done` is true after it ended for any reason."""
 
-    def __init__(
-        self, operation: Operation[Any], failed: Callable[[Exception], None], clock: Callable[[], float]
-    ):
+    def __init__(self, operation: Operation[Any], failed: Callable[[Exception], None], clock: Callable[[], float]):
         self.done = False
         self.wake_at = NEVER
         self._operation = operation

@@ -85,8 +85,7 @@ class Desk:
         """Raise TfmqError if the store does not exist."""
         if not self.is_there():
             raise TfmqError(
-                f"There are no dead letters at {self.name}: no consumer stored any there yet.",
-                outcome="not done",
+                f"There are no dead letters at {self.name}: no consumer stored any there yet.", outcome="not done"
             )
 
     def letters(self, selection: Selection = ALL_LETTERS, *, whole: bool = False) -> Iterator[Letter]:
@@ -96,9 +95,7 @@ class Desk:
         """
         selection.check()
         page = FIRST_PAGE
-        while found := self._run_operation(
-            self._open_store().find(selection, page, PAGE_LETTERS, whole=whole)
-        ):
+        while found := self._run_operation(self._open_store().find(selection, page, PAGE_LETTERS, whole=whole)):
             yield from found
             page = PagePosition(found[-1].kept_ms, found[-1].id)
 
@@ -114,9 +111,7 @@ class Desk:
         """Return the number of letters by (group, state)."""
         return self._run_operation(self._open_store().count_by_state())
 
-    def retry(
-        self, ids: Iterable[str], calls: int = RETRY_CALLS, *, force: bool = False
-    ) -> list[Letter | None]:
+    def retry(self, ids: Iterable[str], calls: int = RETRY_CALLS, *, force: bool = False) -> list[Letter | None]:
         """Schedule letters for immediate handling by a consumer of their group at their broker.
 
         `ids` are complete ids; `calls`: handler calls until a letter is dead again. Returns the changed

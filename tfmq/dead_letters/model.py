@@ -415,9 +415,7 @@ class Selection(NamedTuple):
     def check(self) -> None:
         """Raise BadRequest for unknown states, and for a string in place of a tuple."""
         if isinstance(self.states, str) or any(each not in STATES for each in self.states):
-            raise BadRequest(
-                f'states={self.states!r}: it takes several of {", ".join(STATES)}, as in ("dead",).'
-            )
+            raise BadRequest(f'states={self.states!r}: it takes several of {", ".join(STATES)}, as in ("dead",).')
         if isinstance(self.ids, str):
             raise BadRequest(f"ids={self.ids!r}: it takes several, as in ({self.ids!r},).")
 

@@ -137,9 +137,7 @@ def _of_opened_store(
     """Return a method that makes the same call of the store that `_open` returns."""
 
     @wraps(call)
-    def method(
-        self: DefaultLetterStore, /, *arguments: Parameters.args, **named: Parameters.kwargs
-    ) -> Result:
+    def method(self: DefaultLetterStore, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
         result: Result = getattr(self._open(), call.__name__)(*arguments, **named)
         return result
 

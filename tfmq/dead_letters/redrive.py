@@ -305,9 +305,7 @@ class RedriveOperation:
         elif fate.refused:
             self.report.unsendable.append(f"{won[0].id} cannot be sent: {fate.refused}")
 
-    def _assign_sequences(
-        self, target: tuple[str, int], letters: Sequence[Letter]
-    ) -> Operation[list[Letter]]:
+    def _assign_sequences(self, target: tuple[str, int], letters: Sequence[Letter]) -> Operation[list[Letter]]:
         """Record consecutive producer sequences for the letters, and return the letters with them.
 
         [] if another redrive claimed one of them in the meantime.
@@ -391,15 +389,11 @@ def group_runs(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
         return (letter.journey.node, ProducerPartition(*letter.journey[:4])), letter.journey.sequence
 
     for _, group in itertools.groupby(sorted(letters, key=place), key=lambda each: place(each)[0]):
-        yield from split_batches(
-            group, PAGE_LETTERS, lambda before, each: place(each)[1] != place(before)[1] + 1
-        )
+        yield from split_batches(group, PAGE_LETTERS, lambda before, each: place(each)[1] != place(before)[1] + 1)
 
 
 def split_batches(
-    letters: Iterable[Letter],
-    most: int,
-    is_gap: Callable[[Letter, Letter], bool] = lambda before, each: False,
+    letters: Iterable[Letter], most: int, is_gap: Callable[[Letter, Letter], bool] = lambda before, each: False
 ) -> Iterator[list[Letter]]:
     """Split letters into batches of at most `most` letters and BATCH_BYTES, and where `is_gap(before, each)`."""
     batch: list[Letter] = []

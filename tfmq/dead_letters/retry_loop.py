@@ -52,12 +52,7 @@ class Retrying:
     """
 
     def __init__(
-        self,
-        store: DeadLetterStore,
-        handle: HandlerCall,
-        *,
-        now: Callable[[], float],
-        wall_clock: Callable[[], float],
+        self, store: DeadLetterStore, handle: HandlerCall, *, now: Callable[[], float], wall_clock: Callable[[], float]
     ) -> None:
         self.store = store
         self.stop_asked = Event()

@@ -286,13 +286,9 @@ def _parse_url(address: StoreAddress) -> Any:
         url = make_url(address.value)
         url.get_dialect()
         if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-            raise BadRequest(
-                f"{address} is in memory: dead letters must outlive the process, give it a file."
-            )
+            raise BadRequest(f"{address} is in memory: dead letters must outlive the process, give it a file.")
         if url.get_dialect().is_async:
-            raise BadRequest(
-                f"The driver of {address} is for asyncio: use a blocking one of the same database."
-            )
+            raise BadRequest(f"The driver of {address} is for asyncio: use a blocking one of the same database.")
         url.get_dialect().import_dbapi()
         return url
     except ImportError as error:
@@ -300,9 +296,7 @@ def _parse_url(address: StoreAddress) -> Any:
             f"The driver of {address} is not installed ({error}): {driver_install_hint(url.drivername, error)}."
         ) from None
     except NoSuchModuleError as error:
-        raise BadRequest(
-            f"{address} names no database that SQLAlchemy knows ({error}): {ADDRESS_FORMS}."
-        ) from None
+        raise BadRequest(f"{address} names no database that SQLAlchemy knows ({error}): {ADDRESS_FORMS}.") from None
     except (ArgumentError, ValueError):  # their texts may contain the password
         raise BadRequest(f"{address} is no URL that SQLAlchemy can read: {ADDRESS_FORMS}.") from None
 
@@ -405,9 +399,7 @@ ADDED_COLUMNS: Final = (TABLE.c.broker,)
 
 Each has a default, so that earlier releases can still write.
 """
-COLUMNS_WITHOUT_BODY: Final = tuple(
-    column for column in TABLE.c if column.name not in ("attribute", "payload")
-)
+COLUMNS_WITHOUT_BODY: Final = tuple(column for column in TABLE.c if column.name not in ("attribute", "payload"))
 """All columns except those of the body, which may be large."""
 
 _COLUMN_NAMES: Final = {
@@ -517,20 +509,12 @@ class BlockingSqlStore:
     def _lock_rows(self, connection: Connection, ids: Sequence[str]) -> dict[str, Letter]:
         """Read and lock the letters with these ids, in a fixed order to avoid deadlocks."""
         query = (
-            select(*COLUMNS_WITHOUT_BODY)
-            .where(COLUMNS.id.in_(sorted(set(ids))))
-            .order_by(COLUMNS.id)
-            .with_for_update()
+            select(*COLUMNS_WITHOUT_BODY).where(COLUMNS.id.in_(sorted(set(ids)))).order_by(COLUMNS.id).with_for_update()
         )
         return {row["id"]: _decode_row(row) for row in connection.execute(query).mappings()}
 
     def find(
-        self,
-        selection: Selection,
-        after: PagePosition = FIRST_PAGE,
-        count: int = PAGE_LETTERS,
-        *,
-        whole: bool = False,
+        self, selection: Selection, after: PagePosition = FIRST_PAGE, count: int = PAGE_LETTERS, *, whole: bool = False
     ) -> list[Letter]:
         query = _page_query(_conditions(selection), after, count)
         with self.database.read_connection() as connection:
@@ -631,8 +615,7 @@ def _write(connection: Connection, letters: Sequence[Letter], *, new: bool) -> N
         )
         return
     rows = [
-        {f"to_{name}": value for name, value in row_from_letter(replace(each, body=None)).items()}
-        for each in letters
+        {f"to_{name}": value for name, value in row_from_letter(replace(each, body=None)).items()} for each in letters
     ]
     names = [name.removeprefix("to_") for name in rows[0] if name != "to_id"]
     values: Any = {name: bindparam(f"to_{name}") for name in names}
@@ -672,9 +655,7 @@ def _in_executor(
     """Return a method of `SqlLetterStore` that runs this blocking method in its executor."""
 
     @wraps(call)
-    def method(
-        self: SqlLetterStore, /, *arguments: Parameters.args, **named: Parameters.kwargs
-    ) -> Operation[Result]:
+    def method(self: SqlLetterStore, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Operation[Result]:
         return run_work(self._run, partial(getattr(self.store, call.__name__), *arguments, **named))
 
     return method

@@ -41,12 +41,7 @@ _NEW_ROUND: Final[Mapping[type[Any], tuple[str, ...]]] = {
 
 TRANSITIONS: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
     "": _NEW_ROUND,
-    FAILING: {
-        **_NEW_ROUND,
-        model.PassEvent: (HANDLED,),
-        model.DropEvent: (DROPPED,),
-        model.AdoptEvent: (FAILING,),
-    },
+    FAILING: {**_NEW_ROUND, model.PassEvent: (HANDLED,), model.DropEvent: (DROPPED,), model.AdoptEvent: (FAILING,)},
     WAITING: {
         model.KeepEvent: (WAITING, DEAD),
         model.BeginEvent: (WAITING,),
@@ -195,9 +190,7 @@ def _apply_begin(letter: Letter | None, event: model.BeginEvent) -> Letter:
     left = letter.calls_left if letter is not None and letter.state == FAILING else event.letter.calls_left
     if letter is not None and left <= 0:
         return _to_dead(letter, Failure(event.at_ms, CRASHED_DURING_CALL))
-    found = (
-        replace(event.letter, kept_ms=event.at_ms) if letter is None else _with_broker(letter, event.letter)
-    )
+    found = replace(event.letter, kept_ms=event.at_ms) if letter is None else _with_broker(letter, event.letter)
     return _with_call_state(replace(found, calls=found.calls + 1), max(0, left - 1), FAILING)
 
 
@@ -268,9 +261,7 @@ def _apply_put_off(letter: Letter, event: model.PutOffEvent) -> Letter:
     The call does not count.
     """
     if letter.put_offs >= PUT_OFFS_MAX:
-        return _to_dead(
-            letter, event.failure._replace(error=f"put off {letter.put_offs} times: {event.failure.error}")
-        )
+        return _to_dead(letter, event.failure._replace(error=f"put off {letter.put_offs} times: {event.failure.error}"))
     found = replace(letter, put_offs=letter.put_offs + 1, calls_left=letter.calls_left + 1)
     return _end_lease(found.with_failures([event.failure]), WAITING, event.next_ms)
 
@@ -308,9 +299,7 @@ def _apply_claim(letter: Letter, event: model.ClaimEvent) -> Letter | None:
         return None
     if letter.state == REDRIVING and letter.journey is not None:
         return None
-    return replace(
-        letter, state=REDRIVING, token=event.token, next_ms=0, lease_ms=0, journey=None, sent_offset=-1
-    )
+    return replace(letter, state=REDRIVING, token=event.token, next_ms=0, lease_ms=0, journey=None, sent_offset=-1)
 
 
 def _apply_depart(letter: Letter, event: model.DepartEvent) -> Letter | None:

@@ -77,9 +77,7 @@ def parse_address(where: str | os.PathLike[str]) -> StoreAddress:
     return StoreAddress("path", where)
 
 
-ADDRESS_FORMS: Final = (
-    "it takes a path, a SQLAlchemy URL (sqlite:///..., postgresql+psycopg://...) or topic:NAME"
-)
+ADDRESS_FORMS: Final = "it takes a path, a SQLAlchemy URL (sqlite:///..., postgresql+psycopg://...) or topic:NAME"
 
 
 def state_directory() -> Path:
@@ -216,9 +214,7 @@ class GroupDeadLetterStore:
         noted: Callable[[str], object] = lambda state: None,
     ) -> Operation[str]:
         letter = replace(self._letter_of(message), calls_left=self._calls_max).with_failures([failure])
-        return (
-            yield from self._apply_always(letter.id, model.NoteEvent(self._now_ms(), letter, begun), noted)
-        )
+        return (yield from self._apply_always(letter.id, model.NoteEvent(self._now_ms(), letter, begun), noted))
 
     def _apply_always(
         self, id: str, event: model.Event, noted: Callable[[str], object] = lambda state: None
@@ -263,11 +259,7 @@ class GroupDeadLetterStore:
             whole = yield from self.letters.get(id)
             if whole is not None and whole.token == token:
                 return LeasedLetter(
-                    id,
-                    whole.message(select_codec(self._codec, whole.topic)),
-                    taken.calls,
-                    taken.put_offs,
-                    token,
+                    id, whole.message(select_codec(self._codec, whole.topic)), taken.calls, taken.put_offs, token
                 )
         return None
 
@@ -414,12 +406,7 @@ class LetterStore(Protocol):
         ...
 
     def find(
-        self,
-        selection: Selection,
-        after: PagePosition = FIRST_PAGE,
-        count: int = PAGE_LETTERS,
-        *,
-        whole: bool = False,
+        self, selection: Selection, after: PagePosition = FIRST_PAGE, count: int = PAGE_LETTERS, *, whole: bool = False
     ) -> Operation[list[Letter]]:
         """Return at most `count` matching letters after `after`, first stored first.
 

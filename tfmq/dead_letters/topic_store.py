@@ -305,9 +305,7 @@ class TopicLetterStore:
             yield from self._append(steps, until)
             return [apply_event(None, event) for _, event in steps]
         yield from self._read_new_events(until)
-        wanted = [
-            step for step in steps if apply_event(self._index.letters.get(step[0]), step[1]) is not None
-        ]
+        wanted = [step for step in steps if apply_event(self._index.letters.get(step[0]), step[1]) is not None]
         if not wanted:
             return [None] * len(steps)
         numbers = yield from self._append(wanted, until)
@@ -320,12 +318,7 @@ class TopicLetterStore:
         return [results.get(id) for id, _ in steps]
 
     def find(
-        self,
-        selection: Selection,
-        after: PagePosition = FIRST_PAGE,
-        count: int = PAGE_LETTERS,
-        *,
-        whole: bool = False,
+        self, selection: Selection, after: PagePosition = FIRST_PAGE, count: int = PAGE_LETTERS, *, whole: bool = False
     ) -> Operation[list[Letter]]:
         yield from self._refresh_index()
         found = self._index.find(selection, after, count)
@@ -383,11 +376,7 @@ class TopicLetterStore:
         places = list(self._index.event_offsets.get(id, ()))
         if not places or self._producer is None:
             return None
-        return (
-            yield from load_full_letter(
-                self._link, self._producer, id, places, self._link.now() + TIMEOUT_SECONDS
-            )
-        )
+        return (yield from load_full_letter(self._link, self._producer, id, places, self._link.now() + TIMEOUT_SECONDS))
 
     def exists(self) -> Operation[bool]:
         found = yield from fetch_topics(self._link, self._cluster, [self._topic])
@@ -429,15 +418,11 @@ class TopicLetterStore:
         if self._producer is None:
             found = yield from fetch_topics(self._link, self._cluster, [self._topic], create=self._create)
             if not found:
-                raise UnknownTopic(
-                    f"There is no topic {self._topic}: no consumer stored dead letters in it yet."
-                )
+                raise UnknownTopic(f"There is no topic {self._topic}: no consumer stored dead letters in it yet.")
             self._producer = ProducerPartition(self._topic, found[0].incarnation, PARTITION, 0)
         return self._producer
 
-    def _read_new_events(
-        self, until: float, watched: Collection[int] = ()
-    ) -> Operation[dict[int, Letter | None]]:
+    def _read_new_events(self, until: float, watched: Collection[int] = ()) -> Operation[dict[int, Letter | None]]:
         """Apply all new events of the log to the index.
 
         Returns, for each id of a record in `watched`, the letter after its event; None if that had no effect.
@@ -553,9 +538,7 @@ def _read_body(link: ClientConnection, letter: Letter, until: float) -> Operatio
     return LetterBody(message.payload, message.attribute_bytes)
 
 
-def _read_original(
-    link: ClientConnection, letter: Letter, until: float
-) -> Operation[ReceivedMessage[Any] | None]:
+def _read_original(link: ClientConnection, letter: Letter, until: float) -> Operation[ReceivedMessage[Any] | None]:
     """Return the letter's message from its own topic; None if it or the topic is deleted."""
     original = ProducerPartition(letter.topic, letter.incarnation, letter.partition, 0)
     try:

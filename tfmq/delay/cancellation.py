@@ -26,16 +26,7 @@ from tfmq.delay.cancelled_rows import CancelledRows
 from tfmq.delay.dispatcher import Dispatcher
 from tfmq.delay.due_time import DUE_MAX, RELATIVE, BrokerClock, effective_due_times, encode_words
 from tfmq.delay.flow_control import SLICE_BYTES_MAX
-from tfmq.delay.requests import (
-    CANCELLED,
-    DELIVERED,
-    PENDING,
-    RESCHEDULED,
-    UNKNOWN,
-    ArrivalLog,
-    RescheduleResult,
-    Turn,
-)
+from tfmq.delay.requests import CANCELLED, DELIVERED, PENDING, RESCHEDULED, UNKNOWN, ArrivalLog, RescheduleResult, Turn
 from tfmq.delay.rows import RowColumns
 from tfmq.delay.storage_scheduler import StorageScheduler
 from tfmq.delay.target_queue import TargetQueue, TargetQueues
@@ -161,9 +152,7 @@ class MessageChanges:
         now = Turn(*self.state.rescheduled.latest(*turn))
         if turn in self._running:
             now = turn
-        state = self._state_or_wait(
-            key, now, partial(self.reschedule, key, turn, wire, done), partial(done, None)
-        )
+        state = self._state_or_wait(key, now, partial(self.reschedule, key, turn, wire, done), partial(done, None))
         if state is None:
             return
         if state != PENDING:
@@ -284,9 +273,7 @@ class MessageChanges:
                 queue.pause(RETRY_SECONDS)
                 return
             moved = turns[: len(records)]
-            meant = [
-                min(max(0, turn.due - self.broker_clock.offset_of(turn.number)), DUE_MAX) for turn in moved
-            ]
+            meant = [min(max(0, turn.due - self.broker_clock.offset_of(turn.number)), DUE_MAX) for turn in moved]
             self._append_moved(queue.key, moved, records, encode_words(array("Q", meant)), ended)
 
         def ended(moved: list[Turn], error: BaseException | None) -> None:
@@ -298,9 +285,7 @@ class MessageChanges:
 
     # Locks of messages with a running change
 
-    def _state_or_wait(
-        self, key: int, turn: Turn, again: Callable[[], None], failed: EndCallback
-    ) -> str | None:
+    def _state_or_wait(self, key: int, turn: Turn, again: Callable[[], None], failed: EndCallback) -> str | None:
         """Return the state of a message, if it is known and no other change of it is running.
 
         None otherwise: then `again` is called when that may be over, or `failed` was called with an error.

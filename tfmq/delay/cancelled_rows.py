@@ -56,11 +56,7 @@ class BucketRowCounter:
         if bucket is None:
             return
         bucket.dead_count = min(bucket.dead_count + 1, bucket.count)
-        if (
-            self._border_bucket is not None
-            and self._border_bucket[0] is bucket
-            and due >= self._border_bucket[2]
-        ):
+        if self._border_bucket is not None and self._border_bucket[0] is bucket and due >= self._border_bucket[2]:
             self._pending_after_border = max(0, self._pending_after_border - 1)
 
     @property
@@ -167,11 +163,7 @@ class CancelledRows:
     """
 
     def __init__(
-        self,
-        window: MemoryWindow,
-        target_queues: TargetQueues,
-        buckets: BucketStore,
-        row_counter: BucketRowCounter,
+        self, window: MemoryWindow, target_queues: TargetQueues, buckets: BucketStore, row_counter: BucketRowCounter
     ) -> None:
         self._window, self._target_queues = window, target_queues
         self._buckets, self._row_counter = buckets, row_counter

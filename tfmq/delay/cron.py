@@ -170,9 +170,7 @@ class CronSchedule:
     def _matching_times(self, start: datetime) -> Iterator[datetime]:
         """Yield the local times that match from `start` on, ascending, up to YEAR_MAX."""
         while start.year <= YEAR_MAX:
-            moments = [
-                trigger.get_next_fire_time(None, start.replace(tzinfo=UTC)) for trigger in self._triggers
-            ]
+            moments = [trigger.get_next_fire_time(None, start.replace(tzinfo=UTC)) for trigger in self._triggers]
             local = min((each.replace(tzinfo=None) for each in moments if each is not None), default=None)
             if local is None or local.year > YEAR_MAX:
                 return
@@ -206,9 +204,7 @@ class CronSchedule:
         return abs((behind.utcoffset() or _NOTHING) - (before.utcoffset() or _NOTHING))
 
 
-def _day_rules(
-    expression: str, days: set[int], weekdays: set[int], months: set[int]
-) -> list[tuple[str, str]]:
+def _day_rules(expression: str, days: set[int], weekdays: set[int], months: set[int]) -> list[tuple[str, str]]:
     """Return pairs (days of the month, weekdays), each for a trigger.
 
     A day matches if it matches one of the pairs. Raises BadRequest for a day that none of the months has.
@@ -232,9 +228,7 @@ def parse_expression(expression: str) -> list[set[int]]:
     Raises BadRequest, whose text says what to write instead.
     """
     parts = _fields_of(expression)
-    return [
-        _field_numbers(field, part.lower(), expression) for field, part in zip(FIELDS, parts, strict=True)
-    ]
+    return [_field_numbers(field, part.lower(), expression) for field, part in zip(FIELDS, parts, strict=True)]
 
 
 def _fields_of(expression: str) -> list[str]:

@@ -113,9 +113,7 @@ class DelayQueue:
             cancelled_rows=cancelled_rows,
             more_fireable=lambda: self._dispatcher.dispatch_due(),
         )
-        self._metrics = DelayMetrics(
-            non_durable, window, target_queues, buckets, row_counter, cancelled_rows, timers
-        )
+        self._metrics = DelayMetrics(non_durable, window, target_queues, buckets, row_counter, cancelled_rows, timers)
         self._dispatcher = dispatcher = Dispatcher(
             arrival_log=arrival_log,
             state=state,
@@ -155,9 +153,7 @@ class DelayQueue:
 
     # Requests for delayed messages
 
-    def describe(
-        self, key: int, turn: Turn, done: Callable[[MessageState | None, BaseException | None], None]
-    ) -> None:
+    def describe(self, key: int, turn: Turn, done: Callable[[MessageState | None, BaseException | None], None]) -> None:
         """Pass the state of a message to `done`; if it was rescheduled, that of its latest turn."""
         now = Turn(*self._state.rescheduled.latest(*turn))
         try:
@@ -195,9 +191,7 @@ class DelayQueue:
 
         self._query(work, done)
 
-    def _query(
-        self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def _query(self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]) -> None:
         """Call `work()` when all arrivals are in buckets and no other query runs; its result runs in a worker."""
 
         def start() -> None:

@@ -205,9 +205,7 @@ class Dispatcher:
         Messages that wait for an fsync or a load need no timer: the end of that work calls `dispatch_due`.
         """
         if more:
-            self._set_timer(
-                0.0 if self.target_queues.fireable_count < FIREABLE_ROWS_MAX else self.tick_ms / 1000
-            )
+            self._set_timer(0.0 if self.target_queues.fireable_count < FIREABLE_ROWS_MAX else self.tick_ms / 1000)
             return
         due, on_disk = self.window.wheel.next_due, self.metrics.next_on_disk
         unsure, times = self.non_durable.due_limit, []
@@ -245,9 +243,7 @@ class Dispatcher:
         Called also after an append without messages, so that the arrival log is truncated.
         """
         if self._maintenance_timer is None and self.started:
-            self._maintenance_timer = self.timers.after(
-                MAINTENANCE_SECONDS, self._run_maintenance, deferrable=True
-            )
+            self._maintenance_timer = self.timers.after(MAINTENANCE_SECONDS, self._run_maintenance, deferrable=True)
 
     def _run_maintenance(self) -> None:
         self._maintenance_timer = None

@@ -205,9 +205,7 @@ def _extension(view: StorageView) -> Decision:
     span = view.span
     to = minimum_end(view.now)
     if span is not None and span.start <= view.window_end:
-        coarse = span.exponent > DEFAULT_LEVEL or (
-            span.exponent > FINEST_LEVEL and view.span_rows > SPLIT_ROWS
-        )
+        coarse = span.exponent > DEFAULT_LEVEL or (span.exponent > FINEST_LEVEL and view.span_rows > SPLIT_ROWS)
         if coarse and view.writable and view.divisible:
             return Decision(Step.SPLIT)
         to = span.end
@@ -288,9 +286,7 @@ class MemoryWindow:
 
     # Arrivals
 
-    def wheel_rows_of(
-        self, header: ArrivalHeader, records: Buffer, answer: Appended, now_ms: int
-    ) -> WheelRows:
+    def wheel_rows_of(self, header: ArrivalHeader, records: Buffer, answer: Appended, now_ms: int) -> WheelRows:
         """Return the rows to add to the wheel once this written batch is durable; maybe none.
 
         `records`: the records of the batch, and `answer` the result of their append.
@@ -383,9 +379,7 @@ class MemoryWindow:
         self.end, self.missing_due = to, None
         self.fires_below = self.border = to
         if len(dropped):
-            self.disk_arrivals.add(
-                sum([spilled_offset <= locator < FIRST_BUCKET_LOCATOR for locator in dropped]), to
-            )
+            self.disk_arrivals.add(sum([spilled_offset <= locator < FIRST_BUCKET_LOCATOR for locator in dropped]), to)
         return len(dropped)
 
     # Counts during a spill, which writes arrivals to buckets

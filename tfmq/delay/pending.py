@@ -69,9 +69,7 @@ class PendingSnapshot:
             return bytes(held) if any(held) else False
         return bytes([bool(one or other) for one, other in zip(keep, held, strict=True)])
 
-    def _pending_by_state(
-        self, key: int, dues: Sequence[int], numbers: Sequence[int]
-    ) -> "bool | Sequence[int]":
+    def _pending_by_state(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
         low, high = min(dues), max(dues)
         through = self._target_queues.durable_turn(key)
         cancelled = self._cancelled.any_between(low, high)

@@ -125,11 +125,7 @@ def list_pending(buckets: BucketStore, query: ListQuery, pending: PendingSnapsho
 
 
 def pending_histogram(
-    buckets: BucketStore,
-    edges: Sequence[int],
-    keys: LogFilter | None,
-    pending: PendingSnapshot,
-    settled_below: int,
+    buckets: BucketStore, edges: Sequence[int], keys: LogFilter | None, pending: PendingSnapshot, settled_below: int
 ) -> Histogram:
     """Count pending messages between `edges`.
 

@@ -188,9 +188,7 @@ class ReadAhead:
                 self._part, self._records = whole, found
                 done(self._buffered(part), None)
 
-        self._run(
-            partial(self._record_reader.read, whole.locators, whole.numbers, READ_AHEAD_BYTES), was_read
-        )
+        self._run(partial(self._record_reader.read, whole.locators, whole.numbers, READ_AHEAD_BYTES), was_read)
 
     def _buffered(self, part: RowColumns) -> Records | None:
         """Return the records of the first rows of `part`, if exactly these messages were read ahead."""

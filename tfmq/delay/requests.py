@@ -45,9 +45,7 @@ class ArrivalLog(Protocol):
     def log(self) -> Log: ...
 
     def append(
-        self,
-        batches: Sequence[Batch],
-        done: Callable[[Sequence[Appended] | None, BaseException | None], None],
+        self, batches: Sequence[Batch], done: Callable[[Sequence[Appended] | None, BaseException | None], None]
     ) -> None:
         """Append the batches in one write, after all earlier appends.
 

@@ -159,9 +159,7 @@ class StorageScheduler:
 
         Steps that need no worker are done at once, until one is started in a worker or none is left.
         """
-        if self._scheduling or (
-            self.tail_offset is not None and self.tail_offset < self.arrival_log.log.forced_offset
-        ):
+        if self._scheduling or (self.tail_offset is not None and self.tail_offset < self.arrival_log.log.forced_offset):
             return  # `load_tail` must load the end of the log first
         self._scheduling = True
         while self.running_step is None and not self.stopping:
@@ -423,9 +421,7 @@ class StorageScheduler:
         return min(self._file_references.offset, self.buckets.spilled_offset)
 
     def _truncate(self) -> None:
-        self.arrival_log.truncate_before(
-            self._obsolete_before(), lambda result, error: self._step_ended(error)
-        )
+        self.arrival_log.truncate_before(self._obsolete_before(), lambda result, error: self._step_ended(error))
 
     def _commit(self) -> None:
         now = self.broker_clock.now_ms()

@@ -28,14 +28,7 @@ from tfmq.delay.due_time import BrokerClock
 from tfmq.delay.flow_control import SLICE_BYTES_MAX, FlowControl, NonDurableAppends, WrittenAppend
 from tfmq.delay.record_reader import ReadAhead, RecordReader
 from tfmq.delay.requests import Turn
-from tfmq.delay.rows import (
-    NO_ROWS,
-    JoinedRecords,
-    RowColumns,
-    RowQueue,
-    TargetIds,
-    join_records,
-)
+from tfmq.delay.rows import NO_ROWS, JoinedRecords, RowColumns, RowQueue, TargetIds, join_records
 from tfmq.delay.timing_wheel import ABSOLUTE, TARGET_SHIFT, WheelRows
 from tfmq.errors import UNKNOWN, DiskFull, StorageStopped, UnknownTopic
 
@@ -240,9 +233,7 @@ class TargetQueue(ApplyQueue):
         return len(self.rows) > 0 and not self.reloading
 
     def _send(self) -> bool:
-        count = min(
-            self._owner.flow_control.rows_left, READ_ROWS_MAX, 1 + SLICE_BYTES_MAX // self._record_bytes
-        )
+        count = min(self._owner.flow_control.rows_left, READ_ROWS_MAX, 1 + SLICE_BYTES_MAX // self._record_bytes)
         if not count:
             self._owner.continue_next_turn(self)
             return False
@@ -277,9 +268,7 @@ class TargetQueue(ApplyQueue):
             self.rows.drop_through(Turn(*applied))
         return bool(len(self.rows))
 
-    def _fetched(
-        self, part: RowColumns, life: int, found: Records | None, error: BaseException | None
-    ) -> None:
+    def _fetched(self, part: RowColumns, life: int, found: Records | None, error: BaseException | None) -> None:
         self.busy = False
         if life != self._generation or self._owner.stopping:
             self._operation_ended()
@@ -319,9 +308,7 @@ class TargetQueue(ApplyQueue):
         source = Source(*self._owner.source, *part.turn(-1))
         incarnation, number = self.key >> SEQUENCE_BITS, self.key & SEQUENCE_MASK
         effect = Append(self.topic, incarnation, number, piece.batches, source)
-        self._owner.destination.apply(
-            effect, partial(self._written, part, piece.size_bytes, self._generation)
-        )
+        self._owner.destination.apply(effect, partial(self._written, part, piece.size_bytes, self._generation))
 
     # Results of reads and appends
 
@@ -332,12 +319,7 @@ class TargetQueue(ApplyQueue):
         self._owner.mark_ready(self)
 
     def _written(
-        self,
-        part: RowColumns,
-        size_bytes: int,
-        life: int,
-        mark: AppendResult | None,
-        error: BaseException | None,
+        self, part: RowColumns, size_bytes: int, life: int, mark: AppendResult | None, error: BaseException | None
     ) -> None:
         self.busy = False
         if mark is None:
@@ -703,12 +685,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         Files to which only these rows refer can then be deleted.
         """
         for queue in self._queues.values():
-            if (
-                queue.blocked_reason
-                and not queue.busy
-                and len(queue.rows)
-                and queue.rows.first_turn().due < due
-            ):
+            if queue.blocked_reason and not queue.busy and len(queue.rows) and queue.rows.first_turn().due < due:
                 queue.drop_rows()
 
     @property
@@ -742,9 +719,7 @@ class LatenessHistogram:
         end = len(dues)
         for bucket in range(LATENESS_BUCKETS):
             # Messages with lower due times are later than this bucket.
-            start = (
-                bisect_left(dues, now_ms - (1 << bucket) + 1, 0, end) if bucket < LATENESS_BUCKETS - 1 else 0
-            )
+            start = bisect_left(dues, now_ms - (1 << bucket) + 1, 0, end) if bucket < LATENESS_BUCKETS - 1 else 0
             self.counts[bucket] += end - start
             end = start
             if not end:

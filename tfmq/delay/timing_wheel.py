@@ -116,9 +116,7 @@ class HashedTimingWheel:
 
     def __init__(self, tick_ms: int = 10, slots: int = 8192, base_ms: int = 0) -> None:
         if tick_ms < 1 or slots < 1 or base_ms < 0:
-            raise ValueError(
-                "a wheel has at least one slot, a tick of at least a millisecond, and begins after 1969"
-            )
+            raise ValueError("a wheel has at least one slot, a tick of at least a millisecond, and begins after 1969")
         self.tick_ms, self.slots, self.base_ms = tick_ms, slots, base_ms
         self._ring: list[WheelSlot | None] = [None] * slots
         self._hand = 0
@@ -225,9 +223,7 @@ class HashedTimingWheel:
         slot, base = self._slot(tick), self.base_ms
         slot.numbers.extend(numbers if isinstance(numbers, array) else array("Q", numbers))
         slot.locators.extend(locators if isinstance(locators, array) else array("Q", locators))
-        slot.packed.extend(
-            array("Q", [due - base << DUE_SHIFT | each for due, each in zip(dues, tags, strict=True)])
-        )
+        slot.packed.extend(array("Q", [due - base << DUE_SHIFT | each for due, each in zip(dues, tags, strict=True)]))
         slot.due_min = min(slot.due_min, low)
 
     def _add_apart(self, dues: Sequence[int], *columns: Sequence[int]) -> None:
@@ -290,9 +286,7 @@ class HashedTimingWheel:
         end = max(0, due - self.base_ms) << DUE_SHIFT
         for slot in self._ring:
             if slot is not None:
-                dropped.extend(
-                    [slot.locators[row] for row, packed in enumerate(slot.packed) if packed >= end]
-                )
+                dropped.extend([slot.locators[row] for row, packed in enumerate(slot.packed) if packed >= end])
         self._retain_rows(end)
         return dropped
 

@@ -39,9 +39,7 @@ class FileOffsets:
     except if the file cannot exist at all.
     """
 
-    def __init__(
-        self, path: str, disk: Disk | None = None, pause: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, path: str, disk: Disk | None = None, pause: Callable[[float], None] = time.sleep) -> None:
         self.path = os.path.realpath(
             os.path.expanduser(path)
         )  # resolved, because replacing a symbolic link would result in two files
@@ -82,9 +80,7 @@ class FileOffsets:
             groups = self._load()
             rows = groups.setdefault(group, {})
             before = {name: rows.get(name, UNKNOWN) for name in generations}
-            lost = {
-                name: row.generation for name, row in before.items() if row.generation > generations[name]
-            }
+            lost = {name: row.generation for name, row in before.items() if row.generation > generations[name]}
             changed = {
                 name: new.get(name, before[name])._replace(generation=generation)
                 for name, generation in generations.items()
@@ -210,8 +206,5 @@ def _decode_group_of_version_1(group: Any) -> Rows:
     return _decode_group(group["offsets"], group["generation"])
 
 
-DECODERS: Final[Mapping[Any, Callable[[Any], Rows]]] = {
-    1: _decode_group_of_version_1,
-    FILE_VERSION: _decode_group,
-}
+DECODERS: Final[Mapping[Any, Callable[[Any], Rows]]] = {1: _decode_group_of_version_1, FILE_VERSION: _decode_group}
 """How the rows of a group are decoded, by the version of the file."""

@@ -121,9 +121,7 @@ class SqlOffsets:
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         new = {name: under(generation, row) for name, row in offsets.items()}
-        self._raise_if_fenced(
-            group, self._run_transaction(lambda connection: save_rows(connection, group, new))
-        )
+        self._raise_if_fenced(group, self._run_transaction(lambda connection: save_rows(connection, group, new)))
 
     def close(self) -> None:
         """Close the connections; further calls raise Closed."""
@@ -150,8 +148,7 @@ class SqlOffsets:
                     raise self._to_transient_error(error) from error
             except DBAPIError as error:
                 raise StoreFailed(
-                    f"{self.shown} refuses the table of offsets {TABLE_NAME}: {_first_line(error)}",
-                    retriable=False,
+                    f"{self.shown} refuses the table of offsets {TABLE_NAME}: {_first_line(error)}", retriable=False
                 ) from error
         raise AssertionError("the last try returns or raises")
 
@@ -247,9 +244,7 @@ def create_table(engine: Engine) -> None:
         TABLE.create(engine, checkfirst=True)
 
 
-def read_rows(
-    connection: Connection, group: str, names: Iterable[PartitionName]
-) -> dict[PartitionName, StoredOffset]:
+def read_rows(connection: Connection, group: str, names: Iterable[PartitionName]) -> dict[PartitionName, StoredOffset]:
     """Return the committed offsets of these partitions.
 
     Partitions that were claimed but have no offset are left out.
@@ -281,9 +276,7 @@ def save_rows(
 
 
 def _change_rows(
-    connection: Connection,
-    group: str,
-    changes: Mapping[PartitionName, tuple[int, StoredOffset | None]],
+    connection: Connection, group: str, changes: Mapping[PartitionName, tuple[int, StoredOffset | None]]
 ) -> dict[PartitionName, int]:
     """Change rows to (generation, offset or None), in the connection's transaction.
 
@@ -323,9 +316,7 @@ def _try_insert(
     try:
         with connection.begin_nested():
             connection.execute(
-                insert(TABLE).values(
-                    consumer_group=group, topic=name.topic, topic_partition=name.partition, **row
-                )
+                insert(TABLE).values(consumer_group=group, topic=name.topic, topic_partition=name.partition, **row)
             )
     except IntegrityError:
         return False
@@ -333,11 +324,7 @@ def _try_insert(
 
 
 def _row_condition(group: str, name: PartitionName) -> ColumnElement[bool]:
-    return and_(
-        TABLE.c.consumer_group == group,
-        TABLE.c.topic == name.topic,
-        TABLE.c.topic_partition == name.partition,
-    )
+    return and_(TABLE.c.consumer_group == group, TABLE.c.topic == name.topic, TABLE.c.topic_partition == name.partition)
 
 
 def _column_values(new: StoredOffset | None, generation: int) -> dict[str, Any]:

@@ -208,16 +208,12 @@ GroupOffsets = Annotated[list[GroupOffset], ListOf(Record(GroupOffset), limits.O
 FencedPartitions = Annotated[list[PartitionName], ListOf(Record(PartitionName), limits.OFFSETS_PER_COMMIT)]
 SavedOffsets = Annotated[list[SavedOffset], ListOf(Record(SavedOffset), limits.PARTITIONS.cap)]
 HeldPartitions = Annotated[list[HeldPartition], ListOf(Record(HeldPartition), limits.PARTITIONS.cap)]
-TransactionBatches = Annotated[
-    list[TransactionBatch], ListOf(Record(TransactionBatch), limits.TRANSACT_BATCHES)
-]
+TransactionBatches = Annotated[list[TransactionBatch], ListOf(Record(TransactionBatch), limits.TRANSACT_BATCHES)]
 TransactionOffsetRows = Annotated[
     list[TransactionOffsets], ListOf(Record(TransactionOffsets), limits.TRANSACTION_OFFSET_GROUPS)
 ]
 SentDelayed = Annotated[list[TransactionDelayed], ListOf(Record(TransactionDelayed), limits.TRANSACT_BATCHES)]
-SentOffsets = Annotated[
-    list[int], ListOf(Integer(-1, (1 << 63) - 1, "u63, or -1"), limits.TRANSACTION_PIECES.cap)
-]
+SentOffsets = Annotated[list[int], ListOf(Integer(-1, (1 << 63) - 1, "u63, or -1"), limits.TRANSACTION_PIECES.cap)]
 
 
 class Subscription(NamedTuple):
@@ -460,9 +456,7 @@ class Edges(ListOf):
     def check(self, value: Any, name: str) -> list[int]:
         edges = super().check(value, name)
         if len(edges) < 2 or any(left >= right for left, right in pairwise(edges)):
-            raise BadRequest(
-                f"The field {name} must be a list of two moments or more, each later than the one before."
-            )
+            raise BadRequest(f"The field {name} must be a list of two moments or more, each later than the one before.")
         return edges
 
 
@@ -855,9 +849,7 @@ class PrepareTransaction(NamedTuple):
 
     xid: Xid
     epoch: TransactionEpoch
-    ttl_ms: Annotated[
-        int | None, Optional(Integer(1, limits.TRANSACTION_TTL_SECONDS.cap * 1000, "u63, not 0"))
-    ]
+    ttl_ms: Annotated[int | None, Optional(Integer(1, limits.TRANSACTION_TTL_SECONDS.cap * 1000, "u63, not 0"))]
     offsets: TransactionOffsetRows
 
 
@@ -973,9 +965,7 @@ class CommitGroup(NamedTuple):
     group: Group
     sequence: Number
     run: Group
-    transactions: Annotated[
-        list[TransactionName], ListOf(Record(TransactionName), limits.COMMIT_GROUP_MEMBERS)
-    ]
+    transactions: Annotated[list[TransactionName], ListOf(Record(TransactionName), limits.COMMIT_GROUP_MEMBERS)]
     rows: Number
     other_total: Boolean = False
 
@@ -1120,9 +1110,7 @@ def values_of(kind: Kind, partitions: int) -> int:
 
 
 # Command codes that are reserved for later releases, with what they will do.
-RESERVED: dict[range, str] = {
-    range(75, 80): "more commands about schedules",
-}
+RESERVED: dict[range, str] = {range(75, 80): "more commands about schedules"}
 
 
 def reserved_for(code: int) -> str | None:

@@ -47,9 +47,7 @@ def encode(header: Iterable[Any], *body: Buffer) -> list[Buffer]:
     except (ValueError, TypeError, OverflowError) as error:
         raise BadRequest(f"A field of the request cannot be sent: {error}.") from None
     if len(packed) > limits.HEADER_BYTES:
-        raise BadRequest(
-            f"The header has {len(packed)} bytes, {limits.HEADER_BYTES:d} are allowed: ask for less."
-        )
+        raise BadRequest(f"The header has {len(packed)} bytes, {limits.HEADER_BYTES:d} are allowed: ask for less.")
     size = 4 + len(packed)
     for part in body:
         size += memoryview(part).nbytes
@@ -73,9 +71,7 @@ def check_size(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRA
     return size
 
 
-def parse_prefix(
-    view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRAME_BYTES
-) -> tuple[int, int]:
+def parse_prefix(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRAME_BYTES) -> tuple[int, int]:
     """Return (size, header size) of the frame at `position`. Raises BadFrame.
 
     Its first eight bytes must be present.
@@ -103,12 +99,7 @@ def decode_header(view: Buffer, bounds: Mapping[int, tuple[int, int]] = MappingP
             header = unpack(view, items_max=_items_max(view, bounds))
     except Malformed as error:
         raise BadFrame(f"A header is broken: {error}.") from None
-    if (
-        type(header) is not list
-        or len(header) < 2
-        or type(header[0]) is not int
-        or type(header[1]) is not int
-    ):
+    if type(header) is not list or len(header) < 2 or type(header[0]) is not int or type(header[1]) is not int:
         raise BadFrame("A header must be a list that begins with the command and the correlation number.")
     if not 0 <= header[1] < 1 << 32:
         raise BadFrame(f"A correlation number must be a u32, not {header[1]}.")
@@ -129,9 +120,7 @@ def _items_max(view: Buffer, bounds: Mapping[int, tuple[int, int]]) -> int:
     return items_max
 
 
-def frame_at(
-    view: memoryview, position: int, *, frame_bytes: int = limits.FRAME_BYTES
-) -> tuple[Frame | None, int]:
+def frame_at(view: memoryview, position: int, *, frame_bytes: int = limits.FRAME_BYTES) -> tuple[Frame | None, int]:
     """Return the frame at `position` and where the next one starts.
 
     If it is incomplete, return None and how many bytes are needed. Raises BadFrame.
@@ -186,9 +175,7 @@ class Decoder:
             view = view[taken:]
             if self.missing_bytes:
                 return frames
-            frame, self._needed_bytes = frame_at(
-                memoryview(self._incomplete), 0, frame_bytes=self.frame_bytes
-            )
+            frame, self._needed_bytes = frame_at(memoryview(self._incomplete), 0, frame_bytes=self.frame_bytes)
             if frame is not None:
                 frames.append(frame)
                 self._incomplete, self._needed_bytes = bytearray(), 4
@@ -213,10 +200,7 @@ EMPTY_LINE = "\r\n\r\n"
 _HTTP = "an HTTP client or browser"
 # The first bytes that other protocols send, and the kind of program that sends them.
 _PROTOCOLS: tuple[tuple[bytes, str], ...] = (
-    *(
-        (word, _HTTP)
-        for word in (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b"TRAC", b"CONN")
-    ),
+    *((word, _HTTP) for word in (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI", b"PATC", b"TRAC", b"CONN")),
     (b"PRI ", "an HTTP/2 client"),
     (b"HTTP", "an HTTP server"),
     (b"<!DO", "an HTTP server"),

@@ -299,8 +299,7 @@ class ConnectionLimits:
             elif connection.waits_for_client():
                 if now - since >= self._unsent_seconds:
                     connection.cut_off(
-                        f"it has not read anything for {now - since:.0f} s, "
-                        f"{connection.unsent_bytes} bytes wait for it"
+                        f"it has not read anything for {now - since:.0f} s, {connection.unsent_bytes} bytes wait for it"
                     )
             elif now - since >= PARTIAL_FRAME_SECONDS:
                 connection.cut_off(f"it stopped in the middle of a frame {now - since:.0f} s ago")

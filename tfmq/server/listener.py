@@ -90,11 +90,7 @@ def describe_port_owner(host: str, port: int) -> str:
 
 def _probe(connection: socket.socket) -> str:
     hello = commands.Hello(commands.MAGIC, commands.VERSION_MIN, commands.VERSION_MAX, "neighbour", {})
-    questions = (
-        b"",
-        b"".join(frames.encode((commands.BY_REQUEST[commands.Hello].code, 0, *hello))),
-        b"\r\n\r\n",
-    )
+    questions = (b"", b"".join(frames.encode((commands.BY_REQUEST[commands.Hello].code, 0, *hello))), b"\r\n\r\n")
     for question in questions:
         connection.sendall(question)
         with suppress(TimeoutError):

@@ -180,27 +180,19 @@ milliseconds.
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--config", "file", metavar="FILE", help="Configuration in TOML; --check-config prints every key."
-)
+@click.option("--config", "file", metavar="FILE", help="Configuration in TOML; --check-config prints every key.")
 @click.option("--data", metavar="DIR", help="Data folder; the default is ./tfmq-data.")
 @click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    help="Where to listen, 127.0.0.1:8367 by default; port 0 takes a free one.",
+    "--listen", metavar="HOST:PORT", help="Where to listen, 127.0.0.1:8367 by default; port 0 takes a free one."
 )
-@click.option(
-    "--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key; may be repeated."
-)
+@click.option("--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key; may be repeated.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     help="How much is logged on standard error; info by default.",
 )
 @click.option("--log-json", is_flag=True, default=None, help="One JSON object a log line.")
-@click.option(
-    "--check-config", is_flag=True, help="Print every key, its value and where that is from, and exit."
-)
+@click.option("--check-config", is_flag=True, help="Print every key, its value and where that is from, and exit.")
 @click.version_option(package_name="tfmq", message="tfmq-server %(version)s")
 def main(
     file: str | None,
@@ -220,12 +212,7 @@ def main(
     """
     from tfmq import config as configuration
 
-    flags = {
-        "server.data": data,
-        "server.listen": listen,
-        "server.log_level": log_level,
-        "server.log_json": log_json,
-    }
+    flags = {"server.data": data, "server.listen": listen, "server.log_level": log_level, "server.log_json": log_json}
     load = partial(configuration.load, file, environment=os.environ, flags=flags, sets=sets)
     try:
         config = load()

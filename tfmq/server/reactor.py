@@ -169,9 +169,7 @@ class AsyncFsync:
     workers.
     """
 
-    def __init__(
-        self, reactor: Any, delivered: Callable[[], None], queue: AioFsyncQueue | None = None
-    ) -> None:
+    def __init__(self, reactor: Any, delivered: Callable[[], None], queue: AioFsyncQueue | None = None) -> None:
         """Open the system's queue, unless `queue` is given, and watch it in the reactor.
 
         `delivered()` is called after the callbacks of fsyncs that completed together.

@@ -62,11 +62,7 @@ class IdleMonitor:
     """
 
     def __init__(
-        self,
-        call_later: Callable[..., Any],
-        seconds: float,
-        sessions: Callable[[], int],
-        end: Callable[[], None],
+        self, call_later: Callable[..., Any], seconds: float, sessions: Callable[[], int], end: Callable[[], None]
     ) -> None:
         self._call_later = call_later
         self._seconds = seconds
@@ -316,19 +312,14 @@ class Server:
         self._turn = Turn(reactor)
         self._workers = WorkerThreads(reactor, delivered=self._turn.request_end)
         self._fsync = AsyncFsync(reactor, self._turn.request_end)
-        self._request_handler = RequestHandler(
-            config, disk, clock, self._workers.run, randomness, self._fsync.begin
-        )
+        self._request_handler = RequestHandler(config, disk, clock, self._workers.run, randomness, self._fsync.begin)
         self._pool = Pool()
         self._sessions: set[Session] = set()
         self._sessions_max = config.limits["connections"]
         self.on_idle: Callable[[], None] = lambda: None
         """Called when no client was connected for `server.idle_exit_seconds`."""
         self._idle_monitor = IdleMonitor(
-            reactor.callLater,
-            config.server.idle_exit_seconds,
-            lambda: len(self._sessions),
-            lambda: self.on_idle(),
+            reactor.callLater, config.server.idle_exit_seconds, lambda: len(self._sessions), lambda: self.on_idle()
         )
         self._header_bounds: dict[int, tuple[int, int]] = {}
         self._refused_count = 0
@@ -337,9 +328,7 @@ class Server:
         self._listener: Listener | None = None
         self._timer = NextDueTimer(reactor, clock, self._tick)
         self._in_doubt = InDoubtMonitor(
-            reactor.callLater,
-            self._request_handler.transaction_status_fields,
-            config.transaction.alarm_seconds,
+            reactor.callLater, self._request_handler.transaction_status_fields, config.transaction.alarm_seconds
         )
         self._registration: RegistrationUpdater | None = None
         self._allocated = 0
@@ -457,9 +446,7 @@ class Server:
         if len(self._sessions) >= self._sessions_max:
             self._refused_count += 1
             if self._refused_count & (self._refused_count - 1) == 0:
-                logger.warning(
-                    "%d connections refused so far: there are %d", self._refused_count, self._sessions_max
-                )
+                logger.warning("%d connections refused so far: there are %d", self._refused_count, self._sessions_max)
             if self._rejecting >= REJECTED_MAX:
                 return None
             self._rejecting += 1

@@ -16,15 +16,7 @@ from journal.buffers import Buffer
 from tfmq import errors, limits
 from tfmq.broker.reply import Buffers, client_error
 from tfmq.broker.request_handler import RequestHandler
-from tfmq.errors import (
-    BadFrame,
-    BadRequest,
-    Busy,
-    NotSupported,
-    TfmqError,
-    UnknownCommand,
-    VersionMismatch,
-)
+from tfmq.errors import BadFrame, BadRequest, Busy, NotSupported, TfmqError, UnknownCommand, VersionMismatch
 from tfmq.protocol import commands, frames
 from tfmq.protocol.commands import BY_CODE, BY_REQUEST, Command, reserved_for
 
@@ -144,9 +136,7 @@ class Session:
         self._set_identity("")
         transport.setTcpNoDelay(True)
         transport.setTcpKeepAlive(True)
-        self._hello_timer = self._context.call_later(
-            self._context.limits["hello_seconds"], self._hello_timed_out
-        )
+        self._hello_timer = self._context.call_later(self._context.limits["hello_seconds"], self._hello_timed_out)
         self._context.opened(self)
 
     def connectionLost(self, reason: Any) -> None:
@@ -253,10 +243,7 @@ class Session:
     def request_answered(self) -> None:
         """Count a request as answered, and resume reading when enough of them are."""
         self._in_flight -= 1
-        if (
-            self._in_flight == self._in_flight_max - self._in_flight_max // RESUME_FRACTION - 1
-            and not self.is_closed
-        ):
+        if self._in_flight == self._in_flight_max - self._in_flight_max // RESUME_FRACTION - 1 and not self.is_closed:
             self.transport.resume(PAUSED_FOR_REQUESTS)
 
     # Requests that the broker does not handle: HELLO and unknown commands

@@ -370,9 +370,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         queue = self._queue
         while queue:
             try:
-                sent = self.socket.sendmsg(
-                    queue if len(queue) <= VECTOR_MAX else list(islice(queue, VECTOR_MAX))
-                )
+                sent = self.socket.sendmsg(queue if len(queue) <= VECTOR_MAX else list(islice(queue, VECTOR_MAX)))
             except OSError as error:
                 if error.errno not in WOULD_BLOCK:
                     return main.CONNECTION_LOST

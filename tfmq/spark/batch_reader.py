@@ -13,15 +13,7 @@ from pyspark.sql.types import StructType
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
 from tfmq.bounded_msgpack import Buffer
-from tfmq.errors import (
-    BadRequest,
-    Damaged,
-    DecodeFailed,
-    LogTruncated,
-    NotARecord,
-    OffsetOutOfRange,
-    UnknownTopic,
-)
+from tfmq.errors import BadRequest, Damaged, DecodeFailed, LogTruncated, NotARecord, OffsetOutOfRange, UnknownTopic
 from tfmq.spark.errors import LossPolicy, hide_traceback
 from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
 from tfmq.spark.planner import Planner
@@ -59,9 +51,7 @@ class BatchReader(DataSourceReader):
         """
         with open_log_reader(self._settings.address) as logs:
             # For an empty list Spark would create a partition by itself, which `read` cannot handle.
-            return [TaskRanges(each) for each in Planner(self._settings, logs).plan_batch()] or [
-                TaskRanges(())
-            ]
+            return [TaskRanges(each) for each in Planner(self._settings, logs).plan_batch()] or [TaskRanges(())]
 
     @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -90,9 +80,7 @@ class RangeReader(NamedTuple):
             for each in ranges:
                 yield from self._read_range(logs, each, losses)
 
-    def _read_range(
-        self, logs: LogReader, wanted: OffsetRange, losses: LossPolicy
-    ) -> Iterator[pa.RecordBatch]:
+    def _read_range(self, logs: LogReader, wanted: OffsetRange, losses: LossPolicy) -> Iterator[pa.RecordBatch]:
         """Yield the messages of one range, continuing after losses where the policy permits it."""
         log, begin, end = wanted
         schema = project(self.schema.names)

@@ -52,11 +52,7 @@ def out_of_range_error(log: PartitionLog, offset: int, bounds: OffsetOutOfRange)
     else:
         what = f"offset {offset} is after the durable end of the log"
     return OffsetOutOfRange(
-        f"{log.name}: {what}; it holds {first} to {end}.",
-        outcome=NOT_DONE,
-        first=first,
-        end=end,
-        offset=offset,
+        f"{log.name}: {what}; it holds {first} to {end}.", outcome=NOT_DONE, first=first, end=end, offset=offset
     )
 
 
@@ -83,9 +79,7 @@ def damaged_error(log: PartitionLog, first: int, next: int, reason: str = "") ->
 def replaced_topic_error(log: PartitionLog, deleted: bool = False) -> UnknownTopic:
     """Return the error for a topic that was created again, or with `deleted` only deleted."""
     if deleted:
-        return UnknownTopic(
-            f"The topic {log.topic} does not exist any more: it was deleted after this query began."
-        )
+        return UnknownTopic(f"The topic {log.topic} does not exist any more: it was deleted after this query began.")
     return UnknownTopic(
         f"The topic {log.topic} was deleted and created again after this query began: the old one's offsets are invalid"
         " in the new one. Start again with a new checkpoint."
@@ -99,8 +93,7 @@ def unreachable_error(error: TfmqError, log: PartitionLog, offset: int, seconds:
     """
     kind = TimedOut if isinstance(error, TimedOut) else ConnectionFailed
     return kind(
-        f"{error.sentence} {log.name} was read up to offset {offset}; given up after {seconds:g} s.",
-        outcome=NOT_DONE,
+        f"{error.sentence} {log.name} was read up to offset {offset}; given up after {seconds:g} s.", outcome=NOT_DONE
     )
 
 
@@ -169,7 +162,5 @@ class LossPolicy:
                 self._logged.clear()
             self._logged.add(error.sentence)
             log.warning(
-                "%s The query continues %s, because failOnDataLoss is false.",
-                error.sentence,
-                continues or "after them",
+                "%s The query continues %s, because failOnDataLoss is false.", error.sentence, continues or "after them"
             )

@@ -133,9 +133,7 @@ class FolderLogReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _query(
-        self, log: PartitionLog, question: Callable[[ReadOnlyLog], Found], offset: int | None = None
-    ) -> Found:
+    def _query(self, log: PartitionLog, question: Callable[[ReadOnlyLog], Found], offset: int | None = None) -> Found:
         """Return what `question` returns for the opened and refreshed `log`. Raises TfmqError.
 
         `offset`: the one that is asked for, named in errors.
@@ -159,9 +157,7 @@ class FolderLogReader:
         self._open_logs.move_to_end(log)
         return found
 
-    def _translate_errors(
-        self, log: PartitionLog | None, ask: Callable[[], Found], offset: int | None = None
-    ) -> Found:
+    def _translate_errors(self, log: PartitionLog | None, ask: Callable[[], Found], offset: int | None = None) -> Found:
         """Return what `ask` returns; its errors about `log` at `offset` are raised as TfmqErrors."""
         try:
             return ask()
@@ -293,9 +289,7 @@ class FolderTopics:
         if disk.exists(meta):
             self._read_version(filenames.join(meta, VERSION_NAME))
         elif not self._partition_numbers():
-            raise BadRequest(
-                f"{path} is no data folder of a broker: it has neither {META_NAME} nor a partition in it."
-            )
+            raise BadRequest(f"{path} is no data folder of a broker: it has neither {META_NAME} nor a partition in it.")
 
     def _read_version(self, path: str) -> None:
         if not self._disk.exists(path):

@@ -41,9 +41,7 @@ class PartitionOffset(NamedTuple):
 
     def is_of_another(self, incarnation: int, broker: str) -> bool:
         """Return whether its incarnation or broker is known and differs from the given one."""
-        return self.incarnation not in (0, incarnation) or (
-            "" not in (self.broker, broker) and self.broker != broker
-        )
+        return self.incarnation not in (0, incarnation) or ("" not in (self.broker, broker) and self.broker != broker)
 
 
 Offsets = dict[Key, PartitionOffset]
@@ -77,9 +75,7 @@ def from_json(value: Mapping[str, Any], what: str, *, low: int = EARLIEST, noun:
         for partition, offset in row.items():
             if partition not in (INCARNATION, BROKER):
                 number = _check_integer(offset, low, f"{what}: the {noun} in {topic}-{partition}")
-                found[topic, _parse_partition(partition, topic, what)] = PartitionOffset(
-                    incarnation, number, broker
-                )
+                found[topic, _parse_partition(partition, topic, what)] = PartitionOffset(incarnation, number, broker)
     return found
 
 
@@ -154,9 +150,7 @@ class OffsetSpec(NamedTuple):
             self._check_partitions(survey)
         return {
             key: PartitionOffset(
-                standing.log.incarnation,
-                self._resolve_partition(logs, key, standing, losses),
-                logs.broker_id(),
+                standing.log.incarnation, self._resolve_partition(logs, key, standing, losses), logs.broker_id()
             )
             for key, standing in survey.items()
         }
@@ -177,9 +171,7 @@ class OffsetSpec(NamedTuple):
             topics = sorted({topic for topic, _ in survey})
             strange = [topic for topic, _ in sorted(others) if topic not in topics]
             meant = suggest(strange[0], topics) if strange else ""
-            raise BadRequest(
-                f"{self.option} names {partition_names(others)}, which this query does not read.{meant}"
-            )
+            raise BadRequest(f"{self.option} names {partition_names(others)}, which this query does not read.{meant}")
         missing = survey.keys() - self.by_partition.keys()
         if missing:
             how = "with a time in ms since 1970" if self.by_time else "; -2 is the beginning, -1 the end"
@@ -188,9 +180,7 @@ class OffsetSpec(NamedTuple):
                 f"{' ' if self.by_time else ''}{how}."
             )
 
-    def _resolve_partition(
-        self, logs: LogReader, key: Key, standing: PartitionBounds, losses: LossPolicy
-    ) -> int:
+    def _resolve_partition(self, logs: LogReader, key: Key, standing: PartitionBounds, losses: LossPolicy) -> int:
         log, bounds = standing
         given = PartitionOffset(0, self.for_all) if self.by_partition is None else self.by_partition[key]
         if given.is_of_another(log.incarnation, logs.broker_id()):
@@ -209,9 +199,7 @@ class OffsetSpec(NamedTuple):
             return bounds.first if given.offset == EARLIEST else bounds.end
         return self._resolve_offset(logs, standing, given.offset, losses)
 
-    def _resolve_offset(
-        self, logs: LogReader, standing: PartitionBounds, offset: int, losses: LossPolicy
-    ) -> int:
+    def _resolve_offset(self, logs: LogReader, standing: PartitionBounds, offset: int, losses: LossPolicy) -> int:
         """Return the user's `offset` if a message begins there, or if it is the end of the log.
 
         Messages before the log's first one are a loss; then the first offset is returned. Raises BadRequest
@@ -231,9 +219,7 @@ class OffsetSpec(NamedTuple):
             return bounds.first
         found = logs.next_message_offset(log, offset)
         if found != offset:
-            raise BadRequest(
-                f"{self.option}: no message of {name} begins at {offset}; the next one does at {found}."
-            )
+            raise BadRequest(f"{self.option}: no message of {name} begins at {offset}; the next one does at {found}.")
         return offset
 
 
@@ -241,9 +227,7 @@ def parse_starting(given: Mapping[str, Any], streaming: bool) -> OffsetSpec:
     """Parse the options that set where a query begins. Raises BadRequest."""
     option = exclusive_option(given, "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
     strict = given.get("startingOffsetsByTimestampStrategy", "error") == "error"
-    found = _parse_spec(given, option, strict) or OffsetSpec(
-        "startingOffsets", LATEST if streaming else EARLIEST
-    )
+    found = _parse_spec(given, option, strict) or OffsetSpec("startingOffsets", LATEST if streaming else EARLIEST)
     if found.for_all == LATEST and found.by_partition is None and not streaming:
         raise BadRequest("startingOffsets cannot be latest in a batch: there is nothing to read after it.")
     if not streaming and any(each.offset == LATEST for each in (found.by_partition or {}).values()):

@@ -61,9 +61,7 @@ def parse_topics(value: str) -> tuple[str, ...]:
     """Parse topic names separated by commas."""
     found = tuple(dict.fromkeys(each.strip() for each in value.split(",") if each.strip()))
     if not found or not all(map(is_valid_name, found)):
-        raise ValueError(
-            'names of topics with commas between them, like "orders,payments", each of A-Z a-z 0-9 . _ -'
-        )
+        raise ValueError('names of topics with commas between them, like "orders,payments", each of A-Z a-z 0-9 . _ -')
     return found
 
 
@@ -306,9 +304,7 @@ OPTIONS: tuple[Option, ...] = (
         "Split large partitions, so that about this number of tasks or more share the work.",
         default="one for each partition",
     ),
-    Option(
-        "maxRecordsPerPartition", "messages", parse_count, "Maximum number for one task.", default="no limit"
-    ),
+    Option("maxRecordsPerPartition", "messages", parse_count, "Maximum number for one task.", default="no limit"),
     Option(
         "groupId",
         "a name",
@@ -422,9 +418,7 @@ def _parse_value(option: Option, value: str, side: Side, query: QueryKind) -> An
         advice = f"{option.name} is an option of the {option.side}, not of the {side}: leave it out here."
         raise BadRequest(_WRONG_SIDE.get(option.name, advice))
     if query != "both" and option.query not in (query, "both"):
-        raise BadRequest(
-            f"{option.name} is an option of {_SPARK_METHODS[side, option.query]} only: leave it out here."
-        )
+        raise BadRequest(f"{option.name} is an option of {_SPARK_METHODS[side, option.query]} only: leave it out here.")
     try:
         return option.parse(value)
     except ValueError as error:

@@ -46,9 +46,7 @@ class BatchLimit(NamedTuple):
 class Planner:
     """Plans what one query reads from `logs`. `now` returns monotonic seconds."""
 
-    def __init__(
-        self, settings: SourceSettings, logs: LogReader, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, settings: SourceSettings, logs: LogReader, now: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._logs, self._now = settings, logs, now
         self._losses = LossPolicy(settings.fail_on_data_loss)
         self._ordinals: dict[tuple[int, int], int] = {}
@@ -105,9 +103,7 @@ class Planner:
         if self._frozen_bounds is not None:
             there, survey = survey, _limit_to_target(survey, self._frozen_bounds)
             for key in sorted((start.keys() & there.keys()) - survey.keys()):
-                self._begin_offset(
-                    key, start[key], there[key]
-                )  # created again since: report what was not read
+                self._begin_offset(key, start[key], there[key])  # created again since: report what was not read
         begins = {key: self._begin_offset(key, start.get(key), each) for key, each in survey.items()}
         # The durable offset in a data folder may lag behind what was already read from its broker.
         ends = {key: max(begins[key], each.bounds.end) for key, each in survey.items()}
@@ -159,10 +155,7 @@ class Planner:
                 if attempt + 1 == BOUNDS_ATTEMPTS:
                     raise
                 continue
-            return {
-                key: PartitionBounds(log, each)
-                for (key, log), each in zip(found.items(), bounds, strict=True)
-            }
+            return {key: PartitionBounds(log, each) for (key, log), each in zip(found.items(), bounds, strict=True)}
         raise AssertionError("the last attempt returns or raises")
 
     def _check_removed(self, start: Offsets, survey: BoundsByPartition) -> None:
@@ -310,9 +303,7 @@ class Planner:
 
     def _to_offsets(self, survey: BoundsByPartition, ends: dict[Key, int]) -> Offsets:
         node = self._logs.broker_id()
-        return {
-            key: PartitionOffset(survey[key].log.incarnation, offset, node) for key, offset in ends.items()
-        }
+        return {key: PartitionOffset(survey[key].log.incarnation, offset, node) for key, offset in ends.items()}
 
     def _split_into_tasks(self, ranges: list[OffsetRange]) -> list[TaskPlan]:
         """Distribute the ranges among tasks, as minPartitions and maxRecordsPerPartition demand."""

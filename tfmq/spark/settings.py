@@ -83,8 +83,7 @@ def _parse_address(found: Mapping[str, Any]) -> SourceAddress:
     timeout = found.get("timeout", TIMEOUT_SECONDS)
     if timeout > SUSPICIOUS_TIMEOUT_SECONDS:
         log.warning(
-            "timeout is %.1f hours: a number without a unit is seconds, so write 30s or 30000ms.",
-            timeout / 3600,
+            "timeout is %.1f hours: a number without a unit is seconds, so write 30s or 30000ms.", timeout / 3600
         )
     if "path" in found:
         return SourceAddress(servers=None, path=found["path"], timeout=timeout)

@@ -87,9 +87,7 @@ class CommitGroupClient:
 
         Raises `UnknownTopic`.
         """
-        found = get_topic(
-            self.link, self._cluster, name, create=True, retry_while_busy=True, seconds=self._seconds
-        )
+        found = get_topic(self.link, self._cluster, name, create=True, retry_while_busy=True, seconds=self._seconds)
         return self._driver.run(found)
 
     def open_part(self, member: CommitMember, ttl_ms: int | None = None) -> TaskPart:
@@ -207,12 +205,7 @@ class RowBatcher:
     """
 
     def __init__(
-        self,
-        find: Callable[[str], Topic],
-        topic: str,
-        first: int,
-        message_bytes: int,
-        lenient: bool = False,
+        self, find: Callable[[str], Topic], topic: str, first: int, message_bytes: int, lenient: bool = False
     ) -> None:
         self._find = find
         self._topic = topic
@@ -254,14 +247,10 @@ class RowBatcher:
             return
         column = rows.column("topic")
         if column.null_count:
-            raise BadRequest(
-                'A row has no topic: the column topic is null there; or give option("topic", NAME).'
-            )
+            raise BadRequest('A row has no topic: the column topic is null there; or give option("topic", NAME).')
         for name, part in _group_rows(rows, column):
             if not is_valid_name(name):
-                raise BadRequest(
-                    f"{name!r} in the column topic is no topic's name: 1 to 249 of A-Z a-z 0-9 . _ -"
-                )
+                raise BadRequest(f"{name!r} in the column topic is no topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
             yield name, part
 
     def _split_by_partition(self, topic: Topic, rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -369,9 +358,7 @@ class TaskCommitMessage(WriterCommitMessage):
     rows: int
 
 
-def write_rows(
-    settings: SinkSettings, member: CommitMember, rows: Iterator[pa.RecordBatch]
-) -> TaskCommitMessage:
+def write_rows(settings: SinkSettings, member: CommitMember, rows: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
     """Send all rows as part of `member`'s sequence, and prepare them.
 
     If the sequence is already committed, the rows are only counted. Raises the TfmqError with the reason why rows
@@ -406,9 +393,7 @@ def _client_name(member: CommitMember) -> str:
     """Return this task's client name, which `tfmq tx list` shows as owner of its transactions."""
     context = TaskContext.get()
     name = f"tfmq-spark batch {member.sequence}"
-    return (
-        name if context is None else f"{name} task {context.partitionId()} attempt {context.taskAttemptId()}"
-    )
+    return name if context is None else f"{name} task {context.partitionId()} attempt {context.taskAttemptId()}"
 
 
 def collect_commit(messages: Sequence[WriterCommitMessage | None]) -> PendingCommit | None:
@@ -429,9 +414,7 @@ def abort_run(settings: SinkSettings, member: CommitMember) -> TfmqError | None:
     error: it fences off tasks that Spark has not stopped yet.
     """
     try:
-        with CommitGroupClient(
-            settings.servers, settings.timeout, patience_seconds=FIRST_CONNECT_TIMEOUT
-        ) as client:
+        with CommitGroupClient(settings.servers, settings.timeout, patience_seconds=FIRST_CONNECT_TIMEOUT) as client:
             client.abort(*member)
     except TfmqError as error:
         return error

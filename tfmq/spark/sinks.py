@@ -46,9 +46,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     if overwrite:
         raise BadRequest('A topic only grows: use mode("append"), not "overwrite".')
     check_sink_columns(schema, settings.topic)
-    with CommitGroupClient(
-        settings.servers, settings.timeout, patience_seconds=FIRST_CONNECT_TIMEOUT
-    ) as client:
+    with CommitGroupClient(settings.servers, settings.timeout, patience_seconds=FIRST_CONNECT_TIMEOUT) as client:
         client.connect()
     return BatchSink(settings)
 
@@ -192,17 +190,12 @@ class StreamSink(DataSourceStreamArrowWriter):
         verdict = collect_commit(messages)
         if verdict is None:
             return
-        with (
-            CommitGroupClient(self.settings.servers, self.settings.timeout) as client,
-            _add_advice(verdict.group),
-        ):
+        with CommitGroupClient(self.settings.servers, self.settings.timeout) as client, _add_advice(verdict.group):
             reply = client.commit(verdict, other_total=self.settings.allow_other_total)
         if reply.repeated and verdict.rows and not verdict.members:
             log.warning(STREAM_SKIPPED, batchId, verdict.rows)
         if reply.dropped:
-            log.warning(
-                "%d messages of batch %d were dropped: their topics are gone.", reply.dropped, batchId
-            )
+            log.warning("%d messages of batch %d were dropped: their topics are gone.", reply.dropped, batchId)
 
     @hide_traceback
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:

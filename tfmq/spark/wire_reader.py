@@ -12,12 +12,7 @@ from typing import Any, Final
 
 from journal.record.format import make_log_id
 from tfmq.backoff import Backoff
-from tfmq.client.connection.connection import (
-    READY,
-    REQUEST_TIMEOUT_SECONDS,
-    ClientConnection,
-    PendingRequest,
-)
+from tfmq.client.connection.connection import READY, REQUEST_TIMEOUT_SECONDS, ClientConnection, PendingRequest
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.drivers.blocking import BlockingDriver
@@ -58,11 +53,7 @@ class BrokerLogReader:
     """
 
     def __init__(
-        self,
-        servers: str | None = None,
-        timeout: float = REQUEST_TIMEOUT_SECONDS,
-        *,
-        wait_for_broker: bool = False,
+        self, servers: str | None = None, timeout: float = REQUEST_TIMEOUT_SECONDS, *, wait_for_broker: bool = False
     ) -> None:
         self._link, self._driver, _ = make_client_parts(servers, BlockingDriver)
         self._timeout = timeout
@@ -130,9 +121,7 @@ class BrokerLogReader:
 
     def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:
         log = range.log
-        questions = [
-            (log, _locate_request(log, wire.BY_OFFSET, offset)) for offset in split_targets(range, size)
-        ]
+        questions = [(log, _locate_request(log, wire.BY_OFFSET, offset)) for offset in split_targets(range, size)]
         # A range is not split inside of damage; the task that reads this part reports the damage.
         found = self._send_all(questions, accepted_errors=Damaged)
         return split_range(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])
@@ -170,9 +159,7 @@ class BrokerLogReader:
         self._driver.run(send_requests(self._link, questions, FSYNC_WAIT_SECONDS, TfmqError))
 
     def _topic_rows(self, names: list[str] | None) -> Sequence[wire.TopicRow]:
-        asked = request_with_retries(
-            self._link, wire.Metadata(names, False), self._link.now() + self._timeout
-        )
+        asked = request_with_retries(self._link, wire.Metadata(names, False), self._link.now() + self._timeout)
         return self._driver.run(asked).topics  # type: ignore[no-any-return]
 
     def _find_offset(self, log: PartitionLog, by: int, value: int) -> int:
@@ -230,9 +217,7 @@ class RangeFetch:
                     yield Wait((call,), remaining)
                     continue
                 down = self._link.state != READY and self._link.last_error is not None
-                self._link.abandon(
-                    call, self._link.last_error if down else call.timeout_error(self._link.server)
-                )
+                self._link.abandon(call, self._link.last_error if down else call.timeout_error(self._link.server))
             self._call = None
             if not isinstance(call.error, Busy) or self._link.now() + backoff.seconds >= deadline:
                 return self._complete(call)
@@ -262,9 +247,7 @@ class RangeFetch:
             raise describe_read_error(call.error, self._log, self._offset)
         reply = call.reply
         if reply.next <= self._offset:
-            raise out_of_range_error(
-                self._log, self._end, OffsetOutOfRange(first=reply.first, end=reply.forced)
-            )
+            raise out_of_range_error(self._log, self._end, OffsetOutOfRange(first=reply.first, end=reply.forced))
         self._offset, self._epoch = reply.next, reply.epoch
         if self._offset < self._end:
             self._send_fetch()
@@ -288,9 +271,7 @@ def send_requests(
     try:
         while True:
             left = max(0.0, deadline - link.now())
-            calls |= {
-                number: link.send_request(message, seconds=left) for number, (_, message) in due.items()
-            }
+            calls |= {number: link.send_request(message, seconds=left) for number, (_, message) in due.items()}
             for number in due:
                 while not calls[number].done:
                     yield Wait((calls[number],))

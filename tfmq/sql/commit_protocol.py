@@ -320,9 +320,7 @@ class AsyncExecutor:
     """Executor of database work for an engine with an asyncio driver, and perhaps an AsyncSession."""
 
     def __init__(self, engine: Engine, session: Any = None) -> None:
-        from sqlalchemy.ext.asyncio import (
-            AsyncEngine,
-        )  # an asyncio engine implies that its dependencies are installed
+        from sqlalchemy.ext.asyncio import AsyncEngine  # an asyncio engine implies that its dependencies are installed
 
         self._engine, self._session = AsyncEngine(engine), session
 

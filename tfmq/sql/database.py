@@ -64,11 +64,7 @@ def _short_hash(text: str) -> str:
 
 def default_group_name(url: URL) -> str:
     """Return the default producer group for producers that use this database."""
-    name = (
-        Path(url.database or "memory").stem
-        if url.get_backend_name() == "sqlite"
-        else url.database or "database"
-    )
+    name = Path(url.database or "memory").stem if url.get_backend_name() == "sqlite" else url.database or "database"
     return f"sql-{re.sub('[^A-Za-z0-9_-]', '-', name)[:GROUP_NAME_CHARACTERS]}-{address_digest(url)}"
 
 
@@ -179,9 +175,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def transaction_table(
-    metadata: MetaData, *, name: str = DEFAULT_TABLE_NAME, schema: str | None = None
-) -> Table:
+def transaction_table(metadata: MetaData, *, name: str = DEFAULT_TABLE_NAME, schema: str | None = None) -> Table:
     """Define the table in `metadata`, for Alembic or for another name or schema.
 
     Pass a table with another name or schema to `tfmq.sql.transaction(..., table=)` and `tfmq.sql.check(...,
@@ -254,9 +248,7 @@ def _insert_identity(connection: Connection, table: Table) -> None:
     connection.execute(insert(table).values(xid=IDENTITY_XID, state=identity, time=utc_now()))
 
 
-def insert_row(
-    connection: Connection, table: Table, identity: str, xid: str, state: str, time: datetime
-) -> bool:
+def insert_row(connection: Connection, table: Table, identity: str, xid: str, state: str, time: datetime) -> bool:
     """Insert a row; return False if the table found here has another identity.
 
     Raises: sqlalchemy.exc.IntegrityError if the xid has a row.

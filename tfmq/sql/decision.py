@@ -164,9 +164,7 @@ def finish_prepared(connection: Connection, gid: str, decision: Decision) -> Non
             connection.rollback_prepared(gid, recover=True)
     except Exception as error:
         if sqlstate(error) not in FINISHED_ELSEWHERE:  # SQLAlchemy does not wrap the driver's error here
-            raise SQLAlchemyError(
-                f"{gid}, which PostgreSQL holds prepared, cannot be finished: {error}"
-            ) from error
+            raise SQLAlchemyError(f"{gid}, which PostgreSQL holds prepared, cannot be finished: {error}") from error
 
 
 def sqlstate(error: BaseException | None) -> str | None:
@@ -183,21 +181,13 @@ UNFINISHED_STATES = ("open", "preparing", "prepared", "committing", "applying", 
 
 @overload
 def prune(
-    engine: Engine,
-    *admins: Admin,
-    older_than: timedelta = ...,
-    table: Table = ...,
-    clock: rows.Clock = ...,
+    engine: Engine, *admins: Admin, older_than: timedelta = ..., table: Table = ..., clock: rows.Clock = ...
 ) -> int: ...
 
 
 @overload
 def prune(
-    engine: AsyncEngine,
-    *admins: AsyncAdmin,
-    older_than: timedelta = ...,
-    table: Table = ...,
-    clock: rows.Clock = ...,
+    engine: AsyncEngine, *admins: AsyncAdmin, older_than: timedelta = ..., table: Table = ..., clock: rows.Clock = ...
 ) -> Coroutine[Any, Any, int]: ...
 
 
@@ -240,9 +230,7 @@ def prune(
         return rows.delete_rows_before(connection, table, before, unfinished)
 
 
-async def _prune_async(
-    engine: AsyncEngine, admins: Sequence[AsyncAdmin], table: Table, before: datetime
-) -> int:
+async def _prune_async(engine: AsyncEngine, admins: Sequence[AsyncAdmin], table: Table, before: datetime) -> int:
     unfinished = {each.xid for admin in admins for each in await admin.transactions(UNFINISHED_STATES)}
     async with engine.connect() as connection:
         return await connection.run_sync(rows.delete_rows_before, table, before, unfinished)

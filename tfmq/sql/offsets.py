@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 @overload
 def commit_offsets(
-    session: Session | scoped_session[Any] | Connection,
-    consumer: Any,
-    message: ReceivedMessage[Any] | None = None,
+    session: Session | scoped_session[Any] | Connection, consumer: Any, message: ReceivedMessage[Any] | None = None
 ) -> None: ...
 @overload
 def commit_offsets(
@@ -35,9 +33,7 @@ def commit_offsets(
     consumer: Any,
     message: ReceivedMessage[Any] | None = None,
 ) -> Awaitable[None]: ...
-def commit_offsets(
-    session: Any, consumer: Any, message: ReceivedMessage[Any] | None = None
-) -> Awaitable[None] | None:
+def commit_offsets(session: Any, consumer: Any, message: ReceivedMessage[Any] | None = None) -> Awaitable[None] | None:
     """Commit the offsets of `consumer` in the transaction of `session`, with its other changes.
 
         consumer = tfmq.Consumer(topics="orders", group="billing", commits="manual", offsets="sql:" + URL)
@@ -60,9 +56,7 @@ def commit_offsets(
     """
     session = _unscoped(session)
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
-    if asynchronous is not None and isinstance(
-        session, asynchronous.AsyncSession | asynchronous.AsyncConnection
-    ):
+    if asynchronous is not None and isinstance(session, asynchronous.AsyncSession | asynchronous.AsyncConnection):
         running: Awaitable[None] = session.run_sync(_commit_in_session, consumer, message)
         return running
     if not isinstance(session, Session | Connection):
@@ -79,9 +73,7 @@ def _unscoped(session: Any) -> Any:
     return session() if is_scoped else session
 
 
-def _commit_in_session(
-    session: Session | Connection, consumer: Any, message: ReceivedMessage[Any] | None
-) -> None:
+def _commit_in_session(session: Session | Connection, consumer: Any, message: ReceivedMessage[Any] | None) -> None:
     stood = external_offsets(consumer, message)
     if not isinstance(stood.storage, SqlOffsets):
         raise BadRequest(

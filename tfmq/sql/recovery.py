@@ -61,9 +61,7 @@ def require_matching_producer(producer: Any, is_async: bool, other: str) -> None
     if is_async and blocks:
         raise BadRequest(f"The {other} is for asyncio, the producer is not: use a tfmq.aio.Producer.")
     if not is_async and not blocks:
-        raise BadRequest(
-            f"The producer is for asyncio, the {other} is not: use a tfmq.Producer, or an async {other}."
-        )
+        raise BadRequest(f"The producer is for asyncio, the {other} is not: use a tfmq.Producer, or an async {other}.")
 
 
 def register_check_back(producer: Any, engine: Engine, table: Table) -> None:
@@ -112,9 +110,7 @@ class CheckBackResponder:
         try:
             decision: Decision | None = yield Step("row answers", lambda: self._executor.on_connection(look))
         except (SQLAlchemyError, OSError) as error:
-            log.warning(
-                "The outcome of %s cannot be read from the database, check-back is repeated: %s", xid, error
-            )
+            log.warning("The outcome of %s cannot be read from the database, check-back is repeated: %s", xid, error)
             return None
         return decision
 
@@ -172,9 +168,7 @@ class OrphanedTransactions:
                 finish = partial(finish_prepared, gid=each.gid, decision=decision)
                 yield Step("finish it", partial(self._executor.on_connection, finish))
                 log.warning(
-                    "PostgreSQL had %s prepared, whose owner is lost: %s, as at the broker.",
-                    each.gid,
-                    decision,
+                    "PostgreSQL had %s prepared, whose owner is lost: %s, as at the broker.", each.gid, decision
                 )
                 finished += 1
             waiting += decision == "wait"
@@ -276,9 +270,7 @@ class _OrphanScanner:
 
     def start(self) -> None:
         atexit.register(self.stop)
-        threading.Thread(
-            target=run_steps, args=(self._scans(),), name="tfmq-sql-leftovers", daemon=True
-        ).start()
+        threading.Thread(target=run_steps, args=(self._scans(),), name="tfmq-sql-leftovers", daemon=True).start()
 
     def scan_now(self) -> None:
         """Let the scanner scan at once instead of after its pause."""
@@ -303,9 +295,7 @@ class _OrphanScanner:
                     failed = False
                 except (SQLAlchemyError, TfmqError, OSError) as error:
                     if not failed:  # only the first failure after a successful scan
-                        log.warning(
-                            "The scan for orphaned prepared transactions of PostgreSQL failed: %s", error
-                        )
+                        log.warning("The scan for orphaned prepared transactions of PostgreSQL failed: %s", error)
                     failed = True
                 del producer  # do not keep the producer alive while waiting
                 yield Step("pause", partial(self._pause, scan_pause(looked)))

@@ -270,9 +270,7 @@ def require_joinable(session: Session) -> AbstractSet[Connection]:
     Raises: NotAllowed.
     """
     if session.in_nested_transaction():
-        raise NotAllowed(
-            f"The session is inside a savepoint, and {_SESSION_RULE}: end begin_nested() before."
-        )
+        raise NotAllowed(f"The session is inside a savepoint, and {_SESSION_RULE}: end begin_nested() before.")
     begun = session.get_transaction()
     if begun is not None and begun.origin is not SessionTransactionOrigin.AUTOBEGIN:
         raise NotAllowed(
@@ -294,9 +292,7 @@ def require_no_autocommit(connection: Connection) -> None:
     """
     driver = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
-        commits_each = getattr(driver, "isolation_level", "") is None and not getattr(
-            driver, "in_transaction", True
-        )
+        commits_each = getattr(driver, "isolation_level", "") is None and not getattr(driver, "in_transaction", True)
     else:
         commits_each = getattr(driver, "autocommit", False) is True
     if commits_each:

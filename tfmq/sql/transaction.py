@@ -13,13 +13,7 @@ from sqlalchemy.orm import Session, scoped_session
 import tfmq.producer
 from tfmq.errors import BadRequest, NotAllowed
 from tfmq.sql import database as rows
-from tfmq.sql.commit_protocol import (
-    AsyncExecutor,
-    BlockingExecutor,
-    SharedTransaction,
-    run_steps,
-    run_steps_async,
-)
+from tfmq.sql.commit_protocol import AsyncExecutor, BlockingExecutor, SharedTransaction, run_steps, run_steps_async
 from tfmq.sql.recovery import register_check_back, require_matching_producer
 from tfmq.sql.session import SessionParticipant, broker_node, session_bind
 
@@ -34,13 +28,7 @@ class _BaseTransaction:
     """What the blocking and the asyncio variant of a shared transaction have in common."""
 
     def __init__(
-        self,
-        session: Session,
-        hands: Any,
-        producer: Any,
-        two_phase: bool | None,
-        timeout: float | None,
-        table: Table,
+        self, session: Session, hands: Any, producer: Any, two_phase: bool | None, timeout: float | None, table: Table
     ) -> None:
         part = SessionParticipant(session, table, two_phase)
         self._producer = producer
@@ -77,9 +65,7 @@ class _BaseTransaction:
 
     def _enter(self) -> None:
         if self._entered:
-            raise NotAllowed(
-                "A transaction is entered once: call tfmq.sql.transaction again for the next one."
-            )
+            raise NotAllowed("A transaction is entered once: call tfmq.sql.transaction again for the next one.")
         self._entered = True
         register_check_back(self._producer, self._shared.part.engine, self._shared.part.table)
 
@@ -87,9 +73,7 @@ class _BaseTransaction:
         """Return the broker's transaction for a send: from now on it is not empty."""
         transaction = self._shared.transaction
         if transaction is None:
-            raise NotAllowed(
-                "Send inside the block: with tfmq.sql.transaction(session, producer) as tx: tx.send(...)"
-            )
+            raise NotAllowed("Send inside the block: with tfmq.sql.transaction(session, producer) as tx: tx.send(...)")
         self._shared.is_empty = False
         return transaction
 
@@ -179,9 +163,7 @@ class AsyncTransaction(_BaseTransaction):
         self, topic: str, payloads: Iterable[Any], delay: Any = None, *, deliver_at: Any = None
     ) -> Deliveries:
         """Add all of `payloads`, as `tfmq.aio.Transaction.send_many`."""
-        sent: Deliveries = await self._begun_for_send().send_many(
-            topic, payloads, delay, deliver_at=deliver_at
-        )
+        sent: Deliveries = await self._begun_for_send().send_many(topic, payloads, delay, deliver_at=deliver_at)
         return sent
 
     async def __aenter__(self) -> AsyncTransaction:

@@ -24,14 +24,8 @@ from tfmq.admin import Admin
 from tfmq.broker.partition import Partition
 from tfmq.broker.request_handler import RequestHandler
 from tfmq.client.connection.addresses import DEFAULT_PORT, BrokerAddress
-from tfmq.client.connection.connection import (
-    READY,
-    ClientConnection,
-)
-from tfmq.client.connection.factory import (
-    ClientParts,
-    in_process_brokers,
-)
+from tfmq.client.connection.connection import READY, ClientConnection
+from tfmq.client.connection.factory import ClientParts, in_process_brokers
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.drivers.blocking import BlockingDriver
@@ -75,13 +69,7 @@ class SimulatedBroker:
     Use it in the thread that created it. `close`, or leaving `with`, ends it and its clients.
     """
 
-    def __init__(
-        self,
-        settings: Mapping[str, Any] | None = None,
-        *,
-        start: datetime = START,
-        seed: int = 1,
-    ) -> None:
+    def __init__(self, settings: Mapping[str, Any] | None = None, *, start: datetime = START, seed: int = 1) -> None:
         self.clock = VirtualClock(start)
         self._server_name = BrokerAddress(f"broker-{next(_numbers)}.tfmq-test.invalid", DEFAULT_PORT)
         self._faults = PlannedFaults()
@@ -214,9 +202,7 @@ class SimulatedBroker:
         """The disk: `disk.faults.fail(...)`, `disk.space_bytes = ...`. A power failure replaces it."""
         return self._server.disk
 
-    def fail_next(
-        self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False
-    ) -> None:
+    def fail_next(self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False) -> None:
         """Reply to the next `times` requests of a kind with `error`, an instance or a class.
 
         `what`: "send", "fetch", "join", "save" (offsets), "begin", "prepare", "commit", "rollback", "connect"

@@ -257,19 +257,13 @@ class SimulatedAsyncDriver(SimulatedEventDriver, AsyncDriver):
         loop = self._bind_loop()
         future = loop.create_future()
         return EndableWait(
-            self._loop_waits(loop),
-            future,
-            future.done,
-            partial(future.set_result, None),
-            future.set_exception,
+            self._loop_waits(loop), future, future.done, partial(future.set_result, None), future.set_exception
         )
 
     def _loop_waits(self, loop: asyncio.AbstractEventLoop) -> LoopWaits:
         return loop_waits_for(self.simulation, loop, loop.call_soon, loop.call_later)
 
-    def run_in_threads(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run work in a thread; see `AsyncDriver`. Simulated time does not advance meanwhile."""
         loop = self._bind_loop() if self._asleep else self._loop
         assert loop is not None
@@ -341,9 +335,7 @@ class SimulatedBlockingDriver(BlockingDriver):
             raise Closed("The client was closed before that was done.")
         return done
 
-    def run_in_thread(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def run_in_thread(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run work in this thread instead of another one, soon, then `done(result, error)`."""
         self.simulation.call_soon(partial(run_inline, work, partial(self._finished, done)))
 

@@ -130,13 +130,9 @@ class RepeatedTest:
 
     def _warn_limits(self, possible: int, tried: int) -> None:
         if possible == 0:
-            self._log_warning(
-                "no fault was possible: the test asks nothing of its broker that they could befall."
-            )
+            self._log_warning("no fault was possible: the test asks nothing of its broker that they could befall.")
         elif possible > tried:
-            self._log_warning(
-                f"{tried} of {possible} faults were tried, evenly spread; runs={possible} tries all."
-            )
+            self._log_warning(f"{tried} of {possible} faults were tried, evenly spread; runs={possible} tries all.")
         if self._not_injected:
             self._log_warning(
                 f"{self._not_injected} of {tried} faults had no chance: the test did not do the same in every run."
@@ -241,9 +237,7 @@ class PytestRun:
 
     def failure(self) -> Any | None:
         """Return the first report of a failure, expected or not."""
-        found = (
-            each for each in self.run_reports() if each.failed or (each.skipped and hasattr(each, "wasxfail"))
-        )
+        found = (each for each in self.run_reports() if each.failed or (each.skipped and hasattr(each, "wasxfail")))
         return next((each for each in found if not _is_strict(each)), None)
 
 

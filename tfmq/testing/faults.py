@@ -77,9 +77,7 @@ class PlannedFaults:
         """Called first with every request; returns the reply object, or None if the request must not be
         executed."""
 
-    def fail_next(
-        self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False
-    ) -> None:
+    def fail_next(self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False) -> None:
         """Let the next `times` requests of the kind `what` fail with `error`.
 
         Raises `BadRequest`, `TypeError`.

@@ -87,9 +87,7 @@ class SimulatedServer:
         """
         if self.engine is None:
             self._pending_jobs.clear()
-            engine = RequestHandler(
-                self.config, self.disk, self._clock, self._enqueue_job, self._random.randbytes
-            )
+            engine = RequestHandler(self.config, self.disk, self._clock, self._enqueue_job, self._random.randbytes)
             engine.start()
             self.engine = engine
             self._turn_requested = True

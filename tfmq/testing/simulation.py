@@ -13,10 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
-from tfmq.client.connection.connection import (
-    READY,
-    ClientConnection,
-)
+from tfmq.client.connection.connection import READY, ClientConnection
 from tfmq.client.operation import BackgroundTasks, Future
 from tfmq.client.send.accumulator import RecordAccumulator
 from tfmq.errors import NotAllowed
@@ -145,9 +142,7 @@ class Simulation:
     def advance_to(self, until: float, done: Callable[[], bool] = lambda: False) -> bool:
         """Advance time to `until`, or until `done()` is true; return whether it is."""
         if self._settling:
-            raise NotAllowed(
-                "Time cannot be moved by a callback, a codec or a selector: they run while it stands."
-            )
+            raise NotAllowed("Time cannot be moved by a callback, a codec or a selector: they run while it stands.")
         self.settle()
         while not done():
             due = self.next_time()
@@ -189,9 +184,7 @@ class Simulation:
                 raise self.deadlock_error()
             return now + WAIT_SECONDS_MAX
         self._longest_wait = max(self._longest_wait, seconds)
-        if self._call_started is not None and now - self._call_started > max(
-            self._longest_wait, WAIT_SECONDS_MAX
-        ):
+        if self._call_started is not None and now - self._call_started > max(self._longest_wait, WAIT_SECONDS_MAX):
             raise self.deadlock_error()
         return now + max(0.0, seconds)
 

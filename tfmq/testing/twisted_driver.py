@@ -27,17 +27,13 @@ class SimulatedDeferredDriver(SimulatedEventDriver, DeferredDriver):
     def _start_wait(self) -> EndableWait:
         over: Deferred[None] = Deferred()
         watch = self._loop_waits()
-        return EndableWait(
-            watch, over, lambda: bool(over.called), partial(self._fire_soon, over), over.errback
-        )
+        return EndableWait(watch, over, lambda: bool(over.called), partial(self._fire_soon, over), over.errback)
 
     def _loop_waits(self) -> LoopWaits:
         reactor = self.get_reactor()
         return loop_waits_for(self.simulation, reactor, partial(reactor.callLater, 0), reactor.callLater)
 
-    def run_in_threads(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run work in a thread; see `DeferredDriver`. Simulated time does not advance meanwhile."""
         watch = self._loop_waits()
         watch.thread_count += 1

@@ -116,17 +116,10 @@ class ActiveTransactions:
     def is_pending(self, transaction: Transaction) -> bool:
         """Return whether a record is being written that changes the state, or may have been written."""
         runtime = runtime_state(transaction)
-        return (
-            transaction.state in PENDING_STATES
-            or runtime.queued_records > 0
-            or runtime.uncertain_write is not None
-        )
+        return transaction.state in PENDING_STATES or runtime.queued_records > 0 or runtime.uncertain_write is not None
 
     def submit(
-        self,
-        transactions: Sequence[Transaction],
-        call: Callable[[WrittenCallback], None],
-        written: WrittenCallback,
+        self, transactions: Sequence[Transaction], call: Callable[[WrittenCallback], None], written: WrittenCallback
     ) -> None:
         """Call `call(written)`, which queues a record of these transactions.
 
@@ -138,9 +131,7 @@ class ActiveTransactions:
         def arrived(lsn: int, error: BaseException | None) -> None:
             for runtime in runtimes:
                 runtime.queued_records -= 1
-                runtime.uncertain_write = (
-                    error if isinstance(error, UncertainWrite) else runtime.uncertain_write
-                )
+                runtime.uncertain_write = error if isinstance(error, UncertainWrite) else runtime.uncertain_write
             written(lsn, error)
 
         for runtime in runtimes:
@@ -207,9 +198,7 @@ class ActiveTransactions:
         epoch = transaction.epoch
         self.prepared_ms.set(epoch, transaction.prepared_ms)
         if transaction.expires_ms:
-            self.prepared_expiries.set_deadline(
-                epoch, max(0.0, (transaction.expires_ms - self.clock.wall_ms()) / 1000)
-            )
+            self.prepared_expiries.set_deadline(epoch, max(0.0, (transaction.expires_ms - self.clock.wall_ms()) / 1000))
 
     def _untrack_open(self, epoch: int) -> None:
         self.open_timeouts.remove(epoch)
@@ -262,15 +251,11 @@ class ActiveTransactions:
             if transaction.offsets:
                 self.destination.unlock_offsets(transaction.epoch)
             if progress.dropped_messages:
-                _add_bounded(
-                    self.dropped_counts, transaction.epoch, progress.dropped_messages, DROPPED_COUNTS_KEPT
-                )
+                _add_bounded(self.dropped_counts, transaction.epoch, progress.dropped_messages, DROPPED_COUNTS_KEPT)
             if progress.lost:
                 alone = len(progress.decision.transactions) == 1
                 lost = progress.lost if alone else transaction.lost_messages
-                _add_bounded(
-                    self.losses, transaction.epoch, (lost, transaction.messages), DROPPED_COUNTS_KEPT
-                )
+                _add_bounded(self.losses, transaction.epoch, (lost, transaction.messages), DROPPED_COUNTS_KEPT)
 
     def on_ended(self, transaction: Transaction) -> None:
         """Handle the end of a transaction without a commit: rolled back, forgotten or empty."""

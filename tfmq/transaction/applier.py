@@ -445,11 +445,7 @@ class TargetQueue(ApplyQueue):
         return bool(parts) or self.busy
 
     def _append(
-        self,
-        parts: list[ApplyTask],
-        batches: list[Batch],
-        pieces: list[Sequence[int]],
-        decided_ms: list[int],
+        self, parts: list[ApplyTask], batches: list[Batch], pieces: list[Sequence[int]], decided_ms: list[int]
     ) -> None:
         """Append the batches of all tasks with the source position of the last one."""
         self._applying, self._batch_indexes, self.busy = parts, pieces, True
@@ -537,9 +533,7 @@ class TargetQueue(ApplyQueue):
         if messages:
             topic = parts[0].target.topic
             logger.warning(
-                "%d messages of committed transactions were dropped: the topic %s was deleted",
-                messages,
-                topic,
+                "%d messages of committed transactions were dropped: the topic %s was deleted", messages, topic
             )
         self.blocked_reason = ""
         self._applier.tasks_dropped(self, parts)

@@ -86,12 +86,7 @@ class ApplyProgress:
     @property
     def is_durable(self) -> bool:
         """Whether all effects are written and durable, and all results for replies are recorded."""
-        return (
-            self.applied
-            and not self.pending_targets
-            and not self.undurable_parts
-            and not self.undurable_delayed
-        )
+        return self.applied and not self.pending_targets and not self.undurable_parts and not self.undurable_delayed
 
     @property
     def is_answerable(self) -> bool:
@@ -177,9 +172,7 @@ class FlushTracker:
     wait for it. `complete(progress)` is called once a decision is applied and all its effects are durable.
     """
 
-    def __init__(
-        self, destination: ApplyTarget, timers: Timers, complete: Callable[[ApplyProgress], None]
-    ) -> None:
+    def __init__(self, destination: ApplyTarget, timers: Timers, complete: Callable[[ApplyProgress], None]) -> None:
         self._destination, self._timers, self._complete = destination, timers, complete
         self._written: dict[int, deque[WrittenTasks]] = {}
         self._fsync_requested: set[int] = set()
@@ -216,10 +209,7 @@ class FlushTracker:
     def blocked_decisions(self) -> set[ApplyProgress]:
         """Return the progress of decisions with a target that stopped before the effects were durable."""
         return {
-            progress
-            for key in self.fsync_errors
-            for each in self._written.get(key, ())
-            for progress, _ in each.tasks
+            progress for key in self.fsync_errors for each in self._written.get(key, ()) for progress, _ in each.tasks
         }
 
     def fsync_all(self, done: Callable[[], None]) -> None:

@@ -20,9 +20,7 @@ WAITS_PER_SESSION_MAX: Final = 1000
 
 Without this limit one client could use up limits.checks_parked.
 """
-BUSY: Final = (
-    "Too many clients wait for check-back: limits.checks_parked in total, or 1,000 of one connection."
-)
+BUSY: Final = "Too many clients wait for check-back: limits.checks_parked in total, or 1,000 of one connection."
 
 
 @dataclass(slots=True, eq=False)
@@ -55,12 +53,7 @@ class CheckBack:
     """
 
     def __init__(
-        self,
-        timers: Timers,
-        *,
-        check_seconds: float,
-        waits_max: int,
-        make_query: Callable[[int], CheckBackQuery],
+        self, timers: Timers, *, check_seconds: float, waits_max: int, make_query: Callable[[int], CheckBackQuery]
     ) -> None:
         self._timers, self._check_seconds, self._waits_max = timers, check_seconds, waits_max
         self._make_query = make_query
@@ -117,10 +110,7 @@ class CheckBack:
             self._send_queries(wait)
         elif not wait_ms:
             done([], None)
-        elif (
-            self.wait_count >= self._waits_max
-            or len(self._sessions.get(session, ())) >= WAITS_PER_SESSION_MAX
-        ):
+        elif self.wait_count >= self._waits_max or len(self._sessions.get(session, ())) >= WAITS_PER_SESSION_MAX:
             done(None, Busy(BUSY))
         else:
             self.wait_count += 1

@@ -48,9 +48,7 @@ from tfmq.transaction.requests import (
     TransactRequest,
 )
 
-RESERVED_NAME: Final = (
-    f"Names that begin with {LOCAL_PREFIX} are reserved for the broker: choose another xid."
-)
+RESERVED_NAME: Final = f"Names that begin with {LOCAL_PREFIX} are reserved for the broker: choose another xid."
 TOO_MANY: Final = "The number of open transactions has reached limits.{limit}. End some of them, or wait."
 TIMEOUT: Final = "A transaction may be open for 1 to {most} ms (limits.transaction_seconds), not {found}."
 TOO_MANY_PREPARED: Final = (
@@ -220,13 +218,7 @@ class TransactionCommandHandler:
 
     @command
     def prepare(
-        self,
-        xid: str,
-        epoch: int,
-        ttl_ms: int | None,
-        offsets: Sequence[Any],
-        session: Caller,
-        done: DoneCallback,
+        self, xid: str, epoch: int, ttl_ms: int | None, offsets: Sequence[Any], session: Caller, done: DoneCallback
     ) -> None:
         """Prepare a transaction; `done(PrepareResult)` once durable, also if it is already prepared.
 
@@ -245,9 +237,7 @@ class TransactionCommandHandler:
             self._prepare_open(transaction, ttl_ms, offsets, session, done)
         elif transaction.state == states.PREPARED:
             result = PrepareResult(states.PREPARED, transaction.expires_ms)
-            self._store.when_durable(
-                runtime_state(transaction).lsn, partial(reply_when_durable, done, result)
-            )
+            self._store.when_durable(runtime_state(transaction).lsn, partial(reply_when_durable, done, result))
         elif transaction.state in states.HEURISTIC_STATES:
             self.reply_when_all_durable(done, refusal=rejections.heuristic_outcome(transaction.state))
         elif transaction.state in COMMITTED_STATES:
@@ -256,12 +246,7 @@ class TransactionCommandHandler:
             self.reply_when_all_durable(done, refusal=TransactionState(state=transaction.state))
 
     def _prepare_open(
-        self,
-        transaction: Transaction,
-        ttl_ms: int | None,
-        offsets: Sequence[Any],
-        session: Caller,
-        done: DoneCallback,
+        self, transaction: Transaction, ttl_ms: int | None, offsets: Sequence[Any], session: Caller, done: DoneCallback
     ) -> None:
         active = self._active
         expires_ms = self._expires_ms(transaction, ttl_ms)
@@ -304,9 +289,7 @@ class TransactionCommandHandler:
         most_ms = self._active.limits["transaction_ttl_seconds"] * 1000
         wanted_ms = int(self._active.settings["group_ttl_seconds"] * 1000) if ttl_ms is None else ttl_ms
         if not 0 < wanted_ms <= most_ms:
-            raise BadRequest(
-                f"A member of a commit group may be prepared for 1 to {most_ms} ms, not {wanted_ms}."
-            )
+            raise BadRequest(f"A member of a commit group may be prepared for 1 to {most_ms} ms, not {wanted_ms}.")
         return self._active.clock.wall_ms() + wanted_ms
 
     def _may_join(self, member: CommitGroupMember) -> bool:
@@ -434,10 +417,7 @@ class TransactionCommandHandler:
             raise Wait(runtime_state(transaction).waiting_commands)
         elif transaction.state == states.PREPARED and heuristic:
             self._end_by_record(
-                transaction,
-                self._store.heuristic_rollback,
-                RollbackResult(states.HEURISTIC_ROLLED_BACK),
-                done,
+                transaction, self._store.heuristic_rollback, RollbackResult(states.HEURISTIC_ROLLED_BACK), done
             )
         elif transaction.state in UNDECIDED_STATES:
             self.roll_back(transaction, done)
@@ -606,9 +586,7 @@ class TransactionCommandHandler:
             lost, messages = self._active.losses.get(epoch, (0, 0))
             if lost:
                 raise rejections.lost_since("", states.COMMITTED, lost, messages)
-            told = CommitResult(
-                states.COMMITTED, epoch, self._active.dropped_counts.get(epoch, 0), repeated=True
-            )
+            told = CommitResult(states.COMMITTED, epoch, self._active.dropped_counts.get(epoch, 0), repeated=True)
             self.reply_when_all_durable(done, told)
         elif state == states.ROLLED_BACK:
             raise TransactionRolledBack(epoch=epoch)
@@ -723,9 +701,7 @@ class TransactionCommandHandler:
             refusal = TransactionCommitted(epoch=epoch) if committed else TransactionRolledBack(epoch=epoch)
         self.reply_when_all_durable(done, found, refusal)
 
-    def reply_when_all_durable(
-        self, done: DoneCallback, result: Any = None, refusal: TfmqError | None = None
-    ) -> None:
+    def reply_when_all_durable(self, done: DoneCallback, result: Any = None, refusal: TfmqError | None = None) -> None:
         """Reply with `refusal`, or `result` without one, once all records so far are durable."""
         self._active.when_all_durable(partial(reply_when_durable, done, result, refusal=refusal))
 

@@ -27,9 +27,7 @@ OFFSETS_MAX: Final = 100_000
 They are one change of the catalog, which must fit a catalog segment: a larger one could never be applied after the
 commit and would block all later ones.
 """
-TOO_MANY_OFFSETS: Final = (
-    "The members of a commit group commit the offsets of at most {most} partitions together."
-)
+TOO_MANY_OFFSETS: Final = "The members of a commit group commit the offsets of at most {most} partitions together."
 MISSING_NAMED_MAX: Final = 100
 """Maximum of transactions named in a GroupIncomplete error."""
 

@@ -108,9 +108,7 @@ class CommitGroups:
             raise GroupFenced()
         return True
 
-    def find_commit(
-        self, group: str, sequence: int, run: str, rows: int, *, other_total: bool
-    ) -> LastCommit | None:
+    def find_commit(self, group: str, sequence: int, run: str, rows: int, *, other_total: bool) -> LastCommit | None:
         """Return the commit of that sequence if there is one; None if the sequence is new.
 
         Raises: GroupStale (a later sequence is committed, or other rows without `other_total`),
@@ -124,9 +122,7 @@ class CommitGroups:
             raise GroupStale(_too_old(group, last, sequence))
         if last is not None and sequence == last.sequence:
             if rows != last.rows and not other_total:
-                raise GroupStale(
-                    OTHER_TOTAL.format(group=group, sequence=sequence, known=last.rows, rows=rows)
-                )
+                raise GroupStale(OTHER_TOTAL.format(group=group, sequence=sequence, known=last.rows, rows=rows))
             return last
         if run in known.fenced:
             raise GroupFenced()
@@ -165,9 +161,7 @@ class CommitGroups:
         """Return the epochs of members up to `sequence`, except `epochs`: its commit rolls them back."""
         kept = set(epochs)
         return [
-            epoch
-            for epoch, member in self._members(group).items()
-            if member.sequence <= sequence and epoch not in kept
+            epoch for epoch, member in self._members(group).items() if member.sequence <= sequence and epoch not in kept
         ]
 
     def find_run_members(self, group: str, run: str) -> list[int]:

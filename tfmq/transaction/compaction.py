@@ -55,12 +55,7 @@ class JournalCompaction:
     """
 
     def __init__(
-        self,
-        journal: JournalStore,
-        table: TransactionTable,
-        queue: JournalWriter,
-        run: RunInWorker,
-        file_bytes: int,
+        self, journal: JournalStore, table: TransactionTable, queue: JournalWriter, run: RunInWorker, file_bytes: int
     ) -> None:
         self._journal = journal
         self._table = table
@@ -77,9 +72,7 @@ class JournalCompaction:
     @property
     def needed(self) -> bool:
         """Whether the journal files are so large, compared with the live bytes, that a round is needed."""
-        return self._journal.size_bytes > max(
-            LIVE_FACTOR * self._table.retained_journal_bytes, self._bytes_min
-        )
+        return self._journal.size_bytes > max(LIVE_FACTOR * self._table.retained_journal_bytes, self._bytes_min)
 
     def run_if_needed(self) -> None:
         """Start a round if one is needed and none is running."""
@@ -91,9 +84,7 @@ class JournalCompaction:
             if each.state == states.PREPARED
         ]
         self.running = True
-        self._run(
-            partial(plan_round, rows, self._journal.files, frozenset(self._unreadable_files)), self._plan_done
-        )
+        self._run(partial(plan_round, rows, self._journal.files, frozenset(self._unreadable_files)), self._plan_done)
 
     def _plan_done(self, places: "array[int] | None", error: BaseException | None) -> None:
         if error is not None:
@@ -107,9 +98,7 @@ class JournalCompaction:
         if self._next_index >= len(self._lsns) or self._journal.stopped is not None:
             self._finish_round()
         else:
-            self._run(
-                partial(_read_batches, self._journal.read, self._lsns, self._next_index), self._read_done
-            )
+            self._run(partial(_read_batches, self._journal.read, self._lsns, self._next_index), self._read_done)
 
     def _read_done(self, found: "tuple[list[AppendMsg], int] | None", error: BaseException | None) -> None:
         if isinstance(error, JournalError | OSError):
@@ -150,9 +139,7 @@ class JournalCompaction:
                 holds.rebuild(transaction)
 
 
-def plan_round(
-    rows: Sequence[LocationSnapshot], files: Sequence[JournalFileInfo], bad: frozenset[int]
-) -> "array[int]":
+def plan_round(rows: Sequence[LocationSnapshot], files: Sequence[JournalFileInfo], bad: frozenset[int]) -> "array[int]":
     """Choose the batches to copy and return their LSNs, ordered by transaction.
 
     Runs in a worker. They are in files that are less than half live, the oldest files first; not in the last file, nor
@@ -161,9 +148,7 @@ def plan_round(
     firsts = [file.first for file in files]
     alive = [0] * len(files)
     for locations, words in rows:
-        for lsn, count_size in zip(
-            locations[0:words:WORDS_PER_BATCH], locations[2:words:WORDS_PER_BATCH], strict=True
-        ):
+        for lsn, count_size in zip(locations[0:words:WORDS_PER_BATCH], locations[2:words:WORDS_PER_BATCH], strict=True):
             if lsn:
                 alive[bisect_right(firsts, lsn) - 1] += (count_size & SIZE_MASK) + ENTRY_BYTES
     chosen: set[int] = set()

@@ -79,9 +79,7 @@ class TransactionCoordinator(TransactionCommandHandler):
         The store may be closed in a worker from then on: do not use it.
         """
 
-    def await_check_back(
-        self, group: str, wait_ms: int, session: Caller, done: DoneCallback
-    ) -> Callable[[], None]:
+    def await_check_back(self, group: str, wait_ms: int, session: Caller, done: DoneCallback) -> Callable[[], None]:
         """Wait for check-back queries to a producer group: `done(queries)`, or `done([])` at the end.
 
         The wait ends after `wait_ms`.
@@ -161,9 +159,7 @@ class TransactionCoordinator(TransactionCommandHandler):
 
     def _run_housekeeping(self) -> None:
         self._store.run_housekeeping()
-        self._housekeeping_timer = self._timers.after(
-            HOUSEKEEPING_SECONDS, self._run_housekeeping, deferrable=True
-        )
+        self._housekeeping_timer = self._timers.after(HOUSEKEEPING_SECONDS, self._run_housekeeping, deferrable=True)
 
     def stop(self, done: Callable[[], None]) -> None:
         """Reject new requests; call `done()` when nothing is pending.

@@ -188,9 +188,7 @@ def unpack_origin(fields: Any) -> Origin:
     origin = Origin(*known)
     member = fields[len(known)] if len(fields) > len(known) else None
     return (
-        origin
-        if member is None
-        else origin._replace(member=CommitGroupMember(*_checked_fields(member, str, int, str)))
+        origin if member is None else origin._replace(member=CommitGroupMember(*_checked_fields(member, str, int, str)))
     )
 
 
@@ -218,9 +216,7 @@ def unpack_offsets(rows: Sequence[Any]) -> tuple[GroupPositions, ...]:
             if len(_checked_fields(partition, int, int, int, int, int)) != PARTITION_OFFSET_FIELDS:
                 raise TypeError("a group offset with too few fields")
         found.append(
-            GroupPositions(
-                group, generation, tuple(partition[:PARTITION_OFFSET_FIELDS] for partition in places)
-            )
+            GroupPositions(group, generation, tuple(partition[:PARTITION_OFFSET_FIELDS] for partition in places))
         )
     return tuple(found)
 
@@ -288,8 +284,7 @@ def unpack(kind: int, epoch: int, payload: bytes) -> Operation:
     try:
         fields = _checked_fields(unpack_stored(payload), *[_TYPES.get(name, int) for name in names])
         decoded = [
-            _UNPACKERS[name](value) if name in _UNPACKERS else value
-            for name, value in zip(names, fields, strict=False)
+            _UNPACKERS[name](value) if name in _UNPACKERS else value for name, value in zip(names, fields, strict=False)
         ]
         operation: Operation = record(*header, *decoded)
     except (ValueError, TypeError, IndexError) as error:

@@ -48,16 +48,7 @@ class WriteRequest:
     Either may be absent. The entries of an item are written in one append.
     """
 
-    __slots__ = (
-        "contents",
-        "message_count",
-        "messages",
-        "operation",
-        "revert",
-        "size_bytes",
-        "transaction",
-        "written",
-    )
+    __slots__ = ("contents", "message_count", "messages", "operation", "revert", "size_bytes", "transaction", "written")
 
     def __init__(
         self,

@@ -168,9 +168,7 @@ class Outcomes:
         if len(runs) < MERGED_RUNS or runs[0].merged or size * MERGED_SHARE > self._outcomes_max:
             return
         rows = [
-            run.rows[position : position + ROW_SIZE]
-            for run in runs
-            for position in range(0, len(run.rows), ROW_SIZE)
+            run.rows[position : position + ROW_SIZE] for run in runs for position in range(0, len(run.rows), ROW_SIZE)
         ]
         rows.sort()
         self._runs[-MERGED_RUNS:] = [OutcomeRun(True, max(run.newest_ms for run in runs), b"".join(rows))]
@@ -185,13 +183,7 @@ class Outcomes:
 
     def dump(self) -> tuple[Any, ...]:
         """Return the table as plain values. Sealed runs are shared, not copied."""
-        return (
-            self.key,
-            list(self._dict.items()),
-            self._dict_newest_ms,
-            list(self._runs),
-            self.expired_epoch,
-        )
+        return (self.key, list(self._dict.items()), self._dict_newest_ms, list(self._runs), self.expired_epoch)
 
     def load(self, fields: Sequence[Any]) -> None:
         """Restore the result of `dump`.

@@ -161,9 +161,7 @@ class TransactionQueries:
             "heuristic": sum(counts[each] for each in states.HEURISTIC_STATES),
             "oldest_prepared_seconds": age_seconds,
             "alarm": oldest_ms is not None and age_seconds > active.settings["alarm_seconds"],
-            "waits_for": sorted(map(active.applier.target_name, active.applier.blocked_targets()))[
-                :TARGETS_DESCRIBED
-            ],
+            "waits_for": sorted(map(active.applier.target_name, active.applier.blocked_targets()))[:TARGETS_DESCRIBED],
             "journal": journal["journal"],
             "journal_bytes": journal["journal_bytes"],
         }

@@ -94,9 +94,7 @@ def member_rule(member: CommitGroupMember) -> str:
 
 def missing_batch(xid: str) -> TransactionState:
     """Return the error for a transaction with a batch that could not be written or resent."""
-    sentence = (
-        f"The transaction {xid} lacks a batch that could not be written. Send that batch again, or roll back."
-    )
+    sentence = f"The transaction {xid} lacks a batch that could not be written. Send that batch again, or roll back."
     return TransactionState(sentence, state=states.OPEN)
 
 
@@ -145,7 +143,5 @@ def stale_epoch(epoch: int, newest: int) -> StaleEpoch:
 
 def group_committed(member: CommitGroupMember) -> GroupStale:
     """Return the error for a member whose sequence was committed without it."""
-    sentence = (
-        f"The commit group {member.group} has committed its sequence {member.sequence} already, without this"
-    )
+    sentence = f"The commit group {member.group} has committed its sequence {member.sequence} already, without this"
     return GroupStale(f"{sentence} transaction.", sequence=member.sequence)

@@ -123,11 +123,7 @@ def read_slices(
 
 
 def slice_cached(
-    batches: Sequence[Batch],
-    rows: "array[int]",
-    log_id: int,
-    after: int,
-    slice_bytes: int = SLICE_BYTES,
+    batches: Sequence[Batch], rows: "array[int]", log_id: int, after: int, slice_bytes: int = SLICE_BYTES
 ) -> list[Slice]:
     """Like `read_slices`, for a small transaction whose batches are in memory."""
     slicing = _SliceBuilder(slice_bytes, never_split=log_id == ARRIVALS_KEY)

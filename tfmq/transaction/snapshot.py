@@ -71,9 +71,7 @@ def capture(head: SnapshotHead, transactions: Iterable[Transaction]) -> Callable
             if decision is not None and len(decision.transactions) > 1
         }
         packer = msgpack.Packer(autoreset=False)
-        packer.pack(
-            (VERSION, head.time_ms, head.epochs_end, *head.parts, sorted(shared.values()), len(found))
-        )
+        packer.pack((VERSION, head.time_ms, head.epochs_end, *head.parts, sorted(shared.values()), len(found)))
         for number, row in enumerate(zip(*columns, strict=True), 1):
             packer.pack(_row(*row))
             if not number % YIELD_ROWS:
@@ -83,10 +81,7 @@ def capture(head: SnapshotHead, transactions: Iterable[Transaction]) -> Callable
     return encode
 
 
-DURABLE_STATES: Final = {
-    states.PREPARING: states.OPEN,
-    states.COMMITTED: states.APPLYING,
-}
+DURABLE_STATES: Final = {states.PREPARING: states.OPEN, states.COMMITTED: states.APPLYING}
 """The state in a snapshot for states without a journal record: the last one with a record.
 
 For COMMITTING and ROLLING_BACK, `_row` finds it.

@@ -164,28 +164,18 @@ class TransactionStore:
                 idle_ms=limits.get("producer_idle_seconds", PRODUCER_IDLE_SECONDS) * 1000,
                 lease_time=lease_time,
             ),
-            commit_groups=CommitGroups(
-                groups_max=limits["commit_groups"], fences_max=limits["commit_group_fences"]
-            ),
+            commit_groups=CommitGroups(groups_max=limits["commit_groups"], fences_max=limits["commit_group_fences"]),
         )
         file_bytes = settings["journal_file_bytes"]
         options = JournalOptions(file_bytes=file_bytes, checkpoint_bytes=file_bytes)
         self._journal = journal = JournalStore.open(
-            disk,
-            folder,
-            new_id=new_id,
-            clock=clock,
-            state=table,
-            options=options,
-            randomness=randomness,
+            disk, folder, new_id=new_id, clock=clock, state=table, options=options, randomness=randomness
         )
         self._disk, self._folder = disk, folder
         self._clock, self._randomness, self._run = clock, randomness, run
         self._decision_time = decision_time or clock.wall_ms
         self._epochs = EpochAllocator(self._lease_epochs)
-        self._writer = JournalWriter(
-            journal, table, request_fsync=request_fsync, run=run, mark_ready=mark_ready
-        )
+        self._writer = JournalWriter(journal, table, request_fsync=request_fsync, run=run, mark_ready=mark_ready)
         self._compaction = JournalCompaction(journal, table, self._writer, run, file_bytes)
         self._is_checkpoint_running = False
         self._pending_forgets: set[int] = set()
@@ -272,11 +262,7 @@ class TransactionStore:
         self._writer.enqueue(None, written, transaction=transaction, batches=(piece,))
 
     def prepare(
-        self,
-        transaction: Transaction,
-        offsets: Sequence[GroupPositions],
-        expires_ms: int,
-        written: WrittenCallback,
+        self, transaction: Transaction, offsets: Sequence[GroupPositions], expires_ms: int, written: WrittenCallback
     ) -> None:
         """Queue the prepare record; the state is "prepared" once it is written."""
         self._table.change_state(transaction, states.REQUEST_PREPARE)
@@ -317,12 +303,7 @@ class TransactionStore:
             topics[piece.log_id] = piece.topic
             count += piece.count
         operation = journal_records.LocalCommitRecord(
-            transaction.epoch,
-            self._decision_time(),
-            transaction.origin,
-            tuple(topics.items()),
-            tuple(offsets),
-            count,
+            transaction.epoch, self._decision_time(), transaction.origin, tuple(topics.items()), tuple(offsets), count
         )
         self._enqueue(operation, written, transaction, batches)
 
@@ -517,9 +498,7 @@ class TransactionStore:
         call this, also while the broker's thread uses the store.
         Raises: Corrupt, OSError.
         """
-        return slicer.read_slices(
-            self._journal.read, decision.partition_rows(log_id), log_id, after, slice_bytes
-        )
+        return slicer.read_slices(self._journal.read, decision.partition_rows(log_id), log_id, after, slice_bytes)
 
     def read_slices_nowait(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES

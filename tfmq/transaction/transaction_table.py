@@ -306,9 +306,7 @@ class TransactionTable:
 
     def _forget(self, transaction: Transaction) -> None:
         if transaction.state not in states.HEURISTIC_STATES:
-            raise ValueError(
-                f"transaction {transaction.epoch} is {transaction.state}: it cannot be forgotten"
-            )
+            raise ValueError(f"transaction {transaction.epoch} is {transaction.state}: it cannot be forgotten")
         committed = transaction.state == states.HEURISTIC_COMMITTED
         self._record_outcome(transaction, states.COMMITTED if committed else states.ROLLED_BACK)
         self.remove(transaction)

@@ -42,12 +42,7 @@ def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any
     return KazooClient(
         hosts=address.hosts,
         timeout=session_seconds,
-        connection_retry={
-            "max_tries": -1,
-            "delay": RETRY_SECONDS,
-            "backoff": 2,
-            "max_delay": RETRY_SECONDS_MAX,
-        },
+        connection_retry={"max_tries": -1, "delay": RETRY_SECONDS, "backoff": 2, "max_delay": RETRY_SECONDS_MAX},
         logger=logger,
         **options,
     )
@@ -72,9 +67,7 @@ class ZooKeeperConnection:
         if self._closed:
             raise Closed(f"The connection to {self.address} was closed.")
         with translate_errors(self.address):
-            if (
-                self._client is None or self._process != os.getpid()
-            ):  # a forked child must not use its parent's session
+            if self._client is None or self._process != os.getpid():  # a forked child must not use its parent's session
                 client = new_client(self.address, RESPONSE_SECONDS)
                 client.start(timeout=RESPONSE_SECONDS)
                 self._client, self._process = client, os.getpid()

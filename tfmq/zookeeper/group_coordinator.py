@@ -135,9 +135,7 @@ class GroupMembership:
             elif now >= self._silent_until:
                 return f"{self.address} does not answer."
             if coordinator.is_idle:
-                return (
-                    f"{coordinator.members} members, and no partition is left for this one: tfmq topic grow"
-                )
+                return f"{coordinator.members} members, and no partition is left for this one: tfmq topic grow"
             return coordinator.waiting_reason()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
@@ -350,11 +348,7 @@ class MembershipStateMachine(SessionStateMachine):
             path = self._layout.owner(self.group, name)
             node: Node | None = yield GetNode(path)
             is_mine = node is not None and node.session == self.session
-            if (
-                node is not None
-                and is_mine
-                and not (yield DeleteNode(path, node.version, self._member_path()))
-            ):
+            if node is not None and is_mine and not (yield DeleteNode(path, node.version, self._member_path())):
                 self._registered = b""
                 raise ConnectionLost(f"{path} or the member's own node has changed")
             self._owned.pop(name, None)

@@ -124,10 +124,7 @@ class ZooKeeperOffsets:
         return found
 
     def _write(
-        self,
-        client: KazooClient,
-        group: str,
-        writes: Mapping[PartitionName, tuple[NodeContents, StoredOffset]],
+        self, client: KazooClient, group: str, writes: Mapping[PartitionName, tuple[NodeContents, StoredOffset]]
     ) -> list[PartitionName]:
         """Write the nodes of each partition in a transaction of its own.
 
@@ -148,9 +145,7 @@ class ZooKeeperOffsets:
 
 
 def _stored_only(found: Mapping[PartitionName, StoredOffset | None]) -> dict[PartitionName, StoredOffset]:
-    return {
-        name: stored for name, stored in found.items() if stored is not None and stored.offset != NO_OFFSET
-    }
+    return {name: stored for name, stored in found.items() if stored is not None and stored.offset != NO_OFFSET}
 
 
 def _add_write(transaction: Any, path: str, data: bytes, version: int | None) -> None:
@@ -246,10 +241,6 @@ def _row(path: str, data: bytes) -> StoredOffset:
         found = json.loads(data) if len(data) <= BYTES_MAX else None
     except ValueError:
         found = None
-    if not isinstance(found, dict) or not all(
-        type(found.get(field)) is int for field in StoredOffset._fields
-    ):
-        raise Damaged(
-            f"The node {path}/tfmq holds no offset but {data[:40]!r}; delete it to begin anew there."
-        )
+    if not isinstance(found, dict) or not all(type(found.get(field)) is int for field in StoredOffset._fields):
+        raise Damaged(f"The node {path}/tfmq holds no offset but {data[:40]!r}; delete it to begin anew there.")
     return StoredOffset(*(found[field] for field in StoredOffset._fields))

@@ -75,9 +75,7 @@ class Registration:
                 self._silent_until, self._logged_unreachable = now + UNREACHABLE_SECONDS, False
             elif now >= self._silent_until and not self._logged_unreachable:
                 self._logged_unreachable = True
-                log.warning(
-                    "%s does not answer: this broker serves, and registers when it is back.", self.address
-                )
+                log.warning("%s does not answer: this broker serves, and registers when it is back.", self.address)
             if not runner.is_started:
                 runner.start()
             runner.wake()
@@ -164,9 +162,7 @@ class RegistrationStateMachine(SessionStateMachine):
             self._round_at = min(self._round_at, now + RETRY_SECONDS)
         elif not self.registered:
             log.info(
-                "registered in ZooKeeper as %s with %d topics",
-                self._layout.broker_address(),
-                len(self._wanted_nodes),
+                "registered in ZooKeeper as %s with %d topics", self._layout.broker_address(), len(self._wanted_nodes)
             )
         self.registered = registered
 

@@ -109,8 +109,7 @@ def _send(client: KazooClient, request: Request, watch: Callable[[Any], None]) -
         return _node(_single_result(client.get_async(request.path, watch)))
     if isinstance(request, GetNodes):
         return [
-            _node(result_or_none(each))
-            for each in wait_results([client.get_async(path) for path in request.paths])
+            _node(result_or_none(each)) for each in wait_results([client.get_async(path) for path in request.paths])
         ]
     if isinstance(request, SetNode):
         return _single_result(client.set_async(request.path, request.data)) is not None
@@ -286,9 +285,7 @@ class SessionThread:
         handler = client._connection
         connect = getattr(handler, "_connect", None)
         if connect is None:
-            raise NotSupported(
-                "This kazoo does not tell how long a session lasts: install kazoo 2.10 or 2.11."
-            )
+            raise NotSupported("This kazoo does not tell how long a session lasts: install kazoo 2.10 or 2.11.")
 
         def connect_and_learn(*arguments: Any) -> Any:
             timeouts = connect(*arguments)
@@ -340,9 +337,7 @@ class SessionThread:
                     continue
             try:
                 whole = self._run_steps(client, course, session)
-            except (
-                Exception
-            ) as error:  # otherwise the session would stay alive while its work has stopped unnoticed
+            except Exception as error:  # otherwise the session would stay alive while its work has stopped unnoticed
                 whole, self._subject.changed = False, True
                 self.failure = StoreFailed(f"Asking {self._address} failed: {error!r}", retriable=False)
                 self.failure.__cause__ = error

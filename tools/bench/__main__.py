@@ -39,17 +39,11 @@ ROWS = {
 @click.command(epilog="Example: python -m tools.bench --rows produce,consume --peers")
 @click.option("--rows", default=",".join(ROWS), show_default=True, help="Which rows, separated by commas.")
 @click.option(
-    "--runs",
-    default=5,
-    show_default=True,
-    type=click.IntRange(1, 50),
-    help="Runs of each; the median counts.",
+    "--runs", default=5, show_default=True, type=click.IntRange(1, 50), help="Runs of each; the median counts."
 )
 @click.option("--peers", is_flag=True, help="Measure Kafka in the same run (tools/bench/peers/install.sh).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file too."
-)
+@click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON to this file too.")
 def main(rows: str, runs: int, peers: bool, as_json: bool, save: Path | None) -> None:
     """Measure tfmq on this machine. Nothing leaves loopback; every server stops by itself."""
     names = [name.strip() for name in rows.split(",") if name.strip()]
@@ -62,9 +56,7 @@ def main(rows: str, runs: int, peers: bool, as_json: bool, save: Path | None) ->
         found: list[Figure] = getattr(import_module(module), function or MEASURE)(runs, peers)
         figures += found
         console.print(table(found))
-    machine = (
-        f"{platform.machine()}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
-    )
+    machine = f"{platform.machine()}, Python {platform.python_version()}, {platform.system()} {platform.release()}"
     text = json.dumps({"machine": machine, "runs": runs, "figures": [f.as_json() for f in figures]}, indent=1)
     if save:
         save.write_text(text + "\n")
@@ -74,9 +66,7 @@ def main(rows: str, runs: int, peers: bool, as_json: bool, save: Path | None) ->
 
 
 def table(figures: list[Figure]) -> Table:
-    view = Table(
-        "row", "who", "median", "unit", "target", "", "note", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
+    view = Table("row", "who", "median", "unit", "target", "", "note", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for figure in figures:
         mark = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[figure.met]
         target = "" if figure.target is None else f"{'>=' if figure.least else '<='} {figure.target:,.4g}"

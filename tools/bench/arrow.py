@@ -46,9 +46,7 @@ def keyed(number: int) -> bytes:
 
 def log(payloads: Values, attribute: Callable[[int], bytes], block_bytes: int = 64 << 10) -> Chunks:
     """The control blocks of these records as (offset, bytes) chunks."""
-    records = [
-        make_record(payload, make_id(PRODUCER, n), 0, attribute(n)) for n, payload in enumerate(payloads)
-    ]
+    records = [make_record(payload, make_id(PRODUCER, n), 0, attribute(n)) for n, payload in enumerate(payloads)]
     data, blocks, position, offset, ordinal = b"".join(records), [], 0, 0, 0
     for size, count, crc in split_blocks(data, block_bytes):
         control = BlockTrailer(count, size, crc, APPEND_MS, 1, 0, ordinal, offset)
@@ -95,9 +93,7 @@ def encoding(table: pa.Table) -> Callable[[], float]:
     return lambda: per_second(lambda: sum(encode(batch, PRODUCER, 0).count for batch in batches))
 
 
-def encoding_messages(
-    payloads: Values, attribute: Callable[[int], bytes] | None = None
-) -> Callable[[], float]:
+def encoding_messages(payloads: Values, attribute: Callable[[int], bytes] | None = None) -> Callable[[], float]:
     def work() -> int:
         for first in range(0, COUNT, BATCH):
             batch = payloads[first : first + BATCH]
@@ -139,10 +135,7 @@ def measure(runs: int, peers: bool) -> list[Figure]:
         "encode 50-150 B": (encoding(table(mixed)), ENCODER_TARGET),
         "encode 100 B, a key and a tag each": (encoding(table(equal, key=keys, tag=tags)), ENCODER_TARGET),
         "encode 100 B, a key and a tag each, messages of Python": (encoding_messages(equal, keyed), None),
-        "encode 100 B, attributes as they were": (
-            encoding(table(equal, attributes=attributes)),
-            ENCODER_TARGET,
-        ),
+        "encode 100 B, attributes as they were": (encoding(table(equal, attributes=attributes)), ENCODER_TARGET),
     }
     found = dict(zip(programs, alternately(runs, *(each for each, _ in programs.values())), strict=True))
     return list(figures(found, {row: target for row, (_, target) in programs.items()}))

@@ -34,9 +34,7 @@ SHAPES: Final = {"100 B": (80, 81), "20 to 180 B": (0, 161), "1 KB": (1000, 1001
 def measure(runs: int, peers: bool) -> list[Figure]:
     """All rows; there is no peer."""
     with tempfile.TemporaryDirectory(prefix="tfmq-bench-audit-") as folder:
-        places = {
-            name: fill(Path(folder) / str(n), *bounds) for n, (name, bounds) in enumerate(SHAPES.items())
-        }
+        places = {name: fill(Path(folder) / str(n), *bounds) for n, (name, bounds) in enumerate(SHAPES.items())}
         rows = [alone(name, place, runs) for name, place in places.items()]
         if reason := spark_session.missing():
             return [*rows, Figure("audit", "on Spark", float("nan"), "", note=reason)]
@@ -51,10 +49,7 @@ def fill(data: Path, least: int, end: int) -> str:
     source = random.Random(1)
     count = BYTES // ((least + end - 1) // 2 + 20)
     body = LARGEST * (end // len(LARGEST) + 1)
-    with (
-        tfmq.local_server(data, settings={"topics.partitions": 2}) as servers,
-        tfmq.Producer(servers) as producer,
-    ):
+    with tfmq.local_server(data, settings={"topics.partitions": 2}) as servers, tfmq.Producer(servers) as producer:
         for _ in range(0, count, BATCH):
             producer.send_many("same", [body[: source.randrange(least, end)] for _ in range(BATCH)])
         producer.flush(600)

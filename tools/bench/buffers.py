@@ -78,9 +78,7 @@ def receiving(seconds: float) -> None:
     }
     print("\nreceive over loopback (GB/s)")
     for name, receive in ways.items():
-        print(
-            f"  {name:<32} {statistics.median(rate(receive, seconds / RUNS) for _ in range(RUNS)) / 1e9:.2f}"
-        )
+        print(f"  {name:<32} {statistics.median(rate(receive, seconds / RUNS) for _ in range(RUNS)) / 1e9:.2f}")
 
 
 def rate(receive: Callable[[socket.socket], int], seconds: float) -> float:
@@ -134,9 +132,7 @@ def many_connections(count: int) -> None:
 
 def main() -> None:
     """All rows."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each row")
     parser.add_argument("--connections", type=int, default=1000)
     arguments = parser.parse_args()

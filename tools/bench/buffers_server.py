@@ -192,9 +192,7 @@ def drive(clients: list[Client], count: int) -> float:
 
 def main() -> None:
     """Both ways, in turn."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=200)
     parser.add_argument("--frames", type=int, default=2000)
     parser.add_argument("--serve", choices=("pool", "plain"), help=argparse.SUPPRESS)

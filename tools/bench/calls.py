@@ -112,9 +112,7 @@ def measured(count: int) -> dict[str, tuple[float, float]]:
             admin.create_topic(TOPIC, partitions=1)
         for acks in ("written", "synced"):
             with tfmq.Producer(server.address, acks=acks) as producer:
-                found[f"send ({acks})"] = counted(
-                    server, count, lambda: producer.send(TOPIC, b"x" * 100).result()
-                )
+                found[f"send ({acks})"] = counted(server, count, lambda: producer.send(TOPIC, b"x" * 100).result())
         with tfmq.Producer(server.address, acks="written") as producer:
             found["delayed send (written)"] = counted(
                 server, count, lambda: producer.send(TOPIC, b"x" * 100, delay=3600).result()

@@ -34,20 +34,13 @@ def measure(runs: int, peers: bool) -> list[Figure]:
         values = dict(zip(programs, alternately(runs, *programs.values()), strict=True))
     rows = [
         Figure(
-            f"64 clients, {where}",
-            "tfmq, synced",
-            median(values[where]),
-            "msg/s",
-            target,
-            note=spread(values[where]),
+            f"64 clients, {where}", "tfmq, synced", median(values[where]), "msg/s", target, note=spread(values[where])
         )
         for where, target in (("1 partition", 30e3), ("64 partitions", 18e3))
     ]
     if "kafka" in values:
         kept = values["kafka"]
-        rows.append(
-            Figure("64 clients, 1 partition", "Kafka, forced", median(kept), "msg/s", note=spread(kept))
-        )
+        rows.append(Figure("64 clients, 1 partition", "Kafka, forced", median(kept), "msg/s", note=spread(kept)))
     if note:
         rows.append(Figure("64 clients", "Kafka", float("nan"), "msg/s", note=note))
     return rows

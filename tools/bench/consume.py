@@ -96,17 +96,13 @@ def figures(values: dict[str, list[float]], note: str) -> list[Figure]:
         "consume 100 B, every field": 0.8e6,
         "consume 1 KB, each payload": 0.8e6,
     }
-    rows = [
-        Figure(r, "tfmq", median(values[r]), "msg/s", t, note=spread(values[r])) for r, t in targets.items()
-    ]
+    rows = [Figure(r, "tfmq", median(values[r]), "msg/s", t, note=spread(values[r])) for r, t in targets.items()]
     if note:
         rows.append(Figure("consume 100 B", "Kafka", float("nan"), "msg/s", note=note))
     for peer, target in (("confluent-kafka", 3.5), ("kafka-python", None)):
         if peer in values:
             row = "consume 100 B, each payload"
-            rows.append(
-                Figure(row, f"Kafka, {peer}", median(values[peer]), "msg/s", note=spread(values[peer]))
-            )
+            rows.append(Figure(row, f"Kafka, {peer}", median(values[peer]), "msg/s", note=spread(values[peer])))
             ratios = [a / b for a, b in zip(values[row], values[peer], strict=True)]
             rows.append(Figure(row, f"ratio to {peer}", median(ratios), "x", target, note=spread(ratios)))
     return rows

@@ -8,16 +8,7 @@ from zlib import crc32
 import tfmq
 from tfmq.delay.timing_wheel import HashedTimingWheel
 from tools.bench.broker import Broker, broker, start
-from tools.bench.delay_load import (
-    PART,
-    WAIT_SECONDS,
-    Delayer,
-    kept,
-    random_delays,
-    scaled,
-    spread_delays,
-    wait_for,
-)
+from tools.bench.delay_load import PART, WAIT_SECONDS, Delayer, kept, random_delays, scaled, spread_delays, wait_for
 from tools.bench.figures import Figure, median, spread
 from tools.bench.load import PAYLOAD
 from tools.bench.transactions import neighbour
@@ -62,9 +53,7 @@ def with_the_client(address: str) -> float:
     count = ACCEPTED // 10
     with tfmq.Producer(address) as producer:
         begun = time.perf_counter()
-        producer.send_many("accept", (PAYLOAD for _ in range(count)), delay=FAR_MS / 1000).result(
-            WAIT_SECONDS
-        )
+        producer.send_many("accept", (PAYLOAD for _ in range(count)), delay=FAR_MS / 1000).result(WAIT_SECONDS)
         return count / (time.perf_counter() - begun)
 
 

@@ -7,16 +7,7 @@ from pathlib import Path
 
 import tfmq
 from tools.bench.broker import Broker, broker
-from tools.bench.delay_load import (
-    PART,
-    Delayer,
-    kept,
-    random_delays,
-    scaled,
-    spread_delays,
-    wait_for,
-    words,
-)
+from tools.bench.delay_load import PART, Delayer, kept, random_delays, scaled, spread_delays, wait_for, words
 from tools.bench.delay_plot import draw
 from tools.bench.figures import Figure, median, percentile, spread
 

@@ -103,9 +103,7 @@ def wait_for(address: str, topic: str, count: int) -> None:
     with tfmq.Admin(address) as admin:
         while admin.topic(topic).partitions[0].end_ordinal < count:
             if time.monotonic() > until:
-                raise RuntimeError(
-                    f"{topic} has {admin.topic(topic).partitions[0].end_ordinal:,} of {count:,}"
-                )
+                raise RuntimeError(f"{topic} has {admin.topic(topic).partitions[0].end_ordinal:,} of {count:,}")
             time.sleep(0.05)
 
 

@@ -33,18 +33,12 @@ def connections(rows: list[Figure]) -> None:
         rows.append(Figure("memory, idle", "tfmq-server", server.rss_mb(), "MB", 60, least=False))
         clients = idle(server.address, CONNECTIONS)
         time.sleep(0.5)
-        rows.append(
-            Figure("memory, 1,000 idle connections", "tfmq-server", server.rss_mb(), "MB", 60, least=False)
-        )
+        rows.append(Figure("memory, 1,000 idle connections", "tfmq-server", server.rss_mb(), "MB", 60, least=False))
         park(clients, "parked", 30_000)
         time.sleep(1.0)
-        rows.append(
-            Figure("memory, 1,000 parked fetches", "tfmq-server", server.rss_mb(), "MB", 60, least=False)
-        )
+        rows.append(Figure("memory, 1,000 parked fetches", "tfmq-server", server.rss_mb(), "MB", 60, least=False))
         used = processor_percent(server)
-        rows.append(
-            Figure("processor, 1,000 parked fetches", "tfmq-server", used, "% of a core", 2, least=False)
-        )
+        rows.append(Figure("processor, 1,000 parked fetches", "tfmq-server", used, "% of a core", 2, least=False))
         for client in clients:
             client.close()
 
@@ -56,9 +50,7 @@ def partitions(rows: list[Figure]) -> None:
         messages_per_second(server.address, "hundred", 100, 100, 1.0)
         rows.append(Figure("memory, 100 partitions written to", "tfmq-server", server.rss_mb(), "MB"))
         time.sleep(1.0)
-        rows.append(
-            Figure("processor, 100 idle partitions", "tfmq-server", processor_percent(server), "% of a core")
-        )
+        rows.append(Figure("processor, 100 idle partitions", "tfmq-server", processor_percent(server), "% of a core"))
         client.close()
 
 
@@ -74,9 +66,7 @@ def load(rows: list[Figure]) -> None:
         for topic in ("same", "large"):
             polled(server, topic, COUNT if topic == "same" else LARGE_COUNT, payloads)
         peak = server.peak_rss_mb()
-        rows.append(
-            Figure("memory, most under load", "tfmq-server", peak, "MB", 150, least=False, note="peak")
-        )
+        rows.append(Figure("memory, most under load", "tfmq-server", peak, "MB", 150, least=False, note="peak"))
 
 
 def starts(runs: int, rows: list[Figure]) -> None:

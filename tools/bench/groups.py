@@ -114,9 +114,9 @@ def reading(runs: int) -> list[Figure]:
         with tfmq.Admin(server.address) as admin:
             admin.create_topic("read", partitions=READ_PARTITIONS)
         with tfmq.Producer(server.address) as producer:
-            producer.send_many(
-                "read", (tfmq.Message(PAYLOAD, key=f"{n % 100}") for n in range(COUNT))
-            ).result(WAIT_SECONDS)
+            producer.send_many("read", (tfmq.Message(PAYLOAD, key=f"{n % 100}") for n in range(COUNT))).result(
+                WAIT_SECONDS
+            )
         programs: dict[tuple[str, str], Callable[[], float]] = {
             ("consume 100 B, poll", "without a group"): lambda: polled(server, False),
             ("consume 100 B, poll", "with a group"): lambda: polled(server, True),

@@ -23,15 +23,7 @@ def line(figure: dict[str, Any]) -> str:
     sign = ">=" if figure["least"] else "<="
     target = "" if figure["target"] is None else f"{sign} {number(figure['target'])}"
     verdict = {True: "met", False: "**missed**", None: ""}[figure["met"]]
-    cells = (
-        figure["row"],
-        figure["who"],
-        number(figure["value"]),
-        figure["unit"],
-        target,
-        verdict,
-        figure["note"],
-    )
+    cells = (figure["row"], figure["who"], number(figure["value"]), figure["unit"], target, verdict, figure["note"])
     return "| " + " | ".join(cells) + " |"
 
 

@@ -63,11 +63,7 @@ def control_blocks(data: bytes) -> bytes:
 def figures(count: int, size: int) -> list[tuple[str, float]]:
     """(part, ns a record) of every part."""
     equal, mixed = payloads(count, size, False), payloads(count, size, True)
-    return [
-        *record_figures(equal),
-        *batch_figures(equal, "equal sizes"),
-        *batch_figures(mixed, "mixed sizes"),
-    ]
+    return [*record_figures(equal), *batch_figures(equal, "equal sizes"), *batch_figures(mixed, "mixed sizes")]
 
 
 def record_figures(bodies: list[bytes]) -> list[tuple[str, float]]:
@@ -77,10 +73,7 @@ def record_figures(bodies: list[bytes]) -> list[tuple[str, float]]:
     control = BlockTrailer(1, 120, 5, 0, 0, 0, 0, 0)
     count = len(bodies)
     return [
-        (
-            "encode",
-            nanoseconds(lambda: b"".join([make_record(b, n) for n, b in enumerate(bodies, 1 << 24)]), count),
-        ),
+        ("encode", nanoseconds(lambda: b"".join([make_record(b, n) for n, b in enumerate(bodies, 1 << 24)]), count)),
         ("cut into blocks", nanoseconds(lambda: split_blocks(data), count)),
         ("walk", nanoseconds(lambda: header_positions(data), count)),
         ("crc32 of a body, zlib", nanoseconds(lambda: [crc32(body) for body in bodies], count)),
@@ -96,9 +89,7 @@ def batch_figures(bodies: list[bytes], kind: str) -> list[tuple[str, float]]:
     blocks: list[Block] = list(blocks_of(log, 0, LOG_ID))
     parts: dict[str, Callable[[], object]] = {
         "verify a batch": lambda: verify_batch(data, batch, PRODUCER, 0, count),
-        "verify with each record's checksum": lambda: verify_batch(
-            data, batch, PRODUCER, 0, count, "records"
-        ),
+        "verify with each record's checksum": lambda: verify_batch(data, batch, PRODUCER, 0, count, "records"),
         "blocks of a log": lambda: list(blocks_of(log, 0, LOG_ID)),
         "blocks without checksums": lambda: list(blocks_of(log, 0, LOG_ID, verify=False)),
         "runs of a block": lambda: [producer_runs(block) for block in blocks],

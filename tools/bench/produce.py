@@ -117,9 +117,7 @@ def figures(values: dict[str, list[float]], group_bytes: float, note: str) -> li
         Figure(row, "tfmq, synced", median(values[row]), "msg/s", target, note=spread(values[row]))
         for row, target in targets.items()
     ]
-    large = [
-        a * 1000 / 1e6 / b for a, b in zip(values["produce 1 KB, send_many"], values["disk"], strict=True)
-    ]
+    large = [a * 1000 / 1e6 / b for a, b in zip(values["produce 1 KB, send_many"], values["disk"], strict=True)]
     groups = f"write + fdatasync of {group_bytes / 1024:,.0f} KiB, as the broker forces"
     rows.append(Figure(groups, "the disk", median(values["disk"]), "MB/s", note=spread(values["disk"])))
     rows.append(Figure("produce 1 KB / the disk", "ratio", median(large), "x", 0.8, note=spread(large)))
@@ -131,9 +129,7 @@ def figures(values: dict[str, list[float]], group_bytes: float, note: str) -> li
     ):
         if peer in values:
             rows.append(
-                Figure(
-                    row, f"Kafka, {peer}, unforced", median(values[peer]), "msg/s", note=spread(values[peer])
-                )
+                Figure(row, f"Kafka, {peer}, unforced", median(values[peer]), "msg/s", note=spread(values[peer]))
             )
             ratios = [a / b for a, b in zip(values[row], values[peer], strict=True)]
             rows.append(Figure(row, f"ratio to {peer}", median(ratios), "x", target, note=spread(ratios)))

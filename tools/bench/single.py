@@ -120,22 +120,16 @@ def figures(us: dict[str, list[float]], note: str) -> list[Figure]:
     over = median([a - b for a, b in zip(us["synced"], us["force"], strict=True)])
     rows = [
         Figure("one send, written, p50", "tfmq", median(us["written"]), "us", note=spread(us["written"])),
-        Figure(
-            "one send, written, p50", "raw Twisted echo", median(us["echo"]), "us", note=spread(us["echo"])
-        ),
+        Figure("one send, written, p50", "raw Twisted echo", median(us["echo"]), "us", note=spread(us["echo"])),
         Figure("one send, written, p50", "ratio to the echo", ratio, "x", 1.6, least=False),
         Figure("one send, synced, p50", "tfmq", median(us["synced"]), "us", note=spread(us["synced"])),
-        Figure(
-            "one send, synced, p50", "write + fdatasync", median(us["force"]), "us", note=spread(us["force"])
-        ),
+        Figure("one send, synced, p50", "write + fdatasync", median(us["force"]), "us", note=spread(us["force"])),
         Figure("one send, synced, p50", "above write + fdatasync", over, "us", 150, least=False),
     ]
     for name in ("kafka", "kafka forced"):
         if us[name]:
             rows.append(
-                Figure(
-                    "one send, p50", f"{name}, confluent-kafka", median(us[name]), "us", note=spread(us[name])
-                )
+                Figure("one send, p50", f"{name}, confluent-kafka", median(us[name]), "us", note=spread(us[name]))
             )
     if note:
         rows.append(Figure("one send, p50", "Kafka", float("nan"), "us", note=note))

@@ -49,9 +49,7 @@ class Session:
         self._lock = threading.Lock()
         options = spark_session.settings(folder)["spark.driver.extraJavaOptions"]
         quick = options.replace("-XX:TieredStopAtLevel=1", "")
-        self.spark = spark_session.start(
-            folder, "local[2]", {**SETTINGS, "spark.driver.extraJavaOptions": quick}
-        )
+        self.spark = spark_session.start(folder, "local[2]", {**SETTINGS, "spark.driver.extraJavaOptions": quick})
 
     def read(self, **options: Any) -> Any:
         return self.spark.read.format("tfmq").options(**options)
@@ -144,14 +142,7 @@ def rates(row: str, who: str, count: int, times: tuple[list[float], list[float]]
     clock, processor = ([count / each for each in some] for some in times)
     target = PER_CORE_TARGET
     return [
-        Figure(
-            row,
-            f"{who}, by processor time",
-            median(processor),
-            "rec/s a core",
-            target,
-            note=spread(processor),
-        ),
+        Figure(row, f"{who}, by processor time", median(processor), "rec/s a core", target, note=spread(processor)),
         Figure(row, f"{who}, by the clock, two tasks", median(clock), "rec/s", note=spread(clock)),
     ]
 
@@ -190,12 +181,8 @@ def latency(spark: Session, server: Broker) -> list[Figure]:
     return [
         Figure(row, "p50", median(times) * 1000, "ms"),
         Figure(row, "p99", percentile(times, 99) * 1000, "ms"),
-        Figure(
-            row, "of it the micro-batch, p50", median([each["triggerExecution"] for each in batches]), "ms"
-        ),
-        Figure(
-            row, "of it asking for the end, p50", median([each["latestOffset"] for each in batches]), "ms"
-        ),
+        Figure(row, "of it the micro-batch, p50", median([each["triggerExecution"] for each in batches]), "ms"),
+        Figure(row, "of it asking for the end, p50", median([each["latestOffset"] for each in batches]), "ms"),
     ]
 
 
@@ -260,9 +247,7 @@ def growth(spark: Session, server: Broker, runs: int) -> list[Figure]:
                 rows.append(Figure(row, least, ratio, "x", FLAT_TARGET, least=False))
         times, batches = echoes(spark, server, 10, "grown")
         row = f"a message through an idle stream behind {size / 1e9:g} GB"
-        rows.append(
-            Figure(row, "p50", median(times) * 1000, "ms", note=spread([each * 1000 for each in times]))
-        )
+        rows.append(Figure(row, "p50", median(times) * 1000, "ms", note=spread([each * 1000 for each in times])))
         ends = median([each["latestOffset"] for each in batches])
         rows.append(Figure(row, "of it asking for the end, p50", ends, "ms"))
     return rows

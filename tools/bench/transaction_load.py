@@ -22,9 +22,7 @@ TRANSACT, BEGIN, PRODUCE, PREPARE, COMMIT = 57, 50, 21, 51, 52
 SEQUENCES = 1 << 24
 
 
-def records(
-    producer_id: int, sequence: int, count: int, payload: bytes = PAYLOAD, crc: int = PAYLOAD_CRC
-) -> bytes:
+def records(producer_id: int, sequence: int, count: int, payload: bytes = PAYLOAD, crc: int = PAYLOAD_CRC) -> bytes:
     """`count` records with the same payload, whose CRC-32 is `crc`."""
     return b"".join(
         RECORD.pack(len(payload), crc, producer_id << 24 | number, 0) + payload

@@ -13,14 +13,7 @@ from tools.bench.broker import Broker, broker, start
 from tools.bench.figures import Figure, alternately, median, percentile, spread
 from tools.bench.load import Client, Sender, expect_ok, messages_per_second
 from tools.bench.peers.kafka_broker import PeerMissing, kafka, rate
-from tools.bench.transaction_load import (
-    COMMIT,
-    PREPARE,
-    Transactor,
-    beside,
-    prepare_many,
-    transactions_per_second,
-)
+from tools.bench.transaction_load import COMMIT, PREPARE, Transactor, beside, prepare_many, transactions_per_second
 
 CLIENTS = 16
 SECONDS = 4.0
@@ -53,9 +46,7 @@ def speed(runs: int, peers: bool) -> list[Figure]:
         client.close()
         programs = {
             "1 partition": lambda: transactions_per_second(server.address, "one", CLIENTS, 1, SECONDS),
-            f"{CLIENTS} partitions": lambda: transactions_per_second(
-                server.address, "many", CLIENTS, CLIENTS, SECONDS
-            ),
+            f"{CLIENTS} partitions": lambda: transactions_per_second(server.address, "many", CLIENTS, CLIENTS, SECONDS),
             "1 client": lambda: transactions_per_second(server.address, "one", 1, 1, SECONDS),
             "tfmq.Producer": lambda: with_the_client(server.address, SECONDS),
         }
@@ -140,9 +131,7 @@ class Neighbour(threading.Thread):
 
     def figures(self, row: str) -> list[Figure]:
         return [
-            Figure(
-                row, f"neighbour's synced send {name}, p{percent}", 1000 * percentile(times, percent), "ms"
-            )
+            Figure(row, f"neighbour's synced send {name}, p{percent}", 1000 * percentile(times, percent), "ms")
             for name, times in self.series.items()
             for percent in (50, 99)
             if times

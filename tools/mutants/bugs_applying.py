@@ -130,11 +130,10 @@ APPLIED: Final = (
         "the journal keeps a decision until all of it is durable",
         "tfmq/transaction/apply_progress.py",
         (
-            "            and not self.pending_targets\n"
-            "            and not self.undurable_parts\n"
-            "            and not self.undurable_delayed\n"
+            "        return self.applied and not self.pending_targets and not self.undurable_parts and not se"
+            "lf.undurable_delayed\n"
         ),
-        "            and not self.pending_targets\n",
+        "        return self.applied and not self.pending_targets\n",
         [COURSE, SETTLING, APPLYING],
     ),
     Mutant(
@@ -211,8 +210,11 @@ APPLIED: Final = (
         "settled-before-its-due-times-are-noted",
         "memory that is kept to report due times is given back; otherwise no more handles of transactions are reported",
         "tfmq/transaction/apply_progress.py",
-        ("            and not self.undurable_parts\n            and not self.undurable_delayed\n"),
-        "            and not self.undurable_parts\n",
+        (
+            "        return self.applied and not self.pending_targets and not self.undurable_parts and not se"
+            "lf.undurable_delayed\n"
+        ),
+        "        return self.applied and not self.pending_targets and not self.undurable_parts\n",
         [SETTLING],
     ),
     Mutant(

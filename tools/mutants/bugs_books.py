@@ -95,11 +95,7 @@ TRANSACTION_BOOKS: Final = (
         "half-a-reservation-kept",
         "space is reserved at all targets or at none",
         "tfmq/transaction/active_transactions.py",
-        (
-            "            if taken:\n"
-            "                self._destination.release_bytes(taken)\n"
-            "            raise\n"
-        ),
+        ("            if taken:\n                self._destination.release_bytes(taken)\n            raise\n"),
         "            raise\n",
         [RESERVATIONS],
     ),

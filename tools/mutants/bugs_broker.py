@@ -199,9 +199,7 @@ STREAMS: Final = (
         "unknown-id-accepted",
         "a producer id that was never leased, or was leased too long ago, is refused",
         "tfmq/broker/producer_state.py",
-        (
-            "            self.require_known_new(producer_id, now_ms())\n            if sequence and not gaps:\n"
-        ),
+        ("            self.require_known_new(producer_id, now_ms())\n            if sequence and not gaps:\n"),
         "            if sequence and not gaps:\n",
         [PRODUCERS],
     ),
@@ -290,8 +288,7 @@ STREAMS: Final = (
         "no id is given out before its range is durable",
         "tfmq/broker/catalog.py",
         "        self._catalog.submit((LEASE, end, self._clock.wall_ms()), forced)\n",
-        "        self._catalog.submit((LEASE, end, self._clock.wall_ms()), lambda error: None)\n"
-        "        forced(None)\n",
+        "        self._catalog.submit((LEASE, end, self._clock.wall_ms()), lambda error: None)\n        forced(None)\n",
         [LEASES],
     ),
     Mutant(

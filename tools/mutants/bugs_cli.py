@@ -74,9 +74,7 @@ COMMAND_LINE: Final = (
         "tfmq/client/send/delivery_time.py",
         "    if is_negative:\n",
         "    if is_negative and not isinstance(delay, timedelta):\n",
-        [
-            "tests/client/send/test_delivery_time.py::test_a_delay_below_0_is_refused_and_a_moment_that_is_over_is_not"
-        ],
+        ["tests/client/send/test_delivery_time.py::test_a_delay_below_0_is_refused_and_a_moment_that_is_over_is_not"],
     ),
     Mutant(
         "histogram-begins-anywhere",
@@ -148,9 +146,7 @@ COMMAND_LINE: Final = (
         "tfmq/cli/read.py",
         "        if letter not in FIELDS:\n",
         "        if letter and letter not in FIELDS:\n",
-        [
-            "tests/cli/test_read.py::test_an_unknown_letter_of_a_template_is_wrong_usage_before_anything_is_read"
-        ],
+        ["tests/cli/test_read.py::test_an_unknown_letter_of_a_template_is_wrong_usage_before_anything_is_read"],
     ),
     Mutant(
         "nothing-saved-is-minus-one",
@@ -166,9 +162,7 @@ COMMAND_LINE: Final = (
         "tfmq/cli/read.py",
         "    if not found.is_served:\n",
         "    if found.epoch < 0:\n",
-        [
-            "tests/cli/test_read.py::test_a_partition_that_cannot_be_read_is_named_after_the_rest_and_is_exit_code_1"
-        ],
+        ["tests/cli/test_read.py::test_a_partition_that_cannot_be_read_is_named_after_the_rest_and_is_exit_code_1"],
     ),
     Mutant(
         "not-served-is-not-stopped",

@@ -25,9 +25,7 @@ PRODUCER: Final = (
         "tfmq/client/send/partition_sender.py",
         "            if count := self._stored_through[durability] + 1:\n",
         "            if count := 0 * self._stored_through[durability]:\n",
-        [
-            f"{STREAM}::test_acknowledged_messages_that_are_gone_with_their_topic_are_logged_with_the_next_send"
-        ],
+        [f"{STREAM}::test_acknowledged_messages_that_are_gone_with_their_topic_are_logged_with_the_next_send"],
     ),
     Mutant(
         "resent-with-a-new-sequence",
@@ -188,10 +186,7 @@ PRODUCER: Final = (
         "child-sends-what-its-parent-sends",
         "a forked child sends nothing that its parent accepted",
         "tfmq/client/producer/core.py",
-        (
-            "        self.driver.tickers.remove(self.accumulator)\n"
-            "        self.accumulator.abandon_after_fork()\n"
-        ),
+        ("        self.driver.tickers.remove(self.accumulator)\n        self.accumulator.abandon_after_fork()\n"),
         "        pass\n",
         [PROMISES],
     ),
@@ -423,8 +418,16 @@ READING: Final = (
         "offset-file-takes-an-older-generation",
         "a member that lost a partition changes none of its rows in an offset file",
         "tfmq/offsets/file.py",
-        "for name, row in before.items() if row.generation > generations[name]\n",
-        "for name, row in before.items() if row.generation > generations[name] + (1 << 63)\n",
+        (
+            "            lost = {name: row.generation for name, row in before.items() if row.generation > gen"
+            "erations[name]}\n"
+        ),
+        (
+            "            lost = {\n"
+            "                name: row.generation for name, row in before.items() if row.generation > generat"
+            "ions[name] + (1 << 63)\n"
+            "            }\n"
+        ),
         [STORAGE],
     ),
 )

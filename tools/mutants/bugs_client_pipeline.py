@@ -37,8 +37,14 @@ _WAY: Final = (
         "local-begin-repeated-over-a-new-connection",
         "a local transaction ends with the connection that it was begun on",
         "tfmq/client/transaction/pipeline.py",
-        "in_background=True, repeat=named\n",
-        "in_background=True, repeat=True\n",
+        (
+            "            call = yield from request_until_not_busy(self._link, request, until=until, in_backgr"
+            "ound=True, repeat=named)\n"
+        ),
+        (
+            "            call = yield from request_until_not_busy(self._link, request, until=until, in_backgr"
+            "ound=True, repeat=True)\n"
+        ),
         [PIPELINE, CORE, ENDING],
     ),
     Mutant(
@@ -61,10 +67,7 @@ _WAY: Final = (
         "landed-batch-counted-as-under-way",
         "memory that is free again is given to waiting callers",
         "tfmq/client/transaction/pipeline.py",
-        (
-            "            self._in_flight_bytes -= batch.size_bytes\n"
-            "            self.unacked_bytes -= batch.size_bytes\n"
-        ),
+        ("            self._in_flight_bytes -= batch.size_bytes\n            self.unacked_bytes -= batch.size_bytes\n"),
         "            self._in_flight_bytes -= batch.size_bytes\n",
         [PIPELINE, CORE, ENDING],
     ),

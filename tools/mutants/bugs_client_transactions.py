@@ -46,10 +46,8 @@ _TAKEN: Final = (
         "a commit that was interrupted after it was sent may have happened",
         "tfmq/client/transaction/transaction.py",
         (
-            "            self._finish_step(\n"
-            "                IN_DOUBT if self.requests.maybe_executed else"
-            " self._state_if_not_executed(before), None\n"
-            "            )\n"
+            "            self._finish_step(IN_DOUBT if self.requests.maybe_executed else self._state_if_not_e"
+            "xecuted(before), None)\n"
         ),
         "            self._finish_step(before, None)\n",
         [CORE, ENDING, PIPELINE],
@@ -230,8 +228,11 @@ _REQUESTS: Final = (
         "strange-stream-believed-after-a-repeat",
         "a frame that may have been stored is not sent again under another producer id",
         "tfmq/client/transaction/commit.py",
-        "        isinstance(call.error, SEQUENCE_ERRORS) and call.send_count == 1\n",
-        "        isinstance(call.error, SEQUENCE_ERRORS)\n",
+        (
+            "    return isinstance(call.error, SequenceGap) or (isinstance(call.error, SEQUENCE_ERRORS) and c"
+            "all.send_count == 1)\n"
+        ),
+        "    return isinstance(call.error, SequenceGap) or (isinstance(call.error, SEQUENCE_ERRORS))\n",
         [ENDING, CORE, PIPELINE],
     ),
     Mutant(

@@ -76,8 +76,13 @@ COMMIT_GROUPS: Final = (
         "leftovers-of-later-sequences-dropped",
         "members of a later sequence are left unchanged",
         "tfmq/transaction/commit_groups.py",
-        "            if member.sequence <= sequence and epoch not in kept\n",
-        "            if epoch not in kept\n",
+        (
+            "        return [\n"
+            "            epoch for epoch, member in self._members(group).items() if member.sequence <= sequen"
+            "ce and epoch not in kept\n"
+            "        ]\n"
+        ),
+        "        return [epoch for epoch, member in self._members(group).items() if epoch not in kept]\n",
         [GROUPS],
     ),
     Mutant(

@@ -83,10 +83,7 @@ STATES: Final = (
         "lease-not-renewed",
         "a handler that runs for minutes keeps its message",
         "tfmq/dead_letters/retry_loop.py",
-        (
-            "                    if self._now() >= renew_at:\n"
-            "                        yield from self._renew_lease()\n"
-        ),
+        ("                    if self._now() >= renew_at:\n                        yield from self._renew_lease()\n"),
         "                    if self._now() >= renew_at:\n",
         [RETRYING],
     ),
@@ -129,8 +126,16 @@ STORES: Final = (
         "rows-read-without-their-locks",
         "of several consumers that take the same dead letter exactly one has it",
         "tfmq/dead_letters/sql_store.py",
-        ("            .order_by(COLUMNS.id)\n            .with_for_update()\n"),
-        "            .order_by(COLUMNS.id)\n",
+        (
+            "        query = (\n"
+            "            select(*COLUMNS_WITHOUT_BODY).where(COLUMNS.id.in_(sorted(set(ids)))).order_by(COLUM"
+            "NS.id).with_for_update()\n"
+            "        )\n"
+        ),
+        (
+            "        query = select(*COLUMNS_WITHOUT_BODY).where(COLUMNS.id.in_(sorted(set(ids)))).order_by(C"
+            "OLUMNS.id)\n"
+        ),
         [f"{STORE}::test_of_many_who_claim_the_same_one_has_it"],
         scale=1.0,
     ),

@@ -229,8 +229,11 @@ COUNTING: Final = (
         "arrivals-in-buckets-counted-as-lost",
         "messages in the buckets are not counted as lost with the arrival log",
         "tfmq/broker/startup.py",
-        "        min(each.lost, max(0, each.first_ordinal + each.kept + each.lost - number)) for each in repaired\n",
-        "        each.lost for each in repaired\n",
+        (
+            "    return sum(min(each.lost, max(0, each.first_ordinal + each.kept + each.lost - number)) for e"
+            "ach in repaired)\n"
+        ),
+        "    return sum(each.lost for each in repaired)\n",
         ["tests/broker/test_startup.py"],
     ),
     Mutant(

@@ -22,10 +22,7 @@ DELAY_COUNT: Final = (
         "a-start-counts-what-was-cancelled",
         "cancelled messages are not counted after a restart either",
         "tfmq/delay/buckets/recovery.py",
-        (
-            "        Bucket(folder, checkpoint.identity, each.span, slot, each.size,"
-            " each.count, each.dead_count)\n"
-        ),
+        ("        Bucket(folder, checkpoint.identity, each.span, slot, each.size, each.count, each.dead_count)\n"),
         "        Bucket(folder, checkpoint.identity, each.span, slot, each.size, each.count)\n",
         [LEAVING, BROKER],
     ),
@@ -95,10 +92,7 @@ DELAY_COUNT: Final = (
         "a-start-does-not-look-for-topics-that-went",
         "messages for a topic that was deleted just before a kill are not counted after it",
         "tfmq/delay/delay_queue.py",
-        (
-            "        self._row_counter.request(self._buckets.live_buckets, False)\n"
-            "        self._dispatcher.start()\n"
-        ),
+        ("        self._row_counter.request(self._buckets.live_buckets, False)\n        self._dispatcher.start()\n"),
         "        self._dispatcher.start()\n",
         [LEAVING],
     ),

@@ -196,8 +196,16 @@ OFFSETS_INSIDE: Final = (
         "places-left-out-of-the-snapshot",
         "positions of committed offsets survive in the snapshot with them",
         "tfmq/broker/catalog_state.py",
-        "            (*before, self.journal_id, applied, self.",
-        "            (*before, self.journal_id, applied[:0], self.",
+        (
+            "        return pack((*before, self.journal_id, applied, self.delay_store, list(self.schedules), "
+            "self.node, released))\n"
+        ),
+        (
+            "        return pack(\n"
+            "            (*before, self.journal_id, applied[:0], self.delay_store, list(self.schedules), self"
+            ".node, released)\n"
+            "        )\n"
+        ),
         [REGISTER, OFFSET_EFFECTS],
     ),
     Mutant(

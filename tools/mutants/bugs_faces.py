@@ -256,12 +256,7 @@ AROUND: Final = (
         [HOOKS],
     ),
     Mutant(
-        "json-takes-not-a-number",
-        "data that is sent as JSON is valid JSON",
-        _CODECS,
-        ", allow_nan=False",
-        "",
-        [CODECS],
+        "json-takes-not-a-number", "data that is sent as JSON is valid JSON", _CODECS, ", allow_nan=False", "", [CODECS]
     ),
     Mutant(
         "bad-json-raises-anything",

@@ -17,8 +17,7 @@ CONFORMANCE: Final = "tests/journal/test_conformance_storage.py"
 PROMISES: Final = "tests/journal/test_promises.py"
 FAULTS: Final = "tests/crash/test_faults.py"
 ENUMERATION: Final = (
-    "tests/crash/test_enumeration.py"
-    "::test_whatever_a_power_cut_leaves_of_a_log_opens_with_everything_that_was_promised"
+    "tests/crash/test_enumeration.py::test_whatever_a_power_cut_leaves_of_a_log_opens_with_everything_that_was_promised"
 )
 
 FORCES: Final = (
@@ -74,10 +73,7 @@ FORCES: Final = (
         "a stop, an epoch, `clean` and the log's beginning are durable before they take effect",
         "journal/dual_slot_file.py",
         ("        self._slots.write(payload, fsync=True)\n        self._slots.write(payload, fsync=True)\n"),
-        (
-            "        self._slots.write(payload, fsync=False)\n"
-            "        self._slots.write(payload, fsync=False)\n"
-        ),
+        ("        self._slots.write(payload, fsync=False)\n        self._slots.write(payload, fsync=False)\n"),
         ["tests/journal/log/test_checkpoint.py", KEEPER],
     ),
     Mutant(
@@ -142,9 +138,7 @@ FORCES: Final = (
         "tail-not-fsynced-again",
         "what recovery accepts after the durable offset is durable before it is served",
         "journal/log/recovery.py",
-        (
-            "            position += write_all(segment.file, [piece], position)\n        segment.file.force()\n"
-        ),
+        ("            position += write_all(segment.file, [piece], position)\n        segment.file.force()\n"),
         "            position += write_all(segment.file, [piece], position)\n",
         [OPENING],
     ),
@@ -202,12 +196,7 @@ FORCES: Final = (
         "journal/fsync.py",
         "            if self._error is not None:\n                raise self._error\n",
         "            if self._error is not None:\n                self._error = None\n",
-        [
-            GATE,
-            FORCE,
-            f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again",
-            KEEPER,
-        ],
+        [GATE, FORCE, f"{FAULTS}::test_a_log_whose_force_failed_answers_errors_and_never_forces_again", KEEPER],
     ),
     Mutant(
         "failed-fsync-does-not-stop-the-log",
@@ -230,10 +219,16 @@ FORCES: Final = (
         "failed-syncfs-forgotten-for-absent-logs",
         "after a failed syncfs the bytes of logs that were not part of it may be lost, too",
         "journal/fsync.py",
-        "            None if self._verified.get(plan.log, 0) == self._failures else self._fsync_one(plan)\n",
         (
-            "            None if self._verified.get(plan.log, self._failures) == self._failures else"
-            " self._fsync_one(plan)\n"
+            "        return [None if self._verified.get(plan.log, 0) == self._failures else self._fsync_one(p"
+            "lan) for plan in plans]\n"
+        ),
+        (
+            "        return [\n"
+            "            None if self._verified.get(plan.log, self._failures) == self._failures else self._fs"
+            "ync_one(plan)\n"
+            "            for plan in plans\n"
+            "        ]\n"
         ),
         [FORCE],
     ),

@@ -72,10 +72,7 @@ HANDING_OVER: Final = (
         "revoked-partition-begins-more",
         "from a revocation on, no more messages of the partition begin",
         _HANDOVER,
-        (
-            "        self._revoked[name] = self._link.now()\n"
-            "        self._positions.ack_trackers.revoke(name)\n"
-        ),
+        ("        self._revoked[name] = self._link.now()\n        self._positions.ack_trackers.revoke(name)\n"),
         "        self._revoked[name] = self._link.now()\n",
         ["tests/client/worker/test_running.py::test_nothing_more_of_a_partition_that_is_to_go_begins"],
     ),
@@ -251,10 +248,7 @@ MEMBERS: Final = (
         "a member that was declared dead has no partitions",
         _MEMBERSHIP,
         ("        self._drop_membership()\n        self.member_id = token_hex(8)\n"),
-        (
-            "        self.joined, self._subscription_unsent = False, True\n"
-            "        self.member_id = token_hex(8)\n"
-        ),
+        ("        self.joined, self._subscription_unsent = False, True\n        self.member_id = token_hex(8)\n"),
         [MEMBERSHIP, CONSUMING],
     ),
     Mutant(
@@ -289,9 +283,8 @@ MEMBERS: Final = (
         "a member that closes leaves its group at once",
         _MEMBERSHIP,
         (
-            "        yield from request_with_retries(\n"
-            "            self._link, LeaveGroup(self.group, self.member_id, self.generation), until\n"
-            "        )\n"
+            "        yield from request_with_retries(self._link, LeaveGroup(self.group, self.member_id, self."
+            "generation), until)\n"
         ),
         "        yield from ()\n",
         [MEMBERSHIP],

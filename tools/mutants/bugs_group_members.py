@@ -128,11 +128,7 @@ ALIVE: Final = (
         "heartbeat-answered-before-the-plan-of-its-turn",
         "the changes of a turn are one plan, and heartbeats are answered after it",
         _GROUPS,
-        (
-            "        if group.name in self._due:\n"
-            "            self._mark_due(group, *member_ids)\n"
-            "            return\n"
-        ),
+        ("        if group.name in self._due:\n            self._mark_due(group, *member_ids)\n            return\n"),
         "",
         [GROUPS, WAITS, WATCH],
     ),
@@ -219,10 +215,8 @@ BOUNDS: Final = (
         "groups that are not in the catalog yet count against the limit",
         _ROLL,
         (
-            "        coming = {\n"
-            "            each for each in (*self._pending_entries, *self._groups) if each not in known"
-            " and each != name\n"
-            "        }\n"
+            "        coming = {each for each in (*self._pending_entries, *self._groups) if each not in known "
+            "and each != name}\n"
         ),
         "        coming: set[str] = set()\n",
         [ROLL],
@@ -298,8 +292,17 @@ SHARES: Final = (
         "sticky-forgets-who-has-what",
         "a new member takes as few partitions as it needs",
         _STRATEGIES,
-        "        if owners.get(partition) in members\n",
-        "        if owners.get(partition) in members and not owners\n",
+        (
+            "    kept = {partition: owners[partition] for partition, members in takers.items() if owners.get("
+            "partition) in members}\n"
+        ),
+        (
+            "    kept = {\n"
+            "        partition: owners[partition]\n"
+            "        for partition, members in takers.items()\n"
+            "        if owners.get(partition) in members and not owners\n"
+            "    }\n"
+        ),
         [STRATEGIES],
     ),
     Mutant(
@@ -330,8 +333,11 @@ SHARES: Final = (
         "shares-depend-on-the-order-of-partitions",
         "the order of members and partitions does not change the assignment",
         _STRATEGIES,
-        "_accepting_members(list(members), sorted(partitions, key=_number_first)), owners\n",
-        "_accepting_members(list(members), list(partitions)), owners\n",
+        (
+            "    return strategy_of(strategy)(_accepting_members(list(members), sorted(partitions, key=_numbe"
+            "r_first)), owners)\n"
+        ),
+        "    return strategy_of(strategy)(_accepting_members(list(members), list(partitions)), owners)\n",
         [STRATEGIES],
     ),
 )

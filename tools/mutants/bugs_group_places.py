@@ -95,14 +95,8 @@ PLACES: Final = (
         "doubtful-offsets-not-waited-for",
         "a consumer waits for offsets in a transaction in doubt",
         _ASSIGNMENT,
-        (
-            "                if not trouble.retriable or not self._link.connection_count:\n"
-            "                    raise\n"
-        ),
-        (
-            "                if trouble.retriable or not self._link.connection_count:\n"
-            "                    raise\n"
-        ),
+        ("                if not trouble.retriable or not self._link.connection_count:\n                    raise\n"),
+        ("                if trouble.retriable or not self._link.connection_count:\n                    raise\n"),
         [ASSIGNMENT],
     ),
     Mutant(
@@ -276,10 +270,7 @@ GOING_BACK: Final = (
         "another-worker-does-not-wait-for-on-assigned",
         "no message is handed out before on_assigned returned",
         _CONSUMING,
-        (
-            "        held = self.suspended if self.membership is None else self.suspended |"
-            " self.rebalance.unannounced\n"
-        ),
+        ("        held = self.suspended if self.membership is None else self.suspended | self.rebalance.unannounced\n"),
         "        held = self.suspended\n",
         [HANDOVER],
     ),

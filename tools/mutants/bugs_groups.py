@@ -119,16 +119,28 @@ GROUP_OWNERS: Final = (
         "owners-from-before-the-start-are-dealt-out",
         "owners keep their partitions after a restart, until they send a heartbeat",
         _GROUP,
-        "for each in self.members.values() if each.subscription is None for key in each.owned\n",
-        "for each in () for key in each.owned\n",
+        (
+            "        pinned = {key: each.id for each in self.members.values() if each.subscription is None fo"
+            "r key in each.owned}\n"
+        ),
+        "        pinned = {key: each.id for each in () for key in each.owned}\n",
         [GROUP, GROUPS],
     ),
     Mutant(
         "strategy-of-the-youngest",
         "the strategy is that of the oldest member",
         _GROUP,
-        "for each in self.members.values() if each.subscription is not None),\n",
-        "for each in reversed(self.members.values()) if each.subscription is not None),\n",
+        (
+            "        return next((each.subscription.strategy for each in self.members.values() if each.subscr"
+            'iption is not None), "")\n'
+        ),
+        (
+            "        return next(\n"
+            "            (each.subscription.strategy for each in reversed(self.members.values()) if each.subs"
+            "cription is not None),\n"
+            '            "",\n'
+            "        )\n"
+        ),
         [GROUPS],
     ),
     Mutant(
@@ -152,10 +164,7 @@ GROUP_OWNERS: Final = (
         "owners keep their partitions after a restart of the broker",
         _GROUPS,
         ("            if row.owners:\n                group = self._registry.find_or_create(name)\n"),
-        (
-            "            if row.owners and not name:\n"
-            "                group = self._registry.find_or_create(name)\n"
-        ),
+        ("            if row.owners and not name:\n                group = self._registry.find_or_create(name)\n"),
         [GROUPS],
     ),
     Mutant(
@@ -229,8 +238,15 @@ GROUP_OWNERS: Final = (
         "dead-member-keeps-what-it-had",
         "the partitions of a dead member are free",
         _GROUPS,
-        ('"sent nothing for its session timeout")\n        )\n        group.expire_member(member.id)\n'),
-        ('"sent nothing for its session timeout")\n        )\n'),
+        (
+            '        self._remove_member(group, member, fenced_error(group, member.id, "sent nothing for its '
+            'session timeout"))\n'
+            "        group.expire_member(member.id)\n"
+        ),
+        (
+            '        self._remove_member(group, member, fenced_error(group, member.id, "sent nothing for its '
+            'session timeout"))\n'
+        ),
         [WATCH],
     ),
 )

@@ -48,10 +48,7 @@ HANDLING: Final = (
         "repeated-begin-begins-again",
         "a repeated begin gets the first reply",
         "tfmq/transaction/commands.py",
-        (
-            "            done(BeginResult(ending.epoch, xid, states.OPEN, timeout_ms), None)\n"
-            "            return\n"
-        ),
+        ("            done(BeginResult(ending.epoch, xid, states.OPEN, timeout_ms), None)\n            return\n"),
         "",
         [BEGINNING],
     ),
@@ -97,9 +94,8 @@ HANDLING: Final = (
         "a repeated prepare is durable when it is acknowledged",
         "tfmq/transaction/commands.py",
         (
-            "            self._store.when_durable(\n"
-            "                runtime_state(transaction).lsn, partial(reply_when_durable, done, result)\n"
-            "            )\n"
+            "            self._store.when_durable(runtime_state(transaction).lsn, partial(reply_when_durable,"
+            " done, result))\n"
         ),
         "            done(result, None)\n",
         [PREPARING, HAZARDS],
@@ -272,11 +268,7 @@ HANDLING: Final = (
             "        self._active.destination.unlock_offsets(transaction.epoch)\n"
             "\n"
         ),
-        (
-            "        self._active.reservations.release(runtime.reserved_bytes)\n"
-            "        runtime.reserved_bytes = 0\n"
-            "\n"
-        ),
+        ("        self._active.reservations.release(runtime.reserved_bytes)\n        runtime.reserved_bytes = 0\n\n"),
         [STEPS, ENDING, PREPARING],
     ),
     Mutant(

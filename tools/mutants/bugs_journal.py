@@ -12,8 +12,7 @@ RECOVERY: Final = "tests/journal/log/test_recovery_rules.py"
 STATE: Final = "tests/journal/log/test_checkpoint.py"
 CONFORMANCE: Final = "tests/journal/test_conformance_storage.py"
 ENUMERATION: Final = (
-    "tests/crash/test_enumeration.py"
-    "::test_whatever_a_power_cut_leaves_of_a_log_opens_with_everything_that_was_promised"
+    "tests/crash/test_enumeration.py::test_whatever_a_power_cut_leaves_of_a_log_opens_with_everything_that_was_promised"
 )
 
 REPAIR: Final = "tests/journal/fsck/test_log_repair.py"
@@ -34,8 +33,11 @@ CHECKS: Final = (
         "a-mark-without-a-file-is-a-new-log",
         "a log without any segment file is stopped, also where its mark does not say that it had records",
         "journal/log/recovery_rules.py",
-        "        lambda f: not f.files and f.clean and f.durable == f.first,\n",
-        "        lambda f: not f.files and f.durable == f.first,\n",
+        (
+            '    Rule("nothing missing", lambda f: not f.files and f.clean and f.durable == f.first, FolderDe'
+            "cision(create=True)),\n"
+        ),
+        ('    Rule("nothing missing", lambda f: not f.files and f.durable == f.first, FolderDecision(create=True)),\n'),
         [RECOVERY],
     ),
     Mutant(
@@ -274,10 +276,7 @@ CHECKS: Final = (
         "more-follows-ignored",
         "an append of many blocks is complete or absent",
         "journal/log/recovery.py",
-        (
-            "                if not block.control.more_follows:\n"
-            "                    self._apply_append(block.next)\n"
-        ),
+        ("                if not block.control.more_follows:\n                    self._apply_append(block.next)\n"),
         "                self._apply_append(block.next)\n",
         ["tests/journal/log/test_recovery.py", RECOVERY],
     ),
@@ -294,14 +293,12 @@ CHECKS: Final = (
         "damage before durable data never deletes the data after it",
         "journal/log/recovery_rules.py",
         (
-            '        "rot before forced data",\n'
-            "        lambda t: t.durable > t.append_end and t.next_block is not None,\n"
-            "        TailAction.SKIP,\n"
+            '    Rule("rot before forced data", lambda t: t.durable > t.append_end and t.next_block is not No'
+            "ne, TailAction.SKIP),\n"
         ),
         (
-            '        "rot before forced data",\n'
-            "        lambda t: t.durable > t.append_end and t.next_block is not None,\n"
-            "        TailAction.CUT,\n"
+            '    Rule("rot before forced data", lambda t: t.durable > t.append_end and t.next_block is not No'
+            "ne, TailAction.CUT),\n"
         ),
         [RECOVERY, CONFORMANCE],
     ),
@@ -349,9 +346,11 @@ CHECKS: Final = (
         "index-entry-checksum-unchecked",
         "a damaged index entry is rebuilt, not used",
         "journal/log/index.py",
-        "                crc32(data[place : place + ENTRY_SIZE - _CRC.size], self._seed) != crc\n"
-        "                or log_id != self._log_id\n",
-        "                crc < 0 or log_id != self._log_id\n",
+        (
+            "            if crc32(data[place : place + ENTRY_SIZE - _CRC.size], self._seed) != crc or log_id "
+            "!= self._log_id:\n"
+        ),
+        "            if crc < 0 or log_id != self._log_id:\n",
         ["tests/journal/log/test_index.py"],
     ),
     Mutant(
@@ -459,10 +458,7 @@ APPENDS_AND_READS: Final = (
         "reads-pass-the-durable-offset",
         "no reader sees what a power cut can undo",
         "journal/log/reader.py",
-        (
-            "        return segment_set.durable if forced or segment_set.stopped is not None else"
-            " segment_set.end\n"
-        ),
+        ("        return segment_set.durable if forced or segment_set.stopped is not None else segment_set.end\n"),
         "        return segment_set.end\n",
         [CONFORMANCE],
     ),
@@ -470,10 +466,7 @@ APPENDS_AND_READS: Final = (
         "stopped-log-read-to-its-end",
         "a stopped log is read up to its durable offset only",
         "journal/log/reader.py",
-        (
-            "        return segment_set.durable if forced or segment_set.stopped is not None else"
-            " segment_set.end\n"
-        ),
+        ("        return segment_set.durable if forced or segment_set.stopped is not None else segment_set.end\n"),
         "        return segment_set.durable if forced else segment_set.end\n",
         [LOG],
     ),

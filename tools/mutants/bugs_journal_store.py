@@ -88,8 +88,14 @@ _DUE: Final = (
         "file-outgrows-its-bytes",
         "a file of the journal has a maximum size, unless one append is larger",
         "journal/wal/store.py",
-        "active.size == FILE_HEADER_SIZE or active.size + size <= self.options.file_bytes\n",
-        "active.size == FILE_HEADER_SIZE or active.size <= self.options.file_bytes\n",
+        (
+            "        if not active.sealed and (active.size == FILE_HEADER_SIZE or active.size + size <= self."
+            "options.file_bytes):\n"
+        ),
+        (
+            "        if not active.sealed and (active.size == FILE_HEADER_SIZE or active.size <= self.options"
+            ".file_bytes):\n"
+        ),
         [STORE],
     ),
     Mutant(

@@ -228,8 +228,11 @@ READERS_AND_GROUPS: Final = (
         "offsets-of-another-incarnation-saved",
         "offsets of a deleted topic do not apply to a new one of the same name",
         "tfmq/broker/groups/offsets.py",
-        "        if each.incarnation != topic.incarnation and not (\n",
-        "        if each.incarnation < 0 and not (\n",
+        (
+            "        if each.incarnation != topic.incarnation and not (any_incarnation and each.incarnation ="
+            "= ANY_INCARNATION):\n"
+        ),
+        ("        if each.incarnation < 0 and not (any_incarnation and each.incarnation == ANY_INCARNATION):\n"),
         [OFFSETS],
     ),
     Mutant(

@@ -39,9 +39,7 @@ KEPT: Final = (
             "        if job.ack_tracker is not None:\n"
             "            job.ack_tracker.ack(message)\n"
         ),
-        [
-            "tests/client/worker/test_running.py::test_a_store_that_fails_holds_the_offset_and_calls_no_handler_again"
-        ],
+        ["tests/client/worker/test_running.py::test_a_store_that_fails_holds_the_offset_and_calls_no_handler_again"],
     ),
     Mutant(
         "message-can-be-two-dead-letters",
@@ -307,10 +305,7 @@ HANDLED: Final = (
             "            # The broker expired the idle producer id, and did not store this append.\n"
             "            self._drop_producer_id()\n"
         ),
-        (
-            "            # The broker expired the idle producer id, and did not store this append.\n"
-            "            raise\n"
-        ),
+        ("            # The broker expired the idle producer id, and did not store this append.\n            raise\n"),
         [f"{TOPIC}::test_an_idle_store_goes_on_when_the_broker_forgot_it"],
     ),
     Mutant(

@@ -107,8 +107,14 @@ OPERATING: Final = (
         "act-without-a-name",
         "the log names the client of an administrative request",
         "tfmq/broker/acts.py",
-        ("            self._session.identity,\n            result,\n"),
-        ('            "a client",\n            result,\n'),
+        (
+            '        log.info("%s, asked by %s: %s", self._command.describe_request(self._request), self._ses'
+            "sion.identity, result)\n"
+        ),
+        (
+            '        log.info("%s, asked by %s: %s", self._command.describe_request(self._request), "a client'
+            '", result)\n'
+        ),
         [ACTS],
     ),
     Mutant(
@@ -147,10 +153,7 @@ OPERATING: Final = (
         "live-group-deleted",
         "a group with a live member is not deleted",
         "tfmq/broker/groups/offset_commands.py",
-        (
-            "        self._check_no_live_member(request.group)\n"
-            "        if not self._groups.exists(request.group):\n"
-        ),
+        ("        self._check_no_live_member(request.group)\n        if not self._groups.exists(request.group):\n"),
         "        if not self._groups.exists(request.group):\n",
         ["tests/broker/groups/test_offset_commands.py"],
     ),
@@ -209,10 +212,7 @@ OPERATING: Final = (
         "doubtful-batch-sent-to-the-new-topic",
         "a batch that may be stored in a deleted topic is not sent again to the new one",
         "tfmq/client/send/partition_sender.py",
-        (
-            "        if batch.attempts <= 1 and not batch.rerouted_from_partitions:\n"
-            "            moving.append(batch)\n"
-        ),
+        ("        if batch.attempts <= 1 and not batch.rerouted_from_partitions:\n            moving.append(batch)\n"),
         ("        if not batch.rerouted_from_partitions:\n            moving.append(batch)\n"),
         ["tests/client/send/test_stream.py"],
     ),

@@ -207,10 +207,7 @@ DERIVED: Final = (
         "a-missing-mark-is-left-missing-by-repair",
         "a repair writes a missing mark anew from the segments",
         "journal/fsck/log_repair.py",
-        (
-            "        if self.checkpoint is None and (self.bases or has_traces) and not"
-            " self.checkpoint_fault:\n"
-        ),
+        ("        if self.checkpoint is None and (self.bases or has_traces) and not self.checkpoint_fault:\n"),
         "        if self.checkpoint is None and (self.bases or has_traces) and self.checkpoint_fault:\n",
         [
             "tests/journal/fsck/test_log_repair.py::test_what_is_made_from_the_segments_is_written_anew_where_it_is_wrong"

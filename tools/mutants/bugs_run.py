@@ -60,10 +60,7 @@ LANES_AND_CALLS: Final = (
         "void-message-begins",
         "a message that is void never begins",
         _QUEUES,
-        (
-            "            while job_queue.jobs and job_queue.jobs[0].invalid:\n"
-            "                job_queue.jobs.popleft()\n"
-        ),
+        ("            while job_queue.jobs and job_queue.jobs[0].invalid:\n                job_queue.jobs.popleft()\n"),
         "",
         [QUEUES],
     ),
@@ -89,9 +86,7 @@ LANES_AND_CALLS: Final = (
         _RUNNING,
         "        if final or job.failures > self._core.options.retries:\n",
         "        if final or job.failures >= self._core.options.retries:\n",
-        [
-            f"{RUNNING}::test_without_a_store_a_message_is_called_again_as_often_and_then_its_error_ends_the_run"
-        ],
+        [f"{RUNNING}::test_without_a_store_a_message_is_called_again_as_often_and_then_its_error_ends_the_run"],
     ),
     Mutant(
         "failure-not-noted",
@@ -187,9 +182,7 @@ LANES_AND_CALLS: Final = (
         _RUNNING,
         ("            raise error\n        return self._log_retry(job, error)\n"),
         ("            return None\n        return self._log_retry(job, error)\n"),
-        [
-            f"{RUNNING}::test_without_a_store_a_message_is_called_again_as_often_and_then_its_error_ends_the_run"
-        ],
+        [f"{RUNNING}::test_without_a_store_a_message_is_called_again_as_often_and_then_its_error_ends_the_run"],
     ),
     Mutant(
         "dead-letters-are-read-without-their-topic-s-codec",

@@ -211,9 +211,7 @@ SERVER: Final = (
         "tfmq/server/session.py",
         "            header = frames.decode_header(frame[8 : 8 + header_size], self._context.header_bounds)\n",
         "            header = frames.decode_header(frame[8 : 8 + header_size])\n",
-        [
-            "tests/server/test_session.py::test_a_request_with_surplus_values_is_refused_and_the_connection_ends"
-        ],
+        ["tests/server/test_session.py::test_a_request_with_surplus_values_is_refused_and_the_connection_ends"],
     ),
     Mutant(
         "headers-with-surplus-rows",
@@ -272,10 +270,7 @@ SERVER: Final = (
         "tfmq/server/connection_limits.py",
         "        waiting = sorted(self.deferred, key=lambda connection: connection.served_until)\n",
         "        waiting = list(self.deferred)\n",
-        [
-            f"{TRANSPORT}::"
-            "test_a_connection_with_cheap_requests_left_is_served_before_idle_ones_with_an_expensive_one"
-        ],
+        [f"{TRANSPORT}::test_a_connection_with_cheap_requests_left_is_served_before_idle_ones_with_an_expensive_one"],
     ),
     Mutant(
         "a-fixed-reserve-of-descriptors",

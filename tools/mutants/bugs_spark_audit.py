@@ -199,16 +199,22 @@ TRANSACTIONS: Final = (
         "audit-numbers-without-removed-files",
         "an audit beside a broker that removes the first files of a large transaction finds nothing torn",
         "tfmq/spark/pipelines/audit_journal.py",
-        "if epoch in copied or total.get(epoch) != has[epoch]\n",
-        "if epoch in copied\n",
+        (
+            "    return {place for epoch, (place, _) in of_epoch.items() if epoch in copied or total.get(epoc"
+            "h) != has[epoch]}\n"
+        ),
+        "    return {place for epoch, (place, _) in of_epoch.items() if epoch in copied}\n",
         [f"{JOURNAL}::test_a_decision_whose_first_messages_were_removed_with_their_file_has_no_numbers"],
     ),
     Mutant(
         "audit-numbers-of-copies",
         "messages of which only copies are left are not numbered by the positions of the copies",
         "tfmq/spark/pipelines/audit_journal.py",
-        "if epoch in copied or total.get(epoch) != has[epoch]\n",
-        "if total.get(epoch) != has[epoch]\n",
+        (
+            "    return {place for epoch, (place, _) in of_epoch.items() if epoch in copied or total.get(epoc"
+            "h) != has[epoch]}\n"
+        ),
+        "    return {place for epoch, (place, _) in of_epoch.items() if total.get(epoch) != has[epoch]}\n",
         [f"{JOURNAL}::test_where_only_a_copy_is_left_the_order_of_a_decision_is_not_known"],
     ),
     Mutant(

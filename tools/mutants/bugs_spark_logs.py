@@ -142,10 +142,7 @@ SPARK_LOGS: Final = (
         "a data folder of a newer format is refused",
         "tfmq/spark/file_reader.py",
         ("            self.broker_id = decode_version(text, path).node\n        except Corrupt:\n"),
-        (
-            "            self.broker_id = decode_version(text, path).node\n"
-            "        except (Corrupt, NewerFormat):\n"
-        ),
+        ("            self.broker_id = decode_version(text, path).node\n        except (Corrupt, NewerFormat):\n"),
         [TOPICS],
     ),
     Mutant(

@@ -278,10 +278,7 @@ SPARK_SINK: Final = (
         TOLD,
         "tfmq/spark/sinks.py",
         ("    settings = parse_sink_settings(options, streaming=True)\n    if overwrite:\n"),
-        (
-            "    settings = parse_sink_settings(options, streaming=True)\n"
-            "    if overwrite and not schema.fields:\n"
-        ),
+        ("    settings = parse_sink_settings(options, streaming=True)\n    if overwrite and not schema.fields:\n"),
         [STREAM_SINK],
     ),
     Mutant(
@@ -315,10 +312,15 @@ SPARK_SINK: Final = (
         COUNTED,
         "tfmq/spark/sinks.py",
         (
-            "        ):\n"
+            "        with CommitGroupClient(self.settings.servers, self.settings.timeout) as client, _add_adv"
+            "ice(verdict.group):\n"
             "            reply = client.commit(verdict, other_total=self.settings.allow_other_total)\n"
         ),
-        ("        ):\n            reply = client.commit(verdict)\n"),
+        (
+            "        with CommitGroupClient(self.settings.servers, self.settings.timeout) as client, _add_adv"
+            "ice(verdict.group):\n"
+            "            reply = client.commit(verdict)\n"
+        ),
         [STREAM_SINK],
     ),
     Mutant(
@@ -350,18 +352,23 @@ SPARK_SINK: Final = (
         TOLD,
         "tfmq/spark/sinks.py",
         ("    settings = parse_sink_settings(options, streaming=False)\n    if overwrite:\n"),
-        (
-            "    settings = parse_sink_settings(options, streaming=False)\n"
-            "    if overwrite and not schema.fields:\n"
-        ),
+        ("    settings = parse_sink_settings(options, streaming=False)\n    if overwrite and not schema.fields:\n"),
         [BATCH_SINK],
     ),
     Mutant(
         "tasks-wait-for-a-broker-that-is-not-there",
         TOLD,
         "tfmq/spark/sinks.py",
-        ("patience_seconds=FIRST_CONNECT_TIMEOUT\n    ) as client:\n        client.connect()"),
-        ("patience_seconds=FIRST_CONNECT_TIMEOUT\n    ):\n        pass"),
+        (
+            "    with CommitGroupClient(settings.servers, settings.timeout, patience_seconds=FIRST_CONNECT_TI"
+            "MEOUT) as client:\n"
+            "        client.connect()\n"
+        ),
+        (
+            "    with CommitGroupClient(settings.servers, settings.timeout, patience_seconds=FIRST_CONNECT_TI"
+            "MEOUT):\n"
+            "        pass\n"
+        ),
         [BATCH_SINK],
     ),
     # The command line

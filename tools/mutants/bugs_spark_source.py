@@ -68,10 +68,7 @@ SPARK_SOURCE: Final = (
         "planned-batch-of-a-deleted-topic",
         "a topic that is deleted when a planned batch is read again is a loss",
         "tfmq/spark/planner.py",
-        (
-            "                self._losses.handle_loss(_deleted_topic_error(key[0]))\n"
-            "                continue\n"
-        ),
+        ("                self._losses.handle_loss(_deleted_topic_error(key[0]))\n                continue\n"),
         "                continue\n",
         [PLANNING],
     ),
@@ -146,11 +143,10 @@ SPARK_SOURCE: Final = (
         "with Trigger.AvailableNow a topic that was created again is reported, too",
         "tfmq/spark/planner.py",
         (
-            "self._begin_offset(\n"
-            "                    key, start[key], there[key]\n"
-            "                )  # created again"
+            "                self._begin_offset(key, start[key], there[key])  # created again since: report w"
+            "hat was not read\n"
         ),
-        "pass  # created again",
+        "                pass  # created again since: report what was not read\n",
         [PLANNING],
     ),
     Mutant(

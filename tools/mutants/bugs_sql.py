@@ -46,12 +46,8 @@ SQL: Final = (
         "broker-commits-before-the-database-decides",
         "messages are visible only after the database's commit",
         "tfmq/sql/commit_protocol.py",
-        (
-            "                yield from self._commit_database()\n            yield from self._commit_broker()\n"
-        ),
-        (
-            "                yield from self._commit_broker()\n            yield from self._commit_database()\n"
-        ),
+        ("                yield from self._commit_database()\n            yield from self._commit_broker()\n"),
+        ("                yield from self._commit_broker()\n            yield from self._commit_database()\n"),
         [COURSE + "::test_a_step_that_fails_leaves_both_or_neither"],
     ),
     Mutant(
@@ -302,8 +298,16 @@ SQL: Final = (
         "database-that-is-down-says-rollback",
         "a database that is down gives no decision",
         "tfmq/sql/recovery.py",
-        'check-back is repeated: %s", xid, error\n            )\n            return None\n',
-        'check-back is repeated: %s", xid, error\n            )\n            return "rollback"\n',
+        (
+            '            log.warning("The outcome of %s cannot be read from the database, check-back is repea'
+            'ted: %s", xid, error)\n'
+            "            return None\n"
+        ),
+        (
+            '            log.warning("The outcome of %s cannot be read from the database, check-back is repea'
+            'ted: %s", xid, error)\n'
+            '            return "rollback"\n'
+        ),
         [ASKING + "::test_a_database_that_is_down_does_not_answer"],
     ),
     Mutant(

@@ -75,8 +75,11 @@ FILES: Final = (
         "older-offset-file-refused",
         "an offset file of an earlier release is read",
         _FILE,
-        "    1: _decode_group_of_version_1,\n",
-        "",
+        (
+            "DECODERS: Final[Mapping[Any, Callable[[Any], Rows]]] = {1: _decode_group_of_version_1, FILE_VERS"
+            "ION: _decode_group}\n"
+        ),
+        "DECODERS: Final[Mapping[Any, Callable[[Any], Rows]]] = {FILE_VERSION: _decode_group}\n",
         [FILE],
     ),
     Mutant(
@@ -143,11 +146,10 @@ DATABASES: Final = (
         "an offset in a transaction is the one after the given message",
         "tfmq/client/consumer/external_offsets.py",
         (
-            "            positions.transaction_positions()\n"
-            "            if message is None\n"
-            "            else dict([positions.position_after(message)])\n"
+            "        places = positions.transaction_positions() if message is None else dict([positions.posit"
+            "ion_after(message)])\n"
         ),
-        "            positions.transaction_positions()\n",
+        "        places = positions.transaction_positions()\n",
         [STORAGE],
     ),
     Mutant(

@@ -19,11 +19,7 @@ LINES: Final = (
         "new-message-overtakes-what-is-kept",
         "while messages are stored for a partition, all later ones are stored, too",
         _FORWARDING,
-        (
-            "            if self.has_stored:\n"
-            "                yield from self._store_queued()\n"
-            "            else:\n"
-        ),
+        ("            if self.has_stored:\n                yield from self._store_queued()\n            else:\n"),
         (
             "            if self.has_stored and not self.batches:\n"
             "                yield from self._store_queued()\n"
@@ -83,10 +79,7 @@ LINES: Final = (
         "earlier-process-s-messages-wait-for-a-send",
         "messages that an earlier process left are sent first, without a new send",
         _FORWARDING,
-        (
-            "        for topic, partition in found:\n"
-            "            self._partition(topic, partition, kept=True)\n"
-        ),
+        ("        for topic, partition in found:\n            self._partition(topic, partition, kept=True)\n"),
         "",
         [FORWARDING],
     ),

@@ -42,8 +42,14 @@ TESTING: Final[tuple[Mutant, ...]] = (
         "an-endless-retry-is-not-ended",
         "a program that retries without end is reported",
         "tfmq/testing/simulation.py",
-        ("now - self._call_started > max(\n            self._longest_wait, WAIT_SECONDS_MAX\n        )"),
-        ("now - self._call_started > 9 * max(\n            self._longest_wait, WAIT_SECONDS_MAX\n        )"),
+        (
+            "        if self._call_started is not None and now - self._call_started > max(self._longest_wait,"
+            " WAIT_SECONDS_MAX):\n"
+        ),
+        (
+            "        if self._call_started is not None and now - self._call_started > 9 * max(self._longest_w"
+            "ait, WAIT_SECONDS_MAX):\n"
+        ),
         [WORLD],
     ),
     Mutant(

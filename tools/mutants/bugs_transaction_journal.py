@@ -95,12 +95,8 @@ _WRITING: Final = (
         "journal-rolls-without-a-fsync-of-the-folder",
         "a file with entries does not lose its name",
         "journal/wal/store.py",
-        (
-            "            self._disk.force_folder(self._folder)\n"
-            "        except OSError as error:\n"
-            "            raise self._stop(\n"
-        ),
-        ("        except OSError as error:\n            raise self._stop(\n"),
+        ("            self._disk.force_folder(self._folder)\n"),
+        (""),
         [KEEPER, CRASHES],
     ),
     Mutant(
@@ -285,8 +281,13 @@ _STARTS: Final = (
         "lost-end-of-the-journal-accepted",
         "missing durable entries end the start",
         "journal/wal/recovery_rules.py",
-        "        lambda t: t.lsn == t.end >= t.durable_lsn or (t.lsn == t.end and not t.is_last_file),\n",
-        "        lambda t: t.lsn == t.end or (t.lsn == t.end and not t.is_last_file),\n",
+        (
+            "    Rule(\n"
+            '        "whole", lambda t: t.lsn == t.end >= t.durable_lsn or (t.lsn == t.end and not t.is_last_'
+            "file), TailAction.KEEP\n"
+            "    ),\n"
+        ),
+        ('    Rule("whole", lambda t: t.lsn == t.end or (t.lsn == t.end and not t.is_last_file), TailAction.KEEP),\n'),
         [RECOVERY],
     ),
     Mutant(

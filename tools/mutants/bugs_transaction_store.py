@@ -217,8 +217,8 @@ SNAPSHOTS: Final = (
         "an-applied-one-is-left-as-it-was",
         "what is applied but not durable is applied again after a crash",
         "tfmq/transaction/snapshot.py",
-        "    states.COMMITTED: states.APPLYING,\n",
-        "",
+        ", states.COMMITTED: states.APPLYING}",
+        "}",
         "tests/transaction/test_snapshot.py",
     ),
 )
@@ -285,11 +285,7 @@ SLICES: Final = (
         "parts-are-whole-pieces",
         "only the first part of a batch reports its offset",
         "tfmq/transaction/slicer.py",
-        (
-            "            index = CONTINUED\n"
-            "\n"
-            "    def _append(self, batch: Batch, number: int, index: int) -> None:\n"
-        ),
+        ("            index = CONTINUED\n\n    def _append(self, batch: Batch, number: int, index: int) -> None:\n"),
         ("\n    def _append(self, batch: Batch, number: int, index: int) -> None:\n"),
         "tests/transaction/test_slicer.py",
     ),

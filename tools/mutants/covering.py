@@ -112,9 +112,7 @@ class Map:
         self._files_tests: dict[str, list[str]] = defaultdict(list)
         for test in self.seconds:
             self._files_tests[test.partition("::")[0]].append(test)
-        self._files = [
-            sqlite3.connect(path, check_same_thread=False) for path in sorted(folder.glob("lines.*"))
-        ]
+        self._files = [sqlite3.connect(path, check_same_thread=False) for path in sorted(folder.glob("lines.*"))]
         self._known: dict[str, list[tuple[str, bytes]]] = {}
         self._mutex = threading.Lock()
 

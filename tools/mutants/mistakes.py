@@ -199,8 +199,7 @@ class Finder(ast.NodeVisitor):
             if (
                 "\n" in between
                 or "#" in between
-                or between.strip("() ")
-                not in ("<", "<=", ">", ">=", "==", "!=", "is", "is not", "in", "not in")
+                or between.strip("() ") not in ("<", "<=", ">", ">=", "==", "!=", "is", "is not", "in", "not in")
             ):
                 continue
             for other in self.COMPARED[type(operator)]:
@@ -234,8 +233,7 @@ class Finder(ast.NodeVisitor):
     def visit_BinOp(self, node: ast.BinOp) -> None:
         other = self.OPERATORS.get(type(node.op))
         textual = any(
-            isinstance(side, ast.JoinedStr)
-            or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
+            isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
             for side in (node.left, node.right)
         )
         if isinstance(node.op, ast.BitOr) and not self._depth:
@@ -288,19 +286,13 @@ class Finder(ast.NodeVisitor):
         if name in self.CALLED:
             begin, end = self._span(node.func)
             self._put("wrong function", end - len(name), end, self.CALLED[name])
-        if (
-            name in ("get", "pop", "setdefault", "add", "discard")
-            and node.args
-            and isinstance(node.args[0], ast.Tuple)
-        ):
+        if name in ("get", "pop", "setdefault", "add", "discard") and node.args and isinstance(node.args[0], ast.Tuple):
             self._key(node.args[0])
         for keyword in node.keywords:
             if keyword.arg not in (None, "strict"):
                 self._dropped(node, keyword)
         for one, other in pairwise(node.args):
-            if name != "isinstance" and all(
-                isinstance(each, ast.Name | ast.Attribute) for each in (one, other)
-            ):
+            if name != "isinstance" and all(isinstance(each, ast.Name | ast.Attribute) for each in (one, other)):
                 begin, end = self._span(one)[0], self._span(other)[1]
                 between = self.source[self._span(one)[1] : self._span(other)[0]].decode()
                 self._put("arguments swapped", begin, end, f"{self._text(other)}{between}{self._text(one)}")
@@ -372,13 +364,7 @@ def _acts(node: ast.stmt) -> bool:
     """It changes what others see: in which order is part of what was meant."""
     if isinstance(node, ast.Expr):
         return _calls(node)
-    targets = (
-        node.targets
-        if isinstance(node, ast.Assign)
-        else [node.target]
-        if isinstance(node, ast.AugAssign)
-        else []
-    )
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
     return any(isinstance(target, ast.Attribute | ast.Subscript) for target in targets)
 
 

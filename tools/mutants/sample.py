@@ -95,9 +95,7 @@ class Trials:
             own = 0 if Path(file).stem == f"test_{name}" else 1 if Path(file).parent.name == package else 2
             return own, sum(self._known.seconds[test] for test in files[file])
 
-        cheap = sorted(
-            found, key=lambda test: (rank(test.partition("::")[0])[0] > 0, self._known.seconds[test])
-        )
+        cheap = sorted(found, key=lambda test: (rank(test.partition("::")[0])[0] > 0, self._known.seconds[test]))
         spent = accumulate(self._known.seconds[test] for test in cheap)
         kept = set(cheap[: max(1, sum(total <= self._seconds for total in spent))])
         chosen = [test for file in sorted(files, key=rank) for test in files[file] if test in kept]
@@ -122,9 +120,7 @@ class Trials:
     def covering(self, mistake: Mistake) -> set[str]:
         """The tests that run the mistake's line; of a line that runs with the import, those that use its names."""
         tree = ast.parse((ROOT / mistake.file).read_text())
-        inside = [
-            n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        ]
+        inside = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)]
         around = [
             node
             for node in ast.walk(tree)
@@ -174,17 +170,7 @@ class Trials:
         chosen.write_text("\n".join(tests))
         ran.write_text("")
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "tools.mutants.covering",
-            "-p",
-            "no:cacheprovider",
-        ]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tools.mutants.covering", "-p", "no:cacheprovider"]
         command += ["-p", "no:xdist", "--timeout", str(HANGING_SECONDS), *files]
         environment = {k: v for k, v in os.environ.items() if k.startswith(("PATH", "LANG", "JAVA"))}
         environment |= {"PYTHONPATH": str(copy), "HOME": str(copy), "TFMQ_TEST_SCALE": "0.03"}
@@ -228,21 +214,9 @@ def failing_anyway(tests: Sequence[str], folder: Path) -> list[str]:
     chosen, ran = folder / "chosen", folder / "ran"
     chosen.write_text("\n".join(tests))
     files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "tools.mutants.covering",
-        "-p",
-        "no:cacheprovider",
-        *files,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tools.mutants.covering", "-p", "no:cacheprovider", *files]
     subprocess.run(command, cwd=folder, env=environment | {CHOSEN: str(chosen), RAN: str(ran)}, check=False)
-    return [
-        line.removeprefix("failed ") for line in ran.read_text().splitlines() if line.startswith("failed ")
-    ]
+    return [line.removeprefix("failed ") for line in ran.read_text().splitlines() if line.startswith("failed ")]
 
 
 def summary(rows: Sequence[dict[str, object]], reasons: dict[str, str]) -> str:
@@ -254,28 +228,20 @@ def summary(rows: Sequence[dict[str, object]], reasons: dict[str, str]) -> str:
         parts = str(row["file"]).split("/")
         for key in ("/".join(parts[: 2 if len(parts) > 2 and parts[0] == "tfmq" else 1]), "together"):
             counts.setdefault(key, Counter())[result] += 1
-    lines = [
-        f"{'package':20}{'drawn':>8}{'equivalent':>12}{'caught':>8}{'survived':>10}{'of those that count':>21}"
-    ]
+    lines = [f"{'package':20}{'drawn':>8}{'equivalent':>12}{'caught':>8}{'survived':>10}{'of those that count':>21}"]
     for key in sorted(counts, key=lambda key: (key == "together", key)):
         count = counts[key]
         counting = count[CAUGHT] + count[SURVIVED]
         share = f"{100 * count[CAUGHT] / counting:.0f} %" if counting else "-"
-        lines.append(
-            f"{key:20}{count.total():8}{count[EQUIVALENT]:12}{count[CAUGHT]:8}{count[SURVIVED]:10}{share:>21}"
-        )
+        lines.append(f"{key:20}{count.total():8}{count[EQUIVALENT]:12}{count[CAUGHT]:8}{count[SURVIVED]:10}{share:>21}")
     return "\n".join(lines)
 
 
-@click.command(
-    epilog="Example: python -m tools.mutants.sample --map /tmp/map --seed 1 --lines 200 --results r.jsonl"
-)
+@click.command(epilog="Example: python -m tools.mutants.sample --map /tmp/map --seed 1 --lines 200 --results r.jsonl")
 @click.option("--map", "map_folder", type=click.Path(path_type=Path), help="What covering.py wrote.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--lines", default=200, show_default=True, help="How many are drawn.")
-@click.option(
-    "--results", type=click.Path(path_type=Path), required=True, help="JSON lines; continued if there."
-)
+@click.option("--results", type=click.Path(path_type=Path), required=True, help="JSON lines; continued if there.")
 @click.option("--equivalent", type=click.Path(exists=True, path_type=Path), help="Lines `file:line reason`.")
 @click.option("--jobs", default=1, show_default=True)
 @click.option("--seconds", default=SECONDS_MAX, show_default=True, help="Of tests for one mistake.")
@@ -311,9 +277,7 @@ def main(
                 for row in workers.map(trials.tried, todo):
                     rows[f"{row['file']}:{row['line']}"] = row
                     print(json.dumps(row), file=file, flush=True)
-                    print(
-                        f"{row['file']}:{row['line']} {row['kind']}: {row['result']} {row['by']}", flush=True
-                    )
+                    print(f"{row['file']}:{row['line']} {row['kind']}: {row['result']} {row['by']}", flush=True)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     reasons = {}

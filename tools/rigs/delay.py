@@ -246,9 +246,7 @@ def check_plain(outcome: Outcome, neighbour: Neighbour, messages: list[Any]) -> 
     there = Counter(message.text for message in messages)
     outcome.plain = len(neighbour.texts)
     outcome.plain_ms_median = sorted(neighbour.seconds)[len(neighbour.seconds) // 2] * 1000
-    outcome.faults += [
-        f"plain {text} is there {there[text]} times" for text in neighbour.texts if there[text] != 1
-    ]
+    outcome.faults += [f"plain {text} is there {there[text]} times" for text in neighbour.texts if there[text] != 1]
 
 
 def run(kills: int, timers: int, meddlers: int, seed: int, folder: Path) -> Outcome:
@@ -277,9 +275,7 @@ def run(kills: int, timers: int, meddlers: int, seed: int, folder: Path) -> Outc
         plain = stored(server.address, PLAIN)
     finally:
         server.stop()
-    outcome.faults += [
-        f"{each.name} failed: {each.failure!r}" for each in threads if each.failure is not None
-    ]
+    outcome.faults += [f"{each.name} failed: {each.failure!r}" for each in threads if each.failure is not None]
     outcome.timers, outcome.moved = len(book.sent), book.moved
     outcome.cancelled = sum(state == "cancelled" for state in book.ended.values())
     check(outcome, book, found)

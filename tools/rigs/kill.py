@@ -124,9 +124,7 @@ def check(outcome: Outcome, writers: list[Writer], messages: list[Any]) -> None:
         for number, partition, offset in writer.acknowledged:
             if places.get((writer.name, number)) != [(partition, offset)]:
                 found = places.get((writer.name, number))
-                outcome.faults.append(
-                    f"{writer.name}:{number} acknowledged at {partition}/{offset}, found {found}"
-                )
+                outcome.faults.append(f"{writer.name}:{number} acknowledged at {partition}/{offset}, found {found}")
         for partition in range(PARTITIONS):
             check_order(outcome, writer, partition, numbers[writer.name, partition])
 
@@ -135,9 +133,7 @@ def check_order(outcome: Outcome, writer: Writer, partition: int, found: list[in
     wanted = [number for number, target in writer.sent.items() if target == partition][: len(found)]
     if found != wanted:
         at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), -1)
-        outcome.faults.append(
-            f"{writer.name} in partition {partition}: order broken at {at}: {found[at : at + 5]}"
-        )
+        outcome.faults.append(f"{writer.name} in partition {partition}: order broken at {at}: {found[at : at + 5]}")
 
 
 def run(kills: int, writers: int, seed: int, folder: Path) -> Outcome:

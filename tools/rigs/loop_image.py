@@ -56,9 +56,7 @@ class LoopImage:
     error.
     """
 
-    def __init__(
-        self, *, size_bytes: int = IMAGE_BYTES, tmpfs_bytes: int = 0, has_journal: bool = True
-    ) -> None:
+    def __init__(self, *, size_bytes: int = IMAGE_BYTES, tmpfs_bytes: int = 0, has_journal: bool = True) -> None:
         require_loop_devices()
         self._folder = Path(tempfile.mkdtemp(prefix="tfmq-rig-"))
         self._device = ""

@@ -128,14 +128,7 @@ def run_way(way: Way, cuts: int, generator: random.Random) -> Result:
     return result
 
 
-def _check_log(
-    image: LoopImage,
-    way: Way,
-    generation: int,
-    number: int,
-    promised: list[Word],
-    result: Result,
-) -> None:
+def _check_log(image: LoopImage, way: Way, generation: int, number: int, promised: list[Word], result: Result) -> None:
     log = writers.open_log(image.mount_point, generation, number)
     try:
         mine = [word for word in promised if word.log == number]

@@ -32,17 +32,7 @@ import click
 
 import tfmq
 from tools.rigs.live_server import LiveServer
-from tools.rigs.rebalancing_worker import (
-    BEGUN,
-    COMMITTED,
-    ENDED,
-    GROUP,
-    SESSION_SECONDS,
-    SOURCE,
-    STARTED,
-    TARGET,
-    WAYS,
-)
+from tools.rigs.rebalancing_worker import BEGUN, COMMITTED, ENDED, GROUP, SESSION_SECONDS, SOURCE, STARTED, TARGET, WAYS
 
 PARTITIONS = 8
 MEMBERS_MAX = 6
@@ -243,9 +233,7 @@ class Rig:
         """In the middle of a transaction, if need be after a moment; one in a few wherever it is."""
         seconds, wherever = self.random.uniform(*FROZEN_SECONDS), self.random.random() < WHEREVER_CHANCE
         until = time.monotonic() + SESSION_SECONDS
-        while (
-            not (at_work := [member for member in self.awake() if member.works]) and time.monotonic() < until
-        ):
+        while not (at_work := [member for member in self.awake() if member.works]) and time.monotonic() < until:
             self.live(LOOK_SECONDS)
         self.random.choice(self.awake() if wherever or not at_work else at_work).freeze(seconds)
         self.outcome.frozen += 1
@@ -321,9 +309,7 @@ class Rig:
         stands = {int(row["partition"]): int(row["offset"]) for row in group.offsets}
         for partition, end in enumerate(ends):
             if stands.get(partition, 0) != end:
-                self.outcome.faults.append(
-                    f"the group stands at {stands.get(partition)} of {partition}, not {end}"
-                )
+                self.outcome.faults.append(f"the group stands at {stands.get(partition)} of {partition}, not {end}")
 
 
 def arrived(admin: tfmq.Admin, topic: str = TARGET) -> int:
@@ -349,9 +335,7 @@ def difference(partition: int, numbers: list[int], count: int) -> str:
     lost = sorted(set(range(count)) - set(numbers))
     twice = sorted(number for number, times in Counter(numbers).items() if times > 1)
     if lost or twice:
-        return (
-            f"partition {partition} of {count}: {len(lost)} lost {lost[:5]}, {len(twice)} twice {twice[:5]}"
-        )
+        return f"partition {partition} of {count}: {len(lost)} lost {lost[:5]}, {len(twice)} twice {twice[:5]}"
     at = next(i for i, (a, b) in enumerate(zip(numbers, range(count), strict=False)) if a != b)
     return f"partition {partition}: not in order from {at} on: {numbers[at : at + 5]}"
 

@@ -34,9 +34,7 @@ class DoublingSink(StreamSink):
     """Writes that task's batches twice."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return super().write(
-            each for rows in iterator for each in ((rows, rows) if is_the_moment(rows) else (rows,))
-        )
+        return super().write(each for rows in iterator for each in ((rows, rows) if is_the_moment(rows) else (rows,)))
 
 
 class Losing(TfmqSource):

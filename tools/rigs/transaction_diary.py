@@ -24,9 +24,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
             return
 
 
-def model_of(
-    diaries: Sequence[Path], down: Sequence[tuple[int, int]], troubles: dict[str, int] | None = None
-) -> Model:
+def model_of(diaries: Sequence[Path], down: Sequence[tuple[int, int]], troubles: dict[str, int] | None = None) -> Model:
     """What the clients know, all together. Answers that came while the power was away (`down`: from, to) are
     none. `troubles` counts the errors that they met, by code.
     """

@@ -210,9 +210,7 @@ class Model:
         for key, payloads in view.messages.items():
             for place, payload in enumerate(payloads):
                 label = label_of(payload)
-                require(
-                    label in self.transactions or label in self.streams, f"{payload[:40]!r} was never sent"
-                )
+                require(label in self.transactions or label in self.streams, f"{payload[:40]!r} was never sent")
                 found[label][key].append((place, payload))
         return found
 
@@ -262,9 +260,7 @@ class Model:
             # Only offsets, or nothing: whether it was committed shows in those alone.
             require(transaction.fates != {PREPARED}, f"{transaction} is forgotten")
             return
-        require(
-            found in transaction.fates, f"{transaction} is found {found.value}: {_fault(transaction, found)}"
-        )
+        require(found in transaction.fates, f"{transaction} is found {found.value}: {_fault(transaction, found)}")
         if final or found is COMMITTED:
             transaction.is_now(found)
             if found is not COMMITTED:
@@ -293,9 +289,7 @@ class Model:
             if group in view.silent or any(t.epoch in view.applying for t in transactions):
                 continue
             held = [t for t in transactions if t.fates == {PREPARED}]
-            require(
-                bool(held) == (group in view.locked), f"{group} locked: {group in view.locked}, in {held}"
-            )
+            require(bool(held) == (group in view.locked), f"{group} locked: {group in view.locked}, in {held}")
             if held:
                 continue
             known = [t for t in transactions if len(t.fates) == 1 and t.messages]
@@ -311,12 +305,8 @@ class Model:
                 continue
             places = found.get(label, {}).get(stream.key, [])
             there = [payload for _, payload in places]
-            require(
-                there == stream.sent[: len(there)], f"stream {label} has a hole, a repeat or another order"
-            )
-            require(
-                len(there) >= stream.safe, f"stream {label}: {stream.safe} acknowledged, {len(there)} there"
-            )
+            require(there == stream.sent[: len(there)], f"stream {label} has a hole, a repeat or another order")
+            require(len(there) >= stream.safe, f"stream {label}: {stream.safe} acknowledged, {len(there)} there")
             if view.forced is None or (there and places[-1][0] < view.forced[stream.key]):
                 stream.safe = max(stream.safe, len(there))
 
@@ -345,9 +335,7 @@ class Model:
     def _check_seen(self, view: View) -> None:
         for key, payloads in view.messages.items():
             before = self.seen.get(key, [])
-            require(
-                list(payloads[: len(before)]) == before, f"what a reader saw in {key} is not there any more"
-            )
+            require(list(payloads[: len(before)]) == before, f"what a reader saw in {key} is not there any more")
             count = len(payloads) if view.forced is None else view.forced[key]
             if count > len(before):
                 self.seen[key] = list(payloads[:count])

@@ -59,9 +59,7 @@ class Worker:
         """Until it is told to stop; whatever is still open then is left as it is."""
         try:
             self._work()
-        except (
-            TfmqError
-        ) as error:  # a close that tells what it gave up: the diary does not know it as done either
+        except TfmqError as error:  # a close that tells what it gave up: the diary does not know it as done either
             self.diary.write("trouble", "close", code=error.code, sentence=str(error))
 
     def _work(self) -> None:

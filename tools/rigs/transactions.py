@@ -122,9 +122,7 @@ class Follower(threading.Thread):
 
     def run(self) -> None:
         try:
-            with tfmq.Consumer(
-                self.address, topics=[topic for topic, _ in TARGETS], start="earliest"
-            ) as consumer:
+            with tfmq.Consumer(self.address, topics=[topic for topic, _ in TARGETS], start="earliest") as consumer:
                 while not self.halt.is_set():
                     self._read(consumer)
         except BaseException as error:  # the rig reports it as a fault
@@ -193,10 +191,7 @@ class Rig:
             self.prepare()
             follower = Follower(self.server.address, cuts=image is not None)
             follower.start()
-            workers = [
-                Client(number, self.server.address, self.outcome.seed, self.folder)
-                for number in range(clients)
-            ]
+            workers = [Client(number, self.server.address, self.outcome.seed, self.folder) for number in range(clients)]
             try:
                 for _ in range(kills):
                     self.cut(image) if image is not None else self.kill()

@@ -149,9 +149,7 @@ def write_with_syncfs(mount_point: str, generation: int, pipe: int, *, logs: int
             tell(pipe, Word(SYNCED, number, log.forced_offset, log.end_ordinal, clock.monotonic(), 0.0))
 
 
-def write_without_waiting(
-    mount_point: str, generation: int, pipe: int, *, messages: int, seconds: float
-) -> None:
+def write_without_waiting(mount_point: str, generation: int, pipe: int, *, messages: int, seconds: float) -> None:
     """One log, forced after N messages or T seconds; every append is promised as written."""
     clock = SystemClock()
     # Large segments: a roll forces, and would hide what the flush rule leaves unforced.

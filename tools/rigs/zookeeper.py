@@ -33,10 +33,7 @@ JAVA_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 def jars() -> list[Path]:
     """The jars of a ZooKeeper server, [] where none are installed."""
     for folder in folders():
-        found = [
-            sorted(folder.glob(f"{name}.jar")) + sorted(folder.glob(f"{name}-[0-9]*.jar"))
-            for name in JAR_NAMES
-        ]
+        found = [sorted(folder.glob(f"{name}.jar")) + sorted(folder.glob(f"{name}-[0-9]*.jar")) for name in JAR_NAMES]
         if all(found[:NEEDED]):
             return [each[0] for each in found if each]
     return []

@@ -213,9 +213,7 @@ def test_any_group_sticky_is_as_even_as_can_be_and_moves_nothing_for_nothing() -
         assert assign("sticky", group, every, assigned) == assigned, number
 
 
-def test_a_plan_for_members_that_all_name_other_partitions_ends_in_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_plan_for_members_that_all_name_other_partitions_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search for evener shares is bounded; what it leaves is whole, and nearly even."""
     chance = seeded("picky")
     names = [("t", number) for number in range(800)]

@@ -16,9 +16,7 @@ from tfmq.protocol.commands import DescribeGroup, ListGroups
 NOBODY = object()
 
 
-def subscription(
-    topics: Iterable[str], strategy: str, only: Iterable[tuple[str, int]] | None
-) -> GroupSubscription:
+def subscription(topics: Iterable[str], strategy: str, only: Iterable[tuple[str, int]] | None) -> GroupSubscription:
     return GroupSubscription(frozenset(topics), strategy, None if only is None else frozenset(only))
 
 
@@ -77,11 +75,7 @@ def test_a_plan_is_one_row_a_member_and_one_for_what_is_free(rig: Rig) -> None:
         },
         [(16, 3)],
     )
-    assert changes.rows() == [
-        ("", 0, [(16, 3)]),
-        ("ada", 9000, [(16, 0), (16, 2)]),
-        ("bob", 8000, [(16, 1)]),
-    ]
+    assert changes.rows() == [("", 0, [(16, 3)]), ("ada", 9000, [(16, 0), (16, 2)]), ("bob", 8000, [(16, 1)])]
 
 
 def test_what_is_planned_is_no_other_members_and_is_reported_when_it_is_written(rig: Rig) -> None:
@@ -175,9 +169,7 @@ def test_a_member_is_to_be_notified_of_what_it_does_not_know(rig: Rig) -> None:
     rig.group.target_outdated = True
     rig.plan()
     assert rig.group.assignment(ada) == {}
-    assert rig.group.has_news_for(ada, waiting(ada.generation - 1, {})), (
-        "what it was never told of it must give up"
-    )
+    assert rig.group.has_news_for(ada, waiting(ada.generation - 1, {})), "what it was never told of it must give up"
     ada.subscription = subscription(["orders"], "sticky", None)
     rig.enter("bob")
     rig.carry_out()
@@ -342,18 +334,11 @@ def test_groups_are_listed_and_described(broker: Broker) -> None:
     first.beat()
     first.commit(ends[1].positions[0][1], ("orders", broker.incarnation(), 0))
     (listed,) = broker.ask(ListGroups()).groups
-    assert (listed["group"], listed["live"], listed["members"], listed["partitions"]) == (
-        "billing",
-        True,
-        2,
-        1,
-    )
+    assert (listed["group"], listed["live"], listed["members"], listed["partitions"]) == ("billing", True, 2, 1)
     members = described(broker)
     assert members["ada"]["partitions"] == {"orders": [0, 1, 2, 3, 4]}
     assert members["ada"]["leaving"] == {"orders": [5, 6, 7, 8, 9]}
-    assert members["bob"]["partitions"] == {} and "waits for orders-5 and 4 more" in str(
-        members["bob"]["note"]
-    )
+    assert members["bob"]["partitions"] == {} and "waits for orders-5 and 4 more" in str(members["bob"]["note"])
     description = broker.ask(DescribeGroup("billing")).description
     assert (description["strategy"], description["member_count"]) == ("sticky", 2)
     assert description["offsets"][0]["lag"] == 4
@@ -432,9 +417,6 @@ def test_wishes_are_compared_as_sets_and_weigh_what_they_name() -> None:
     wishes = subscription(["b", "a"], "sticky", [("a", 0)])
     assert wishes == subscription(["a", "b", "a"], "sticky", {("a", 0)}) and hash(wishes) == hash(wishes)
     assert wishes.name_count == 4 and subscription([], "range", None).name_count == 1
-    for other in (
-        subscription(["a"], "sticky", [("a", 0)]),
-        subscription(["a", "b"], "range", [("a", 0)]),
-    ):
+    for other in (subscription(["a"], "sticky", [("a", 0)]), subscription(["a", "b"], "range", [("a", 0)])):
         assert wishes != other
     assert wishes != subscription(["a", "b"], "sticky", None)

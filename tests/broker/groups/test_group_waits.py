@@ -77,9 +77,7 @@ def test_waiting_heartbeats_end_when_the_broker_stops(broker: Broker) -> None:
 
 
 @pytest.mark.long
-def test_what_a_waiting_member_claims_to_give_up_costs_nothing_where_it_has_not_got_it(
-    broker: Broker,
-) -> None:
+def test_what_a_waiting_member_claims_to_give_up_costs_nothing_where_it_has_not_got_it(broker: Broker) -> None:
     (first,) = seats(broker, "ada")
     for number in range(20_000):
         name = ("orders", 77, number)

@@ -260,9 +260,7 @@ def test_a_grant_that_the_full_disk_refused_is_tried_again_and_no_other_member_h
 def test_many_changes_of_a_turn_are_one_entry(broker: Broker) -> None:
     members = [Seat(broker, f"m{n}") for n in range(12)]
     before = broker.engine.broker.catalog.log.count
-    answers = [
-        seat.ask(JoinGroup("billing", seat.name, ["orders"]), turn=seat is members[-1]) for seat in members
-    ]
+    answers = [seat.ask(JoinGroup("billing", seat.name, ["orders"]), turn=seat is members[-1]) for seat in members]
     assert [answer.code for answer in answers] == ["ok"] * 12
     assert broker.engine.broker.catalog.log.count == before + 1
     assert sorted(len(answer.partitions) for answer in answers) == [0, 0] + [1] * 10
@@ -284,9 +282,7 @@ def test_owners_go_on_after_the_broker_was_started_again(broker: Broker) -> None
     stranger = Seat(again, "joe")
     stranger.join()
     assert stranger.held == {}
-    assert (
-        stranger.note == "3 members have up to 30 s to reconnect after the start of the broker: ada, bob, eve"
-    )
+    assert stranger.note == "3 members have up to 30 s to reconnect after the start of the broker: ada, bob, eve"
     for each in members:
         each.connect(again)
         assert each.commit(10).fenced == []

@@ -9,9 +9,7 @@ from tfmq.protocol.commands import GroupOffset
 
 def many(broker: Broker, count: int) -> list[GroupOffset]:
     incarnation = broker.incarnation()
-    return [
-        GroupOffset("orders", incarnation, 0, (1 << 62) + n, (1 << 32) - 1, 1 << 62) for n in range(count)
-    ]
+    return [GroupOffset("orders", incarnation, 0, (1 << 62) + n, (1 << 32) - 1, 1 << 62) for n in range(count)]
 
 
 def commit(broker: Broker, group: str, member: Answer, offsets: list[GroupOffset]) -> Answer:

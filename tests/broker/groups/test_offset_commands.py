@@ -191,9 +191,7 @@ def test_offsets_in_doubt_hold_the_next_owner_back_until_their_transaction_has_e
     assert second.commit(150, ("orders", broker.incarnation(), 7)).committed == 1
 
 
-def test_a_transaction_with_offsets_of_one_partition_that_is_anothers_is_refused_whole(
-    broker: Broker,
-) -> None:
+def test_a_transaction_with_offsets_of_one_partition_that_is_anothers_is_refused_whole(broker: Broker) -> None:
     first, second = seats(broker, "ada bob")
     mine, other = first.numbers[0], second.numbers[0]
     row = TransactionOffsets("billing", "ada", first.generation, rows(broker, 9, mine, other))

@@ -85,9 +85,7 @@ def test_none_passes_one_that_was_refused(broker: Broker, monkeypatch: pytest.Mo
     assert broker.saved() == {("orders", 0): 300}
 
 
-def test_a_change_takes_so_many_places_and_the_rest_follows(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_takes_so_many_places_and_the_rest_follows(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "OFFSETS_PER_CHANGE_MAX", 3)
     count = broker.engine.broker.catalog.log.count
     reported = apply(broker, *(offsets(broker, 10 + n, n, count=2) for n in range(4)))

@@ -141,10 +141,7 @@ def test_one_offset_or_ordinal_for_several_partitions_is_refused(
     rig: Rig, admin: AdminCore, place: int | Ordinal, what: str
 ) -> None:
     rig.run(admin.create_topic("orders", 2, None))
-    for operation in (
-        admin.purge("orders", None, place),
-        admin.reset_group("g", "orders", place, None),
-    ):
+    for operation in (admin.purge("orders", None, place), admin.reset_group("g", "orders", place, None)):
         with pytest.raises(BadRequest, match=f"has 2 partitions, and {what} belongs to one of them"):
             rig.run(operation)
     assert not any(isinstance(each, commands.Truncate | commands.ResetGroup) for each in rig.broker.requests)
@@ -167,9 +164,7 @@ def test_no_offset_after_the_end_is_one_to_truncate_at_or_to_go_on_at(rig: Rig, 
         (admin.reset_group("g", "orders", 10**9, 0), "no offset was changed"),
         (admin.reset_group("g", "orders", Ordinal(7), 0), "no offset was changed"),
     ):
-        with pytest.raises(
-            OffsetOutOfRange, match=rf"Partition 0 of orders ends at .* is not there, and {outcome}"
-        ):
+        with pytest.raises(OffsetOutOfRange, match=rf"Partition 0 of orders ends at .* is not there, and {outcome}"):
             rig.run(operation)
     assert not any(isinstance(each, commands.Truncate | commands.ResetGroup) for each in rig.broker.requests)
     assert rig.run(admin.truncate_before("orders", 0, 4)) == 4
@@ -190,9 +185,7 @@ def test_a_group_that_is_not_there_is_set_only_where_that_is_meant(rig: Rig, adm
 
 
 @pytest.mark.parametrize("settings", [None, "retention.seconds=7d", ["retention.seconds"]])
-def test_settings_that_are_no_mapping_are_reported_in_a_sentence(
-    rig: Rig, admin: AdminCore, settings: Any
-) -> None:
+def test_settings_that_are_no_mapping_are_reported_in_a_sentence(rig: Rig, admin: AdminCore, settings: Any) -> None:
     with pytest.raises(BadRequest, match="settings of a topic are a mapping"):
         rig.run(admin.set_topic("orders", settings))
 
@@ -233,12 +226,7 @@ def test_pages_on_which_nothing_is_wanted_are_passed() -> None:
 @pytest.mark.parametrize(
     ("states", "limit", "error", "sentence"),
     [
-        (
-            ["weird"],
-            None,
-            BadRequest,
-            "no unfinished transaction in a state 'weird': states are open, preparing",
-        ),
+        (["weird"], None, BadRequest, "no unfinished transaction in a state 'weird': states are open, preparing"),
         ("prepared", None, TypeError, r"states is a list, as \[\"prepared\"\], not 'prepared'"),
         (5, None, TypeError, "states is a list"),
         (None, -1, BadRequest, "limit is 0 or more"),

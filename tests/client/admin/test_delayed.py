@@ -33,8 +33,7 @@ class Pending(Rig):
     def __init__(self, count: int = 5) -> None:
         super().__init__()
         self.broker.waiting = [
-            Waiting(NOW_MS + 1000 * n, n, ("orders", "bills")[n % 2], n % 3, b"r" * (20 + n))
-            for n in range(count)
+            Waiting(NOW_MS + 1000 * n, n, ("orders", "bills")[n % 2], n % 3, b"r" * (20 + n)) for n in range(count)
         ]
         self.broker.numbers = count
 
@@ -142,10 +141,7 @@ def test_one_is_described_whether_it_waits_or_not(rig: Pending) -> None:
     assert (found.handle, found.state, found.topic, found.partition) == (handle, "pending", "bills", 1)
     assert (found.due_ms, found.size_bytes, found.born_ms) == (NOW_MS + 1000, 21, 5)
     assert found.due_at == NOW + timedelta(seconds=1) and found.details == {"number": 1}
-    assert (
-        type(rig.run(AdminCore(rig.link, 5.0).describe_delayed(Rescheduled("rescheduled", handle))).handle)
-        is str
-    )
+    assert type(rig.run(AdminCore(rig.link, 5.0).describe_delayed(Rescheduled("rescheduled", handle))).handle) is str
     rig.broker.fire(1)
     assert rig.run(AdminCore(rig.link, 5.0).describe_delayed(handle))[:3] == (handle, "delivered", -1)
 
@@ -208,9 +204,7 @@ def test_a_page_may_be_empty_although_there_is_more(rig: Pending) -> None:
         if empty and empty.pop():
             last_handle = request.after or format_handle(Handle(STORE_ID, 9, NOW_MS - 2 + len(empty), 0))
             return reply._replace(
-                delayed=[],
-                more=True,
-                after=format_handle(parse_handle(last_handle)._replace(log_id=1 + len(empty))),
+                delayed=[], more=True, after=format_handle(parse_handle(last_handle)._replace(log_id=1 + len(empty)))
             )
         return reply
 

@@ -36,9 +36,7 @@ def test_a_partition_that_could_not_be_opened_has_a_reason_only() -> None:
 
 
 def test_a_topic() -> None:
-    found = topic_description(
-        {"name": "a", "incarnation": 5, "partitions": [PARTITION, PARTITION], "settings": {}}
-    )
+    found = topic_description({"name": "a", "incarnation": 5, "partitions": [PARTITION, PARTITION], "settings": {}})
     assert (found.messages, found.size_bytes, len(found.partitions)) == (14, 980, 2)
 
 

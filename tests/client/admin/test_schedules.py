@@ -52,11 +52,7 @@ def test_a_wish_that_makes_no_sense_makes_no_topic(rig: Rig, admin: AdminCore) -
 def test_a_time_zone_may_be_its_name_or_the_zone_itself(rig: Rig, admin: AdminCore) -> None:
     for name, zone in (("a", ZoneInfo("Europe/Berlin")), ("b", "Europe/Berlin"), ("c", UTC)):
         rig.run(admin.schedule(**WISH._replace(name=name, timezone=zone)._asdict()))
-    assert [rig.broker.schedules[name][1].timezone for name in "abc"] == [
-        "Europe/Berlin",
-        "Europe/Berlin",
-        "UTC",
-    ]
+    assert [rig.broker.schedules[name][1].timezone for name in "abc"] == ["Europe/Berlin", "Europe/Berlin", "UTC"]
     for wrong in (timezone(timedelta(hours=1)), None, 1):
         with pytest.raises(TypeError, match="A time zone is its name"):
             rig.run(admin.schedule(**WISH._replace(timezone=wrong)._asdict()))
@@ -91,12 +87,7 @@ def test_without_a_name_the_same_words_have_the_same_one_and_others_another() ->
     unnamed = WISH._replace(name=None)
     (first, _), (again, _) = unnamed.request(), unnamed.request()
     assert first.name == again.name and first.name.startswith("reports-")
-    changes: list[dict[str, Any]] = [
-        {"payload": "stop"},
-        {"cron": "0 8 * * *"},
-        {"key": "x"},
-        {"payload": None},
-    ]
+    changes: list[dict[str, Any]] = [{"payload": "stop"}, {"cron": "0 8 * * *"}, {"key": "x"}, {"payload": None}]
     changes += [{"timezone": "UTC"}, {"misfire": "all"}, {"partition": 1}, {"properties": {"a": "b"}}]
     assert len({unnamed._replace(**each).request()[0].name for each in [{}, *changes]}) == len(changes) + 1
     long, _ = unnamed._replace(topic="t" * 249).request()
@@ -162,16 +153,9 @@ def test_a_name_that_is_none_is_refused(rig: Rig, admin: AdminCore) -> None:
 
 def test_moments_are_reported_as_the_clocks_of_the_zone_show_them() -> None:
     found = ScheduleDescription("a", timezone="Europe/Berlin", next_ms=NEXT_MS)
-    assert (
-        found.next_at == datetime(2026, 11, 23, 10, tzinfo=ZoneInfo("Europe/Berlin"))
-        and found.last_at is None
-    )
+    assert found.next_at == datetime(2026, 11, 23, 10, tzinfo=ZoneInfo("Europe/Berlin")) and found.last_at is None
     assert found.next_at is not None and found.next_at.isoformat() == "2026-11-23T10:00:00+01:00"
-    assert (
-        datetime_at(NEXT_MS, "Mars/Olympus")
-        == datetime_at(NEXT_MS, "UTC")
-        == datetime(2026, 11, 23, 9, tzinfo=UTC)
-    )
+    assert datetime_at(NEXT_MS, "Mars/Olympus") == datetime_at(NEXT_MS, "UTC") == datetime(2026, 11, 23, 9, tzinfo=UTC)
     assert datetime_at(1 << 62, "UTC") is None
 
 

@@ -121,9 +121,7 @@ def test_the_address_of_the_one_before_is_not_that_of_the_one_that_starts(broker
     assert brokers.started == 0
 
 
-def test_a_start_that_fails_is_reported_with_its_last_words_and_tried_again_by_the_next(
-    brokers: Brokers,
-) -> None:
+def test_a_start_that_fails_is_reported_with_its_last_words_and_tried_again_by_the_next(brokers: Brokers) -> None:
     folder = LocalBrokerAddress(str(brokers.path), brokers.start)
     not_ready(folder)
     (brokers.path / LOG_NAME).write_text("tfmq-server: starting\ntfmq-server: the disk is on fire.\n")
@@ -227,8 +225,7 @@ def test_a_folder_with_other_things_in_it_is_not_taken(brokers: Brokers) -> None
 
 
 @pytest.mark.parametrize(
-    "names",
-    [[], ["lost+found", "server.log"], ["starting", "lock"], ["meta", "a", "b"], ["orders-0/log.mark"]],
+    "names", [[], ["lost+found", "server.log"], ["starting", "lock"], ["meta", "a", "b"], ["orders-0/log.mark"]]
 )
 def test_an_empty_folder_is_taken_and_one_of_a_broker(brokers: Brokers, names: list[str]) -> None:
     for name in names:
@@ -280,12 +277,7 @@ def test_what_is_not(written: str | list[str], sentence: str) -> None:
 def test_what_a_later_release_has() -> None:
     with pytest.raises(NotSupported, match="TLS"):
         parse_servers("tfmqs://broker")
-    for written in (
-        "tfmq://me:secret@broker",
-        "tfmqs://me:secret@broker",
-        "kafka://me:secret@broker",
-        "me:secret@:::",
-    ):
+    for written in ("tfmq://me:secret@broker", "tfmqs://me:secret@broker", "kafka://me:secret@broker", "me:secret@:::"):
         with pytest.raises(NotSupported, match="user and password") as caught:
             parse_servers(written)
         assert "secret" not in str(caught.value)
@@ -328,9 +320,7 @@ def test_the_environment_may_name_a_folder(monkeypatch: pytest.MonkeyPatch) -> N
     assert data_folder_of("host:1") is None
 
 
-@pytest.mark.parametrize(
-    "written", ["file:", "file://elsewhere/data", ["file:a", "host:1"], ["file:a", "file:b"]]
-)
+@pytest.mark.parametrize("written", ["file:", "file://elsewhere/data", ["file:a", "host:1"], ["file:a", "file:b"]])
 def test_a_folder_stands_alone_and_has_a_path(written: str | list[str]) -> None:
     with pytest.raises(BadRequest, match="the only address"):
         data_folder_of(written)

@@ -44,9 +44,7 @@ def test_an_error_reply_becomes_its_error() -> None:
     assert got.sentence == "a range is gone" and got.outcome == "not done"
 
 
-@pytest.mark.parametrize(
-    "header", [[-999, 1], [-4, 1, 5, 5, 5, 5], [-999, 1, "new_code", "odd", "words", {}]]
-)
+@pytest.mark.parametrize("header", [[-999, 1], [-4, 1, 5, 5, 5, 5], [-999, 1, "new_code", "odd", "words", {}]])
 def test_one_that_is_not_well_formed_is_reported_as_it_came(header: list[object]) -> None:
     error = error_from_reply(header)
     assert error.outcome == "unknown" and error.number == -header[0]  # type: ignore[operator]
@@ -92,9 +90,7 @@ def test_what_cannot_be_read_is_reported_with_the_address() -> None:
         (EOFError(), True, "8367 was lost."),
     ],
 )
-def test_else_it_says_whether_there_was_one(
-    error: Exception | None, was_connected: bool, sentence: str
-) -> None:
+def test_else_it_says_whether_there_was_one(error: Exception | None, was_connected: bool, sentence: str) -> None:
     assert connection_error(error, HERE, (HERE,), was_connected).sentence.endswith(sentence)
 
 
@@ -178,17 +174,11 @@ def test_what_goes_out_again_keeps_its_order(rig: Rig) -> None:
 def test_a_request_that_passes_with_time_is_made_anew_each_time_it_goes_out(rig: Rig) -> None:
     rig.broker.plan(Metadata, CUT, CUT)
     times = iter(("a", "b", "c", "d"))
-    call = rig.link.send_request(
-        Metadata(["first"]), update=lambda request: request._replace(topics=[next(times)])
-    )
+    call = rig.link.send_request(Metadata(["first"]), update=lambda request: request._replace(topics=[next(times)]))
     rig.exchange()
     rig.advance(5)
     assert call.done and call.error is None
-    assert [each.topics for each in rig.broker.requests if isinstance(each, Metadata)] == [
-        ["a"],
-        ["b"],
-        ["c"],
-    ]
+    assert [each.topics for each in rig.broker.requests if isinstance(each, Metadata)] == [["a"], ["b"], ["c"]]
 
 
 def test_a_call_that_must_not_be_repeated_fails_with_an_unknown_outcome(rig: Rig) -> None:
@@ -408,9 +398,7 @@ def test_an_unreadable_reply_fails_its_call_only(rig: Rig) -> None:
         call.result()
 
 
-def test_who_waits_for_a_first_connection_is_notified_once_and_soon(
-    rig: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_waits_for_a_first_connection_is_notified_once_and_soon(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "tfmq")
     rig.reachable = False
     call = rig.link.send_request(Ping())

@@ -8,11 +8,7 @@ import pytest
 import tfmq
 from tfmq.client.connection.addresses import BrokerAddress
 from tfmq.client.connection.connection import ClientConnection
-from tfmq.client.connection.factory import (
-    ClientParts,
-    in_process_brokers,
-    make_client_parts,
-)
+from tfmq.client.connection.factory import ClientParts, in_process_brokers, make_client_parts
 from tfmq.client.producer import delivery
 from tfmq.errors import BadRequest
 

@@ -55,9 +55,7 @@ def test_what_the_broker_has_against_the_connection_is_reported_at_once() -> Non
     from tfmq.protocol.frames import encode
 
     error = BadFrame("A frame of 9 bytes is larger than the 8 that are allowed here.")
-    frame = b"".join(
-        bytes(part) for part in encode([-error.number, 0, error.code, "unknown", str(error), {}])
-    )
+    frame = b"".join(bytes(part) for part in encode([-error.number, 0, error.code, "unknown", str(error), {}]))
     try:
         rig.link.received(frame)
     except BadFrame as raised:
@@ -65,9 +63,7 @@ def test_what_the_broker_has_against_the_connection_is_reported_at_once() -> Non
     assert isinstance(call.error, ConnectionFailed) and "A frame of 9 bytes" in str(call.error)
 
 
-@pytest.mark.parametrize(
-    "limits", [{"frame_bytes": "many"}, {"batches_remembered": -1}, {"fetch_bytes": None}]
-)
+@pytest.mark.parametrize("limits", [{"frame_bytes": "many"}, {"batches_remembered": -1}, {"fetch_bytes": None}])
 def test_limits_that_are_none_are_an_answer_that_makes_no_sense(limits: dict[str, object]) -> None:
     class Liar(FakeBroker):
         def hello(self, asked: Hello) -> HelloReply:

@@ -20,31 +20,14 @@ from tfmq.client.connection.requests import (
     wait_for_all,
 )
 from tfmq.client.operation import Event
-from tfmq.errors import (
-    Abandoned,
-    BadRequest,
-    Busy,
-    ConnectionFailed,
-    DiskFull,
-    TfmqError,
-    TimedOut,
-    UnknownTopic,
-)
-from tfmq.protocol.commands import (
-    Metadata,
-    MetadataReply,
-    PartitionRow,
-    Ping,
-    TopicRow,
-)
+from tfmq.errors import Abandoned, BadRequest, Busy, ConnectionFailed, DiskFull, TfmqError, TimedOut, UnknownTopic
+from tfmq.protocol.commands import Metadata, MetadataReply, PartitionRow, Ping, TopicRow
 
 
 def asked(broker: Broker, seconds: float = 10.0, **options: Any) -> Any:
     script = Script(broker)
     script.link.connection_count = 0 if broker.down else 1
-    return script.run(
-        request_with_retries(script.link, Metadata(None), script.link.now() + seconds, **options)
-    )
+    return script.run(request_with_retries(script.link, Metadata(None), script.link.now() + seconds, **options))
 
 
 def test_a_passing_failure_is_asked_again() -> None:

@@ -17,9 +17,7 @@ from tfmq.offsets.storage import PartitionName, StoredOffset, fenced
 from tfmq.protocol import commands as wire
 
 
-def saved(
-    broker: Broker, partition: int, offset: int, index: int = 0, incarnation: int | None = None
-) -> None:
+def saved(broker: Broker, partition: int, offset: int, index: int = 0, incarnation: int | None = None) -> None:
     inc = incarnation or broker.topics["orders"][0]
     row = wire.SavedOffset("orders", inc, partition, offset, index, 1, 1)
     broker.offsets.setdefault("g", {})["orders", partition] = row
@@ -37,8 +35,7 @@ def starts(script: Script) -> dict[int, int]:
     script.poll(0.0)
     script.run(script.core._wait_for_partitions(script.link.now() + 10))
     return {
-        name.partition: script.core.positions.delivered_position(name).offset
-        for name in script.core.fetcher.partitions
+        name.partition: script.core.positions.delivered_position(name).offset for name in script.core.fetcher.partitions
     }
 
 
@@ -46,10 +43,7 @@ def test_the_groups_offset_comes_first_and_a_partition_it_never_had_is_a_new_one
     broker = Broker()
     logs = two(broker)
     saved(broker, 0, logs[0].pieces[1].offset)
-    assert starts(Script(broker, group="g", start="latest", refresh_every=1000)) == {
-        0: logs[0].pieces[1].offset,
-        1: 0,
-    }
+    assert starts(Script(broker, group="g", start="latest", refresh_every=1000)) == {0: logs[0].pieces[1].offset, 1: 0}
 
 
 def test_a_group_without_any_offset_begins_at_the_configured_start() -> None:
@@ -146,9 +140,7 @@ def test_a_missing_topic_is_looked_for_once_a_second_at_the_most() -> None:
     assert 30 <= len(broker.sent(wire.Metadata)) <= 30 / MISSING_SECONDS_MAX + 6
 
 
-def test_offsets_in_a_transaction_in_doubt_are_waited_for_however_long(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_offsets_in_a_transaction_in_doubt_are_waited_for_however_long(caplog: pytest.LogCaptureFixture) -> None:
     broker = Broker()
     old, _ = two(broker)
     saved(broker, 0, old.pieces[1].offset)
@@ -322,14 +314,10 @@ def test_who_waits_for_messages_does_not_ask_what_there_is(arguments: dict[str, 
     script = Script(broker, **arguments)
     assert looks(broker, script) == 0
     fetches = NOTIFIED_REFRESH_SECONDS / 30
-    assert 1 <= looks(broker, script, NOTIFIED_REFRESH_SECONDS) <= fetches, (
-        "at the end of a fetch it cannot know"
-    )
+    assert 1 <= looks(broker, script, NOTIFIED_REFRESH_SECONDS) <= fetches, "at the end of a fetch it cannot know"
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"topics": re.compile("ord.*")}, {"topics": re.compile("ord.*"), "group": "g"}]
-)
+@pytest.mark.parametrize("arguments", [{"topics": re.compile("ord.*")}, {"topics": re.compile("ord.*"), "group": "g"}])
 def test_topics_of_a_pattern_are_looked_for_in_time(arguments: dict[str, Any]) -> None:
     broker = Broker()
     broker.create("orders")

@@ -309,9 +309,7 @@ def test_a_save_that_fails_in_passing_is_tried_again(broker: Broker) -> None:
 # What goes wrong
 
 
-def test_a_deleted_topic_stops_its_partition_and_a_new_one_is_read_after_that_was_reported(
-    broker: Broker,
-) -> None:
+def test_a_deleted_topic_stops_its_partition_and_a_new_one_is_read_after_that_was_reported(broker: Broker) -> None:
     filled(broker)
     filled(broker, 1, "other")
     script = Script(broker, topics=["orders", "other"])
@@ -373,9 +371,7 @@ def test_a_failure_while_a_poll_is_topped_up_does_not_lose_what_it_has(broker: B
         script.poll()
 
 
-def test_a_broker_that_was_never_there_is_reported_at_once_and_one_that_went_away_is_not(
-    broker: Broker,
-) -> None:
+def test_a_broker_that_was_never_there_is_reported_at_once_and_one_that_went_away_is_not(broker: Broker) -> None:
     filled(broker)
     broker.down = True
     script = Script(broker)
@@ -528,9 +524,7 @@ def test_an_operation_that_is_dropped_in_the_middle_leaves_a_consumer_that_works
     assert seen[-1] == b"1"
 
 
-def test_an_interrupt_in_the_middle_of_decoding_loses_nothing(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_in_the_middle_of_decoding_loses_nothing(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(broker)
     script = Script(broker)
     assert script.poll(count=2) == [b"0", b"1"]
@@ -618,9 +612,7 @@ def test_a_commit_of_a_message_says_a_loss_once_and_of_its_own_partition(broker:
     script.commit()
 
 
-def test_a_message_of_a_partition_that_was_lost_and_came_back_is_not_saved_but_handed_out_again(
-    broker: Broker,
-) -> None:
+def test_a_message_of_a_partition_that_was_lost_and_came_back_is_not_saved_but_handed_out_again(broker: Broker) -> None:
     """A listener that is notified of a loss drops its work on it: so it must be delivered again."""
     filled(broker)
     script = Script(broker, group="g", commits="manual")
@@ -679,9 +671,7 @@ def test_partitions_are_measured_from_what_was_handed_out() -> None:
     assert lag.partitions[PartitionName("orders", first[0].partition)] == 0
 
 
-@pytest.mark.parametrize(
-    ("error", "partitions"), [(UnknownTopic(), {}), (StorageStopped("planted"), {0: -1})]
-)
+@pytest.mark.parametrize(("error", "partitions"), [(UnknownTopic(), {}), (StorageStopped("planted"), {0: -1})])
 def test_an_unknown_part_is_no_reason_to_report_nothing(error: TfmqError, partitions: dict[int, int]) -> None:
     broker = Broker()
     broker.create("orders", 2)
@@ -730,8 +720,7 @@ def filled_of_lag(broker: SimulatedBroker, count: int = 4) -> None:
 
 
 @pytest.mark.parametrize(
-    "filters",
-    [{"tags": "green"}, {"where": lambda message: False}, {"tags": "red", "where": lambda _: False}],
+    "filters", [{"tags": "green"}, {"where": lambda message: False}, {"tags": "red", "where": lambda _: False}]
 )
 def test_a_consumer_that_filters_everything_out_has_no_lag(filters: dict[str, Any]) -> None:
     with SimulatedBroker() as broker:

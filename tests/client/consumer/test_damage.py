@@ -56,9 +56,7 @@ def cases() -> Iterator[tuple[int, str, int, bool, str, str | None]]:
         )
 
 
-def test_what_is_sound_is_delivered_and_the_damage_named_exactly(
-    filled: tuple[SimulatedBroker, list[int]],
-) -> None:
+def test_what_is_sound_is_delivered_and_the_damage_named_exactly(filled: tuple[SimulatedBroker, list[int]]) -> None:
     broker, edges = filled
     for number, spot, fetch_bytes, warm, on_damage, tag in cases():
         case = f"block {number}, {spot}, {fetch_bytes=}, {warm=}, {on_damage=}, {tag=}"

@@ -14,12 +14,7 @@ from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trai
 from journal.record.format import FLAG_TOMBSTONE, HEADER, HEADER_SIZE, make_filler, make_record
 from tests.client.blocks import APPEND_MS, INCARNATION, PRODUCER, Bytes, Piece
 from tests.scale import scaled, seeded
-from tfmq.client.consumer.decoder import (
-    LAYOUTS_MAX,
-    DecodedBlock,
-    Decoder,
-    _cached_layout,
-)
+from tfmq.client.consumer.decoder import LAYOUTS_MAX, DecodedBlock, Decoder, _cached_layout
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.errors import Damaged, DecodeFailed, TfmqError
 
@@ -310,9 +305,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 class SlowDecoder(Decoder):
     """A decoder whose fast way takes nothing."""
 
-    def _decode_single_blocks(
-        self, body: bytes, position: int, place: int, limit: int
-    ) -> tuple[DecodedBlock, int]:
+    def _decode_single_blocks(self, body: bytes, position: int, place: int, limit: int) -> tuple[DecodedBlock, int]:
         return DecodedBlock([], place, place, 0, 0), position
 
 
@@ -377,9 +370,7 @@ def test_bytes_that_end_anywhere_are_reported_as_in_the_slow_way() -> None:
     body = singles(3).body()
     for size in range(len(body)):
         cut = body[:size]
-        assert outcome(cut, fast=True, end=len(body)) == outcome(cut, fast=False, end=len(body)), (
-            f"{size} bytes"
-        )
+        assert outcome(cut, fast=True, end=len(body)) == outcome(cut, fast=False, end=len(body)), f"{size} bytes"
         assert outcome(cut, fast=True) == outcome(cut, fast=False), f"{size} bytes, all that was announced"
 
 
@@ -389,10 +380,7 @@ def test_a_block_after_the_answers_end_or_from_another_place_is_refused_alike() 
         assert outcome(log.body(), fast=True, **place) == outcome(log.body(), fast=False, **place)  # type: ignore[arg-type]
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(sorted(FIELDS))), max_size=12),
-    st.data(),
-)
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(sorted(FIELDS))), max_size=12), st.data())
 def test_blocks_of_all_kinds_one_after_the_other(kinds: list[tuple[int, str]], data: st.DataObject) -> None:
     log = Bytes()
     for count, kind in kinds:

@@ -54,9 +54,7 @@ class Reader:
     def add(self, number: int) -> PartitionName:
         name = PartitionName("t", number)
         self.logs[name] = Bytes(number)
-        self.fetcher.add(
-            PartitionFetchState(name, INCARNATION, ReadPosition(0), Decoder("t", number, INCARNATION))
-        )
+        self.fetcher.add(PartitionFetchState(name, INCARNATION, ReadPosition(0), Decoder("t", number, INCARNATION)))
         return name
 
     def log(self, number: int = 0) -> Bytes:
@@ -186,9 +184,7 @@ def test_more_partitions_than_fetches_take_turns_at_the_broker_too() -> None:
     assert plans[0].wait_ms == TURN_WAIT_MS
     for plan in plans[:5]:
         reader.answer(plan)
-    assert [plan.name.partition for plan in reader.fetcher.plan_fetches(0.0)] == [
-        FETCHES_MAX + n for n in range(5)
-    ]
+    assert [plan.name.partition for plan in reader.fetcher.plan_fetches(0.0)] == [FETCHES_MAX + n for n in range(5)]
 
 
 def test_a_paused_partition_is_neither_fetched_nor_handed_out_and_loses_nothing() -> None:
@@ -415,9 +411,7 @@ class Rig:
         self.fetching = FetchSession(made, self.link, self.fetcher, arrived=self._arrived, flush=self._flush)
         incarnation = self.broker.topics["orders"][0]
         self.fetcher.add(
-            PartitionFetchState(
-                NAME_FETCHING, incarnation, ReadPosition(0), Decoder("orders", 0, incarnation, None)
-            )
+            PartitionFetchState(NAME_FETCHING, incarnation, ReadPosition(0), Decoder("orders", 0, incarnation, None))
         )
 
     def _arrived(self) -> None:
@@ -489,11 +483,7 @@ def batch() -> Batch:
 
 def test_what_it_says_yes_to_is_kept_and_the_place_after_it_all_too(batch: Batch) -> None:
     found, again = filter_batch(batch, lambda message: int(message.text) % 2)
-    assert ([message.text for message in found.messages], found.end_position, again) == (
-        ["1", "3"],
-        END,
-        None,
-    )
+    assert ([message.text for message in found.messages], found.end_position, again) == (["1", "3"], END, None)
 
 
 def test_what_stands_before_a_failure_comes_first(batch: Batch) -> None:

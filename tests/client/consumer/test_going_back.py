@@ -183,9 +183,7 @@ def test_it_goes_on_where_the_broker_says(broker: Broker) -> None:
     assert broker.saved("g") == offset_of(log, 2)
 
 
-def test_nothing_is_handed_out_and_nothing_saved_before_the_broker_has_said(
-    broker: Broker,
-) -> None:
+def test_nothing_is_handed_out_and_nothing_saved_before_the_broker_has_said(broker: Broker) -> None:
     filled(broker)
     script = consuming(broker)
     script.poll(count=1)
@@ -199,9 +197,7 @@ def test_nothing_is_handed_out_and_nothing_saved_before_the_broker_has_said(
     assert script.poll(seconds=60) == [b"1", b"2", b"3", b"4"]
 
 
-def test_the_broker_is_asked_again_where_its_error_passes_and_the_next_call_raises_any_other(
-    broker: Broker,
-) -> None:
+def test_the_broker_is_asked_again_where_its_error_passes_and_the_next_call_raises_any_other(broker: Broker) -> None:
     filled(broker)
     script = consuming(broker)
     script.poll(count=2)

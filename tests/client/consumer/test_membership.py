@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from tests.client.scripted import Broker, Script, ScriptedLink, consumer_options
-from tfmq.client.consumer.membership import (
-    ZOOKEEPER_CHECK_SECONDS,
-    Membership,
-    ZooKeeperMembership,
-)
+from tfmq.client.consumer.membership import ZOOKEEPER_CHECK_SECONDS, Membership, ZooKeeperMembership
 from tfmq.client.operation import BackgroundTasks, Event
 from tfmq.errors import Busy, NotAllowed
 from tfmq.offsets.storage import PartitionName
@@ -32,9 +28,7 @@ class Member:
         self.link: ScriptedLink = self.script.link
         self.failures: list[Exception] = []
         self.changes = 0
-        self.membership = Membership(
-            consumer_options(topics="orders", group="g", session=9), self.link, self._changed
-        )
+        self.membership = Membership(consumer_options(topics="orders", group="g", session=9), self.link, self._changed)
         self.tasks: BackgroundTasks = self.script.core.tasks
         self.tasks.start(self.membership.run(), self.failures.append)
 
@@ -108,18 +102,14 @@ def test_a_broker_that_has_forgotten_gets_the_topics_again(broker: Broker) -> No
     answer = broker.on_heartbeat
 
     def forgetful(request: wire.Heartbeat) -> Any:
-        return answer(request) or (
-            wire.HeartbeatReply(1, None, "", True) if request.subscription is None else None
-        )
+        return answer(request) or (wire.HeartbeatReply(1, None, "", True) if request.subscription is None else None)
 
     broker.on_heartbeat = forgetful  # type: ignore[method-assign]
     member.script.pass_time(4)
     assert [each.subscription is None for each in broker.sent(wire.Heartbeat)][-2:] == [True, False]
 
 
-def test_a_member_that_was_taken_for_dead_has_nothing_and_joins_again_under_a_new_name(
-    broker: Broker,
-) -> None:
+def test_a_member_that_was_taken_for_dead_has_nothing_and_joins_again_under_a_new_name(broker: Broker) -> None:
     member = Member(broker).join()
     name = member.membership.member_id
     broker.take_over("g")
@@ -160,9 +150,7 @@ def test_the_broker_was_heard_of_when_it_was_asked_not_when_it_answered(broker: 
     """It may have answered long ago, and have given everything away since."""
     member = Member(broker).join()
     asked_at = member.link.time
-    while (
-        len(broker.sent(wire.Heartbeat)) < 3
-    ):  # the second one waits at the broker, and is answered at its end
+    while len(broker.sent(wire.Heartbeat)) < 3:  # the second one waits at the broker, and is answered at its end
         asked_at = member.link.time
         member.script.pass_time(0.05)
     answered_at = member.link.time
@@ -190,9 +178,7 @@ def test_a_handover_of_seconds_is_not_logged_and_a_long_one_once(
     caplog.set_level(logging.INFO)
     member = Member(broker).join()
     for number in range(10):
-        broker.note = (
-            f"waits for orders-{number} and 1 more, which {number:016x} (c at 127.0.0.1:{number}) releases"
-        )
+        broker.note = f"waits for orders-{number} and 1 more, which {number:016x} (c at 127.0.0.1:{number}) releases"
         member.membership._on_connected(None)
         member.script.pass_time(0.1)
     assert member.membership.note == broker.note and broker.note not in caplog.text
@@ -232,9 +218,7 @@ def test_leaving_ends_it_and_a_forked_child_is_another_member(broker: Broker) ->
 
 
 class Coordination:
-    def __init__(
-        self, address: str, group: str, member: str, *, session_seconds: float, on_change: Any
-    ) -> None:
+    def __init__(self, address: str, group: str, member: str, *, session_seconds: float, on_change: Any) -> None:
         self.member, self.changed = member, on_change
         self.granted: dict[PartitionName, int] = {}
         self.revoked: set[PartitionName] = set()

@@ -22,9 +22,7 @@ class Upper:
         return payload.decode().upper()
 
 
-def received(
-    payload: bytes, codec: Upper | None = None, raw: bytes | None = None, **attribute: Any
-) -> ReceivedMessage:
+def received(payload: bytes, codec: Upper | None = None, raw: bytes | None = None, **attribute: Any) -> ReceivedMessage:
     log = Bytes()
     log.append(payload, **attribute)
     (block,) = Decoder("orders", 0, INCARNATION, codec).decode(log.body(), 0, 0, log.end)

@@ -223,11 +223,7 @@ def test_a_storage_of_ones_own_is_used_and_closed() -> None:
     script.commit()
     script.close()
     place = store.kept[NAME]
-    assert (place.offset, place.generation, place.epoch) == (
-        broker.topics["orders"][1][0].pieces[2].offset,
-        1,
-        1,
-    )
+    assert (place.offset, place.generation, place.epoch) == (broker.topics["orders"][1][0].pieces[2].offset, 1, 1)
     assert store.closed
     assert Script(broker, group="g", offsets=store).poll() == [b"2", b"3"]
 

@@ -120,12 +120,7 @@ def test_what_is_not_known_is_a_type_error() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        {"commits": "manual"},
-        {"offsets": "file:x"},
-        {"broadcast": True},
-        {"coordinator": "zookeeper://here/x"},
-    ],
+    [{"commits": "manual"}, {"offsets": "file:x"}, {"broadcast": True}, {"coordinator": "zookeeper://here/x"}],
 )
 def test_saving_needs_a_group(arguments: Any) -> None:
     with pytest.raises(BadRequest, match="group"):
@@ -214,8 +209,7 @@ def test_a_generator_is_refused_as_a_callback_in_any_api_variant(face: Any, name
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize(
-    "arguments",
-    [{"timeout": "a"}, {"timeout": -1}, {"timeout": True}, {"max_messages": "a"}, {"max_messages": 0}],
+    "arguments", [{"timeout": "a"}, {"timeout": -1}, {"timeout": True}, {"max_messages": "a"}, {"max_messages": 0}]
 )
 def test_what_poll_takes(face: Any, arguments: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=next(iter(arguments))):
@@ -365,10 +359,7 @@ def test_partitions_may_be_named(broker: Broker) -> None:
     for log in broker.topics["orders"][1]:
         log.append(b"x")
     assert [m.partition for m in Script(broker, partitions=[("orders", 1)]).messages()] == [1]
-    assert sorted(m.partition for m in Script(broker, topics="orders", partitions=[0, 2]).messages()) == [
-        0,
-        2,
-    ]
+    assert sorted(m.partition for m in Script(broker, topics="orders", partitions=[0, 2]).messages()) == [0, 2]
 
 
 # A consumer that is moved

@@ -263,9 +263,7 @@ def test_an_offset_that_goes_into_a_transaction_covers_its_message_or_is_refused
         CURRENT_MESSAGE.reset(token)
 
 
-def test_a_transaction_of_a_handler_has_no_offset_of_another_partition_whose_own_may_be_committed_first() -> (
-    None
-):
+def test_a_transaction_of_a_handler_has_no_offset_of_another_partition_whose_own_may_be_committed_first() -> None:
     made, (first, *_) = handed_to_handlers(manual=True)
     made.add(B, ReadPosition(0, 0, 1), saved=0)
     made.set_ready_batch(batch(B))
@@ -307,9 +305,7 @@ def test_a_batch_that_a_loop_goes_through_is_in_work_until_more_is_asked_for() -
     made, ready = positions(A, B), batch()
     made.set_ready_batch(ready)
     made.hand_out()
-    assert made.is_in_progress(A) and not made.is_in_progress(B), (
-        "also before the loop has set its first message"
-    )
+    assert made.is_in_progress(A) and not made.is_in_progress(B), "also before the loop has set its first message"
     made.ack_delivered()
     assert not made.is_in_progress(A)
 

@@ -58,9 +58,7 @@ def test_what_is_to_go_is_released_at_once_where_nothing_of_it_is_in_work(broker
 
 
 @pytest.mark.long
-def test_a_handler_of_minutes_keeps_its_partition_and_the_one_who_waits_says_for_whom(
-    broker: SimulatedBroker,
-) -> None:
+def test_a_handler_of_minutes_keeps_its_partition_and_the_one_who_waits_says_for_whom(broker: SimulatedBroker) -> None:
     first = member(broker)
     in_work = {message.partition for message in first.poll(timeout=1)}
     assert in_work == {0, 1}
@@ -83,9 +81,7 @@ def test_a_loop_ends_its_batch_after_the_current_message(
     first = member(broker, strategy="range")
     message = next(first)
     seen = [message.text]
-    names.append(
-        "az"[message.partition]
-    )  # ranges go by names: the second one gets the partition that is in work
+    names.append("az"[message.partition])  # ranges go by names: the second one gets the partition that is in work
     second = member(broker, strategy="range")
     mine: set[str] = set()
     found: list[str] = []

@@ -28,9 +28,7 @@ def consuming(broker: Broker, **arguments: Any) -> Script:
 
 
 def standing(script: Script) -> TransactionPositions:
-    return transaction_positions(
-        SimpleNamespace(_core=script.core, _driver=SimpleNamespace(lock=nullcontext()))
-    )
+    return transaction_positions(SimpleNamespace(_core=script.core, _driver=SimpleNamespace(lock=nullcontext())))
 
 
 def test_all_that_was_handed_out_is_in_it_the_message_in_work_included(broker: Broker) -> None:
@@ -42,9 +40,7 @@ def test_all_that_was_handed_out_is_in_it_the_message_in_work_included(broker: B
     membership = script.core.membership
     assert membership is not None
     assert (row.group, row.member, row.generation) == ("g", membership.member_id, membership.generation)
-    assert [(each.topic, each.partition, each.offset) for each in row.offsets] == [
-        ("orders", 0, offset_of(log, 2))
-    ]
+    assert [(each.topic, each.partition, each.offset) for each in row.offsets] == [("orders", 0, offset_of(log, 2))]
     assert row.offsets[0].incarnation == broker.topics["orders"][0]
 
 

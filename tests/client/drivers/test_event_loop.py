@@ -47,9 +47,7 @@ class HandDriver(EventDriver):
                 self._writable()
             self._readable()
 
-    def run_in_threads(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         done(work(), None)
 
     def set_event(self, event: Event) -> None:

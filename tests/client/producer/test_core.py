@@ -190,11 +190,7 @@ def test_after_a_fork_everything_is_fresh() -> None:
     for forget in rig.on_fork:
         forget()  # type: ignore[operator]
     assert delivery.error() is not None
-    assert (
-        rig.core.accumulator is not sender
-        and rig.core.accumulator in rig.tickers
-        and sender not in rig.tickers
-    )
+    assert rig.core.accumulator is not sender and rig.core.accumulator in rig.tickers and sender not in rig.tickers
 
 
 def delays_ms(rig: CoreRig) -> list[int]:

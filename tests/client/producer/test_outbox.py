@@ -144,9 +144,7 @@ def test_it_is_its_owners_alone(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_it_makes_is_on_the_disk_before_anything_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_makes_is_on_the_disk_before_anything_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forced: list[str] = []
     monkeypatch.setattr(RealDisk, "force_folder", lambda _, path: forced.append(path))
     store = Outbox(str(tmp_path / "made" / "below" / "store"), 1000)

@@ -91,9 +91,7 @@ def test_the_next_process_forwards_what_one_before_left(broker: SimulatedBroker,
     assert texts(broker) == list("01234")
 
 
-def test_what_was_stored_although_its_answer_was_lost_is_not_doubled(
-    broker: SimulatedBroker, tmp_path: Path
-) -> None:
+def test_what_was_stored_although_its_answer_was_lost_is_not_doubled(broker: SimulatedBroker, tmp_path: Path) -> None:
     with producer(broker, tmp_path / "store") as sender:
         sender.send(TOPIC, "0").result()
         broker.fail_next("send", tfmq.StorageStopped, done=True)
@@ -135,12 +133,7 @@ class Dying:
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("count", range(1, 13))
 def test_a_crash_at_every_step_loses_nothing_and_doubles_nothing(
-    broker: SimulatedBroker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    count: int,
-    done: bool,
-    after: bool,
+    broker: SimulatedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, done: bool, after: bool
 ) -> None:
     store, said, dying = tmp_path / "store", [], Dying(count, after)
     with monkeypatch.context() as patch:
@@ -181,11 +174,7 @@ def test_random_troubles(broker: SimulatedBroker, tmp_path: Path, seed: int) -> 
             for _ in range(chance.randrange(1, 5)):
                 partition = chance.choice((1, 2))
                 handles.append(
-                    (
-                        partition,
-                        sent[partition],
-                        sender.send(TOPIC, f"{sent[partition]}", partition=partition),
-                    )
+                    (partition, sent[partition], sender.send(TOPIC, f"{sent[partition]}", partition=partition))
                 )
                 sent[partition] += 1
         elif step < 0.65:
@@ -259,9 +248,7 @@ def test_what_cannot_be_kept_says_whether_the_broker_may_have_it(
         if done is None:
             broker.stop()
             broker.fail_next("connect", tfmq.ConnectionFailed)
-            sender._core.store_and_forward._partitions[
-                TOPIC, 1
-            ]._stream = None  # so it has nothing to be sent by
+            sender._core.store_and_forward._partitions[TOPIC, 1]._stream = None  # so it has nothing to be sent by
         else:
             broker.fail_next("send", tfmq.StorageStopped, done=done)
         with pytest.raises(tfmq.Busy) as caught:

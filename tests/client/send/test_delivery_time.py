@@ -94,30 +94,23 @@ def test_a_naive_datetime_is_no_moment() -> None:
         due_number(None, datetime(2026, 11, 21, 12))
 
 
-@pytest.mark.parametrize(
-    "wrong", ["30s", b"30", True, np.True_, np.timedelta64(3, "ns"), [30], {}, 30j, NOON]
-)
+@pytest.mark.parametrize("wrong", ["30s", b"30", True, np.True_, np.timedelta64(3, "ns"), [30], {}, 30j, NOON])
 def test_a_delay_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="A delay is"):
         due_number(wrong, None)
 
 
-@pytest.mark.parametrize(
-    "wrong", ["tomorrow", False, np.False_, np.timedelta64(3), timedelta(1), NOON.date()]
-)
+@pytest.mark.parametrize("wrong", ["tomorrow", False, np.False_, np.timedelta64(3), timedelta(1), NOON.date()])
 def test_a_moment_of_another_type_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="A moment is"):
         due_number(None, wrong)
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [-5, -0.001, -1e-9, np.int64(-5), np.float32(-0.5), timedelta(microseconds=-1), timedelta(days=-1)],
+    "wrong", [-5, -0.001, -1e-9, np.int64(-5), np.float32(-0.5), timedelta(microseconds=-1), timedelta(days=-1)]
 )
 def test_a_delay_below_0_is_refused_and_a_moment_that_is_over_is_not(wrong: Any) -> None:
-    with pytest.raises(
-        BadRequest, match="is before now: give 0 or more, or the time as deliver_at"
-    ) as raised:
+    with pytest.raises(BadRequest, match="is before now: give 0 or more, or the time as deliver_at") as raised:
         due_number(wrong, None)
     assert raised.value.outcome == "not done"
     assert due_number(None, datetime(2001, 1, 1, tzinfo=UTC)) == 978_307_200_000
@@ -163,18 +156,10 @@ def test_what_a_delayed_message_waited_here_is_taken_off() -> None:
         DUE_RELATIVE,
         NOON_MS,
     ]
-    assert list(decode_due_times(dues.pack_original())) == [DUE_RELATIVE | 30_000] * 2 + [
-        DUE_RELATIVE | 1_000,
-        NOON_MS,
-    ]
+    assert list(decode_due_times(dues.pack_original())) == [DUE_RELATIVE | 30_000] * 2 + [DUE_RELATIVE | 1_000, NOON_MS]
 
 
-@given(
-    given_at=st.floats(0, 1e9),
-    waited=st.floats(0, 1e6),
-    delay_ms=st.integers(0, 1 << 62),
-    more=st.floats(0, 10),
-)
+@given(given_at=st.floats(0, 1e9), waited=st.floats(0, 1e6), delay_ms=st.integers(0, 1 << 62), more=st.floats(0, 10))
 def test_what_is_left_is_never_too_little_and_at_most_a_millisecond_too_much(
     given_at: float, waited: float, delay_ms: int, more: float
 ) -> None:

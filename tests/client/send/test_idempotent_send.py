@@ -59,15 +59,11 @@ class Sender:
 
     def send(self, sequence: int, *texts: str) -> list[int]:
         contents = [RecordContent(text.encode(), encode_attribute(key=text)) for text in texts]
-        found: list[int] = self.run(
-            send_idempotent(self.process.link, self.stream, sequence, contents, self.until())
-        )
+        found: list[int] = self.run(send_idempotent(self.process.link, self.stream, sequence, contents, self.until()))
         return found
 
     def find(self, *sequences: int, since: int = 0) -> dict[int, int]:
-        found: dict[int, int] = self.run(
-            find_records(self.process.link, self.stream, sequences, since, self.until())
-        )
+        found: dict[int, int] = self.run(find_records(self.process.link, self.stream, sequences, since, self.until()))
         return found
 
     def close(self) -> int:
@@ -104,9 +100,7 @@ def test_it_is_on_the_disk_when_it_ends(broker: SimulatedBroker) -> None:
 
 @pytest.mark.parametrize("done", [True, False])
 @pytest.mark.parametrize("error", [TimedOut, ConnectionFailed])
-def test_while_nothing_is_known_it_is_sent_again(
-    broker: SimulatedBroker, done: bool, error: type[Any]
-) -> None:
+def test_while_nothing_is_known_it_is_sent_again(broker: SimulatedBroker, done: bool, error: type[Any]) -> None:
     sender = Sender(broker)
     broker.fail_next("send", error, times=3, done=done)
     assert sender.send(0, "a", "b") == [each.offset for each in broker.sent("orders")]

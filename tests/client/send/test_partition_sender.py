@@ -234,9 +234,7 @@ def test_a_topic_that_is_gone_is_made_anew_for_what_was_for_it_and_nothing_else_
 
 
 @pytest.mark.long
-def test_batches_for_a_gone_topic_make_one_hole_even_where_the_broker_sees_the_gap_first(
-    rig: SenderRig,
-) -> None:
+def test_batches_for_a_gone_topic_make_one_hole_even_where_the_broker_sees_the_gap_first(rig: SenderRig) -> None:
     rig.settle(later(rig, b"0"), later(rig, b"a", topic="bills"))
     rig.broker.delete("orders")
     rig.broker.plan(Produce, UnknownTopic(), SequenceGap(), SequenceGap(), SequenceGap())
@@ -382,13 +380,9 @@ def test_plain_and_delayed_sends_of_one_producer_never_trip_the_sequence_rule_wh
             for payload, delivery in here.items():
                 error = delivery[0].error
                 if error is None:
-                    plain_and_deleted = (
-                        topic == "bills" and deleted is not None and delivery[0].due_times is None
-                    )
+                    plain_and_deleted = topic == "bills" and deleted is not None and delivery[0].due_times is None
                     assert payload in there or plain_and_deleted
                 elif error.outcome == "not done":
                     assert payload not in there
-    reported = {
-        d.result().delayed for _, d in sent.values() if not d[0].error and d.result().delayed is not None
-    }
+    reported = {d.result().delayed for _, d in sent.values() if not d[0].error and d.result().delayed is not None}
     assert reported <= {each.handle for each in rig.broker.waiting}

@@ -10,14 +10,7 @@ import pytest
 
 import tfmq
 from tfmq.client.connection.requests import Topic
-from tfmq.client.send.partitioner import (
-    KeyHash,
-    PartitionSelector,
-    Random,
-    RoundRobin,
-    choose_partition,
-    load_selector,
-)
+from tfmq.client.send.partitioner import KeyHash, PartitionSelector, Random, RoundRobin, choose_partition, load_selector
 from tfmq.errors import BadRequest, StorageStopped, UnknownPartition
 from tfmq.message import Message, Partition
 from tfmq.testing.broker import SimulatedBroker
@@ -38,9 +31,7 @@ def test_key_hash_is_the_same_in_another_process() -> None:
         "five = [Partition('orders', n) for n in range(5)]\n"
         "print([KeyHash().get_partition('o', five, Message(b'', key=f'k{n}')).number for n in range(50)])"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
-    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     here = [KeyHash().get_partition("o", FIVE, Message(b"", key=f"k{n}")).number for n in range(50)]
     assert printed.stdout.strip() == str(here)
 

@@ -6,19 +6,11 @@ from hypothesis import strategies as st
 from journal.record.batch import verify_batch
 from journal.record.format import make_record
 from tests.scale import seeded
-from tfmq.client.send.record_encoder import (
-    EncodedRecords,
-    attribute_part,
-    encode_each,
-    encode_shared,
-    rewrite_ids,
-)
+from tfmq.client.send.record_encoder import EncodedRecords, attribute_part, encode_each, encode_shared, rewrite_ids
 from tfmq.limits import BLOCK_BYTES
 
 PRODUCER = 0x12_3456_789A
-SEQUENCES = st.one_of(
-    st.integers(0, 5), st.integers(250, 260), st.integers(65_500, 65_540), st.integers(0, 1 << 23)
-)
+SEQUENCES = st.one_of(st.integers(0, 5), st.integers(250, 260), st.integers(65_500, 65_540), st.integers(0, 1 << 23))
 
 
 def check(encoded: EncodedRecords, payloads: list[bytes], attribute: bytes, sequence: int) -> None:
@@ -38,22 +30,17 @@ def check(encoded: EncodedRecords, payloads: list[bytes], attribute: bytes, sequ
 def test_records_of_one_size(size: int, count: int, sequence: int, attribute: bytes) -> None:
     random = seeded("equal", size, count)
     payloads = [random.randbytes(size) for _ in range(count)]
-    check(
-        encode_shared(payloads, attribute_part(attribute), PRODUCER, sequence), payloads, attribute, sequence
-    )
+    check(encode_shared(payloads, attribute_part(attribute), PRODUCER, sequence), payloads, attribute, sequence)
 
 
 @given(st.lists(st.binary(max_size=400), min_size=1, max_size=60), SEQUENCES, st.binary(max_size=20))
 def test_records_of_mixed_sizes(payloads: list[bytes], sequence: int, attribute: bytes) -> None:
-    check(
-        encode_shared(payloads, attribute_part(attribute), PRODUCER, sequence), payloads, attribute, sequence
-    )
+    check(encode_shared(payloads, attribute_part(attribute), PRODUCER, sequence), payloads, attribute, sequence)
 
 
 @given(
     st.lists(
-        st.tuples(st.binary(max_size=90), st.binary(max_size=30), st.sampled_from([0, 0x10, 0xABCD_0000])),
-        min_size=1,
+        st.tuples(st.binary(max_size=90), st.binary(max_size=30), st.sampled_from([0, 0x10, 0xABCD_0000])), min_size=1
     )
 )
 def test_records_with_attributes_and_flags_of_their_own(rows: list[tuple[bytes, bytes, int]]) -> None:

@@ -324,9 +324,7 @@ def test_ids_that_cannot_be_leased_fail_what_waits_for_them(rig: SenderRig) -> N
 ACTIONS = st.lists(st.sampled_from([None, None, LOSE, CUT, "busy", "full"]), max_size=25)
 
 
-@given(
-    actions=ACTIONS, counts=st.lists(st.integers(1, 5), min_size=1, max_size=12), partitions=st.integers(1, 3)
-)
+@given(actions=ACTIONS, counts=st.lists(st.integers(1, 5), min_size=1, max_size=12), partitions=st.integers(1, 3))
 def test_whatever_breaks_acknowledged_messages_are_there_once_and_in_order(
     actions: list[str | None], counts: list[int], partitions: int
 ) -> None:
@@ -349,9 +347,7 @@ def test_whatever_breaks_acknowledged_messages_are_there_once_and_in_order(
         assert not refused & set(stored)
 
 
-def test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_sent_later(
-    rig: SenderRig,
-) -> None:
+def test_what_a_busy_broker_put_off_goes_to_the_topic_made_anew_before_what_is_sent_later(rig: SenderRig) -> None:
     """Another partition may be notified first that the topic is gone."""
     rig.broker.partitions = 2
     rig.settle(rig.send(b"0", partition=0), rig.send(b"0", partition=1))

@@ -97,9 +97,7 @@ def test_an_answer_that_comes_too_late_changes_nothing(caplog: pytest.LogCapture
     assert len(rig.requests(CommitTransaction)) == 1 and rig.requests(RollbackTransaction) == []
 
 
-def test_it_goes_on_after_refusals_and_lost_connections_and_says_so_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_it_goes_on_after_refusals_and_lost_connections_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     rig = Checked()
     rig.broker.plan(AwaitChecks, Busy(), Busy(), None)
     rig.answering("commit")

@@ -220,9 +220,7 @@ def test_rolling_back_a_named_one_is_certain_only_with_an_answer(rig: Transactio
     assert tx.state == "unknown" and rig.rollback(tx) == "rolled_back"
 
 
-def test_rolling_back_after_a_prepare_of_unknown_end_is_certain_only_with_an_answer(
-    rig: TransactionRig,
-) -> None:
+def test_rolling_back_after_a_prepare_of_unknown_end_is_certain_only_with_an_answer(rig: TransactionRig) -> None:
     tx = rig.begin()
     rig.send(tx, b"a")
     rig.broker.plan(PrepareTransaction, SWALLOW)
@@ -291,9 +289,7 @@ def test_one_without_a_name_gets_it_when_it_is_prepared(rig: TransactionRig) -> 
 
 @pytest.mark.parametrize("plan", [[LOSE], [CUT], [Busy(), LOSE, CUT]])
 @pytest.mark.parametrize("request_", [BeginTransaction, PrepareTransaction, CommitTransaction])
-def test_every_step_may_lose_its_answer(
-    rig: TransactionRig, plan: list[str | TfmqError], request_: type
-) -> None:
+def test_every_step_may_lose_its_answer(rig: TransactionRig, plan: list[str | TfmqError], request_: type) -> None:
     rig.broker.plan(request_, *plan)
     tx = rig.begin("order-42")
     rig.send(tx, b"a")

@@ -9,15 +9,7 @@ import pytest
 
 from tfmq.client.send.record_encoder import EncodedRecords, encode_shared
 from tfmq.client.transaction.commit_group import MemberBatch
-from tfmq.errors import (
-    Busy,
-    GroupFenced,
-    GroupIncomplete,
-    GroupStale,
-    TfmqError,
-    TimedOut,
-    TransactionRolledBack,
-)
+from tfmq.errors import Busy, GroupFenced, GroupIncomplete, GroupStale, TfmqError, TimedOut, TransactionRolledBack
 from tfmq.protocol.commands import CommitGroup, CommitMember, PrepareTransaction
 from tfmq.spark.sink_task import CommitGroupClient, PendingCommit, TaskPart
 from tfmq.testing.broker import SimulatedBroker
@@ -38,9 +30,7 @@ class Writer:
         self.clients.append(made)
         return made
 
-    def part(
-        self, sequence: int, run: str = "run-1", ttl_ms: int | None = None
-    ) -> tuple[CommitGroupClient, TaskPart]:
+    def part(self, sequence: int, run: str = "run-1", ttl_ms: int | None = None) -> tuple[CommitGroupClient, TaskPart]:
         client = self.client()
         return client, client.open_part(CommitMember(GROUP, sequence, run), ttl_ms)
 
@@ -265,9 +255,7 @@ def test_more_than_the_broker_takes_in_one_transaction_goes_in_several(small_wri
     assert visible(small_writer.broker) == payloads
 
 
-def test_a_part_that_is_too_slow_fails_and_its_next_attempt_learns_that_all_is_done(
-    small_writer: Writer,
-) -> None:
+def test_a_part_that_is_too_slow_fails_and_its_next_attempt_learns_that_all_is_done(small_writer: Writer) -> None:
     client, part = small_writer.part(0, "run-slow")
     for _ in range(20):
         assert part.send(batch(client, [b"x" * 480]))

@@ -213,32 +213,21 @@ def test_delayed_messages_gather_apart_with_their_times(rig: TransactionRig, tx:
     assert [batch.payloads for batch in batches] == [[b"now"], [b"5", b"6", b"at"]]
     assert timed[0][0] is timed[1][0] is at[0] is not now[0]
     assert batches[0].due_field is None
-    assert list(decode_due_times(batches[1].due_field or b"")) == [
-        DUE_RELATIVE | 5000,
-        DUE_RELATIVE | 6000,
-        7000,
-    ]
+    assert list(decode_due_times(batches[1].due_field or b"")) == [DUE_RELATIVE | 5000, DUE_RELATIVE | 6000, 7000]
 
 
-def test_many_delayed_payloads_share_their_open_batch_while_they_fit(
-    rig: TransactionRig, tx: TransactionCore
-) -> None:
+def test_many_delayed_payloads_share_their_open_batch_while_they_fit(rig: TransactionRig, tx: TransactionCore) -> None:
     rig.send(tx, b"plain")
     rig.run(tx.send_many("orders", [b"a", b"b"], DeliveryTime(30)))
     rig.send(tx, b"c", delay=40)
     rig.run(tx.send_many("orders", [Message(b"d", delay=50), b"e"], DeliveryTime(None, 60)))
     plain, delayed = tx.accumulator.drain_all()
     assert (plain.payloads, delayed.payloads) == ([b"plain"], [b"a", b"b", b"c", b"d", b"e"])
-    seconds = [
-        due - DUE_RELATIVE if due >= DUE_RELATIVE else due
-        for due in decode_due_times(delayed.due_field or b"")
-    ]
+    seconds = [due - DUE_RELATIVE if due >= DUE_RELATIVE else due for due in decode_due_times(delayed.due_field or b"")]
     assert seconds == [30_000, 30_000, 40_000, 50_000, 60_000]
 
 
-def test_full_delayed_batches_are_closed_and_counted_as_others(
-    rig: TransactionRig, tx: TransactionCore
-) -> None:
+def test_full_delayed_batches_are_closed_and_counted_as_others(rig: TransactionRig, tx: TransactionCore) -> None:
     for number in range(600):
         rig.send(tx, b"%03d" % number + bytes(1000), delay=number)
     full = tx.accumulator.drain_full()

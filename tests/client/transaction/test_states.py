@@ -39,9 +39,7 @@ def test_every_step_is_allowed_or_refused_with_a_reason(step: str, state: str) -
 
 
 def test_the_table_names_known_states_only() -> None:
-    assert {state for _, state in steps.TABLE} <= set(STATES) and {step for step, _ in steps.TABLE} == set(
-        STEPS
-    )
+    assert {state for _, state in steps.TABLE} <= set(STATES) and {step for step, _ in steps.TABLE} == set(STEPS)
 
 
 def test_nothing_may_be_done_to_what_ended_otherwise() -> None:
@@ -55,11 +53,7 @@ def test_nothing_may_be_done_to_what_ended_otherwise() -> None:
 @pytest.mark.parametrize(
     ("step", "state", "sentence"),
     [
-        (
-            "send",
-            "read_only",
-            "The transaction is over, with nothing in it: begin another one for further messages.",
-        ),
+        ("send", "read_only", "The transaction is over, with nothing in it: begin another one for further messages."),
         (
             "send",
             "unknown",

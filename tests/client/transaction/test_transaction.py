@@ -122,9 +122,7 @@ def test_a_reply_that_is_lost_is_unknown_and_commit_again_returns_the_outcome(ri
     rig.broker.plan(Transact, SWALLOW)
     tx = rig.begin()
     delivery = rig.send(tx, b"a")
-    with pytest.raises(
-        TimedOut, match="calling it again returns the outcome, and cannot execute it twice"
-    ) as caught:
+    with pytest.raises(TimedOut, match="calling it again returns the outcome, and cannot execute it twice") as caught:
         rig.commit(tx)
     assert caught.value.outcome == UNKNOWN and tx.state == "unknown"
     with pytest.raises(TransactionState):
@@ -422,9 +420,7 @@ def test_closing_rolls_back_what_is_open_and_says_so(rig: TransactionRig) -> Non
         rig.commit(small)
 
 
-def test_closing_with_nothing_open_says_nothing(
-    rig: TransactionRig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_closing_with_nothing_open_says_nothing(rig: TransactionRig, caplog: pytest.LogCaptureFixture) -> None:
     tx = rig.begin()
     rig.send(tx, b"x")
     rig.commit(tx)
@@ -481,9 +477,7 @@ def test_closing_waits_for_a_commit_under_way(rig: TransactionRig) -> None:
     assert tx.state == "committed" and visible(rig) == [b"x"]
 
 
-def test_closing_logs_a_transaction_without_an_xid(
-    rig: TransactionRig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_closing_logs_a_transaction_without_an_xid(rig: TransactionRig, caplog: pytest.LogCaptureFixture) -> None:
     tx = rig.begin()
     tx.state = "unknown"
     rig.run(rig.core.close(5.0))
@@ -512,9 +506,7 @@ def test_one_whose_time_was_over_while_it_grew_says_so(rig: TransactionRig) -> N
 
 
 @pytest.mark.parametrize("xid", [None, "named"])
-def test_delayed_messages_of_a_transaction_begin_to_wait_with_its_commit(
-    rig: TransactionRig, xid: str | None
-) -> None:
+def test_delayed_messages_of_a_transaction_begin_to_wait_with_its_commit(rig: TransactionRig, xid: str | None) -> None:
     transaction = rig.begin(xid)
     delayed = rig.send(transaction, b"later", delay=30)
     at = rig.send(transaction, b"at", deliver_at=2_000_000_000)
@@ -538,9 +530,7 @@ def test_nothing_waits_of_one_that_is_rolled_back(rig: TransactionRig) -> None:
     assert not rig.broker.waiting
 
 
-def test_plain_delayed_and_transactional_sends_mixed_never_trip_the_sequence_rule(
-    rig: TransactionRig,
-) -> None:
+def test_plain_delayed_and_transactional_sends_mixed_never_trip_the_sequence_rule(rig: TransactionRig) -> None:
     rig.broker.plan(Produce, None, LOSE, None, Busy(), LOSE)
     rig.broker.plan(Transact, None, LOSE, Busy())
     deliveries = []
@@ -549,9 +539,7 @@ def test_plain_delayed_and_transactional_sends_mixed_never_trip_the_sequence_rul
         transaction = rig.begin(f"x{number}" if number % 4 == 0 else None)
         deliveries.append(rig.send(transaction, b"t%02d" % number, delay=delay))
         message = rig.core.make_message("orders", b"p%02d" % number, delay=delay)
-        deliveries.append(
-            rig.run(rig.core.send("orders", message, rig.core.encode_payload("orders", message)))
-        )
+        deliveries.append(rig.run(rig.core.send("orders", message, rig.core.encode_payload("orders", message))))
         rig.commit(transaction)
     rig.run(rig.core.flush(30.0))
     assert all(each.error() is None for each in deliveries)

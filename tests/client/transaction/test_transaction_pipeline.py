@@ -56,12 +56,7 @@ def test_several_batches_are_under_way_at_once_and_not_too_many(rig: Transaction
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [
-        [Busy()] * 3,
-        [None, Busy(), None, Busy(), Busy()],
-        [None, None, LOSE, Busy(), CUT, None, Busy(), LOSE],
-    ],
+    "plan", [[Busy()] * 3, [None, Busy(), None, Busy(), Busy()], [None, None, LOSE, Busy(), CUT, None, Busy(), LOSE]]
 )
 def test_what_a_busy_broker_does_not_take_goes_again_in_order(
     rig: TransactionRig, plan: list[str | TfmqError | None]

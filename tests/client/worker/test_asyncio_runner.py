@@ -31,9 +31,7 @@ SECONDS = 30.0
 
 
 def consumer_of(bench: Bench, **options: Any) -> tfmq.aio.Consumer[Any]:
-    return tfmq.aio.Consumer(
-        bench.broker.servers, topics=TOPIC, **{"group": GROUP, "dead_letters": None, **options}
-    )
+    return tfmq.aio.Consumer(bench.broker.servers, topics=TOPIC, **{"group": GROUP, "dead_letters": None, **options})
 
 
 def test_coroutine_functions_are_awaited_in_turn_and_the_end_is_saved(bench: Bench) -> None:

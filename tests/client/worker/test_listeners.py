@@ -79,8 +79,7 @@ class Yielding:
 
 
 @pytest.mark.parametrize(
-    "listener",
-    [generator, async_generator, functools.partial(generator), Yielding(), Yielding().__call__],
+    "listener", [generator, async_generator, functools.partial(generator), Yielding(), Yielding().__call__]
 )
 def test_a_generator_whose_body_no_call_would_run_is_refused(listener: Any) -> None:
     with pytest.raises(BadRequest, match=r"is a generator.*would not run its body"):
@@ -98,9 +97,7 @@ def two(message: Any, other: Any) -> None: ...
 def named(*, message: Any) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "listener", [nothing, two, named, functools.partial(two, 1, 2), lambda a, b, c=1: None]
-)
+@pytest.mark.parametrize("listener", [nothing, two, named, functools.partial(two, 1, 2), lambda a, b, c=1: None])
 def test_what_cannot_be_called_with_a_message_alone_is_refused(listener: Any) -> None:
     with pytest.raises(BadRequest, match="cannot be called with one argument, the message"):
         Listeners().on("orders")(listener)
@@ -116,15 +113,7 @@ def wrapped(function: Any) -> Any:
 
 @pytest.mark.parametrize(
     "listener",
-    [
-        functools.partial(two, 1),
-        wrapped(two),
-        print,
-        [].append,
-        lambda *a: None,
-        lambda m, n=1, **k: None,
-        Called(),
-    ],
+    [functools.partial(two, 1), wrapped(two), print, [].append, lambda *a: None, lambda m, n=1, **k: None, Called()],
 )
 def test_what_can_be_called_with_a_message_is_taken(listener: Any) -> None:
     assert check_listener(listener) is listener
@@ -140,13 +129,7 @@ def test_what_was_returned_and_is_not_run_is_a_failure() -> None:
 
 @pytest.mark.parametrize(
     ("listener", "expected"),
-    [
-        (print, False),
-        (coroutine, True),
-        (functools.partial(coroutine), True),
-        (Called(), True),
-        (lambda m: m, False),
-    ],
+    [(print, False), (coroutine, True), (functools.partial(coroutine), True), (Called(), True), (lambda m: m, False)],
 )
 def test_it_is_known_what_belongs_into_an_event_loop(listener: Any, expected: bool) -> None:
     assert is_coroutine_listener(listener) is expected

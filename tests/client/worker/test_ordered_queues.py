@@ -135,9 +135,7 @@ def test_whatever_fails_and_ends_all_are_done_once_and_each_queue_in_order(order
     """Invariants: in an ordered queue one at a time and in order; every job is done once."""
     chance = seeded("lanes", order)
     queues, now = OrderedQueues(order), 0.0
-    made = [
-        job for number in range(3) for job in jobs(ledger(number), *chance.choices(["x", "y", None], k=30))
-    ]
+    made = [job for number in range(3) for job in jobs(ledger(number), *chance.choices(["x", "y", None], k=30))]
     added(queues, *made)
     busy: list[HandlerJob] = []
     done: list[HandlerJob] = []

@@ -68,9 +68,7 @@ def test_a_failing_message_is_called_again_with_growing_pauses_then_it_is_a_dead
     bench.run(handler, until=5, retries=3)
     assert bench.handled == ["a", "a", "a", "a", "b"]
     pauses = [after - before for before, after in pairwise(times)]
-    assert all(
-        expected <= pause <= 1.3 * expected for expected, pause in zip((0.1, 0.2, 0.4), pauses, strict=True)
-    )
+    assert all(expected <= pause <= 1.3 * expected for expected, pause in zip((0.1, 0.2, 0.4), pauses, strict=True))
     letter = bench.letters()["a"]
     assert (letter.state, letter.calls, len(letter.failures)) == ("dead", 4, 4)
     assert "ValueError: never" in letter.failures[-1].error and "handler" in letter.failures[-1].traceback
@@ -111,9 +109,7 @@ def test_a_handler_whose_body_did_not_run_has_failed(bench: Bench, handler: Any)
 
 @pytest.mark.parametrize("handler", BODIES_NOT_RUN)
 @pytest.mark.parametrize("face", ["plain", "coroutine"])
-def test_a_handler_whose_body_did_not_run_has_failed_in_asyncio_too(
-    bench: Bench, handler: Any, face: str
-) -> None:
+def test_a_handler_whose_body_did_not_run_has_failed_in_asyncio_too(bench: Bench, handler: Any, face: str) -> None:
     async def coroutine(message: Any) -> Any:
         found = handler(message)
         return await found if inspect.iscoroutine(found) else found
@@ -134,12 +130,7 @@ def test_within_a_run_no_other_caller_is_handed_messages(bench: Bench) -> None:
 
     def handler(message: Any) -> None:
         consumer: Any = bench.consumer
-        for ask in (
-            consumer.poll,
-            lambda: next(consumer),
-            lambda: list(consumer),
-            lambda: consumer.run(print),
-        ):
+        for ask in (consumer.poll, lambda: next(consumer), lambda: list(consumer), lambda: consumer.run(print)):
             with pytest.raises(tfmq.NotAllowed, match="hands out the messages of this consumer"):
                 ask()
             refused.append(message.text)
@@ -253,9 +244,7 @@ def test_also_far_after_the_start(bench: Bench) -> None:
     texts = [str(number) for number in range(runner.COUNT_BEFORE_CALL_MAX + 4)]
     bench.send(*texts)
     late = texts[-2]
-    bench.run(
-        lambda message: 1 / 0 if bench.handled[-2:] == [texts[-3], late] else None, until=len(texts) + 1
-    )
+    bench.run(lambda message: 1 / 0 if bench.handled[-2:] == [texts[-3], late] else None, until=len(texts) + 1)
     assert bench.handled == [*texts[:-1], late, texts[-1]]
     assert bench.letters()[late].state == "handled"
 
@@ -340,9 +329,7 @@ def put_off(message: Any) -> None:
         raise tfmq.RetryLater(3)
 
 
-def test_what_waits_is_handled_by_consumers_of_its_own_broker(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_waits_is_handled_by_consumers_of_its_own_broker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, ours, second, theirs = two_brokers(tmp_path)
     with first, second:
         ours.run(put_off, until=2)
@@ -422,9 +409,7 @@ def test_without_a_store_it_ends_the_run(bench: Bench, error: Exception) -> None
     assert bench.handled == ["a"]
 
 
-def test_without_a_store_a_message_is_called_again_as_often_and_then_its_error_ends_the_run(
-    bench: Bench,
-) -> None:
+def test_without_a_store_a_message_is_called_again_as_often_and_then_its_error_ends_the_run(bench: Bench) -> None:
     bench.send("a", "b")
     with pytest.raises(ValueError, match="no a"):
         bench.run(fail_on("a"), dead_letters=None, retries=2)
@@ -486,9 +471,7 @@ def test_calls_far_after_the_start_are_noted_over_a_kill_too(bench: Bench) -> No
 
 
 @pytest.mark.parametrize("again", [0, 1], ids=["handled at once", "fails once more"])
-def test_what_failed_far_after_the_start_is_handled_when_the_next_consumer_handles_it(
-    bench: Bench, again: int
-) -> None:
+def test_what_failed_far_after_the_start_is_handled_when_the_next_consumer_handles_it(bench: Bench, again: int) -> None:
     """The consumer that failed with it was killed in the pause before its next call; the first failed, too."""
     texts = [str(number) for number in range(runner.COUNT_BEFORE_CALL_MAX + 4)]
     bench.send(*texts)
@@ -532,9 +515,7 @@ def test_the_place_is_saved_before_messages_ever_further_after_a_start_begin(ben
     assert (seen[32], seen[39]) == (bench.place("32"), bench.place("32"))
 
 
-def test_an_error_of_any_size_is_a_dead_letter_of_a_few_lines(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_of_any_size_is_a_dead_letter_of_a_few_lines(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """A recursion without an end; words as long as a payload, of which some cannot be written. The log is bounded."""
 
     class Unspeakable(Exception):
@@ -557,11 +538,7 @@ def test_an_error_of_any_size_is_a_dead_letter_of_a_few_lines(
         "mute": "Unspeakable",
     }
     assert all(len(each.error) <= 1000 and len(each.traceback) <= 8000 for each in found.values())
-    logged = [
-        logging.Formatter().format(record)
-        for record in caplog.records
-        if "failed" in record.msg % record.args
-    ]
+    logged = [logging.Formatter().format(record) for record in caplog.records if "failed" in record.msg % record.args]
     assert len(logged) == 3 and all(len(each.encode()) < 9000 for each in logged)
     assert [each for each in logged if "\\udc80" in each] and all("in handler" in each for each in logged[:1])
 
@@ -658,9 +635,7 @@ def test_a_partition_with_a_stuck_message_is_read_no_further_than_its_window(
 
     def handler(message: Any) -> None:
         assert bench.consumer is not None
-        ledger = bench.consumer._core.positions.ack_trackers.get(
-            tfmq.client.consumer.positions.PartitionName(TOPIC, 0)
-        )
+        ledger = bench.consumer._core.positions.ack_trackers.get(tfmq.client.consumer.positions.PartitionName(TOPIC, 0))
         assert ledger is not None
         failed.append(ledger.unacked_bytes)
         if len(failed) < 4:

@@ -118,9 +118,7 @@ def test_the_program_of_the_page_runs_as_it_stands_there(server: LiveServer, tmp
         "XDG_STATE_HOME": str(tmp_path),
         "PYTHONUNBUFFERED": "1",
     }
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], env=surroundings, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", program], env=surroundings, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     billed = {process.stdout.readline() for _ in range(2)}
     until = time.monotonic() + SECONDS
@@ -143,9 +141,7 @@ def saved(server: LiveServer, topic: str, group: str = "workers") -> int:
 
 def test_workers_are_at_work_at_the_same_time_and_all_is_handled_once(server: LiveServer, topic: str) -> None:
     together, seen = threading.Barrier(4, timeout=SECONDS), []
-    consumer: tfmq.Consumer[Any] = tfmq.Consumer(
-        server.address, topics=topic, group="workers", dead_letters=None
-    )
+    consumer: tfmq.Consumer[Any] = tfmq.Consumer(server.address, topics=topic, group="workers", dead_letters=None)
 
     def handle(message: Any) -> None:
         together.wait()
@@ -159,9 +155,7 @@ def test_workers_are_at_work_at_the_same_time_and_all_is_handled_once(server: Li
     assert saved(server, topic) == 8
 
 
-def test_the_error_of_a_worker_is_raised_by_run_and_nothing_unfinished_is_saved(
-    server: LiveServer, topic: str
-) -> None:
+def test_the_error_of_a_worker_is_raised_by_run_and_nothing_unfinished_is_saved(server: LiveServer, topic: str) -> None:
     def handle(message: Any) -> None:
         if message.text == "3":
             raise LookupError("three")
@@ -226,8 +220,7 @@ def test_stop_from_another_thread_ends_a_run_that_waits(server: LiveServer) -> N
 @pytest.mark.long
 def test_stop_in_a_signal_handler_finishes_the_message_in_work(server: LiveServer, topic: str) -> None:
     program = PROGRAM.replace(
-        "consumer.run(",
-        "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: consumer.stop())\nconsumer.run(",
+        "consumer.run(", "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: consumer.stop())\nconsumer.run("
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, server.address, topic, "0.5", "1"], stdout=subprocess.PIPE, text=True
@@ -242,9 +235,7 @@ def test_stop_in_a_signal_handler_finishes_the_message_in_work(server: LiveServe
 def test_close_in_another_thread_ends_the_run_and_leaves_what_is_at_work(
     server: LiveServer, topic: str, workers: int
 ) -> None:
-    consumer: tfmq.Consumer[Any] = tfmq.Consumer(
-        server.address, topics=topic, group="workers", dead_letters=None
-    )
+    consumer: tfmq.Consumer[Any] = tfmq.Consumer(server.address, topics=topic, group="workers", dead_letters=None)
     calls = []
 
     def handle(message: Any) -> None:
@@ -321,9 +312,7 @@ def test_a_second_signal_ends_at_once_and_what_was_at_work_comes_again(
     assert lines(process) == [] and saved(server, topic) == 0
 
 
-def test_a_coroutine_function_of_many_workers_runs_in_one_loop(
-    server: LiveServer, topic: str, tmp_path: Path
-) -> None:
+def test_a_coroutine_function_of_many_workers_runs_in_one_loop(server: LiveServer, topic: str, tmp_path: Path) -> None:
     import asyncio
 
     consumer: tfmq.Consumer[Any] = tfmq.Consumer(

@@ -88,9 +88,7 @@ def test_many_blocks_are_not_proven_while_others_wait(rig: Rig, monkeypatch: pyt
     """What one call that must not wait does is bounded; what a worker proved then is known to both."""
     proven = VerifiedBlockCache()
     inline, slow = ArrivalRecordReader(rig.log, proven), ArrivalRecordReader(rig.log, proven)
-    blocks = {
-        block.offset: offset for offset in offsets_of(rig) if (block := rig.log.block_of_record(offset))
-    }
+    blocks = {block.offset: offset for offset in offsets_of(rig) if (block := rig.log.block_of_record(offset))}
     offsets = list(blocks.values())
     assert len(offsets) > log.VERIFIED_PER_CALL_MAX
     assert inline.read_cached(offsets) is None
@@ -138,9 +136,7 @@ def test_no_changed_byte_is_taken_for_the_record(caplog: pytest.LogCaptureFixtur
         at = offsets[number] + generator.randrange(70)
         disk = rig.disk.crash()
         disk.damage(
-            f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}",
-            at,
-            bytes((data[at] ^ 1 << generator.randrange(8),)),
+            f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}", at, bytes((data[at] ^ 1 << generator.randrange(8),))
         )
         records = ArrivalRecordReader(Rig(disk).log)
         assert records.read_cached([offsets[number]]) is None

@@ -16,13 +16,7 @@ from tests import paths
 from tests.delay.steps import steps
 from tests.scale import scaled, seeded
 from tfmq.delay.arrivals import header
-from tfmq.delay.arrivals.header import (
-    ArrivalHeader,
-    BadArrivalHeader,
-    TurnColumns,
-    decode_header,
-    encode_header,
-)
+from tfmq.delay.arrivals.header import ArrivalHeader, BadArrivalHeader, TurnColumns, decode_header, encode_header
 from tfmq.delay.arrivals.log import LOG_ID
 from tfmq.delay.due_time import AHEAD_MAX, DUE_MAX, DueTimes, due_times_of
 
@@ -35,9 +29,7 @@ MIXED = due_times_of(array("Q", (DUE, DUE + 1, DUE_MAX)), b"\x01\x00\x01")
 OLD = TurnColumns(array("Q", (DUE, DUE + 5, 1)), array("Q", (7, 8, 1 << 50)))
 
 ALL: dict[str, ArrivalHeader] = {
-    "one due time for three": header.arrival_header(
-        LOG, "orders", due_times_of(array("Q", (DUE,) * 3), bytes(3)), 408
-    ),
+    "one due time for three": header.arrival_header(LOG, "orders", due_times_of(array("Q", (DUE,) * 3), bytes(3)), 408),
     "times": header.arrival_header(LOG, "orders", due_times_of(array("Q", (DUE, DUE + 1)), b"\x01\x01"), 272),
     "times and delays": header.arrival_header(LOG, "orders", MIXED, 408),
     "a cancel": header.cancel_header(TurnColumns(array("Q", (DUE,)), array("Q", (7,)))),
@@ -45,9 +37,7 @@ ALL: dict[str, ArrivalHeader] = {
     "times of a clock behind broker time": header.arrival_header(
         LOG, "orders", due_times_of(array("Q", (DUE, DUE)), b"\x01\x01"), 272, 3_600_000
     ),
-    "a reschedule where the clock is ahead": header.reschedule_header(
-        LOG, "orders", MIXED, 408, OLD, -3_600_000
-    ),
+    "a reschedule where the clock is ahead": header.reschedule_header(LOG, "orders", MIXED, 408, OLD, -3_600_000),
 }
 
 words = st.integers(1, DUE_MAX)
@@ -126,9 +116,7 @@ def test_bytes_after_a_checksum_that_holds_are_not_trusted_either() -> None:
     for _ in range(scaled(30_000)):
         payload = bytearray(encode_header(generator.choice(list(ALL.values())))[HEADER_SIZE:])
         for _ in range(generator.randrange(1, 3)):
-            payload[generator.randrange(len(payload))] = generator.choice(
-                (0, 1, 2, 255, generator.randrange(256))
-            )
+            payload[generator.randrange(len(payload))] = generator.choice((0, 1, 2, 255, generator.randrange(256)))
         record = make_record(payload[: generator.choice((len(payload), generator.randrange(len(payload) + 1)))],
                              header.HEADER_ID)  # fmt: skip
         try:
@@ -149,9 +137,7 @@ def test_there_is_one_end_and_no_other(name: str, end: bytes) -> None:
 
 
 def test_a_count_that_no_batch_has_asks_for_no_memory() -> None:
-    payload = header.FIXED_PART.pack(
-        1, header.ARRIVAL, header.SHAPE_SAME_DUE, 0, (1 << 32) - 1, (1 << 32) - 1, LOG
-    )
+    payload = header.FIXED_PART.pack(1, header.ARRIVAL, header.SHAPE_SAME_DUE, 0, (1 << 32) - 1, (1 << 32) - 1, LOG)
     with pytest.raises(BadArrivalHeader, match="arrival of 4294967295 messages"):
         decode_header(make_record(payload + b"\x80" + bytes(7) + b"\xff" * 5, header.HEADER_ID))
 
@@ -172,9 +158,7 @@ def test_what_a_later_version_wrote_is_named() -> None:
         header.arrival_header(LOG, "orders", MIXED._replace(absolute=b"\x00\x01"), 408),
         header.cancel_header(header.NO_TURN_COLUMNS),
         header.cancel_header(TurnColumns(array("Q", (1,)), array("Q"))),
-        header.cancel_header(
-            TurnColumns(*(array("Q", range(header.CHANGED_MESSAGES_MAX + 1)) for _ in range(2)))
-        ),
+        header.cancel_header(TurnColumns(*(array("Q", range(header.CHANGED_MESSAGES_MAX + 1)) for _ in range(2)))),
         header.reschedule_header(LOG, "orders", MIXED, 408, header.NO_TURN_COLUMNS),
         ArrivalHeader(9, LOG, "orders", MIXED, 408, header.NO_TURN_COLUMNS),
     ],
@@ -187,22 +171,13 @@ def test_what_no_reader_would_take_is_not_written(bad: ArrivalHeader) -> None:
 def test_what_broker_time_is_ahead_by_is_kept_for_times_only() -> None:
     delays, times = (due_times_of(array("Q", (DUE, DUE)), flag * 2) for flag in (b"\x00", b"\x01"))
     for ahead in (1, -1, AHEAD_MAX, -AHEAD_MAX):
-        assert (
-            decode_header(encode_header(header.arrival_header(LOG, "o", times, 272, ahead))).ahead_ms == ahead
-        )
-        assert header.arrival_header(LOG, "o", delays, 272, ahead) == header.arrival_header(
-            LOG, "o", delays, 272
-        )
+        assert decode_header(encode_header(header.arrival_header(LOG, "o", times, 272, ahead))).ahead_ms == ahead
+        assert header.arrival_header(LOG, "o", delays, 272, ahead) == header.arrival_header(LOG, "o", delays, 272)
 
 
 def test_a_record_of_another_producer_is_no_note() -> None:
     payload = encode_header(ALL["times"])[HEADER_SIZE:]
-    for id, flag in (
-        (make_id(2, 1), 0),
-        (make_id(3, 0), 0),
-        (header.HEADER_ID, 1),
-        (header.HEADER_ID, 1 << 16),
-    ):
+    for id, flag in ((make_id(2, 1), 0), (make_id(3, 0), 0), (header.HEADER_ID, 1), (header.HEADER_ID, 1 << 16)):
         record = HEADER.pack(len(payload), crc32(payload), id, flag) + payload
         with pytest.raises(BadArrivalHeader):
             decode_header(record)
@@ -217,9 +192,7 @@ def test_a_small_send_costs_less_than_a_hundred_bytes_more() -> None:
 @pytest.mark.parametrize("apart", [0, 1])
 def test_no_step_of_python_is_made_for_a_message(apart: int, flags: bytes) -> None:
     few, many = (
-        header.arrival_header(
-            LOG, "orders", due_times_of(times, (flags * len(times))[: len(times)]), len(times) * 99
-        )
+        header.arrival_header(LOG, "orders", due_times_of(times, (flags * len(times))[: len(times)]), len(times) * 99)
         for times in (array("Q", (DUE + n * apart for n in range(count))) for count in (100, 5_000))
     )
     for act in (encode_header, lambda each: decode_header(encode_header(each))):
@@ -232,9 +205,7 @@ def test_what_runs_when_garbage_is_collected_is_no_step_of_what_is_counted() -> 
     def collected(phase: str, info: dict[str, int]) -> None:
         assert phase in ("start", "stop") and info
 
-    made = header.arrival_header(
-        LOG, "orders", due_times_of(array("Q", range(DUE, DUE + 100)), bytes(100)), 9_900
-    )
+    made = header.arrival_header(LOG, "orders", due_times_of(array("Q", range(DUE, DUE + 100)), bytes(100)), 9_900)
     expected, before = steps(lambda: encode_header(made)), gc.get_threshold()
     gc.callbacks.append(collected)
     gc.set_threshold(1)

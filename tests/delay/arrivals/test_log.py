@@ -34,9 +34,7 @@ def rig() -> Rig:
             if generator.random() < 0.5:
                 dues = [START_MS + generator.randrange(10**7) for _ in range(count)]
             flags = bytes(generator.randrange(2) for _ in range(count))
-            batches.append(
-                Wanted(generator.randrange(20, 30), dues, payloads, ORDERS + count % 3, "orders", flags)
-            )
+            batches.append(Wanted(generator.randrange(20, 30), dues, payloads, ORDERS + count % 3, "orders", flags))
         rig.send(*batches)
         if generator.random() < 0.2:
             rig.cancel((rig.sent[-1].due, rig.sent[-1].number))
@@ -52,9 +50,7 @@ def test_everything_is_read_once_and_in_order(rig: Rig) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("read_bytes", [1, 5_000, 70_000])
-def test_wherever_the_reads_of_the_log_end(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, read_bytes: int
-) -> None:
+def test_wherever_the_reads_of_the_log_end(rig: Rig, monkeypatch: pytest.MonkeyPatch, read_bytes: int) -> None:
     monkeypatch.setattr(log, "READ_BYTES", read_bytes)
     assert rig.read() == rig.sent
 
@@ -88,10 +84,7 @@ def test_offsets_are_where_the_records_lie(rig: Rig) -> None:
     generator = seeded("offsets")
     for batch in log.read_batches(rig.log, 0, rig.log.end_offset):
         for n in generator.sample(range(len(batch.sizes)), 1):
-            assert rig.log.offset_of_ordinal(batch.first_number + n) == (
-                batch.offsets[n],
-                batch.first_number + n,
-            )
+            assert rig.log.offset_of_ordinal(batch.first_number + n) == (batch.offsets[n], batch.first_number + n)
 
 
 def test_what_is_not_forced_is_read_only_if_asked_for() -> None:
@@ -114,9 +107,7 @@ def test_equal_sizes_come_as_one_piece_a_block() -> None:
     rig.log.force()
     pieces = list(log.read_batches(rig.log, 0, rig.log.end_offset))
     assert len(pieces) == 2 and sum(len(piece.sizes) for piece in pieces) == 1000
-    assert {piece.sizes.typecode for piece in pieces} == {"I"} and {
-        piece.offsets.typecode for piece in pieces
-    } == {"Q"}
+    assert {piece.sizes.typecode for piece in pieces} == {"I"} and {piece.offsets.typecode for piece in pieces} == {"Q"}
 
 
 # Where records lie, without reading
@@ -174,9 +165,7 @@ def test_no_changed_byte_is_read_as_if_it_were_right() -> None:
     data = made.disk.read_file(f"{FOLDER}/{segment_name(0, ARRIVALS_SUFFIX)}")
     for _ in range(scaled(400)):
         offset = generator.randrange(len(data))
-        found, reported = read_around(
-            damaged(made, offset, bytes((data[offset] ^ 1 << generator.randrange(8),)))
-        )
+        found, reported = read_around(damaged(made, offset, bytes((data[offset] ^ 1 << generator.randrange(8),))))
         assert reported, f"byte {offset}: nothing was told"
         assert set(found) < set(made.sent) and sorted(found) == found, f"byte {offset}"
         assert len(found) >= len(made.sent) - 43, f"byte {offset}: only {len(found)} are left"
@@ -191,9 +180,7 @@ def test_damage_ends_a_reading_that_does_not_ask_for_it() -> None:
     assert (caught.value.first, caught.value.next) == (0, made.log.end_offset)
 
 
-def test_of_a_batch_over_blocks_the_sound_ones_stay_after_a_sound_note(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_of_a_batch_over_blocks_the_sound_ones_stay_after_a_sound_note(caplog: pytest.LogCaptureFixture) -> None:
     """A block in the middle costs its own records; the first one costs all, since it has the note."""
     made = Rig()
     (answer,) = made.send(some(5, 2000, size=100))

@@ -63,9 +63,7 @@ def random_step(rig: Rig, generator: random.Random) -> None:
     elif kind == "close" and rig.sequences:
         rig.close_stream(generator.choice(sorted(rig.sequences)), 1000 + rig.log.end_ordinal)
     else:
-        batches = [
-            random_batch(rig, generator) for _ in range(generator.randrange(1, 5) if kind == "joined" else 1)
-        ]
+        batches = [random_batch(rig, generator) for _ in range(generator.randrange(1, 5) if kind == "joined" else 1)]
         place = Source(SOURCE_TRANSACTION, 77, rig.log.end_offset, 1)
         rig.send(*batches, **({"source": place} if kind == "applied" else {}))
 
@@ -79,9 +77,7 @@ def random_batch(rig: Rig, generator: random.Random) -> Wanted:
     producer = generator.randrange(100, 105) if generator.random() < 0.9 else 100_000 + rig.log.end_ordinal
     while rig.producers.closed_id(producer):
         producer += 1000
-    return Wanted(
-        producer, dues, [bytes(size) for size in sizes], 0x1000_0000 + generator.randrange(3), "t", flags
-    )
+    return Wanted(producer, dues, [bytes(size) for size in sizes], 0x1000_0000 + generator.randrange(3), "t", flags)
 
 
 def said(rig: Rig) -> list[Any]:
@@ -285,9 +281,7 @@ def test_there_is_an_end_to_what_can_be_cancelled(monkeypatch: pytest.MonkeyPatc
     assert rig.state.is_full
 
 
-def test_what_lies_far_apart_in_time_counts_by_the_memory_that_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_lies_far_apart_in_time_counts_by_the_memory_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrival_state, "BYTES_MAX", 100_000)
     near, far = Rig(), Rig()
     for n in range(1000):
@@ -296,9 +290,7 @@ def test_what_lies_far_apart_in_time_counts_by_the_memory_that_it_takes(
     assert far.state.is_full and not near.state.is_full
 
 
-def test_a_message_that_is_moved_on_without_end_does_not_keep_all_others_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_message_that_is_moved_on_without_end_does_not_keep_all_others_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrival_state, "CANCELLED_MAX", 100)
     state = Rig().state
     state.cancelled.add(SPAN, 0)
@@ -400,9 +392,7 @@ def test_what_a_later_version_adds_after_is_left_out() -> None:
     assert other.dump() == rig.state.dump()
 
 
-@pytest.mark.parametrize(
-    "data", [b"\xc1", b"\x90", b"\x05", b"\x93\x01\xc4\x00\xc4\x00", b"\x94\x01\x01\x02\x03"]
-)
+@pytest.mark.parametrize("data", [b"\xc1", b"\x90", b"\x05", b"\x93\x01\xc4\x00\xc4\x00", b"\x94\x01\x01\x02\x03"])
 def test_what_is_no_snapshot_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="snapshot of the arrival log"):
         Rig().state.load(data)
@@ -435,9 +425,7 @@ def of(*some: tuple[int, int]) -> CancelledMessages:
 
 
 @given(st.lists(turns), st.lists(turns))
-def test_it_holds_what_was_added_and_nothing_else(
-    some: list[tuple[int, int]], others: list[tuple[int, int]]
-) -> None:
+def test_it_holds_what_was_added_and_nothing_else(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> None:
     cancelled = of(*some)
     spans = {(due >> SPAN_BITS, number) for due, number in some}
     assert cancelled.count == len(spans)
@@ -446,17 +434,13 @@ def test_it_holds_what_was_added_and_nothing_else(
 
 
 @given(st.lists(turns), turns, turns)
-def test_a_quick_no_is_never_wrong(
-    some: list[tuple[int, int]], one: tuple[int, int], other: tuple[int, int]
-) -> None:
+def test_a_quick_no_is_never_wrong(some: list[tuple[int, int]], one: tuple[int, int], other: tuple[int, int]) -> None:
     low, high = sorted((one[0], other[0]))
     found = of(*some).any_between(low, high)
     assert found == any(low >> SPAN_BITS <= due >> SPAN_BITS <= high >> SPAN_BITS for due, _ in some)
 
 
-@pytest.mark.parametrize(
-    "stretch", [0, SPANS_CHECKED_MAX // 2 * SPAN, 1 << 40], ids=["a moment", "short", "long"]
-)
+@pytest.mark.parametrize("stretch", [0, SPANS_CHECKED_MAX // 2 * SPAN, 1 << 40], ids=["a moment", "short", "long"])
 def test_a_quick_answer_costs_the_same_however_many_are_cancelled(stretch: int) -> None:
     few, many = (of(*((n * SPAN, n) for n in range(count))) for count in (1000, 20_000))
     high = 1 << 50
@@ -616,9 +600,7 @@ def test_a_dump_says_all(some: dict[tuple[int, int], tuple[int, int]]) -> None:
 
 
 def test_spans_are_forgotten_one_by_one_of_rescheduled() -> None:
-    rescheduled = of_of_rescheduled(
-        {(10, 1): (2 * SPAN, 5), (SPAN, 2): (2 * SPAN, 6), (2 * SPAN, 5): (3 * SPAN, 7)}
-    )
+    rescheduled = of_of_rescheduled({(10, 1): (2 * SPAN, 5), (SPAN, 2): (2 * SPAN, 6), (2 * SPAN, 5): (3 * SPAN, 7)})
     assert rescheduled.expire_spans([0, 7 * SPAN]) == 1
     assert rescheduled.count == 2
     assert rescheduled.get(10, 1) is None and rescheduled.latest(2 * SPAN, 5) == (3 * SPAN, 7)

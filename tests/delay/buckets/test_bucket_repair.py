@@ -11,19 +11,7 @@ from journal.log.log import Log
 from journal.record.batch import Batch
 from journal.testing import Moment, SimulatedDisk, crash_states
 from tests.broker.helpers import DATA, Broker, after, handles
-from tests.delay.bucketing import (
-    DAY,
-    FOLDER,
-    HOUR,
-    MINUTE,
-    NEAR,
-    NOW,
-    Bench,
-    damage_in,
-    everything,
-    flip,
-    record_of,
-)
+from tests.delay.bucketing import DAY, FOLDER, HOUR, MINUTE, NEAR, NOW, Bench, damage_in, everything, flip, record_of
 from tests.scale import seeded
 from tfmq.broker.data_repair import repair_data, verify_data
 from tfmq.delay.arrivals.log import LOG_ID, arrival_options
@@ -121,11 +109,7 @@ def test_a_chunk_cut_off_by_the_end_of_the_file_keeps_every_record_before_that(l
     with bench.buckets.files.opened(bucket.path) as file:
         (chunk,) = bucket.chunks(file)
     assert isinstance(chunk, ChunkHead)
-    sizes = {
-        "all but a byte": bucket.size - 1,
-        "half": bucket.size * 3 // 4,
-        "the columns": chunk.records_position,
-    }
+    sizes = {"all but a byte": bucket.size - 1, "half": bucket.size * 3 // 4, "the columns": chunk.records_position}
     bench.damage_file(name, lambda data: data.__delitem__(slice(sizes[left], None)))
     assert not is_whole(bench)
     served = bench.crash("everything")
@@ -139,9 +123,7 @@ def test_a_chunk_cut_off_by_the_end_of_the_file_keeps_every_record_before_that(l
 
 def test_one_with_nothing_whole_in_it_goes(bench: Bench) -> None:
     name = bench.buckets.live_buckets[1].path.rpartition("/")[2]
-    bench.damage_file(
-        name, lambda data: data.__setitem__(slice(HEAD_SIZE, None), bytes(len(data) - HEAD_SIZE))
-    )
+    bench.damage_file(name, lambda data: data.__setitem__(slice(HEAD_SIZE, None), bytes(len(data) - HEAD_SIZE)))
     assert mend(bench) == [(name, 0, 1)]
     assert len(bench.crash().buckets.live_buckets) == 2
     assert bench.disk.exists(f"{FOLDER}/{name}.damaged")
@@ -187,9 +169,7 @@ def test_without_a_checkpoint_and_without_arrivals_nothing_is_guessed(bench: Ben
 
 
 @pytest.mark.parametrize("first", [0, 4])
-def test_without_a_checkpoint_and_without_buckets_what_is_in_the_arrivals_counts(
-    bench: Bench, first: int
-) -> None:
+def test_without_a_checkpoint_and_without_buckets_what_is_in_the_arrivals_counts(bench: Bench, first: int) -> None:
     for name in [*bench.files(), "checkpoint"]:
         bench.disk.unlink(f"{FOLDER}/{name}")
     arrivals(bench, first)
@@ -314,9 +294,7 @@ def test_what_the_arrival_log_still_has_of_a_damaged_bucket_is_delivered_once(pl
     report = verify_buckets(disk, BUCKETS)
     rebuilt = 1 if place == "record" else ROWS
     (what,) = [finding.what for finding in report.findings if finding.field != "count"]
-    assert (
-        f"rebuilds {rebuilt} of its messages from the arrival log" in what and "messages are lost" not in what
-    )
+    assert f"rebuilds {rebuilt} of its messages from the arrival log" in what and "messages are lost" not in what
     if how == "repair" or place == "record":  # a start reads no record
         planned = repair_data(disk, DATA, dry_run=True).buckets
         (done,) = repair_data(disk, DATA).buckets
@@ -344,9 +322,7 @@ def test_what_the_arrival_log_has_no_more_is_named_as_lost() -> None:
     assert_delivered_once(Broker(disk, broker.clock), [each for each in expected if each != b"message 05"])
 
 
-def test_a_start_reads_only_the_last_chunks_of_a_bucket_for_what_arrivals_have(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_start_reads_only_the_last_chunks_of_a_bucket_for_what_arrivals_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module, "TAIL_WINDOW_BYTES", 64)
     bench = Bench()
     for _ in range(40):

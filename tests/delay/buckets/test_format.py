@@ -194,9 +194,7 @@ def some(generator: random.Random, count: int, reach: int = 1 << 20) -> MessageC
     targets = array("I", [generator.randrange(2) for _ in range(count)])
     flags = bytes(generator.randrange(2) for _ in range(count))
     data = with_checksums([b"".join(records)], sizes, 100)
-    return MessageColumns(
-        dues, array("Q", range(100, 100 + count)), targets, sizes, flags, TABLE_COLUMNS, data
-    )
+    return MessageColumns(dues, array("Q", range(100, 100 + count)), targets, sizes, flags, TABLE_COLUMNS, data)
 
 
 def rows(messages: MessageColumns) -> list[tuple[object, ...]]:
@@ -205,9 +203,7 @@ def rows(messages: MessageColumns) -> list[tuple[object, ...]]:
     return list(zip(*messages[:5], map(bytes, each), strict=True))
 
 
-@pytest.mark.parametrize(
-    "sizes", [(0, 0, 0, 0, 0), (40, 40, 40, 40, 40), (40, 40, 40, 40, 41), (3, 9, 0, 300, 1)]
-)
+@pytest.mark.parametrize("sizes", [(0, 0, 0, 0, 0), (40, 40, 40, 40, 40), (40, 40, 40, 40, 41), (3, 9, 0, 300, 1)])
 def test_each_record_follows_a_checksum_that_begins_at_its_number(sizes: tuple[int, ...]) -> None:
     first = (1 << 40) - 2
     records = [record_of(n, size) for n, size in enumerate(sizes)]
@@ -226,9 +222,7 @@ def test_each_record_that_fails_is_named_and_no_other(monkeypatch: pytest.Monkey
     generator = seeded("failing")
     for _ in range(scaled(200)):
         messages = some(generator, generator.randrange(1, 40))
-        each = [
-            bytearray(data) for data in cut(b"".join(messages.data), [n + CRC_SIZE for n in messages.sizes])
-        ]
+        each = [bytearray(data) for data in cut(b"".join(messages.data), [n + CRC_SIZE for n in messages.sizes])]
         bad = sorted(generator.sample(range(len(each)), generator.randrange(len(each) + 1)))
         for index in bad:
             each[index][generator.randrange(len(each[index]))] ^= 1 << generator.randrange(8)
@@ -249,9 +243,7 @@ def test_what_is_kept_is_what_was_marked() -> None:
     for _ in range(scaled(200)):
         messages = some(generator, generator.randrange(1, 30))
         keep = bytes(generator.randrange(2) for _ in range(messages.length))
-        assert rows(messages.filtered(keep)) == [
-            row for row, kept in zip(rows(messages), keep, strict=True) if kept
-        ]
+        assert rows(messages.filtered(keep)) == [row for row, kept in zip(rows(messages), keep, strict=True) if kept]
 
 
 def test_sorting_goes_by_due_and_keeps_the_order_of_equal_ones() -> None:
@@ -266,10 +258,7 @@ def test_a_part_is_what_lies_between() -> None:
     for start in range(9):
         for end in range(start, 10):
             assert rows(messages.section(start, end)) == rows(messages)[start:end]
-            assert (
-                rows(messages.sorted_by_due().section(start, end))
-                == rows(messages.sorted_by_due())[start:end]
-            )
+            assert rows(messages.sorted_by_due().section(start, end)) == rows(messages.sorted_by_due())[start:end]
 
 
 @pytest.mark.parametrize("sorted_max", [1, 5, 16_384])

@@ -24,9 +24,7 @@ def rig() -> Rig:
 
 
 def whole(rig: Rig, low: int = 0, high: int = 1 << 62) -> LoadRange:
-    return LoadRange(
-        low, high, rig.buckets.live_buckets, rig.buckets.spilled_offset, rig.landing.log.end_offset
-    )
+    return LoadRange(low, high, rig.buckets.live_buckets, rig.buckets.spilled_offset, rig.landing.log.end_offset)
 
 
 def numbers(found: list[WheelRows]) -> list[int]:
@@ -88,10 +86,7 @@ def test_a_start_restores_the_times_that_were_reported() -> None:
 
 def test_in_order_from_a_turn_to_a_turn_and_no_more_than_asked() -> None:
     near = WheelRows(
-        array("Q", [5, 3, 5, 9]),
-        array("Q", [7, 8, 6, 1]),
-        array("Q", [70, 80, 60, 10]),
-        array("Q", [0, 1, 0, 0]),
+        array("Q", [5, 3, 5, 9]), array("Q", [7, 8, 6, 1]), array("Q", [70, 80, 60, 10]), array("Q", [0, 1, 0, 0])
     )
     part, more = merge_rows([near], Turn(0, 0), Turn(100, 0), 10)
     assert (list(part.numbers), list(part.locators), list(part.flags), more) == (

@@ -135,14 +135,7 @@ def test_the_checkpoint_itself_is_no_finding() -> None:
 
 
 def test_names_of_the_house_are_known() -> None:
-    for name in (
-        "checkpoint",
-        "checkpoint.new",
-        "checkpoint.damaged",
-        NAME,
-        f"{NAME}.repaired",
-        f"{NAME}.damaged",
-    ):
+    for name in ("checkpoint", "checkpoint.new", "checkpoint.damaged", NAME, f"{NAME}.repaired", f"{NAME}.damaged"):
         assert is_bucket_file_name(name)
     assert not is_bucket_file_name("other") and not is_bucket_file_name("x.bucket")
 

@@ -21,9 +21,7 @@ def bench() -> Bench:
     generator = seeded("rows")
     for _ in range(4):
         for log_id in (ORDERS, BILLS, ORDERS):
-            dues = [
-                NOW + generator.randrange(1, generator.choice((50, MINUTE, HOUR, 5 * DAY))) for _ in range(20)
-            ]
+            dues = [NOW + generator.randrange(1, generator.choice((50, MINUTE, HOUR, 5 * DAY))) for _ in range(20)]
             bench.arrive(*dues, log_id=log_id, absolute=log_id == BILLS)
         bench.spill()
     return bench
@@ -49,9 +47,7 @@ def test_lists_are_those_of_a_list_in_memory(bench: Bench) -> None:
     for _ in range(scaled(300)):
         first, last = generator.choice(turns), generator.choice(turns)
         logs = generator.choice([None, {ORDERS}, {BILLS}, {ORDERS, BILLS}, set(), {1}])
-        found = [
-            row[:2] for row in bench.buckets.rows(first, last[0], None if logs is None else logs.__contains__)
-        ]
+        found = [row[:2] for row in bench.buckets.rows(first, last[0], None if logs is None else logs.__contains__)]
         assert found == listed(bench, first, last[0], logs)
 
 

@@ -40,13 +40,7 @@ def test_there_is_nothing_below_the_finest() -> None:
 
 def test_what_is_no_span_of_a_level_is_not_valid() -> None:
     assert TimeSpan(0, 58).is_valid and TimeSpan(DUE_MAX >> 10 << 10, 10).is_valid
-    for span in (
-        TimeSpan(1, 10),
-        TimeSpan(0, 11),
-        TimeSpan(0, 64),
-        TimeSpan(-1024, 10),
-        TimeSpan(1 << 63, 10),
-    ):
+    for span in (TimeSpan(1, 10), TimeSpan(0, 11), TimeSpan(0, 64), TimeSpan(-1024, 10), TimeSpan(1 << 63, 10)):
         assert not span.is_valid
 
 

@@ -10,20 +10,7 @@ import pytest
 
 from journal.errors import Corrupt, Full, Stopped, TooLarge
 from tests.delay.arrived import START_MS, Rig, Wanted
-from tests.delay.bucketing import (
-    BILLS,
-    DAY,
-    HOUR,
-    MINUTE,
-    NEAR,
-    NOW,
-    ORDERS,
-    SECOND,
-    Bench,
-    Kept,
-    everything,
-    kept_of,
-)
+from tests.delay.bucketing import BILLS, DAY, HOUR, MINUTE, NEAR, NOW, ORDERS, SECOND, Bench, Kept, everything, kept_of
 from tests.scale import seeded
 from tfmq.delay.arrivals.log import ArrivalBatch, read_batches
 from tfmq.delay.buckets import store as module
@@ -150,9 +137,7 @@ def test_a_split_one_is_read_until_it_is_released_and_is_gone_after_the_next_che
     bench.buckets.split(parent, everything)
     bench.buckets.commit(NOW)
     assert len(bench.files()) == 3
-    assert bench.buckets.read(parent.bucket_id, columns.positions, columns.numbers) == [
-        each.record for each in sent
-    ]
+    assert bench.buckets.read(parent.bucket_id, columns.positions, columns.numbers) == [each.record for each in sent]
     assert bench.contents() == bench.expected()
     bench.buckets.release(parent)
     bench.buckets.commit(NOW)
@@ -304,9 +289,7 @@ def test_what_the_arrivals_give_is_what_the_buckets_have() -> None:
         dues = [START_MS + generator.randrange(1, 3 * HOUR) for _ in range(count)]
         payloads = [generator.randbytes(generator.choice((100, 100, 3000))) for _ in range(count)]
         log_id, topic = generator.choice(((ORDERS, "orders"), (BILLS, "bills")))
-        rig.send(
-            Wanted(producer_id, sorted(dues), payloads, log_id, topic, bytes(n & 1 for n in range(count)))
-        )
+        rig.send(Wanted(producer_id, sorted(dues), payloads, log_id, topic, bytes(n & 1 for n in range(count))))
         if producer_id % 7 == 0:
             rig.cancel((rig.sent[0].due, rig.sent[0].number))
     rig.log.force()

@@ -13,18 +13,7 @@ import pytest
 
 from journal.errors import Full
 from journal.testing import SimulatedDisk
-from tests.delay.bucketing import (
-    BILLS,
-    NEAR,
-    NOW,
-    ORDERS,
-    Bench,
-    Waiting,
-    batch_of,
-    everything,
-    flip,
-    record_of,
-)
+from tests.delay.bucketing import BILLS, NEAR, NOW, ORDERS, Bench, Waiting, batch_of, everything, flip, record_of
 from tests.scale import seeded
 from tfmq.delay.buckets import writer as module
 from tfmq.delay.buckets.bucket import Bucket, OpenFileCache
@@ -77,11 +66,7 @@ class BucketFolder:
 
     def bucket_of(self, span: TimeSpan) -> tuple[Bucket, bool]:
         known = self.buckets.get(span)
-        return (
-            (known, False)
-            if known is not None
-            else (Bucket("d", IDENTITY, span, len(self.buckets) + 1, 0, 0), True)
-        )
+        return (known, False) if known is not None else (Bucket("d", IDENTITY, span, len(self.buckets) + 1, 0, 0), True)
 
     def adopt(self, additions: BucketWriter) -> None:
         for span, growth in additions.growth.items():
@@ -101,9 +86,7 @@ def bucket_folder() -> BucketFolder:
     return BucketFolder()
 
 
-def test_what_comes_for_one_span_is_one_chunk(
-    bucket_folder: BucketFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_for_one_span_is_one_chunk(bucket_folder: BucketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BUFFERED_BYTES_MAX", 1000)
     additions = bucket_folder.additions()
     for n in range(5):
@@ -132,9 +115,7 @@ def test_chunks_have_a_bound_and_the_fullest_are_written_before_memory_is(
     assert all(len(chunk) * 75 < 1100 for chunk in bucket_folder.chunks())
 
 
-def test_many_targets_make_several_chunks(
-    bucket_folder: BucketFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_targets_make_several_chunks(bucket_folder: BucketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TABLE_BYTES_MAX", 100)
     additions = bucket_folder.additions()
     for n in range(30):
@@ -195,15 +176,11 @@ def test_what_is_taken_back_leaves_the_files_as_they_were(bucket_folder: BucketF
         second.finish()
     second.undo()
     assert second.failure is None
-    assert {
-        name: bucket_folder.disk.read_file(f"d/{name}") for name in bucket_folder.disk.list("d")
-    } == before
+    assert {name: bucket_folder.disk.read_file(f"d/{name}") for name in bucket_folder.disk.list("d")} == before
     assert not bucket_folder.disk.open_files
 
 
-def test_a_tail_that_cannot_be_cut_for_want_of_a_descriptor_is_written_over(
-    bucket_folder: BucketFolder,
-) -> None:
+def test_a_tail_that_cannot_be_cut_for_want_of_a_descriptor_is_written_over(bucket_folder: BucketFolder) -> None:
     first = bucket_folder.additions()
     first.add(messages([NOW]))
     first.finish()
@@ -252,13 +229,7 @@ def messages_of_draft(first: int, targets: list[int], table: list[Target]) -> Me
     dues = array("Q", range(NOW + first, NOW + first + len(targets)))
     numbers = array("Q", range(first, first + len(targets)))
     return MessageColumns(
-        dues,
-        numbers,
-        array("I", targets),
-        sizes,
-        bytes(targets),
-        table,
-        with_checksums(records, sizes, first),
+        dues, numbers, array("I", targets), sizes, bytes(targets), table, with_checksums(records, sizes, first)
     )
 
 
@@ -308,15 +279,11 @@ RUN = [Waiting(n, NOW + n, ORDERS, n == 6, record_of(n, 9 * n)) for n in range(5
         (lambda log_id, dues, numbers: log_id != ORDERS, []),
     ],
 )
-def test_what_is_pending_goes_with_everything_that_is_known_of_it(
-    pending: PendingFilter, kept: list[int]
-) -> None:
+def test_what_is_pending_goes_with_everything_that_is_known_of_it(pending: PendingFilter, kept: list[int]) -> None:
     found = pending_messages(batch_of(RUN), pending)
     chosen = [each for each in RUN if each.number in kept]
     assert found.numbers == array("Q", kept) and found.dues == array("Q", [each.due for each in chosen])
-    assert found.flags == bytes(each.absolute for each in chosen) and found.table == [
-        Target(ORDERS, "orders")
-    ]
+    assert found.flags == bytes(each.absolute for each in chosen) and found.table == [Target(ORDERS, "orders")]
     data = b"".join(found.data)
     for each, size in zip(chosen, found.sizes, strict=True):
         assert data[CRC_SIZE : CRC_SIZE + size] == each.record

@@ -31,9 +31,7 @@ def overlap(one: Allocation, other: Allocation) -> bool:
 
 
 def random_size(random) -> int:  # type: ignore[no-untyped-def]
-    return rounded_size(
-        random.choice((random.randint(1, 511), random.randint(512, 8000), 1 << random.randint(13, 23)))
-    )
+    return rounded_size(random.choice((random.randint(1, 511), random.randint(512, 8000), 1 << random.randint(13, 23))))
 
 
 def test_places_never_overlap_and_all_come_back() -> None:

@@ -20,9 +20,7 @@ from journal.buffers.arena import PAGE_BYTES, Arena
 from journal.buffers.pool import CACHE_BYTES_MAX, RUN_BYTES_MAX, RUN_COUNT_MAX, TRIM_INTERVAL, ThreadCache
 from tests.scale import SEED, scaled, seeded
 
-SIZES = st.one_of(
-    st.integers(0, 600), st.integers(0, 70_000), st.sampled_from([8192, 1 << 20, (16 << 20) + 1])
-)
+SIZES = st.one_of(st.integers(0, 600), st.integers(0, 70_000), st.sampled_from([8192, 1 << 20, (16 << 20) + 1]))
 
 
 class Model:
@@ -103,9 +101,7 @@ def test_long_random_sequences_keep_every_byte(run: int) -> None:
     for step in range(scaled(100_000)):
         share = 0.55 if (step // 500) % 2 == 0 else 0.45
         if random.random() < share or not model.live:
-            model.allocate(
-                random.choice((random.randint(0, 600), random.randint(0, 9000), 1 << random.randint(9, 20)))
-            )
+            model.allocate(random.choice((random.randint(0, 600), random.randint(0, 9000), 1 << random.randint(9, 20))))
         else:
             model.release(random.randrange(len(model.live)))
         if step % 1000 == 0:

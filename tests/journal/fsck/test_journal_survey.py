@@ -29,9 +29,7 @@ def test_a_whole_journal_is_seen_whole(journal: Journal) -> None:
     assert [file.first for file in found.files] == [info.first for info in journal.store.files]
     assert (found.checkpoint_fault, found.head_faults, found.snapshot_faults) == ("", {}, {})
     assert found.start_snapshot is not None and found.start_snapshot.number == journal.snapshots[-1]
-    places = [
-        part.lsn for file in found.files for part in found.scan_file(file) if not isinstance(part, JournalGap)
-    ]
+    places = [part.lsn for file in found.files for part in found.scan_file(file) if not isinstance(part, JournalGap)]
     assert places == [row[0] for row in journal.state.seen]
     before = journal.bytes()
     found.close()
@@ -95,12 +93,7 @@ def test_nothing_is_known_where_nothing_is_left(journal: Journal) -> None:
     for name in list(journal.bytes()):
         journal.disk.write_file(journal.path(name), b"?" * 100)
     found = survey(journal)
-    assert (
-        found.identity is None
-        and found.start_snapshot is None
-        and found.files_facts() is None
-        and found.seed == 0
-    )
+    assert found.identity is None and found.start_snapshot is None and found.files_facts() is None and found.seed == 0
 
 
 def test_a_damaged_entry_says_what_it_was_unproven() -> None:

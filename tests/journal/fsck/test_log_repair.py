@@ -45,9 +45,7 @@ from tests.scale import scaled, seeded
 FOLDER = "/orders-3"
 
 
-def written(
-    groups: list[list[bytes]], cuts: tuple[int, ...] = ()
-) -> tuple[SimulatedDisk, bytes, list[int], list[str]]:
+def written(groups: list[list[bytes]], cuts: tuple[int, ...] = ()) -> tuple[SimulatedDisk, bytes, list[int], list[str]]:
     """A forced log in as many segments as `cuts` (numbers of groups) say: disk, all bytes, block starts, paths."""
     disk = SimulatedDisk()
     disk.make_folder(FOLDER)
@@ -197,12 +195,7 @@ def test_what_was_forced_at_the_end_is_mended_and_what_was_not_is_left_to_the_st
     ends = controls_of(data, starts)
     spoil(disk, paths[0], ends[2], bytes(50))
     (repaired,) = repair(disk, FOLDER)
-    assert (repaired.first, repaired.next, repaired.kept, repaired.source_lost) == (
-        starts[2],
-        len(data),
-        3,
-        True,
-    )
+    assert (repaired.first, repaired.next, repaired.kept, repaired.source_lost) == (starts[2], len(data), 3, True)
     assert verify(disk, FOLDER, records=True).findings == []
     spoil(disk, paths[0], ends[2], bytes(50))
     LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(LogCheckpoint(0, 0, starts[2], 6, 9999, 1))
@@ -261,8 +254,7 @@ def test_a_snapshot_beyond_the_end_says_what_was_forced() -> None:
     disk, data, starts, paths = written(groups_of_three(5))
     LogCheckpointFile(disk, FOLDER, LOG_ID).write_durably(LogCheckpoint(0, 0, 0, 0, 0, 1))
     disk.write_file(
-        f"{FOLDER}/{log_snapshot_name(starts[3])}",
-        encode_snapshot(LOG_ID, Snapshot(starts[3], 9, 9, {}, b"")),
+        f"{FOLDER}/{log_snapshot_name(starts[3])}", encode_snapshot(LOG_ID, Snapshot(starts[3], 9, 9, {}, b""))
     )
     disk.write_file(paths[0], data[: starts[2]])
     assert verify(disk, FOLDER).damaged
@@ -322,9 +314,7 @@ def test_blocks_of_another_log_are_refused_also_where_they_fit(log_id: int, repl
     repaired = repair(disk, FOLDER)
     assert sum(each.kept for each in repaired) == 0
     assert sum(each.lost for each in repaired) == 3 * replaced
-    found = [
-        record for block in blocks_of(all_bytes(disk, paths), 0, LOG_ID) for record in records_of(block.data)
-    ]
+    found = [record for block in blocks_of(all_bytes(disk, paths), 0, LOG_ID) for record in records_of(block.data)]
     assert all(record.id >> 24 == PRODUCER for record in found if not record.flag & FLAG_FILLER)
 
 
@@ -388,11 +378,7 @@ def test_bytes_of_a_payload_that_look_like_a_control_record_change_nothing(plant
         disk.write_file(paths[0], flipped(data, bit))
         repaired = repair(disk, FOLDER)
         assert sum(each.lost for each in repaired) <= 1, bit // 8 - starts[1]
-        assert [record.control.records for record in blocks_of(all_bytes(disk, paths), 0, LOG_ID)] == [
-            2,
-            5,
-            2,
-        ]
+        assert [record.control.records for record in blocks_of(all_bytes(disk, paths), 0, LOG_ID)] == [2, 5, 2]
         for name in list(disk.list(FOLDER)):
             if name.endswith(".damaged"):
                 disk.unlink(f"{FOLDER}/{name}")
@@ -489,9 +475,7 @@ def test_a_repair_that_was_cut_short_is_done_again() -> None:
 
 def test_large_payloads_are_copied_whole() -> None:
     rng = seeded("large")
-    groups = [[make_record(rng.randbytes(3 << 20), make_id(PRODUCER, n))] for n in range(2)] + [
-        records(3, sequence=2)
-    ]
+    groups = [[make_record(rng.randbytes(3 << 20), make_id(PRODUCER, n))] for n in range(2)] + [records(3, sequence=2)]
     disk, data, starts, paths = written(groups)
     spoil(disk, paths[0], starts[2] + 25, b"\xff")
     reported: list[tuple[str, int, int]] = []

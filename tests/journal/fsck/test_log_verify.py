@@ -40,37 +40,21 @@ def test_every_byte_is_in_a_block_or_a_stretch_whatever_is_damaged(disk: Simulat
             spoiled[at : at + 50] = rng.randbytes(50)
         position = 0
         for item in surveyed(disk, bytes(spoiled)):
-            first, next = (
-                (item.first, item.next) if isinstance(item, DamagedRange) else (item.offset, item.next)
-            )
+            first, next = (item.first, item.next) if isinstance(item, DamagedRange) else (item.offset, item.next)
             assert first == position < next
             position = next
         assert position == len(spoiled)
 
 
 def test_a_stretch_says_which_ordinals_are_lost(disk: SimulatedDisk) -> None:
-    data, starts = log_bytes(
-        [records(3), records(4, sequence=3), records(2, sequence=7), records(1, sequence=9)]
-    )
+    data, starts = log_bytes([records(3), records(4, sequence=3), records(2, sequence=7), records(1, sequence=9)])
     ends = controls_of(data, starts)
-    (stretch,) = [
-        i for i in surveyed(disk, flipped(data, 8 * (starts[1] + 3))) if isinstance(i, DamagedRange)
-    ]
-    assert (stretch.first, stretch.next, stretch.ordinal, stretch.next_ordinal) == (
-        starts[1],
-        starts[2],
-        3,
-        7,
-    )
+    (stretch,) = [i for i in surveyed(disk, flipped(data, 8 * (starts[1] + 3))) if isinstance(i, DamagedRange)]
+    assert (stretch.first, stretch.next, stretch.ordinal, stretch.next_ordinal) == (starts[1], starts[2], 3, 7)
     assert stretch.trailer is not None
     spoiled = flipped(flipped(data, 8 * ends[1]), 8 * ends[2])
     (stretch,) = [i for i in surveyed(disk, spoiled) if isinstance(i, DamagedRange)]
-    assert (stretch.first, stretch.next, stretch.ordinal, stretch.next_ordinal) == (
-        starts[1],
-        starts[3],
-        3,
-        9,
-    )
+    assert (stretch.first, stretch.next, stretch.ordinal, stretch.next_ordinal) == (starts[1], starts[3], 3, 9)
     assert stretch.trailer is None
     (stretch,) = [i for i in surveyed(disk, flipped(data, 8 * ends[3])) if isinstance(i, DamagedRange)]
     assert (stretch.first, stretch.ordinal, stretch.next_ordinal) == (starts[3], 9, None)
@@ -112,9 +96,7 @@ def test_many_forgeries_in_one_payload_outvote_nothing(disk: SimulatedDisk) -> N
 
 def test_the_log_of_a_file_with_long_blocks_is_found(disk: SimulatedDisk) -> None:
     sizes = (SCAN_SIZE + 5, 10, 2 * SCAN_SIZE - 300)
-    data, starts = log_bytes(
-        [[make_record(bytes(size), make_id(PRODUCER, n))] for n, size in enumerate(sizes)]
-    )
+    data, starts = log_bytes([[make_record(bytes(size), make_id(PRODUCER, n))] for n, size in enumerate(sizes)])
     for content in (data, bytes(30) + data[30:], data[:-50], data[: starts[2]] + bytes(20)):
         disk.write_file(PATH, content)
         assert find_log_id(disk, PATH) == LOG_ID

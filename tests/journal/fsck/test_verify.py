@@ -38,9 +38,7 @@ def write_segment(disk: SimulatedDisk, groups: list[list[bytes]], base: int, ord
     data, starts = log_bytes(groups, base, ordinal, time=1000 + ordinal)
     segment = Segment.create(disk, FOLDER, base, LOG_ID)
     for start, end in itertools.pairwise([*starts, len(data)]):
-        segment.append(
-            [data[start:end]], [b.control for b in blocks_of(data[start:end], base + start, LOG_ID)]
-        )
+        segment.append([data[start:end]], [b.control for b in blocks_of(data[start:end], base + start, LOG_ID)])
     segment.seal()
     segment.close()
     return base + len(data)
@@ -114,10 +112,7 @@ def test_a_bad_tail_of_the_last_segment_is_a_note_unless_it_was_forced(disk: Sim
     disk.write_file(path, disk.read_file(path)[:1000])
     report = verify(disk, DATA)
     assert report.damaged
-    assert {finding.field for finding in report.findings if finding.weight == DAMAGE} == {
-        "control record",
-        "forced",
-    }
+    assert {finding.field for finding in report.findings if finding.weight == DAMAGE} == {"control record", "forced"}
 
 
 @pytest.mark.parametrize("path", [DATA, FOLDER, "segment"])
@@ -156,9 +151,7 @@ def test_the_end_of_a_lone_file_that_is_not_the_last_is_damage(disk: SimulatedDi
 
 
 @pytest.mark.parametrize("how", ["deleted", "emptied"])
-def test_a_log_that_was_not_closed_is_noted_where_its_newest_file_is_gone(
-    disk: SimulatedDisk, how: str
-) -> None:
+def test_a_log_that_was_not_closed_is_noted_where_its_newest_file_is_gone(disk: SimulatedDisk, how: str) -> None:
     path = segment_path(disk, 1)
     base = int(path.removeprefix(f"{FOLDER}/").split(".")[0])
     if how == "deleted":
@@ -204,9 +197,7 @@ def test_records_that_fail_themselves_are_found_on_request(disk: SimulatedDisk) 
 def test_a_count_of_records_that_is_wrong_is_found_on_request(disk: SimulatedDisk) -> None:
     base = verify(disk, DATA).bytes
     path = segment_path(disk, 1)
-    disk.write_file(
-        path, disk.read_file(path) + closed([records(1)[0] + records(2)[1]], base, 1800, time=9000)
-    )
+    disk.write_file(path, disk.read_file(path) + closed([records(1)[0] + records(2)[1]], base, 1800, time=9000))
     assert only(verify(disk, DATA, records=True)).field == "records"
 
 
@@ -219,9 +210,7 @@ def test_segments_that_do_not_follow_each_other_are_found(disk: SimulatedDisk) -
 def test_a_segment_of_another_log_is_found(disk: SimulatedDisk) -> None:
     path = segment_path(disk, 1)
     base = verify(disk, segment_path(disk, 0)).bytes
-    disk.write_file(
-        path, closed(records(600, sequence=1200, size=100), base, 1200, time=9000, log_id=LOG_ID + 1)
-    )
+    disk.write_file(path, closed(records(600, sequence=1200, size=100), base, 1200, time=9000, log_id=LOG_ID + 1))
     assert "id" in [finding.field for finding in verify(disk, DATA).findings]
 
 

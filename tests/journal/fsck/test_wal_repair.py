@@ -9,13 +9,7 @@ import pytest
 from journal.errors import Corrupt, Lost
 from journal.filenames import journal_name, snapshot_name
 from journal.fsck.findings import remove_originals
-from journal.fsck.wal_repair import (
-    FILLER_SIZE_MAX,
-    STATE_LOST,
-    RepairedJournalRange,
-    _filler_sizes,
-    repair_journal,
-)
+from journal.fsck.wal_repair import FILLER_SIZE_MAX, STATE_LOST, RepairedJournalRange, _filler_sizes, repair_journal
 from journal.fsck.wal_verify import unrepaired_damage, verify_journal
 from journal.testing import SimulatedDisk, crash_states
 from journal.wal.entry import encode_filler
@@ -158,9 +152,7 @@ def test_several_missing_files_in_a_row_are_made_again(missing: tuple[int, ...])
     for info in lost:
         journal.disk.unlink(journal.file(info.number))
     mended(journal)
-    assert kept(journal) == [
-        row for row in rows if not lost[0].first <= row[0] < lost[-1].first + lost[-1].size
-    ]
+    assert kept(journal) == [row for row in rows if not lost[0].first <= row[0] < lost[-1].first + lost[-1].size]
     assert journal.store.end_offset == end
 
 
@@ -411,9 +403,7 @@ def harm(journal: Journal, generator: random.Random) -> None:
     kind = generator.random()
     if kind < 0.6 and data:
         at = generator.randrange(len(data))
-        journal.disk.damage(
-            path, at, generator.randbytes(min(len(data) - at, generator.choice((1, 30, 300))))
-        )
+        journal.disk.damage(path, at, generator.randbytes(min(len(data) - at, generator.choice((1, 30, 300)))))
     elif kind < 0.8 and len(files) > 1:
         journal.disk.write_file(path, data[: generator.randrange(len(data) + 1)])
     elif len(files) > 1:
@@ -421,13 +411,6 @@ def harm(journal: Journal, generator: random.Random) -> None:
 
 
 def test_a_long_gap_becomes_several_fillers() -> None:
-    for size in (
-        28,
-        1000,
-        FILLER_SIZE_MAX,
-        FILLER_SIZE_MAX + 1,
-        FILLER_SIZE_MAX + 28,
-        3 * FILLER_SIZE_MAX + 29,
-    ):
+    for size in (28, 1000, FILLER_SIZE_MAX, FILLER_SIZE_MAX + 1, FILLER_SIZE_MAX + 28, 3 * FILLER_SIZE_MAX + 29):
         parts = list(_filler_sizes(size))
         assert sum(parts) == size and min(parts) >= 28

@@ -57,9 +57,7 @@ def test_hazard_05_every_flipped_bit_of_heads_entries_snapshots_and_slots_is_nam
         for at in range(used):
             if generator.random() > max(0.1, scaled(100) / 100) or not whole[name][at : at + 1].strip(b"\0"):
                 continue
-            journal.disk.damage(
-                journal.path(name), at, bytes([whole[name][at] ^ 1 << generator.randrange(8)])
-            )
+            journal.disk.damage(journal.path(name), at, bytes([whole[name][at] ^ 1 << generator.randrange(8)]))
             found = {file for file, _, _ in findings(journal)}
             assert name in found, (name, at, found)
             journal.disk.write_file(journal.path(name), whole[name])
@@ -148,9 +146,7 @@ def test_blocks_and_records_are_checked_against_their_own_checksums() -> None:
 
 def test_progress_reaches_the_end_of_each_file(journal: Journal) -> None:
     reported: dict[str, tuple[int, int]] = {}
-    verify_journal(
-        journal.disk, FOLDER, progress=lambda path, done, total: reported.update({path: (done, total)})
-    )
+    verify_journal(journal.disk, FOLDER, progress=lambda path, done, total: reported.update({path: (done, total)}))
     assert {path: done == total for path, (done, total) in reported.items()} == {
         journal.file(number): True for number in journal.numbers
     }

@@ -12,15 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from journal.errors import Full
-from journal.log.index import (
-    ENTRY,
-    ENTRY_SIZE,
-    RUN_SIZE_MIN,
-    WRITE_COUNT,
-    IndexEntry,
-    IndexPosition,
-    SegmentIndex,
-)
+from journal.log.index import ENTRY, ENTRY_SIZE, RUN_SIZE_MIN, WRITE_COUNT, IndexEntry, IndexPosition, SegmentIndex
 from journal.record.block_trailer import BlockTrailer
 from journal.testing.memory_disk import SimulatedDisk
 from tests import paths
@@ -58,9 +50,7 @@ def disk() -> SimulatedDisk:
 
 
 @given(st.lists(st.integers(0, 100_000), max_size=60), st.data())
-def test_every_search_gives_a_block_start_from_which_the_walk_is_short(
-    sizes: list[int], data: st.DataObject
-) -> None:
+def test_every_search_gives_a_block_start_from_which_the_walk_is_short(sizes: list[int], data: st.DataObject) -> None:
     found = controls(sizes)
     index = filled(found)
     starts = [control.offset - BASE for control in found]
@@ -74,12 +64,7 @@ def test_every_search_gives_a_block_start_from_which_the_walk_is_short(
     if place.position in starts:
         assert place.ordinal == ordinals[starts.index(place.position)]
     following = next(
-        (
-            s
-            for s in (*[e.position for e in index.entries()], index.by_position(end).position)
-            if s > position
-        ),
-        end,
+        (s for s in (*[e.position for e in index.entries()], index.by_position(end).position) if s > position), end
     )
     right = starts[bisect_right(starts, position) - 1] if starts else 0
     # At the very end no block follows: the place is the end itself when the last run was just closed.
@@ -115,10 +100,7 @@ def test_the_golden_index_is_written_and_loaded_as_ever(disk: SimulatedDisk) -> 
     golden = bytes.fromhex((paths.TESTS / "golden" / "index.hex").read_text())
     filled(controls([70_000, 65_436]), disk)
     assert disk.read_file(PATH) == golden
-    assert [entry.size for entry in SegmentIndex.load(disk, PATH, BASE, LOG_ID, 1 << 20).entries()] == [
-        70_100,
-        65_536,
-    ]
+    assert [entry.size for entry in SegmentIndex.load(disk, PATH, BASE, LOG_ID, 1 << 20).entries()] == [70_100, 65_536]
     crc = crcmod.predefined.mkPredefinedCrcFun("crc-32")
     for entry in (golden[:ENTRY_SIZE], golden[ENTRY_SIZE:]):
         assert ENTRY.unpack(entry)[-1] == crc(BASE.to_bytes(8, "big") + entry[:-4])
@@ -164,9 +146,7 @@ def test_random_bytes_are_no_entries(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(("base", "log_id"), [(BASE + 1, LOG_ID), (BASE, LOG_ID + 1)])
-def test_the_index_of_another_segment_or_log_is_not_taken(
-    disk: SimulatedDisk, base: int, log_id: int
-) -> None:
+def test_the_index_of_another_segment_or_log_is_not_taken(disk: SimulatedDisk, base: int, log_id: int) -> None:
     filled(controls([70_000] * 3), disk)
     loaded = SegmentIndex.load(disk, PATH, base, log_id, 1 << 30)
     assert (len(loaded), loaded.fault) == (0, "entry 0 is wrong")

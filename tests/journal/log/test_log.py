@@ -61,9 +61,7 @@ def test_every_position_of_random_batches_is_where_the_record_lies(bench: Bench)
         for producer in range(generator.randint(1, 4)):
             count = generator.choice((1, 3, 40, 900))
             size = generator.choice((1, 50, 400))
-            batch = make_batch(
-                count, size, producer + 1, sequences[producer], blocks=generator.random() < 0.5
-            )
+            batch = make_batch(count, size, producer + 1, sequences[producer], blocks=generator.random() < 0.5)
             sequences[producer] += count
             batches.append(batch)
         answers = bench.log.append(batches)
@@ -415,9 +413,7 @@ def test_reads_go_on_while_segments_are_removed_under_them() -> None:
     with log._segment_set.pinned_segments() as segments:
         log.truncate_before(log.end_offset - 10)
         assert segments[0].pread(20, 0) and segments[0].path.endswith(segment_name(0))
-    assert (
-        len([file for file in bench.disk.open_files if file.path.endswith(".zxQueue")]) == log.segment_count
-    )
+    assert len([file for file in bench.disk.open_files if file.path.endswith(".zxQueue")]) == log.segment_count
 
 
 def test_one_thread_reads_beside_appends(tmp_path: Path) -> None:
@@ -447,9 +443,7 @@ def test_one_thread_reads_beside_appends(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_position_inside_a_record_is_refused_and_inside_a_block_answered_from_its_start(
-    bench: Bench,
-) -> None:
+def test_a_position_inside_a_record_is_refused_and_inside_a_block_answered_from_its_start(bench: Bench) -> None:
     bench.send(5)
     bench.log.force()
     chunk = bench.log.read(2 * RECORD, 1000)
@@ -493,9 +487,7 @@ def test_places_are_found_by_time() -> None:
 
 def test_the_public_names_are_light() -> None:
     program = "import sys, journal; assert 'journal.log.log' not in sys.modules; print(journal.Log.__name__)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "Log"
 
 
@@ -556,12 +548,7 @@ def test_a_long_stream_is_one_atomic_append(data: bytes) -> None:
 def test_a_stream_that_is_not_what_was_announced_leaves_nothing(data: bytes) -> None:
     bench = Bench()
     log = bench.open()
-    for stream, sequence, count in (
-        (data[:-1], 0, COUNT),
-        (data, 1, COUNT),
-        (data, 0, COUNT - 1),
-        (b"", 0, 0),
-    ):
+    for stream, sequence, count in ((data[:-1], 0, COUNT), (data, 1, COUNT), (data, 0, COUNT - 1), (b"", 0, 0)):
         with pytest.raises(BadBatch):
             log.append_stream(io.BytesIO(stream), 12, sequence, count)
     assert log.end_offset == 0 and "append.spool" not in bench.disk.list(FOLDER)

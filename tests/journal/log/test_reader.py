@@ -13,10 +13,7 @@ from journal.log.log import Log
 from journal.log.reader import KNOWN_STARTS_MAX
 from journal.log.readonly import ReadOnlyLog
 from journal.record.block import blocks_of
-from journal.record.block_trailer import (
-    TRAILER_SIZE,
-    find_next_trailer,
-)
+from journal.record.block_trailer import TRAILER_SIZE, find_next_trailer
 from journal.record.format import BadRecord, records_of
 from tests.journal.logs import FOLDER, LOG_ID, Bench, payloads_of
 from tests.scale import scaled, seeded
@@ -266,9 +263,7 @@ def closed_log() -> Bench:
 @pytest.mark.long
 @pytest.mark.parametrize("spot", SPOT)
 @pytest.mark.parametrize("reader", ["fresh", "warm", "another process"])
-def test_damage_hides_no_sound_block_however_little_is_read(
-    closed_log: Bench, spot: str, reader: str
-) -> None:
+def test_damage_hides_no_sound_block_however_little_is_read(closed_log: Bench, spot: str, reader: str) -> None:
     """Each block damaged in turn: a reader that goes on after what is named gets all others, and the name is exact."""
     bench, sizes = closed_log, (1, 6_000, 12_000, 40_000, 66_000, 100_000, 1 << 20)
     edges = block_edges(bench.open())
@@ -285,10 +280,7 @@ def test_damage_hides_no_sound_block_however_little_is_read(
         whole = bench.disk.read_file(path)[place]
         bench.disk.damage(path, place, bytes([whole ^ 0x10]))
         try:
-            assert reported_of(log, max_bytes) == (
-                [*edges[:number], *edges[number + 1 : -1]],
-                [(first, next)],
-            )
+            assert reported_of(log, max_bytes) == ([*edges[:number], *edges[number + 1 : -1]], [(first, next)])
         finally:
             bench.disk.damage(path, place, bytes([whole]))
 

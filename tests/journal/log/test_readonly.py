@@ -172,10 +172,7 @@ def test_nothing_after_the_forced_mark_is_seen_and_all_before_it_is() -> None:
         bench.send(3, 1000)
     assert bench.log.segment_count > 5
     assert seen.refresh().durable >= before
-    assert (
-        read_all(seen)
-        == bench.expected(0, 3 * 1, 100) + bench.expected(3, 903, 1000)[: len(read_all(seen)) - 3]
-    )
+    assert read_all(seen) == bench.expected(0, 3 * 1, 100) + bench.expected(3, 903, 1000)[: len(read_all(seen)) - 3]
     with pytest.raises(BeyondEnd):
         seen.read(bench.log.end_offset, 10)
     settle(bench)
@@ -349,11 +346,7 @@ def test_a_cut_while_a_chunk_is_read_is_noticed() -> None:
 def test_an_index_that_does_not_hold_is_made_from_the_segment() -> None:
     bench = bench_of([20_000] * 20, segment_bytes=1 << 21)
     expected = bench.read_all()
-    good = (
-        bench.disk.read_file(bench.path(index_name(0)))
-        if bench.disk.exists(bench.path(index_name(0)))
-        else b""
-    )
+    good = bench.disk.read_file(bench.path(index_name(0))) if bench.disk.exists(bench.path(index_name(0))) else b""
     bench.log._segment_set.active.write_index()
     good = bench.disk.read_file(bench.path(index_name(0)))
     for bad in (b"", good[:-100], bytes(len(good)), good[:60] + b"x" + good[61:], good * 2):

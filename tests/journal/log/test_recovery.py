@@ -284,9 +284,7 @@ def test_a_mark_that_is_missing_beside_segments_is_reported_once() -> None:
 EMPTY = Snapshot(0, 0, 0, {}, b"")
 
 
-def walked(
-    bench: Bench, forced: int = 0, snapshot: Snapshot = EMPTY
-) -> tuple[LogReplay, CountingState, Recovery]:
+def walked(bench: Bench, forced: int = 0, snapshot: Snapshot = EMPTY) -> tuple[LogReplay, CountingState, Recovery]:
     state, report = CountingState(), Recovery()
     replay = LogReplay(snapshot, forced, 0, state, report)
     segment = Segment.open(bench.disk, FOLDER, 0, LOG_ID, writable=False)

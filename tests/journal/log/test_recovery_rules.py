@@ -31,9 +31,7 @@ ONE = 20 + 50 + TRAILER_SIZE
 """Bytes of an append of one record of 50 bytes."""
 
 
-def tail(
-    place: int, append: int, end: int, forced: int = 0, later: int | None = None, zeros: bool = False
-) -> str:
+def tail(place: int, append: int, end: int, forced: int = 0, later: int | None = None, zeros: bool = False) -> str:
     return decide(TAIL_RULES, TailFacts(place, append, end, forced, later, zeros)).label
 
 
@@ -79,9 +77,7 @@ def folder(
     forced: int = 0,
     traces: bool = False,
 ) -> str:
-    found = FolderFacts(
-        mark, clean, first, forced, first, tuple(SegmentFileFacts(*file) for file in files), traces
-    )
+    found = FolderFacts(mark, clean, first, forced, first, tuple(SegmentFileFacts(*file) for file in files), traces)
     return decide(FOLDER_RULES, found).label
 
 
@@ -262,9 +258,7 @@ def test_end_missing_before_a_snapshot_is_damage_at_once(bench: Bench, left: int
         log.close()
 
 
-@pytest.mark.parametrize(
-    "name", [log_checkpoint_name(), segment_name(0), index_name(0), log_snapshot_name(3 * ONE)]
-)
+@pytest.mark.parametrize("name", [log_checkpoint_name(), segment_name(0), index_name(0), log_snapshot_name(3 * ONE)])
 def test_a_folder_where_a_file_belongs_is_named_before_anything_is_changed(bench: Bench, name: str) -> None:
     sent(bench, 3).log.close()
     if bench.disk.exists(bench.path(name)):

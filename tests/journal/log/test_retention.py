@@ -18,19 +18,12 @@ def test_without_rules_everything_stays() -> None:
 
 def test_seconds_count_from_the_newest_append_of_a_segment() -> None:
     options = LogOptions(retention_seconds=1)
-    assert [count_expired(SEALED, 350, now, options) for now in (1999, 2000, 2001, 3001, 4001)] == [
-        0,
-        0,
-        1,
-        2,
-        3,
-    ]
+    assert [count_expired(SEALED, 350, now, options) for now in (1999, 2000, 2001, 3001, 4001)] == [0, 0, 1, 2, 3]
 
 
 def test_bytes_are_a_floor_for_what_stays() -> None:
     counts = [
-        count_expired(SEALED, 350, 0, LogOptions(retention_bytes=size))
-        for size in (1, 50, 51, 150, 151, 250, 251)
+        count_expired(SEALED, 350, 0, LogOptions(retention_bytes=size)) for size in (1, 50, 51, 150, 151, 250, 251)
     ]
     assert counts == [3, 3, 2, 2, 1, 1, 0]
 

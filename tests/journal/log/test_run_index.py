@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from journal.disk import File
 from journal.filenames import index_name, join
-from journal.log.index import (
-    ENTRY_SIZE,
-    RUN_SIZE_MIN,
-    UNINDEXED_BYTES_MAX,
-    InvalidIndex,
-    OnDiskIndex,
-    SegmentIndex,
-)
+from journal.log.index import ENTRY_SIZE, RUN_SIZE_MIN, UNINDEXED_BYTES_MAX, InvalidIndex, OnDiskIndex, SegmentIndex
 from journal.log.segment import Segment
 from tests.journal.logs import FOLDER, LOG_ID, Bench
 

@@ -32,9 +32,7 @@ def disk() -> SimulatedDisk:
     return made
 
 
-def filled(
-    disk: SimulatedDisk, groups: list[list[bytes]], ordinal: int = 5
-) -> tuple[Segment, bytes, list[int]]:
+def filled(disk: SimulatedDisk, groups: list[list[bytes]], ordinal: int = 5) -> tuple[Segment, bytes, list[int]]:
     """A new segment with one append per group, what it holds, and where the blocks begin."""
     data, starts = log_bytes(groups, BASE, ordinal)
     segment = Segment.create(disk, FOLDER, BASE, LOG_ID)
@@ -191,8 +189,7 @@ def test_entries_of_bytes_that_were_cut_and_written_anew_are_stale(disk: Simulat
     segment.truncate(starts[4])
     for number in range(8):
         append(
-            segment,
-            closed(records(700, sequence=number * 700, size=60), segment.end, segment.index.end_ordinal or 0),
+            segment, closed(records(700, sequence=number * 700, size=60), segment.end, segment.index.end_ordinal or 0)
         )
     entries = list(segment.index.entries())
     segment.file.force()
@@ -262,9 +259,7 @@ def test_an_index_over_damage_leads_to_sound_blocks_only(disk: SimulatedDisk) ->
     segment.file.force()
     segment.close()
     disk.unlink(f"{FOLDER}/{index_name(BASE)}")
-    disk.write_file(
-        segment.path, data[: starts[3] + 100] + bytes(starts[6] - starts[3]) + data[starts[6] + 100 :]
-    )
+    disk.write_file(segment.path, data[: starts[3] + 100] + bytes(starts[6] - starts[3]) + data[starts[6] + 100 :])
     again = reopened(disk)
     for ordinal in (5, 700, 3600, 5900):
         place = again.index.by_ordinal(ordinal)

@@ -81,9 +81,7 @@ def arranged(shapes: list[tuple[int, int, bool]]) -> PreparedAppend:
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 300), st.sampled_from((1, 50, 900, 70_000)), st.booleans()),
-        min_size=1,
-        max_size=6,
+        st.tuples(st.integers(1, 300), st.sampled_from((1, 50, 900, 70_000)), st.booleans()), min_size=1, max_size=6
     )
 )
 def test_any_batches_become_valid_blocks_that_follow_each_other(shapes: list[tuple[int, int, bool]]) -> None:
@@ -93,9 +91,7 @@ def test_any_batches_become_valid_blocks_that_follow_each_other(shapes: list[tup
     blocks = list(blocks_of(data, TIP.offset, LOG_ID))
     assert [block.control for block in blocks] == append.trailers
     assert [block.control.more_follows for block in blocks] == [True] * (len(blocks) - 1) + [False]
-    assert append.end == TIP.offset + len(data) and append.end_ordinal == TIP.ordinal + sum(
-        s[0] for s in shapes
-    )
+    assert append.end == TIP.offset + len(data) and append.end_ordinal == TIP.ordinal + sum(s[0] for s in shapes)
     assert all(block.control.size <= BLOCK_SIZE_MAX or block.control.records == 1 for block in blocks)
     assert len(data) <= size_bound(sum(control.size for control in append.trailers))
 
@@ -116,12 +112,7 @@ def test_a_block_of_a_client_keeps_its_checksum_and_a_joined_one_is_summed() -> 
 
 def test_the_control_record_says_what_is_known_of_the_log() -> None:
     control = build_append([make_batch(1)], Source(1, 2, 3, 4), TIP).trailers[0]
-    assert (control.append_time, control.epoch, control.durable_offset, control.first_ordinal) == (
-        1234,
-        3,
-        2048,
-        17,
-    )
+    assert (control.append_time, control.epoch, control.durable_offset, control.first_ordinal) == (1234, 3, 2048, 17)
     assert (control.source_kind, control.source_id, control.source_high, control.source_low) == (1, 2, 3, 4)
     assert control.offset == TIP.offset
 

@@ -47,9 +47,7 @@ def test_records_of_one_size_and_of_many_are_taken(count: int, verify: str) -> N
 
 
 def test_flags_that_a_producer_may_set_are_taken() -> None:
-    found = [
-        make_record(b"x", make_id(PRODUCER, n), FLAG_TOMBSTONE | tag_flag(f"tag{n}")) for n in range(MANY)
-    ]
+    found = [make_record(b"x", make_id(PRODUCER, n), FLAG_TOMBSTONE | tag_flag(f"tag{n}")) for n in range(MANY)]
     data, blocks = batch(found)
     verify_batch(data, blocks, PRODUCER, 0, MANY)
 

@@ -13,22 +13,8 @@ from hypothesis import strategies as st
 
 from journal.record import block as block_module
 from journal.record.block import ProducerRun, blocks_of, producer_runs
-from journal.record.block_trailer import (
-    TRAILER_SIZE,
-    BlockTrailer,
-    encode_trailer,
-    find_next_trailer,
-    trailers_in,
-)
-from journal.record.format import (
-    SEQUENCE_COUNT,
-    BadRecord,
-    Incomplete,
-    make_filler,
-    make_id,
-    make_record,
-    split_id,
-)
+from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer, find_next_trailer, trailers_in
+from journal.record.format import SEQUENCE_COUNT, BadRecord, Incomplete, make_filler, make_id, make_record, split_id
 from tests.journal.blocks import LOG_ID, PRODUCER, closed, controls_of, flipped, log_bytes, mixed, records
 from tests.scale import scaled, seeded
 
@@ -115,9 +101,7 @@ def test_spoiled_bytes_give_written_blocks_then_bad_record_only() -> None:
 )
 def test_a_control_record_that_disagrees_with_its_block_is_refused(field: str, value: int) -> None:
     first, second = records(2), b"".join(records(2, sequence=2))
-    control = BlockTrailer(
-        2, len(second), crc32(second), 1000, 1, 0, 2, OFFSET + len(b"".join(first)) + TRAILER_SIZE
-    )
+    control = BlockTrailer(2, len(second), crc32(second), 1000, 1, 0, 2, OFFSET + len(b"".join(first)) + TRAILER_SIZE)
     bad = control._replace(**{field: value})
     data = closed(first, OFFSET, 0) + second + encode_trailer(LOG_ID, bad)
     if field == "records":
@@ -162,8 +146,7 @@ def test_a_forged_control_record_inside_a_payload_is_a_payload(count: int) -> No
 
 def test_a_payload_full_of_forgeries_hides_nothing() -> None:
     forged = b"".join(
-        encode_trailer(LOG_ID, BlockTrailer(1, n, 0, 0, 0, 0, 0, OFFSET + 20 + n * TRAILER_SIZE - n))
-        for n in range(50)
+        encode_trailer(LOG_ID, BlockTrailer(1, n, 0, 0, 0, 0, 0, OFFSET + 20 + n * TRAILER_SIZE - n)) for n in range(50)
     )
     data, _ = log_bytes([[make_record(forged, make_id(PRODUCER, 0))], records(2, sequence=1)], OFFSET)
     assert [len(block.data) for block in blocks_of(data, OFFSET, LOG_ID)] == [20 + len(forged), 60]
@@ -191,9 +174,7 @@ def test_more_bytes_than_any_block_has_are_no_unfinished_block(monkeypatch: pyte
 
 
 def test_after_damage_the_next_control_record_is_found_from_everywhere() -> None:
-    data, starts = log_bytes(
-        [records(3), records(1, sequence=3), mixed(9, seeded("next"), sequence=4)], OFFSET
-    )
+    data, starts = log_bytes([records(3), records(1, sequence=3), mixed(9, seeded("next"), sequence=4)], OFFSET)
     ends = controls_of(data, starts)
     for number, start in enumerate(starts):
         claim = find_next_trailer(data, start, offset=OFFSET, log_id=LOG_ID)

@@ -47,9 +47,7 @@ def test_one_flipped_bit_in_a_header_is_seen_by_the_column_that_has_it(
 ) -> None:
     count, sequence, payload = row
     size = HEADER_SIZE + payload
-    whole = b"".join(
-        records(count, sequence=sequence, size=payload) if payload else records_empty(count, sequence)
-    )
+    whole = b"".join(records(count, sequence=sequence, size=payload) if payload else records_empty(count, sequence))
     first_id = int.from_bytes(whole[8:16], "big")
     end = len(whole)
     assert sizes_are_equal(whole, 0, end, size)
@@ -62,14 +60,10 @@ def test_one_flipped_bit_in_a_header_is_seen_by_the_column_that_has_it(
     flags = [int.from_bytes(spoiled[p + 16 : p + 20], "big") for p in range(0, end, size)]
     assert sizes_are_equal(spoiled, 0, end, size) == (byte >= 4)
     assert ids_are_contiguous(spoiled, 0, end, size, first_id) == (not 8 <= byte < 16)
-    assert has_only_client_flags(spoiled, 0, end, size) == (
-        not any(flag & FLAG_REFUSED_MASK for flag in flags)
-    )
+    assert has_only_client_flags(spoiled, 0, end, size) == (not any(flag & FLAG_REFUSED_MASK for flag in flags))
     assert has_no_special_flags(spoiled, 0, end, size) == (not any(flag & 0xE0 for flag in flags))
     same_kind = byte >= 4 and byte != 19
-    assert count_leading(spoiled, 0, end, size) == (
-        count if same_kind else number or (count if count == 1 else 1)
-    )
+    assert count_leading(spoiled, 0, end, size) == (count if same_kind else number or (count if count == 1 else 1))
 
 
 def records_empty(count: int, sequence: int) -> list[bytes]:
@@ -91,17 +85,12 @@ def test_a_row_of_one_size_ends_where_the_size_changes() -> None:
 
 # Records: what goes in comes out; bytes of any kind are taken apart or refused with BadRecord.
 
-bodies = st.lists(
-    st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=10)), min_size=1, max_size=20
-)
+bodies = st.lists(st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=10)), min_size=1, max_size=20)
 
 
 @given(bodies)
 def test_records_come_out_as_they_went_in(made: list[tuple[bytes, bytes | None]]) -> None:
-    parts = [
-        make_record(payload, make_id(5, n), attribute=attribute)
-        for n, (payload, attribute) in enumerate(made)
-    ]
+    parts = [make_record(payload, make_id(5, n), attribute=attribute) for n, (payload, attribute) in enumerate(made)]
     data = b"".join(parts)
     found = list(records_of(data))
     assert [r.size for r in found] == [len(part) for part in parts]

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from journal.disk import write_all
 from journal.errors import Full
 from journal.testing import Moment, SimulatedDisk, crash_states
-from journal.testing.memory_disk import (
-    SECTOR_BYTES,
-    FileContent,
-    FolderTree,
-    SimulatedFolder,
-    path_names,
-    walk_tree,
-)
+from journal.testing.memory_disk import SECTOR_BYTES, FileContent, FolderTree, SimulatedFolder, path_names, walk_tree
 
 STEP = st.one_of(
     st.tuples(st.just("write"), st.integers(0, 3000), st.binary(min_size=1, max_size=1500)),
@@ -235,8 +228,7 @@ def test_a_draw_by_seed() -> None:
 
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from("ab"), st.sampled_from(["write", "force", "create", "unlink", "folder"])),
-    max_size=12,
+    st.tuples(st.sampled_from("ab"), st.sampled_from(["write", "force", "create", "unlink", "folder"])), max_size=12
 )
 
 
@@ -271,9 +263,7 @@ MOVES = st.lists(st.tuples(st.sampled_from(["create", "rename", "unlink"]), NAME
 
 def seen(disk: SimulatedDisk) -> dict[str, bytes]:
     return {
-        path: disk.read_file(path)
-        for folder in "de"
-        for path in (f"{folder}/{name}" for name in disk.list(folder))
+        path: disk.read_file(path) for folder in "de" for path in (f"{folder}/{name}" for name in disk.list(folder))
     }
 
 
@@ -385,9 +375,7 @@ def test_a_failed_sync_names_no_file_but_each_files_own_force_does(disk: Simulat
     assert (left.read_file("d/good"), left.read_file("d/bad")) == (b"x", b"")
 
 
-def test_a_lost_write_that_was_not_reported_is_reported_to_the_next_opener_of_the_file(
-    disk: SimulatedDisk,
-) -> None:
+def test_a_lost_write_that_was_not_reported_is_reported_to_the_next_opener_of_the_file(disk: SimulatedDisk) -> None:
     anchor = disk.open_anchor("d")
     write_all(disk.create("d/a"), [b"x"], 0)
     disk.faults.fail("sync_file", path="a")

@@ -74,9 +74,7 @@ def test_what_was_settled_is_never_lost_to_what_is_written_after_it(disk: Simula
     seen: set[JournalCheckpoint | None] = set()
 
     def look(kind: str, path: str) -> None:
-        seen.update(
-            JournalCheckpointFile(state, FOLDER).read() for state in crash_states(disk, 10, generator)
-        )
+        seen.update(JournalCheckpointFile(state, FOLDER).read() for state in crash_states(disk, 10, generator))
 
     file.write_durably(WHOLE)
     disk.after = look

@@ -46,9 +46,7 @@ def test_what_is_written_is_read(disk: SimulatedDisk, state: bytes) -> None:
     assert of(disk).read_head(3) == snapshot().head
 
 
-def test_a_large_state_is_written_and_checked_in_pieces(
-    disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_state_is_written_and_checked_in_pieces(disk: SimulatedDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "PIECE_SIZE", 7)
     state = bytes(range(100))
     of(disk).write(snapshot(state=state))

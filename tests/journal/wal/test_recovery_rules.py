@@ -38,12 +38,7 @@ def test_the_rows_of_the_start_table() -> None:
     assert start("damaged", True) == "checkpoint damaged"
     assert start("good", True, True, True) == start("good", False, True) == "newest snapshot"
     assert start("good", True, False, True) == "older snapshot"
-    assert (
-        start("good", True, False, False)
-        == start("good", True, False)
-        == start("good", True)
-        == "no snapshot"
-    )
+    assert start("good", True, False, False) == start("good", True, False) == start("good", True) == "no snapshot"
     assert len(START_RULES) == 7
 
 

@@ -20,14 +20,7 @@ from journal.wal import entry as entry_module
 from journal.wal.checkpoint import REWRITE_SECONDS
 from journal.wal.entry import COMMIT, ENTRY_SIZE_MAX, AppendMsg, Operation, entry_size
 from journal.wal.file import FILE_HEADER_SIZE, JournalFile, JournalFiles
-from journal.wal.store import (
-    READ_SIZE,
-    RECLAIM_SECONDS,
-    RETRY_SECONDS,
-    JournalFileInfo,
-    JournalOptions,
-    JournalStore,
-)
+from journal.wal.store import READ_SIZE, RECLAIM_SECONDS, RETRY_SECONDS, JournalFileInfo, JournalOptions, JournalStore
 from tests.journal.journals import (
     CHECKPOINT,
     DATA,
@@ -182,12 +175,7 @@ def test_an_error_of_a_write_stops_the_journal_and_reads_go_on() -> None:
     journal.disk.faults.fail("write")
     with pytest.raises(Stopped, match="a write failed"):
         journal.send()
-    for call in (
-        journal.send,
-        journal.store.force,
-        journal.store.checkpoint,
-        lambda: journal.store.before_append(1),
-    ):
+    for call in (journal.send, journal.store.force, journal.store.checkpoint, lambda: journal.store.before_append(1)):
         with pytest.raises(Stopped):
             call()
     assert not journal.store.checkpoint_due and not journal.store.flush_due
@@ -301,10 +289,7 @@ def test_hazard_06_files_go_only_after_the_snapshot_and_the_checkpoint_are_on_th
     ]  # fmt: skip
     places = [reported.index(step) for step in order]
     assert places == sorted(places)
-    assert (
-        reported[places[3] :].count("force checkpoint") == 2
-        and reported[places[4] :].count("force checkpoint") == 0
-    )
+    assert reported[places[3] :].count("force checkpoint") == 2 and reported[places[4] :].count("force checkpoint") == 0
 
 
 def test_a_power_cut_at_any_moment_of_a_checkpoint_loses_nothing() -> None:
@@ -503,9 +488,7 @@ def test_a_file_is_not_closed_while_the_kernel_forces_it() -> None:
     assert reported == [None] and not journal.disk.open_files
 
 
-def test_a_roll_and_appends_while_a_checkpoint_forces_are_not_taken_for_forced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_roll_and_appends_while_a_checkpoint_forces_are_not_taken_for_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker looks at the end and at the file; in between the owner rolls, and writes into the next file."""
     journal = opened()
     for _ in range(4):
@@ -602,9 +585,7 @@ def test_places_follow_each_other_and_count_the_head_of_each_file() -> None:
 
 def test_what_was_appended_is_read_back_with_and_without_its_size() -> None:
     journal = opened(WIDE)
-    contents = [
-        message(1, n, size) for n, size in enumerate((0, 1, READ_SIZE - 90, READ_SIZE, 3 * READ_SIZE))
-    ]
+    contents = [message(1, n, size) for n, size in enumerate((0, 1, READ_SIZE - 90, READ_SIZE, 3 * READ_SIZE))]
     contents += [Operation(COMMIT, 7, b"payload")]  # type: ignore[list-item]
     places = journal.append(*contents)
     for place, content in zip(places, contents, strict=True):
@@ -926,18 +907,10 @@ def test_the_kernel_forces_it_on_a_real_disk(tmp_path: Path) -> None:
     if queue is None:
         pytest.skip("this system has no AIO")
     store = JournalStore.open(
-        RealDisk(),
-        str(tmp_path / "transactions"),
-        new_id=lambda: 11,
-        clock=SystemClock(),
-        state=RememberingState(),
+        RealDisk(), str(tmp_path / "transactions"), new_id=lambda: 11, clock=SystemClock(), state=RememberingState()
     )
     forcer = Forcer(
-        RealDisk(),
-        lambda fn, done: done(fn(), None),
-        anchor_path=str(tmp_path),
-        clock=SystemClock(),
-        begin=queue.start,
+        RealDisk(), lambda fn, done: done(fn(), None), anchor_path=str(tmp_path), clock=SystemClock(), begin=queue.start
     )
     reported: list[object] = []
     for number in range(20):
@@ -955,11 +928,7 @@ def test_the_kernel_forces_it_on_a_real_disk(tmp_path: Path) -> None:
 def test_an_append_of_many_small_entries_costs_little(tmp_path: Path) -> None:
     """3 us an entry is the measure; a machine shared with other tests may be several times slower."""
     store = JournalStore.open(
-        RealDisk(),
-        str(tmp_path / "transactions"),
-        new_id=lambda: 11,
-        clock=SystemClock(),
-        state=RememberingState(),
+        RealDisk(), str(tmp_path / "transactions"), new_id=lambda: 11, clock=SystemClock(), state=RememberingState()
     )
     contents = [message(1, number, 230) for number in range(30)]
     best = min(_seconds(store, contents) for _ in range(200))

@@ -9,13 +9,7 @@ from journal.log.readonly import open_log
 from journal.record.batch import Batch, Source
 from journal.record.format import make_log_id, make_record
 from tfmq.broker.catalog_state import TopicRow
-from tfmq.spark.pipelines.audit import (
-    AuditResult,
-    find_missing_partitions,
-    make_result,
-    summarize_logs,
-    topic_log_ids,
-)
+from tfmq.spark.pipelines.audit import AuditResult, find_missing_partitions, make_result, summarize_logs, topic_log_ids
 from tfmq.spark.pipelines.audit_check import (
     PieceResult,
     check_piece,
@@ -34,10 +28,7 @@ PARTS = 3
 
 def batch(producer: int, sequence: int, sizes: Sequence[int]) -> Batch:
     """Records of one producer, with payloads of these sizes."""
-    records = [
-        make_record(bytes([65 + n % 20]) * size, producer << 24 | sequence + n)
-        for n, size in enumerate(sizes)
-    ]
+    records = [make_record(bytes([65 + n % 20]) * size, producer << 24 | sequence + n) for n, size in enumerate(sizes)]
     return Batch(b"".join(records), (), producer, sequence, len(records))
 
 
@@ -77,18 +68,12 @@ def compared(data: Path, topics: list[TopicRow], made: AuditPlan, found: list[Pi
     known = {0: JournalCoverage(journal.journal_id, join_spans(read))}
     verdicts = [compare_sides(part, standings, known) for _, part in split_facts(facts, PARTS)]
     verdicts = [
-        each._replace(repeats=[locate_repeat(disk, made.logs, repeat) for repeat in each.repeats])
-        for each in verdicts
+        each._replace(repeats=[locate_repeat(disk, made.logs, repeat) for repeat in each.repeats]) for each in verdicts
     ]
     folders = find_missing_partitions(disk, str(data), topics, made.logs)
     for log in made.logs:
         folders += find_missing_files(disk, log, [each for each in found if each.piece.log == log.number])
-    more = [
-        *made.findings,
-        *folders,
-        *journal.findings,
-        *(finding for each in read for finding in each.findings),
-    ]
+    more = [*made.findings, *folders, *journal.findings, *(finding for each in read for finding in each.findings)]
     return make_result([str(data)], made.logs, chains, verdicts, more, 1.0)
 
 

@@ -24,9 +24,7 @@ def log_id_of(folder: Path) -> int:
 
 
 def blocks_of(path: Path) -> list[Block]:
-    segment = Segment.open(
-        RealDisk(), str(path.parent), int(path.stem), log_id_of(path.parent), writable=False
-    )
+    segment = Segment.open(RealDisk(), str(path.parent), int(path.stem), log_id_of(path.parent), writable=False)
     try:
         return [block._replace(data=memoryview(bytes(block.data))) for block in segment.blocks()]
     finally:

@@ -25,14 +25,7 @@ from tfmq.cli.main import run as tfmq_command
 from tfmq.errors import BadRequest, Busy, Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
 from tfmq.spark.log_reader import SourceAddress, open_log_reader
 from tfmq.spark.pipelines import archive_folder
-from tfmq.spark.pipelines.archive import (
-    TopicArchiver,
-    archive,
-    ends_after,
-    find_new_ranges,
-    plan_step,
-    readable_start,
-)
+from tfmq.spark.pipelines.archive import TopicArchiver, archive, ends_after, find_new_ranges, plan_step, readable_start
 from tfmq.spark.pipelines.archive_folder import ArchiveFolder, ArchivePiece, Gap, hold_lock
 from tfmq.spark.pipelines.command import run_command
 from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog, split_range, split_targets
@@ -109,9 +102,7 @@ def test_a_folder_that_cannot_be_made_is_reported_with_what_to_do(
     )
 
 
-def test_a_broker_that_is_away_has_its_own_exit_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broker_that_is_away_has_its_own_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["orders", "--to", str(tmp_path / "a"), "--servers", "127.0.0.1:1", "--timeout", "1s"]
     assert run_command(archive, "archive", arguments) == 3
     assert "Nothing listens at 127.0.0.1:1" in capsys.readouterr().err
@@ -125,11 +116,7 @@ def test_a_spark_that_is_killed_and_run_again_archives_every_message_once(
     send(spark_server.address, topic, some(generator, 600))
     folder = tmp_path / "a"
     options = [topic, "--file-bytes", "8K", "--step-bytes", "40K"]
-    environment = {
-        **os.environ,
-        **spark_session.environment(tmp_path),
-        "PYSPARK_SUBMIT_ARGS": "pyspark-shell",
-    }
+    environment = {**os.environ, **spark_session.environment(tmp_path), "PYSPARK_SUBMIT_ARGS": "pyspark-shell"}
     command = [sys.executable, "-m", "tfmq.spark.pipelines.archive", *options]
     command += ["--to", str(folder), "--servers", spark_server.address, "--master", "local[2]"]
     for ending in [signal.SIGINT, *[signal.SIGKILL] * scaled(10)]:
@@ -251,9 +238,7 @@ def test_a_step_that_was_begun_is_made_again_as_it_was_planned(
 
 
 @pytest.mark.long
-def test_killed_at_any_call_the_next_run_gives_the_same(
-    spark_server: LiveServer, topic: str, folder: Path
-) -> None:
+def test_killed_at_any_call_the_next_run_gives_the_same(spark_server: LiveServer, topic: str, folder: Path) -> None:
     """Every row once in what manifests say, and never twice in what a listing of the folder shows."""
     generator = seeded(topic)
     send(spark_server.address, topic, some(generator, 120))
@@ -280,9 +265,7 @@ def test_killed_at_any_call_the_next_run_gives_the_same(
     assert not list(folder.rglob("*.part")) and not list(folder.rglob("*.plan"))
 
 
-def test_a_folder_of_data_is_archived_without_its_broker(
-    spark_server: LiveServer, topic: str, folder: Path
-) -> None:
+def test_a_folder_of_data_is_archived_without_its_broker(spark_server: LiveServer, topic: str, folder: Path) -> None:
     generator = seeded(topic)
     send(spark_server.address, topic, some(generator, 80))
     archived(folder, topic, wire(spark_server), **SMALL)
@@ -309,9 +292,7 @@ def test_one_run_at_a_time(spark_server: LiveServer, topic: str, folder: Path) -
         archived(folder, topic, wire(spark_server))
 
 
-def test_a_topic_made_anew_is_archived_after_the_old_one(
-    spark_server: LiveServer, topic: str, folder: Path
-) -> None:
+def test_a_topic_made_anew_is_archived_after_the_old_one(spark_server: LiveServer, topic: str, folder: Path) -> None:
     generator = seeded(topic)
     send(spark_server.address, topic, some(generator, 20))
     archived(folder, topic, wire(spark_server))
@@ -328,9 +309,7 @@ def test_a_topic_made_anew_is_archived_after_the_old_one(
     assert sum(map(len, rows.values())) == 40
 
 
-def test_another_brokers_topic_of_that_name_is_refused(
-    spark_server: LiveServer, topic: str, folder: Path
-) -> None:
+def test_another_brokers_topic_of_that_name_is_refused(spark_server: LiveServer, topic: str, folder: Path) -> None:
     send(spark_server.address, topic, some(seeded(topic), 5))
     archived(folder, topic, wire(spark_server), node="a")
     with pytest.raises(BadRequest, match=r"from another broker \(node a, this one is b\)"):
@@ -393,8 +372,7 @@ class Shortened:
         found = self._logs.all_bounds(logs)
         return [
             each._replace(
-                first=self._logs.next_message_offset(log, each.end * self._first // 100),
-                end=each.end - self._cut,
+                first=self._logs.next_message_offset(log, each.end * self._first // 100), end=each.end - self._cut
             )
             for log, each in zip(logs, found, strict=True)
         ]
@@ -505,9 +483,7 @@ class EvenLogs:
         return -(-offset // RECORD) * RECORD
 
     def split(self, whole: OffsetRange, size: int) -> list[OffsetRange]:
-        return split_range(
-            whole, (self.next_message_offset(whole.log, each) for each in split_targets(whole, size))
-        )
+        return split_range(whole, (self.next_message_offset(whole.log, each) for each in split_targets(whole, size)))
 
 
 EVEN: Any = EvenLogs()
@@ -557,9 +533,7 @@ def test_another_incarnation_begins_at_its_beginning() -> None:
 
 def test_what_retention_took_stops_the_archive_or_is_noted_as_a_gap() -> None:
     found = [(LOGS[0], bounds(80, 100))]
-    with pytest.raises(
-        OffsetOutOfRange, match="archived up to offset 60, and the broker has it only from 80"
-    ):
+    with pytest.raises(OffsetOutOfRange, match="archived up to offset 60, and the broker has it only from 80"):
         find_new_ranges(found, {(5, 0): 60}, "stop", from_first)
     survey = find_new_ranges(found, {(5, 0): 60}, "skip", from_first)
     assert survey.gaps == (Gap(0, 5, 60, 80),)
@@ -573,8 +547,6 @@ def test_a_log_that_is_shorter_than_its_archive_is_refused() -> None:
 
 def test_ends_only_grow_and_cover_gaps() -> None:
     ends = {(5, 0): 10, (4, 0): 99}
-    after = ends_after(
-        ends, [ArchivePiece(0, 5, 1, 20, 30), ArchivePiece(0, 5, 1, 30, 35)], [Gap(1, 5, 0, 7)]
-    )
+    after = ends_after(ends, [ArchivePiece(0, 5, 1, 20, 30), ArchivePiece(0, 5, 1, 30, 35)], [Gap(1, 5, 0, 7)])
     assert after == {(5, 0): 35, (4, 0): 99, (5, 1): 7}
     assert ends == {(5, 0): 10, (4, 0): 99}

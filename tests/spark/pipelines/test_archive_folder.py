@@ -106,8 +106,7 @@ NINE = 1_763_715_600_000  # 2025-11-21T09:00:00Z
 
 def test_a_file_is_named_by_topic_hour_and_range() -> None:
     assert file_path("orders", NINE // HOUR_MS, PIECE) == (
-        "topic=orders/date=2025-11-21/hour=09/"
-        "00003-0000000005-00000000000000004096-00000000000000008192.parquet"
+        "topic=orders/date=2025-11-21/hour=09/00003-0000000005-00000000000000004096-00000000000000008192.parquet"
     )
 
 

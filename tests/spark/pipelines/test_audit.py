@@ -40,9 +40,7 @@ def produce(address: str, ended: threading.Event) -> None:
     with tfmq.Producer(address) as producer:
         for start in range(0, MESSAGES, 2000):
             size = len(PAYLOAD) if start % 4000 else len(PAYLOAD) - start // 2000 % 300
-            producer.send_many(
-                ORDERS, [Message(PAYLOAD[: size - n % 3], partition=n % 2) for n in range(2000)]
-            )
+            producer.send_many(ORDERS, [Message(PAYLOAD[: size - n % 3], partition=n % 2) for n in range(2000)])
         producer.flush()
         for n in range(TRANSACTIONS):
             transaction = producer.begin()
@@ -105,26 +103,18 @@ def test_all_that_is_planted_is_found_and_nothing_else(spark: Any, data: Path) -
     assert len(result.findings) == len(found) == 5, result.findings
     flipped = found[kinds.BLOCK, ORDERS, 0]
     assert flipped.first <= bit < flipped.next <= flipped.first + (66 << 10)
-    assert (found[kinds.CUT, ORDERS, 0].next, found[kinds.CUT, ORDERS, 0].segment) == (
-        cut[1],
-        segments(even)[3].name,
-    )
+    assert (found[kinds.CUT, ORDERS, 0].next, found[kinds.CUT, ORDERS, 0].segment) == (cut[1], segments(even)[3].name)
     assert cut[0] - (66 << 10) < found[kinds.CUT, ORDERS, 0].first <= cut[0]
     assert found[kinds.MISSING, ORDERS, 0][5:7] == missing
     assert found[kinds.REPEATED, ORDERS, 1][5:7] == twice
     lost = found[kinds.TORN, PAID, 1]
-    assert (
-        f"at place {torn.control.source_high}: " in lost.text
-        and f"{torn.control.records} messages" in lost.text
-    )
+    assert f"at place {torn.control.source_high}: " in lost.text and f"{torn.control.records} messages" in lost.text
     assert all(each.data == str(data) and each.advice for each in result.findings)
 
 
 def test_appends_and_messages_of_transactions_without_a_commit_are_found(data: Path) -> None:
     assert reported(audit_here(data, 1 << 20)) == []
-    stray = broken.append(
-        data / f"{PAID}-0", batch(5000, 0, [50] * 4), Source(1, journal_id(data), 1 << 40, 3)
-    )
+    stray = broken.append(data / f"{PAID}-0", batch(5000, 0, [50] * 4), Source(1, journal_id(data), 1 << 40, 3))
     (finding,) = audit_here(data, 1 << 20).findings
     assert (finding.kind, finding.topic, finding.partition) == (kinds.NO_DECISION, PAID, 0)
     assert finding.first == stray[0] and finding.next >= stray[1]
@@ -154,17 +144,13 @@ def test_the_command_prints_json_and_says_by_its_exit_code_what_it_found(
     assert {(each["kind"], each["topic"], each["partition"]) for each in found} >= {(kinds.FOLDER, LATER, 1)}
 
 
-@pytest.mark.parametrize(
-    ("folder", "sentence"), [("", "holds no partition's folder"), ("none", "is not a folder")]
-)
+@pytest.mark.parametrize(("folder", "sentence"), [("", "holds no partition's folder"), ("none", "is not a folder")])
 def test_what_is_no_data_folder_is_reported_before_spark_is_started(
     tmp_path: Path, folder: str, sentence: str, capsys: pytest.CaptureFixture[str], no_spark: None
 ) -> None:
     data = str(tmp_path / folder)
     assert run_command(command, "audit", [data]) == 2
-    assert capsys.readouterr().err == (
-        f"tfmq: {data} {sentence}; name the data folder of a broker (its --data).\n"
-    )
+    assert capsys.readouterr().err == (f"tfmq: {data} {sentence}; name the data folder of a broker (its --data).\n")
 
 
 # What an audit says in the end.
@@ -187,19 +173,12 @@ def test_sums_and_sentence(tmp_path: Path) -> None:
 def test_findings_are_in_the_order_of_topics_and_offsets(tmp_path: Path) -> None:
     for partition in (1, 0):
         folder = write_log(
-            tmp_path / "data",
-            partition,
-            [([batch(50 + partition, 40 * n, [80] * 40)], None) for n in range(30)],
+            tmp_path / "data", partition, [([batch(50 + partition, 40 * n, [80] * 40)], None) for n in range(30)]
         )
         for path in segments(folder)[1:4:2]:
             path.unlink()
     findings = audit_here(tmp_path / "data").findings
-    assert [(each.partition, each.first) for each in findings] == [
-        (0, 20500),
-        (0, 61500),
-        (1, 20500),
-        (1, 61500),
-    ]
+    assert [(each.partition, each.first) for each in findings] == [(0, 20500), (0, 61500), (1, 20500), (1, 61500)]
 
 
 # Work for Spark: even groups, and verdicts that do not depend on how facts are spread.
@@ -224,8 +203,6 @@ def test_facts_of_many_tasks_meet(spark: Any) -> None:
     one = [make_facts(0, 0, [[producer << 24, RUN, 5, 100 * producer, 0, 0]]) for producer in range(50, 58)]
     other = [make_facts(0, 1, [[(producer << 24) + 3, RUN, 5, 7, 0, 0]]) for producer in (51, 56)]
     verdicts = checked.compare_facts([*one, *other], {}, {})
-    found = sorted(
-        (each.first_id >> 24, each.first_id & 0xFFFF, each.count) for v in verdicts for each in v.repeats
-    )
+    found = sorted((each.first_id >> 24, each.first_id & 0xFFFF, each.count) for v in verdicts for each in v.repeats)
     assert found == [(51, 3, 2), (56, 3, 2)]
     checked.close()

@@ -13,15 +13,7 @@ from journal import LogOptions
 from journal.disk import RealDisk
 from journal.log.readonly import open_log
 from journal.record.format import make_log_id
-from tests.spark.pipelines.audited import (
-    INCARNATION,
-    audit_here,
-    batch,
-    compared,
-    reported,
-    segments,
-    write_log,
-)
+from tests.spark.pipelines.audited import INCARNATION, audit_here, batch, compared, reported, segments, write_log
 from tfmq.spark.pipelines.audit_check import (
     APPEND,
     RUN,
@@ -61,9 +53,7 @@ def test_a_cut_file_is_found_wherever_it_is_cut(data: Path, number: int, left: f
     (finding,) = result.findings
     end = int(path.stem) + len(sound)
     assert finding.first <= int(path.stem) + size < finding.next == end
-    if (
-        finding.kind != CUT
-    ):  # at a block's end, and nothing says that there was more: as if a file were missing
+    if finding.kind != CUT:  # at a block's end, and nothing says that there was more: as if a file were missing
         assert finding.kind == MISSING and size and size % 4100 == 0 and (entries is None or not indexed)
     else:
         assert finding.segment == path.name
@@ -117,9 +107,7 @@ def test_ordinals_that_do_not_go_on_from_file_to_file_are_reported(tmp_path: Pat
     assert kinds and set(kinds) == {ORDER}
 
 
-def test_a_file_that_vanishes_while_it_is_audited_is_reported_unless_retention_took_it(
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_vanishes_while_it_is_audited_is_reported_unless_retention_took_it(tmp_path: Path) -> None:
     data = tmp_path / "data"
     folder = write_log(data, 0, [([batch(50, 40 * n, [80] * 40)], None) for n in range(24)])
     disk = RealDisk()
@@ -127,9 +115,7 @@ def test_a_file_that_vanishes_while_it_is_audited_is_reported_unless_retention_t
 
     def now() -> list[tuple[str, int, int, int]]:
         return reported(
-            compared(
-                data, [], made, [check_piece(disk, made.logs[piece.log], piece, 0) for piece in made.pieces]
-            )
+            compared(data, [], made, [check_piece(disk, made.logs[piece.log], piece, 0) for piece in made.pieces])
         )
 
     assert now() == []
@@ -147,16 +133,12 @@ def test_a_file_that_vanishes_while_it_is_audited_is_reported_unless_retention_t
 # Facts: what a walk reports is what is reported again, whole, wherever it is split.
 
 ROWS = st.lists(
-    st.tuples(
-        st.integers(0, (1 << 64) - 1), st.integers(0, 4), st.integers(1, 9), *[st.integers(0, 1 << 63)] * 3
-    )
+    st.tuples(st.integers(0, (1 << 64) - 1), st.integers(0, 4), st.integers(1, 9), *[st.integers(0, 1 << 63)] * 3)
 )
 
 
 @given(rows=ROWS, parts=st.integers(1, 5))
-def test_a_split_loses_nothing_and_keeps_a_producers_ids_together(
-    rows: list[tuple[int, ...]], parts: int
-) -> None:
+def test_a_split_loses_nothing_and_keeps_a_producers_ids_together(rows: list[tuple[int, ...]], parts: int) -> None:
     facts = make_facts(3, 4, [list(row) for row in rows])
     pieces = split_facts(facts, parts)
     again = concatenate_facts([piece for _, piece in pieces])

@@ -39,9 +39,7 @@ def runs(spans: list[tuple[int, int, int]]) -> Facts:
 
 
 def ids(spans: list[tuple[int, int, int]], log: int | None = None) -> Counter[int]:
-    return Counter(
-        n for first, count, here in spans if log in (None, here) for n in range(first, first + count)
-    )
+    return Counter(n for first, count, here in spans if log in (None, here) for n in range(first, first + count))
 
 
 @given(spans=SPANS)
@@ -111,9 +109,7 @@ def test_an_append_counts_only_under_a_decision_that_the_journal_has() -> None:
     strange = make_facts(0, 4, [[1500, APPEND, 9, 7000, 7100, 8]])
     decided = make_facts(0, -1, [[2500, DECISION, 0, 0, 0, 9]])
     verdict = compare_sides(
-        concatenate_facts([facts, strange, decided]),
-        {},
-        {0: JournalCoverage(9, [(1000, 2000), (2200, 3000)])},
+        concatenate_facts([facts, strange, decided]), {}, {0: JournalCoverage(9, [(1000, 2000), (2200, 3000)])}
     )
     assert verdict.undecided == [UndecidedAppend(4, 1500, 1500, 1600), UndecidedAppend(4, 3500, 3500, 3600)]
     assert compare_sides(facts, {}, {}).undecided == []

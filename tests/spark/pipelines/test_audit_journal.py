@@ -39,9 +39,7 @@ def rows(*found: JournalFileContents) -> list[ROW]:
     kept = facts.select(facts.kind != DECISION)
     return sorted(
         tuple(map(int, row))
-        for row in zip(
-            kept.kind, kept.log, kept.key, kept.count, kept.offset, kept.next, kept.extra, strict=True
-        )
+        for row in zip(kept.kind, kept.log, kept.key, kept.count, kept.offset, kept.next, kept.extra, strict=True)
     )
 
 
@@ -65,10 +63,7 @@ def test_members_of_a_commit_group_are_numbered_in_the_order_of_the_decision() -
 
 def test_what_was_rolled_back_or_is_open_is_forbidden() -> None:
     messages = [JournalMessages(100, 5, 77, 500, 3), JournalMessages(200, 6, 77, 600, 4)]
-    assert rows(file(messages, [], rolled=(5,))) == [
-        (FORBIDDEN, 4, 500, 3, 0, 5, 1),
-        (FORBIDDEN, 4, 600, 4, 0, 6, 0),
-    ]
+    assert rows(file(messages, [], rolled=(5,))) == [(FORBIDDEN, 4, 500, 3, 0, 5, 1), (FORBIDDEN, 4, 600, 4, 0, 6, 0)]
 
 
 def test_a_copy_that_was_carried_forward_counts_once() -> None:
@@ -92,10 +87,7 @@ def test_where_files_are_gone_nothing_is_undecided_and_no_number_is_known() -> N
         spans=((5000, 9000),),
         totals={6: 9},
     )
-    assert rows(early, late) == [
-        (EXPECTED, 4, 600, 4, 8400, 6, UNKNOWN_NUMBER),
-        (FORBIDDEN, 4, 700, 1, 0, 7, 0),
-    ]
+    assert rows(early, late) == [(EXPECTED, 4, 600, 4, 8400, 6, UNKNOWN_NUMBER), (FORBIDDEN, 4, 700, 1, 0, 7, 0)]
 
 
 def test_a_decision_whose_first_messages_were_removed_with_their_file_has_no_numbers() -> None:

@@ -17,8 +17,7 @@ def test_a_repeat_in_the_same_partition_is_reported_with_its_place(tmp_path: Pat
     assert (finding.kind, finding.first, finding.next) == (REPEATED, 15 * APPEND, 15 * APPEND + 700)
     first = APPEND + 25 * 100
     assert finding.text == (
-        "7 messages, number 65 to 71 of producer 50, are also in orders-0 at offsets"
-        f" {first} to {first + 700}"
+        f"7 messages, number 65 to 71 of producer 50, are also in orders-0 at offsets {first} to {first + 700}"
     )
 
 

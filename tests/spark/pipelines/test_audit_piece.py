@@ -82,9 +82,7 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 
 def test_places_of_transactions_that_go_back_are_reported(tmp_path: Path) -> None:
     places = [(1000, 40), (1010, 40), (1005, 40)]
-    appends = [
-        ([batch(50, 40 * n, [80] * 40)], Source(TRANSACTION, 9, *place)) for n, place in enumerate(places)
-    ]
+    appends = [([batch(50, 40 * n, [80] * 40)], Source(TRANSACTION, 9, *place)) for n, place in enumerate(places)]
     write_log(tmp_path / "data", 0, appends)
     (finding,) = audit_here(tmp_path / "data").findings
     assert finding.kind == ORDER and finding.first == 2 * (4000 + TRAILER_SIZE)

@@ -34,17 +34,9 @@ def raising(error: Exception | None) -> click.Command:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [
-        (BadRequest("no."), 2),
-        (ConnectionFailed("no."), 3),
-        (Damaged("no."), 4),
-        (TfmqError("no."), 1),
-        (None, 0),
-    ],
+    [(BadRequest("no."), 2), (ConnectionFailed("no."), 3), (Damaged("no."), 4), (TfmqError("no."), 1), (None, 0)],
 )
-def test_exit_codes_are_those_of_tfmq(
-    error: Exception | None, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_codes_are_those_of_tfmq(error: Exception | None, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(raising(error), "trial", []) == code
     said = capsys.readouterr().err
     assert said == ("tfmq: no.\n" if error else "trial with None\n")
@@ -99,9 +91,7 @@ def test_without_pyspark_it_says_how_to_install_it(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(finder)
     paths = os.pathsep.join((str(tmp_path), str(ROOT)))
     command = [sys.executable, "-m", "tfmq.spark.pipelines.archive", "orders", "--to", "x"]
-    ran = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=60
-    )
+    ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 1
     assert ran.stderr == (
         "tfmq: tfmq.spark needs pyspark, which is not installed: pip install 'pyspark>=4.2' pyarrow numpy matplotlib\n"
@@ -117,9 +107,7 @@ def test_without_java_it_says_what_it_needs(capfd: pytest.CaptureFixture[str]) -
         "except NotSupported as error: print(error)\n"
     )
     environment = {"PATH": "/nowhere", "JAVA_HOME": "/nowhere"}
-    ran = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
-    )
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
     assert "needs a Java runtime, 17 or later" in ran.stdout, ran.stderr
 
 

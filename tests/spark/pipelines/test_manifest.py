@@ -44,9 +44,7 @@ def test_a_step_is_read_back_as_it_was_begun_and_done(archive: ArchiveFolder) ->
 
 
 def test_an_archive_keeps_its_id(archive: ArchiveFolder) -> None:
-    assert (
-        ArchiveFolder.open(archive.folder).id == archive.id == ArchiveFolder.open_or_create(archive.folder).id
-    )
+    assert ArchiveFolder.open(archive.folder).id == archive.id == ArchiveFolder.open_or_create(archive.folder).id
     assert len(archive.id) == 32
 
 
@@ -98,10 +96,5 @@ def test_the_golden_file_is_what_is_written_and_read() -> None:
 
 def test_the_page_has_every_key_of_a_manifest() -> None:
     page = (ROOT / "docs" / "formats" / "archive.md").read_text()
-    keys = {
-        *archive_folder.manifest_to_json(DONE),
-        *FILE._fields,
-        *PLAN.pieces[0]._fields,
-        *PLAN.gaps[0]._fields,
-    }
+    keys = {*archive_folder.manifest_to_json(DONE), *FILE._fields, *PLAN.pieces[0]._fields, *PLAN.gaps[0]._fields}
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []

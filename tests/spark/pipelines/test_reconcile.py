@@ -45,9 +45,7 @@ def work(address: str, topic: str, store: Path, until: int) -> int:
     refused = 0
     seen = 0
 
-    consumer = tfmq.Consumer(
-        address, topics=[topic], group=f"{topic}-group", start="earliest", dead_letters=store
-    )
+    consumer = tfmq.Consumer(address, topics=[topic], group=f"{topic}-group", start="earliest", dead_letters=store)
 
     def handle(message: Any) -> None:
         nonlocal seen, refused
@@ -62,19 +60,9 @@ def work(address: str, topic: str, store: Path, until: int) -> int:
     return refused
 
 
-def reported(
-    capsys: pytest.CaptureFixture[str], server: LiveServer, topic: str, store: Path
-) -> tuple[int, Any]:
+def reported(capsys: pytest.CaptureFixture[str], server: LiveServer, topic: str, store: Path) -> tuple[int, Any]:
     capsys.readouterr()
-    arguments = [
-        "--servers",
-        server.address,
-        "--group",
-        f"{topic}-group",
-        "--dead-letters",
-        str(store),
-        "--json",
-    ]
+    arguments = ["--servers", server.address, "--group", f"{topic}-group", "--dead-letters", str(store), "--json"]
     code = run_command(reconcile, "reconcile", arguments)
     return code, json.loads(capsys.readouterr().out)
 
@@ -120,12 +108,7 @@ def test_it_adds_up_until_something_is_changed(
         desk.redrive(Wish(Selection(ids=(first,))))
     code, found = reported(capsys, spark_server, topic, store)
     assert (code, found["faults"]) == (0, [])
-    assert [sums(found)[name] for name in ("produced", "lag", "dead", "settled")] == [
-        MESSAGES + 1,
-        1,
-        refused - 1,
-        1,
-    ]
+    assert [sums(found)[name] for name in ("produced", "lag", "dead", "settled")] == [MESSAGES + 1, 1, refused - 1, 1]
 
     name = table(store)
     change(store, f"update {name} set sent_offset = sent_offset + 1 where id = '{first}'")
@@ -134,12 +117,10 @@ def test_it_adds_up_until_something_is_changed(
     faults = sorted(fault["text"] for fault in found["faults"])
     assert code == 4 and len(faults) == 2
     assert any(
-        f"letter {first} was sent again to offset" in text and "no message begins there" in text
-        for text in faults
+        f"letter {first} was sent again to offset" in text and "no message begins there" in text for text in faults
     )
     assert any(
-        f"letter {second} is of a message at offset" in text and "there stands message" in text
-        for text in faults
+        f"letter {second} is of a message at offset" in text and "there stands message" in text for text in faults
     )
 
 
@@ -171,11 +152,7 @@ def test_what_retention_took_before_a_group_came_to_it_does_not_add_up(
     ],
 )
 def test_wrong_input_is_reported_in_a_sentence(
-    spark_server: LiveServer,
-    arguments: list[str],
-    code: int,
-    sentence: str,
-    capsys: pytest.CaptureFixture[str],
+    spark_server: LiveServer, arguments: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     servers = [] if "--servers" in arguments else ["--servers", spark_server.address]
     assert run_command(reconcile, "reconcile", [*servers, *arguments, "--timeout", "2s"]) == code
@@ -199,10 +176,7 @@ LOG, OTHER = PartitionLog("orders", 0, 20, 20 << 24), PartitionLog("again", 3, 3
 def test_a_letter_claims_its_own_place_and_that_where_it_was_sent_again() -> None:
     sent = letter(9, sent=("again", 30, 3, 700, 55))
     asked = {each.log: each.claims for each in plan_claim_checks(ADDRESS, [LOG, OTHER], [sent, letter(3)])}
-    assert [(claim.offset, claim.id, claim.resent) for claim in asked[LOG]] == [
-        (30, 7, False),
-        (90, 7, False),
-    ]
+    assert [(claim.offset, claim.id, claim.resent) for claim in asked[LOG]] == [(30, 7, False), (90, 7, False)]
     assert [(claim.offset, claim.id, claim.resent) for claim in asked[OTHER]] == [(700, 55, True)]
 
 
@@ -240,9 +214,7 @@ def standing(consumed: int = 60, *, first: int = 0, end: int = 100, **changed: i
 
 
 def letter(ordinal: int, state: str = DEAD, **changed: object) -> LetterSummary:
-    made = LetterSummary(
-        "dead.db", f"letter{ordinal}", "billing", "orders", 20, 0, 10 * ordinal, ordinal, 7, state
-    )
+    made = LetterSummary("dead.db", f"letter{ordinal}", "billing", "orders", 20, 0, 10 * ordinal, ordinal, 7, state)
     return made._replace(**changed)
 
 
@@ -278,12 +250,7 @@ def test_what_is_unknown_is_no_number() -> None:
         (standing(), [letter(3, partition=1)], WRONG, "the broker knows of no such group here"),
         (standing(), [letter(3, group="other")], WRONG, "the broker knows of no such group here"),
         (standing(), [letter(3, incarnation=21)], NOTE, "of a topic that is not there any more"),
-        (
-            standing(),
-            [letter(3), letter(3, store="b.db")],
-            WRONG,
-            "letter letter3 is in dead.db (dead) and in b.db",
-        ),
+        (standing(), [letter(3), letter(3, store="b.db")], WRONG, "letter letter3 is in dead.db (dead) and in b.db"),
     ],
 )
 def test_each_thing_that_does_not_add_up_is_reported_alone(

@@ -105,11 +105,7 @@ def test_a_spark_that_is_killed_and_run_again_sends_every_message_once(
     spark: Any, spark_server: LiveServer, folder: Path, tmp_path: Path
 ) -> None:
     generator = seeded("replay")
-    environment = {
-        **os.environ,
-        **spark_session.environment(tmp_path),
-        "PYSPARK_SUBMIT_ARGS": "pyspark-shell",
-    }
+    environment = {**os.environ, **spark_session.environment(tmp_path), "PYSPARK_SUBMIT_ARGS": "pyspark-shell"}
     command = [sys.executable, "-m", "tfmq.spark.pipelines.replay", "source", "--to", "killed"]
     command += ["--from", str(folder), "--servers", spark_server.address, "--master", "local[2]"]
     was = content(in_topic(spark_server.address, "source"))

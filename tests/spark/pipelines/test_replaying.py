@@ -93,9 +93,7 @@ def test_another_broker_gets_the_topic_of_the_same_name(
     other.stop()
 
 
-def test_partitions_and_times_are_chosen_row_by_row(
-    spark_server: LiveServer, topic: str, folder: Path
-) -> None:
+def test_partitions_and_times_are_chosen_row_by_row(spark_server: LiveServer, topic: str, folder: Path) -> None:
     time.sleep(0.01)
     send(spark_server.address, topic, some(seeded("later"), 50))
     folder = folder.with_name("whole")  # files that have both times
@@ -141,14 +139,8 @@ def test_another_number_of_partitions_is_refused_or_keys_choose_anew(
         admin.create_topic("sent", 5)
     messages = [Message(b"", key=row[2]) for rows in wider.values() for row in rows if row[2] is not None]
     send(spark_server.address, "sent", messages)
-    places = {
-        row[2]: partition
-        for partition, rows in in_topic(spark_server.address, "sent").items()
-        for row in rows
-    }
-    assert places == {
-        row[2]: partition for partition, rows in wider.items() for row in rows if row[2] is not None
-    }
+    places = {row[2]: partition for partition, rows in in_topic(spark_server.address, "sent").items() for row in rows}
+    assert places == {row[2]: partition for partition, rows in wider.items() for row in rows if row[2] is not None}
 
 
 def test_a_topic_does_not_get_its_own_messages_unless_that_is_meant(
@@ -165,9 +157,7 @@ def test_a_topic_does_not_get_its_own_messages_unless_that_is_meant(
     assert replayed(spark_server, tmp_path / "a", topic, topic, into_itself=True).messages == 0
 
 
-def test_a_missing_or_damaged_file_is_reported_by_name(
-    spark_server: LiveServer, topic: str, folder: Path
-) -> None:
+def test_a_missing_or_damaged_file_is_reported_by_name(spark_server: LiveServer, topic: str, folder: Path) -> None:
     path = max(folder.rglob("*.parquet"))
     whole = path.read_bytes()
     name = str(path.relative_to(folder))
@@ -182,9 +172,7 @@ def test_a_missing_or_damaged_file_is_reported_by_name(
     require_same(spark_server.address, topic, "hurt")
 
 
-def test_a_missing_file_is_reported_before_anything_is_sent(
-    spark_server: LiveServer, topic: str, folder: Path
-) -> None:
+def test_a_missing_file_is_reported_before_anything_is_sent(spark_server: LiveServer, topic: str, folder: Path) -> None:
     last = ArchiveFolder.open(folder).manifest(topic, ArchiveFolder.open(folder).steps(topic)[-1])
     (folder / last.files[-1].path).unlink()
     with pytest.raises(Damaged, match=f"misses {last.files[-1].path}"):
@@ -205,9 +193,7 @@ class Stopped(Exception):
     """A run that ends here."""
 
 
-def test_a_topic_that_is_deleted_meanwhile_is_reported(
-    spark_server: LiveServer, topic: str, folder: Path
-) -> None:
+def test_a_topic_that_is_deleted_meanwhile_is_reported(spark_server: LiveServer, topic: str, folder: Path) -> None:
     def deleting(work: Any, items: Any, progress: Any, title: str) -> Any:
         found = run_inline(work, items, progress, title)
         with Admin(spark_server.address) as admin:
@@ -256,9 +242,7 @@ def test_a_run_that_fails_at_a_step_is_gone_on_with(
 
 
 @pytest.mark.long
-def test_killed_at_any_point_the_next_run_gives_the_same(
-    spark_server: LiveServer, topic: str, folder: Path
-) -> None:
+def test_killed_at_any_point_the_next_run_gives_the_same(spark_server: LiveServer, topic: str, folder: Path) -> None:
     """SIGKILL at any call of a run; each time the target has the first steps, whole."""
     generator = seeded(topic)
     was = content(in_topic(spark_server.address, topic))
@@ -276,23 +260,13 @@ def test_killed_at_any_point_the_next_run_gives_the_same(
                 there = content(in_topic(spark_server.address, to))
                 assert all(was[partition][: len(rows)] == rows for partition, rows in there.items())
         require_same(spark_server.address, topic, to)
-        most = (
-            most * 3 // 4 if kills == before else most
-        )  # how many calls a run has depends on what it waits for
+        most = most * 3 // 4 if kills == before else most  # how many calls a run has depends on what it waits for
 
 
 def test_messages_whose_attributes_cannot_be_decoded_are_copied_as_they_are(
     spark_server: LiveServer, topic: str, tmp_path: Path
 ) -> None:
-    given = [
-        b"\xc1",
-        b"\x82\x01\x05",
-        b"\x81\x02\xa1\xff",
-        None,
-        b"\x80",
-        b"\x82\xa1z\x01\x02\xa1k",
-        b"\x81\x02\xa1k",
-    ]
+    given = [b"\xc1", b"\x82\x01\x05", b"\x81\x02\xa1\xff", None, b"\x80", b"\x82\xa1z\x01\x02\xa1k", b"\x81\x02\xa1k"]
     rows = {"value": [b"v"] * len(given), "attributes": given, "partition": [0] * len(given)}
     settings = SinkSettings(spark_server.address, topic, 10.0, lenient=True)
     member = CommitMember(topic[-60:].lstrip("-"), 1, "run")

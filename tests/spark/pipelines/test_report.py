@@ -22,14 +22,7 @@ from tfmq.errors import TfmqError
 from tfmq.message import Message, decode_attribute, encode_attribute
 from tfmq.spark.log_reader import SourceAddress
 from tfmq.spark.pipelines.command import run_command
-from tfmq.spark.pipelines.report import (
-    add_letters,
-    collect_figures,
-    combine_lags,
-    count_bins,
-    read_group_lags,
-    report,
-)
+from tfmq.spark.pipelines.report import add_letters, collect_figures, combine_lags, count_bins, read_group_lags, report
 from tools.rigs.live_server import LiveServer
 
 MESSAGES = 200 + scaled(20_000)
@@ -40,8 +33,7 @@ def sent(address: str, topic: str) -> list[int]:
     sizes = [10 + n * n % 700 for n in range(MESSAGES)]
     with tfmq.Producer(address) as producer:
         producer.send_many(
-            topic,
-            [Message(b"%09d " % n + b"x" * (size - 10), partition=n % 2) for n, size in enumerate(sizes)],
+            topic, [Message(b"%09d " % n + b"x" * (size - 10), partition=n % 2) for n, size in enumerate(sizes)]
         )
         producer.send(topic, None, key="k")
     return [*sizes, 0]
@@ -129,11 +121,7 @@ def test_wrong_input_is_reported_in_a_sentence(
     ("arguments", "code", "sentence"),
     [
         (["--dead-letters", "/nowhere/dead.db"], 1, "There are no dead letters at /nowhere/dead.db: "),
-        (
-            ["--to", "/proc/x"],
-            2,
-            "Nothing can be written into the folder /proc/x: No such file or directory.",
-        ),
+        (["--to", "/proc/x"], 2, "Nothing can be written into the folder /proc/x: No such file or directory."),
     ],
 )
 def test_what_is_not_there_is_reported_before_spark_is_started(
@@ -158,9 +146,7 @@ def test_letters_are_counted_by_topic_state_and_calls(tmp_path: Path) -> None:
     store = BlockingSqlStore(StoreAddress("path", str(tmp_path / "dead.db")))
     store.apply([keeping(0), keeping(1), keeping(2, next_ms=10**15)])
     store.close()
-    orders, empty = add_letters(
-        [FULL._replace(calls={}, letters={}), EMPTY], [str(tmp_path / "dead.db")], None
-    )
+    orders, empty = add_letters([FULL._replace(calls={}, letters={}), EMPTY], [str(tmp_path / "dead.db")], None)
     assert orders.letters == {"dead": 2, "waiting": 1} and sum(orders.calls.values()) == 3
     assert (empty.letters, empty.calls) == ({}, {})
 
@@ -216,9 +202,7 @@ def test_counts_births_and_sizes_are_those_of_each_message(spark: Any) -> None:
         assert each.unborn == born.count(None) and each.early == sum(latency < 0 for latency in latencies)
         assert each.latencies.count_values == sum(latency >= 0 for latency in latencies)
         assert each.latencies.bins[-1].most == max(latencies)
-        assert sum(bin.total for bin in each.latencies.bins) == sum(
-            latency for latency in latencies if latency >= 0
-        )
+        assert sum(bin.total for bin in each.latencies.bins) == sum(latency for latency in latencies if latency >= 0)
 
 
 def test_births_that_no_sender_gives_end_no_report(spark: Any) -> None:
@@ -229,9 +213,4 @@ def test_births_that_no_sender_gives_end_no_report(spark: Any) -> None:
         given, "value binary, topic string, partition int, at bigint, attributes binary"
     ).selectExpr("value", "topic", "partition", "timestamp_millis(at) AS timestamp", "attributes")
     (found,) = collect_figures(count_bins(frame, {"hostile": 1}), {"hostile": 1})
-    assert (found.messages, found.unborn, found.early, found.latencies.count_values) == (
-        8,
-        len(wrong),
-        len(far),
-        0,
-    )
+    assert (found.messages, found.unborn, found.early, found.latencies.count_values) == (8, len(wrong), len(far), 0)

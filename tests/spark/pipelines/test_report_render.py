@@ -41,26 +41,13 @@ def test_quantiles_are_as_near_as_a_bin_is_wide(values: list[int], share: float)
     values = sorted(values)
     right = values[max(0, math.ceil(share * len(values)) - 1)]
     assert abs(spread.quantile(share) - right) <= 1 + right * (2 ** (1 / BINS_PER_DOUBLING) - 1) * 1.01
-    assert (spread.count_values, spread.bins[0].least, spread.bins[-1].most) == (
-        len(values),
-        values[0],
-        values[-1],
-    )
+    assert (spread.count_values, spread.bins[0].least, spread.bins[-1].most) == (len(values), values[0], values[-1])
     assert math.isclose(spread.mean, sum(values) / len(values))
 
 
 def test_few_different_values_are_reported_exactly() -> None:
     row = binned([80] * 99 + [4000]).to_json()
-    assert row == {
-        "values": 100,
-        "mean": 119.2,
-        "min": 80,
-        "p50": 80,
-        "p90": 80,
-        "p99": 80,
-        "p99.9": 4000,
-        "max": 4000,
-    }
+    assert row == {"values": 100, "mean": 119.2, "min": 80, "p50": 80, "p90": 80, "p99": 80, "p99.9": 4000, "max": 4000}
 
 
 def test_where_nothing_was_measured_no_figure_is_made_up() -> None:
@@ -78,9 +65,7 @@ def test_a_plot_has_enough_points_and_not_too_many(span: int) -> None:
 
 def test_a_row_has_rates_and_all_that_was_counted() -> None:
     moments = (RateSample(1000, 10, 50, 5000), RateSample(1030, 10, 100, 9000))
-    figures = TopicFigures(
-        "orders", {0: 90, 1: 60}, moments, binned([100] * 150), binned([3] * 149), unborn=1
-    )
+    figures = TopicFigures("orders", {0: 90, 1: 60}, moments, binned([100] * 150), binned([3] * 149), unborn=1)
     row = figures.to_json()
     assert (row["messages"], row["payload_bytes"], row["seconds"]) == (150, 14000, 40)
     assert (row["messages_per_second"], row["peak_per_second"], row["without_birth"]) == (3.75, 10.0, 1)
@@ -122,15 +107,10 @@ def test_everything_is_in_the_page_itself() -> None:
 
 def test_names_of_users_stay_text() -> None:
     group = GroupLag("<script>x", 1, 1.0)
-    found = read(
-        render_page([FULL._replace(groups=(group,), unborn=7, early=2)], {"orders": b"1"}, "svg", "<b>", 0)
-    )
+    found = read(render_page([FULL._replace(groups=(group,), unborn=7, early=2)], {"orders": b"1"}, "svg", "<b>", 0))
     assert "script" not in [tag for tag, _ in found.tags] and "b" not in [tag for tag, _ in found.tags]
     assert "<script>x" in found.text
-    assert (
-        "7 messages have no birth time; 2 were appended before their birth time: a clock is wrong."
-        in found.text
-    )
+    assert "7 messages have no birth time; 2 were appended before their birth time: a clock is wrong." in found.text
 
 
 def test_a_topic_without_births_has_no_latency_instead_of_a_perfect_one() -> None:
@@ -175,13 +155,7 @@ def test_an_svg_says_what_is_in_it_and_is_the_same_each_time() -> None:
     data = draw_topic(FULL, "svg")
     assert data == draw_topic(FULL, "svg") and b"<svg" in data
     text = data.decode()
-    for words in (
-        "orders: 150 messages",
-        "Messages a second",
-        "Payloads",
-        "billing",
-        "30, oldest 6 min 40 s",
-    ):
+    for words in ("orders: 150 messages", "Messages a second", "Payloads", "billing", "30, oldest 6 min 40 s"):
         assert words in text, words
     assert draw_topic(EMPTY, "svg")
 

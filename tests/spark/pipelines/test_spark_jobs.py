@@ -38,9 +38,7 @@ def test_a_line_has_rows_bytes_rate_and_rest() -> None:
     progress = Progress("archiving", 100 * MIB, clock=clock)
     clock.now += 10
     progress.add(1_000_000, 25 * MIB)
-    assert progress.line() == (
-        "archiving: 1,000,000 messages, 25.0 MiB of 100.0 MiB, 2.5 MiB/s, about 30 s left"
-    )
+    assert progress.line() == ("archiving: 1,000,000 messages, 25.0 MiB of 100.0 MiB, 2.5 MiB/s, about 30 s left")
     progress.add(0, 75 * MIB)
     assert progress.line().endswith("10.0 MiB/s, finishing")
 

@@ -46,19 +46,14 @@ class Candidate(NamedTuple):
 
 
 def assign(
-    strategy: str,
-    members: Iterable[Candidate],
-    partitions: Iterable[Partition],
-    owners: Mapping[Partition, str],
+    strategy: str, members: Iterable[Candidate], partitions: Iterable[Partition], owners: Mapping[Partition, str]
 ) -> dict[Partition, str]:
     """Return the member for each partition that any member accepts.
 
     `owners` are the current owners; those that are no longer in `members` are ignored. Raises BadRequest for an unknown
     strategy.
     """
-    return strategy_of(strategy)(
-        _accepting_members(list(members), sorted(partitions, key=_number_first)), owners
-    )
+    return strategy_of(strategy)(_accepting_members(list(members), sorted(partitions, key=_number_first)), owners)
 
 
 AcceptingMembers = dict[Partition, frozenset[str]]
@@ -94,9 +89,7 @@ def _accepting_members(members: Sequence[Candidate], partitions: Sequence[Partit
     for partition in partitions:
         topic = partition[0]
         if topic not in whole:
-            whole[topic] = frozenset(
-                each.id for each in members if each.only is None and topic in each.topics
-            )
+            whole[topic] = frozenset(each.id for each in members if each.only is None and topic in each.topics)
         found = whole[topic]
         if partition in picked:
             found |= picked[partition]
@@ -163,11 +156,7 @@ def _sticky(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[P
 
     The other partitions go to the members with the fewest.
     """
-    kept = {
-        partition: owners[partition]
-        for partition, members in takers.items()
-        if owners.get(partition) in members
-    }
+    kept = {partition: owners[partition] for partition, members in takers.items() if owners.get(partition) in members}
     kinds = set(takers.values())
     if len(kinds) == 1:
         return _assign_evenly(next(iter(kinds)), takers, kept)
@@ -288,8 +277,4 @@ def _moves_to(came: Mapping[str, tuple[Partition, str]], end: str, start: str) -
     return moves
 
 
-_STRATEGIES: Final[Mapping[str, Strategy]] = {
-    STICKY: _sticky,
-    RANGE: _range,
-    CONSISTENT_HASH: _consistent_hash,
-}
+_STRATEGIES: Final[Mapping[str, Strategy]] = {STICKY: _sticky, RANGE: _range, CONSISTENT_HASH: _consistent_hash}

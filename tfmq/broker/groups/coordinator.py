@@ -95,9 +95,7 @@ class GroupRegistry:
         known = self._register.groups
         if name in known:
             return
-        coming = {
-            each for each in (*self._pending_entries, *self._groups) if each not in known and each != name
-        }
+        coming = {each for each in (*self._pending_entries, *self._groups) if each not in known and each != name}
         if len(known) + len(coming) >= self._limits["groups"]:
             raise NotAllowed(f"The broker has {len(known)} groups, its limit (limits.groups).")
 
@@ -274,11 +272,7 @@ class GroupCoordinator:
         """Answer a parked heartbeat, because of CANCEL. Return whether there was one."""
         for member, group in self._connected.get(session, {}).items():
             waiting = member.parked
-            if (
-                waiting is not None
-                and waiting.session is session
-                and waiting.reply.correlation == correlation
-            ):
+            if waiting is not None and waiting.session is session and waiting.reply.correlation == correlation:
                 self._answer_heartbeat(group, member)
                 return True
         return False
@@ -332,9 +326,7 @@ class GroupCoordinator:
         self._registry.check_group_limit(name)
         group = self._registry.find_or_create(name)
         for member in list(group.members.values()):
-            self._remove_member(
-                group, member, fenced_error(group, member.id, "lost its place to a reset of the group")
-            )
+            self._remove_member(group, member, fenced_error(group, member.id, "lost its place to a reset of the group"))
             group.expire_member(member.id)
         group.release_all()
         self._registry.entry_submitted(name)
@@ -389,12 +381,8 @@ class GroupCoordinator:
         if now < member.expires_at():
             self._set_timer(group, member)
             return
-        log.warning(
-            "group %s: the session of %s has expired; its partitions are released", group.name, member.id
-        )
-        self._remove_member(
-            group, member, fenced_error(group, member.id, "sent nothing for its session timeout")
-        )
+        log.warning("group %s: the session of %s has expired; its partitions are released", group.name, member.id)
+        self._remove_member(group, member, fenced_error(group, member.id, "sent nothing for its session timeout"))
         group.expire_member(member.id)
         self._mark_due(group)
 
@@ -443,11 +431,7 @@ class GroupCoordinator:
         self._registry.drop_if_empty(group)
 
     def _changes_written(
-        self,
-        group: Group,
-        changes: OwnerChanges,
-        joins: list[tuple[Member, Reply]],
-        error: BaseException | None,
+        self, group: Group, changes: OwnerChanges, joins: list[tuple[Member, Reply]], error: BaseException | None
     ) -> None:
         """Handle the result of a plan's entry: durable (`error` None), or failed."""
         self._registry.entry_done(group.name, len(changes.assigned))
@@ -553,9 +537,7 @@ class GroupCoordinator:
         self._offsets.describe(row, member_of, reply, description)
 
 
-def _subscription(
-    topics: Collection[str], strategy: str, only: Iterable[PartitionName] | None
-) -> GroupSubscription:
+def _subscription(topics: Collection[str], strategy: str, only: Iterable[PartitionName] | None) -> GroupSubscription:
     """Return a subscription. Raises BadRequest for an unknown strategy."""
     strategy_of(strategy)
     picked = None if only is None else frozenset((each.topic, each.partition) for each in only)

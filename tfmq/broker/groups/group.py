@@ -104,9 +104,7 @@ class Group:
 
     def silent_restored(self) -> list[Member]:
         """Return the members restored from the catalog that have not sent a subscription yet."""
-        found = [
-            each for name in self._restored if (each := self.members.get(name)) and each.subscription is None
-        ]
+        found = [each for name in self._restored if (each := self.members.get(name)) and each.subscription is None]
         self._restored = {each.id for each in found}
         return found
 
@@ -256,9 +254,7 @@ class Group:
             for each in self.members.values()
             if (wishes := each.subscription) is not None
         ]
-        pinned = {
-            key: each.id for each in self.members.values() if each.subscription is None for key in each.owned
-        }
+        pinned = {key: each.id for each in self.members.values() if each.subscription is None for key in each.owned}
         existing = map(self._topics.find, {topic for each in candidates for topic in each.topics})
         keys = {
             (topic.name, number): key
@@ -279,10 +275,7 @@ class Group:
     @property
     def strategy(self) -> str:
         """The strategy of the oldest member; "" if none is known."""
-        return next(
-            (each.subscription.strategy for each in self.members.values() if each.subscription is not None),
-            "",
-        )
+        return next((each.subscription.strategy for each in self.members.values() if each.subscription is not None), "")
 
 
 _NO_GROUP = GroupState()
@@ -362,11 +355,7 @@ def idle_reason(group: Group, member: Member, topics: Topics, now: float) -> str
         return _waiting_note(group, awaited, topics, now)
     if member.subscription is None or group.assignment(member):
         return ""
-    if (
-        group.target_outdated
-        or group.awaited_partitions(member.id)
-        or group.has_pending_assignment(member.id)
-    ):
+    if group.target_outdated or group.awaited_partitions(member.id) or group.has_pending_assignment(member.id):
         return ""  # an assignment is in progress: its result is not known yet
     expected = group.silent_restored()
     if expected:

@@ -39,9 +39,7 @@ class GroupOffsetStore:
     Requests for offsets that a transaction has locked in `locks` are refused with Busy.
     """
 
-    def __init__(
-        self, catalog: Catalog, topics: Topics, run: Run, offsets_max: int, locks: OffsetLocks
-    ) -> None:
+    def __init__(self, catalog: Catalog, topics: Topics, run: Run, offsets_max: int, locks: OffsetLocks) -> None:
         self._catalog, self._topics, self._run, self._locks = catalog, topics, run, locks
         self._offsets_max = offsets_max
 
@@ -81,9 +79,7 @@ class GroupOffsetStore:
         else:
             forced(None)
 
-    def offset_rows(
-        self, offsets: Sequence[GroupOffset], *, any_incarnation: bool = False
-    ) -> list[OffsetRow]:
+    def offset_rows(self, offsets: Sequence[GroupOffset], *, any_incarnation: bool = False) -> list[OffsetRow]:
         """Return the rows of an OFFSETS entry, without partitions that do not exist."""
         return [place for each in offsets if (place := self.offset_row(each, any_incarnation)) is not None]
 
@@ -114,9 +110,7 @@ class GroupOffsetStore:
         topic = self._topics.find(each.topic)
         if topic is None or each.partition >= len(topic.partitions):
             return None
-        if each.incarnation != topic.incarnation and not (
-            any_incarnation and each.incarnation == ANY_INCARNATION
-        ):
+        if each.incarnation != topic.incarnation and not (any_incarnation and each.incarnation == ANY_INCARNATION):
             return None
         return topic.incarnation, each.partition, each.offset, each.index, each.epoch
 
@@ -130,9 +124,7 @@ class GroupOffsetStore:
         self.require_unlocked(request.group, keys)
         rows = [
             (name, *key, *place)
-            for key, place, name in self.in_existing_topics(
-                self._catalog.state.groups.get(request.group, GroupState())
-            )
+            for key, place, name in self.in_existing_topics(self._catalog.state.groups.get(request.group, GroupState()))
             if wanted is None or (name, key[1]) in wanted
         ]
         self._catalog.when_durable(reply_when_done(reply, lambda: (rows,)))
@@ -257,9 +249,7 @@ class TransactionOffsetQueue:
     def _mark(self) -> AppendResult:
         return AppendResult(OFFSETS_KEY, self._catalog.log.end_offset, ())
 
-    def _written(
-        self, queue: list[tuple[CommitOffsets, AppliedCallback]], error: BaseException | None
-    ) -> None:
+    def _written(self, queue: list[tuple[CommitOffsets, AppliedCallback]], error: BaseException | None) -> None:
         self._writing = False
         if error is not None:
             queue, self._queue = [*queue, *self._queue], []

@@ -45,14 +45,7 @@ from tfmq.client.admin.models import (
     transaction_description,
 )
 from tfmq.client.connection.connection import ClientConnection
-from tfmq.client.connection.requests import (
-    MetadataCache,
-    Topic,
-    fetch_topics,
-    get_topic,
-    request,
-    wait_for_reply,
-)
+from tfmq.client.connection.requests import MetadataCache, Topic, fetch_topics, get_topic, request, wait_for_reply
 from tfmq.client.operation import Operation
 from tfmq.client.send.delivery_time import Delay, Moment, moment_ms
 from tfmq.errors import (
@@ -119,9 +112,7 @@ class AdminCore:
         because `TopicExists` would not tell who made the topic; look whether it is there with `topic`.
         """
         if type(partitions) is int and partitions < 1:
-            raise BadRequest(
-                f"A topic has 1 partition or more, up to limits.partitions_per_topic, not {partitions}."
-            )
+            raise BadRequest(f"A topic has 1 partition or more, up to limits.partitions_per_topic, not {partitions}.")
         yield from self._check_partitions(partitions)
         yield from self._request(commands.CreateTopic(name, partitions, dict(settings or {})), repeat=False)
         return (yield from self.topic(name))
@@ -135,9 +126,7 @@ class AdminCore:
         yield from self._request(commands.Ping())
         most = self._link.limits["partitions_per_topic"]
         if type(count) is int and count > most:
-            raise BadRequest(
-                f"{count} partitions are above the limit of {most} (limits.partitions_per_topic)."
-            )
+            raise BadRequest(f"{count} partitions are above the limit of {most} (limits.partitions_per_topic).")
 
     def grow_topic(self, name: str, partitions: int) -> Operation[int]:
         """Raise the number of partitions to `partitions`; keys may move to other ones.
@@ -189,9 +178,7 @@ class AdminCore:
         first offset that is left. Raises `OffsetOutOfRange` for an offset after the end. `purge` also moves groups.
         """
         if type(offset) is not int:
-            raise BadRequest(
-                f'An offset is a whole number, not {offset!r}: purge also takes "latest" and times.'
-            )
+            raise BadRequest(f'An offset is a whole number, not {offset!r}: purge also takes "latest" and times.')
         located = yield from self.locate(topic, partition, offset)
         _refuse_beyond_end(topic, partition, offset, located, NOTHING_REMOVED)
         return (yield from self._truncate(topic, partition, offset))
@@ -285,13 +272,7 @@ class AdminCore:
         return group_description(reply.description)
 
     def reset_group(
-        self,
-        name: str,
-        topic: str,
-        place: PartitionPosition,
-        partition: int | None = None,
-        *,
-        create: bool = False,
+        self, name: str, topic: str, place: PartitionPosition, partition: int | None = None, *, create: bool = False
     ) -> Operation[dict[int, int]]:
         """Put a group to `place` in one partition or all of a topic. Returns the new offset of each partition. An
         offset, and an `Ordinal`, belongs to one partition; after its end it is refused with `OffsetOutOfRange`. With
@@ -335,12 +316,7 @@ class AdminCore:
     # Transactions
 
     def transactions(
-        self,
-        states: Sequence[str] | None = None,
-        *,
-        group: str | None = None,
-        after: int = 0,
-        limit: int | None = None,
+        self, states: Sequence[str] | None = None, *, group: str | None = None, after: int = 0, limit: int | None = None
     ) -> Operation[list[TransactionDescription]]:
         """Return unfinished transactions in the order of their begin, after epoch `after`.
 
@@ -354,11 +330,7 @@ class AdminCore:
         found: list[TransactionDescription] = []
         more = limit is None or limit > 0
         while more:
-            page = (
-                int(TRANSACTIONS_PER_PAGE)
-                if limit is None
-                else min(limit - len(found), TRANSACTIONS_PER_PAGE)
-            )
+            page = int(TRANSACTIONS_PER_PAGE) if limit is None else min(limit - len(found), TRANSACTIONS_PER_PAGE)
             asked = None if states is None else list(states)
             reply = yield from self._request(commands.ListTransactions(asked, after, page, group or ""))
             found += [transaction_description(each) for each in reply.transactions]
@@ -393,9 +365,7 @@ class AdminCore:
         reply = yield from self._request(commands.CommitTransaction(xid, number, False, heuristic, [], force))
         return TransactionEnd(xid, number, reply.state, reply.dropped, reply.lost)
 
-    def rollback_transaction(
-        self, xid: str, epoch: int = 0, *, heuristic: bool = True
-    ) -> Operation[TransactionEnd]:
+    def rollback_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> Operation[TransactionEnd]:
         """Roll back a transaction by hand, like `commit_transaction`.
 
         Raises `TransactionCommitted` too.
@@ -483,13 +453,7 @@ class AdminCore:
         check_limit(limit)
         first_due = 0 if first is None else moment_ms(first)
         end_due = commands.DUE_MAX if end is None else moment_ms(end)
-        filters = (
-            topic_field(topic),
-            partition,
-            key.encode() if isinstance(key, str) else key,
-            first_due,
-            end_due,
-        )
+        filters = (topic_field(topic), partition, key.encode() if isinstance(key, str) else key, first_due, end_due)
         behind = "" if after is None else check_handle(after)
         found: list[DelayedDescription] = []
         more = limit is None or limit > 0
@@ -502,9 +466,7 @@ class AdminCore:
             behind = last
         return found
 
-    def delayed_histogram(
-        self, edges: Sequence[Moment], topic: str | None = None
-    ) -> Operation[DelayedCounts]:
+    def delayed_histogram(self, edges: Sequence[Moment], topic: str | None = None) -> Operation[DelayedCounts]:
         """Count the messages due between each of `edges` and the next, and all.
 
         Counts messages of one topic, or of all topics.
@@ -623,9 +585,7 @@ class AdminCore:
         """
         found = yield from self.transaction(xid, 0)
         if not found.epoch:
-            raise UnknownTransaction(
-                f"The broker has no transaction {xid!r}, and remembers no outcome of one."
-            )
+            raise UnknownTransaction(f"The broker has no transaction {xid!r}, and remembers no outcome of one.")
         return found.epoch
 
     def _request(self, message: Any, *body: Buffer, repeat: bool = True) -> Operation[Any]:
@@ -666,9 +626,7 @@ def _check_states(states: Any) -> None:
             )
 
 
-def refuse_reset_beyond_end(
-    topic: str, partition: int, place: PartitionPosition, located: LocatedPosition
-) -> None:
+def refuse_reset_beyond_end(topic: str, partition: int, place: PartitionPosition, located: LocatedPosition) -> None:
     """Raises `OffsetOutOfRange` for an offset or ordinal after the end: a digit too many would skip all messages."""
     _refuse_beyond_end(topic, partition, place, located, 'no offset was changed. The end is "latest"')
 
@@ -707,6 +665,4 @@ def locate_fields(place: PartitionPosition) -> tuple[int, int]:
         return commands.BY_TIME_MS, int(place.timestamp() * 1000)
     if type(place) is int:
         return commands.BY_OFFSET, place
-    raise BadRequest(
-        f'A position is "earliest", "latest", an offset, an Ordinal or a datetime, not {place!r}.'
-    )
+    raise BadRequest(f'A position is "earliest", "latest", an offset, an Ordinal or a datetime, not {place!r}.')

@@ -139,9 +139,7 @@ def reschedule_delayed_message(
     """
     due, called_at = due_number(delay, deliver_at), link.now()
     if due is None:
-        raise TypeError(
-            "Give the new time: delay=seconds, or deliver_at=moment; cancel() takes the message back."
-        )
+        raise TypeError("Give the new time: delay=seconds, or deliver_at=moment; cancel() takes the message back.")
 
     def renew(message: RescheduleDelayed) -> RescheduleDelayed:
         return message._replace(due=remaining_due(due, called_at, link.now()))
@@ -252,9 +250,7 @@ def zone_name(timezone: str | tzinfo) -> str:
 def schedule_description(row: Mapping[str, Any]) -> ScheduleDescription:
     """Parse one row of a reply; nil is the same as a missing field."""
     names = [name for name in ScheduleDescription._fields if name not in ("message", "properties")]
-    known, details = split_fields(
-        {key: value for key, value in row.items() if value is not None}, names, "size"
-    )
+    known, details = split_fields({key: value for key, value in row.items() if value is not None}, names, "size")
     details.pop("properties", None)  # A count; the properties themselves are in the attribute.
     if "attribute" not in details:
         return ScheduleDescription(**known, details=details)

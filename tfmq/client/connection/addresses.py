@@ -55,9 +55,7 @@ def data_folder_of(servers: str | Sequence[str] | None) -> str | None:
         host, slash, rest = path[2:].partition("/")
         path = slash + rest if host in ("", "localhost") else ""
     if len(texts) > 1 or not path:
-        raise BadRequest(
-            f"{given!r}: file: must be followed by the path of a data folder, and be the only address."
-        )
+        raise BadRequest(f"{given!r}: file: must be followed by the path of a data folder, and be the only address.")
     return path
 
 
@@ -75,9 +73,7 @@ def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[BrokerAdd
     parts = [part for each in texts for part in each.split(",")]
     found = [parse_server(part.strip()) for part in parts if part.strip()]
     if not found:
-        raise BadRequest(
-            f"The list of servers is empty; write host:port, or leave it out for ${SERVERS_VARIABLE}."
-        )
+        raise BadRequest(f"The list of servers is empty; write host:port, or leave it out for ${SERVERS_VARIABLE}.")
     return tuple(dict.fromkeys(found))
 
 
@@ -91,9 +87,7 @@ def parse_server(text: str) -> BrokerAddress:
     if scheme == "tfmqs":
         raise NotSupported(f"{text!r} asks for TLS, which this release does not have; write tfmq://.")
     if scheme != "tfmq":
-        raise BadRequest(
-            f"{text!r} is not a broker's address: {scheme}:// is another protocol, tfmq:// is ours."
-        )
+        raise BadRequest(f"{text!r} is not a broker's address: {scheme}:// is another protocol, tfmq:// is ours.")
     host, port = _split_host_port(rest.rstrip("/"), text)
     return BrokerAddress(host or DEFAULT_HOST, port)
 
@@ -102,14 +96,10 @@ def _split_host_port(rest: str, text: str) -> tuple[str, int]:
     if rest.startswith("["):
         host, bracket, tail = rest[1:].partition("]")
         if not bracket or (tail and not tail.startswith(":")):
-            raise BadRequest(
-                f"{text!r} is not a broker's address; an IPv6 one is written [::1]:{DEFAULT_PORT}."
-            )
+            raise BadRequest(f"{text!r} is not a broker's address; an IPv6 one is written [::1]:{DEFAULT_PORT}.")
         return host, _parse_port(tail[1:], text)
     if rest.count(":") > 1:
-        raise BadRequest(
-            f"{text!r} has more than one colon; an IPv6 address is written [::1]:{DEFAULT_PORT}."
-        )
+        raise BadRequest(f"{text!r} has more than one colon; an IPv6 address is written [::1]:{DEFAULT_PORT}.")
     host, _, port = rest.partition(":")
     if "/" in host or "/" in port:
         raise BadRequest(f"{text!r} is not a broker's address; write host:port without a path.")
@@ -154,8 +144,7 @@ _CREATE_FLAGS: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _WILDCARD_ADDRESSES: Final = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}
 """The address to connect to for a broker on this machine that listens on all interfaces."""
 _PROGRAM: Final = (
-    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)];"
-    " from tfmq.server.main import main; main()"
+    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; from tfmq.server.main import main; main()"
 )
 """Runs the broker without the current folder, which is the data folder, in `sys.path`."""
 _BACKGROUND_SCRIPT: Final = '"$@" &'
@@ -282,8 +271,7 @@ def start_broker(path: str, descriptor: int) -> None:
     """
     if not sys.executable:
         raise ConnectionFailed(
-            "sys.executable is empty, so no broker can be started: start tfmq-server yourself.",
-            retriable=False,
+            "sys.executable is empty, so no broker can be started: start tfmq-server yourself.", retriable=False
         )
     log = os.path.join(path, LOG_NAME)
     if os.path.exists(log) and os.path.getsize(log) > LOG_BYTES_MAX:

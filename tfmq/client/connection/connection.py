@@ -34,15 +34,7 @@ from tfmq.errors import (
     TimedOut,
     from_error_reply,
 )
-from tfmq.protocol.commands import (
-    BY_REQUEST,
-    MAGIC,
-    VERSION_MAX,
-    VERSION_MIN,
-    Command,
-    Hello,
-    HelloReply,
-)
+from tfmq.protocol.commands import BY_REQUEST, MAGIC, VERSION_MAX, VERSION_MIN, Command, Hello, HelloReply
 from tfmq.protocol.frames import EMPTY_LINE, Decoder, Frame, encode
 
 NEVER = float("inf")
@@ -284,9 +276,7 @@ class ClientConnection:
         self.output.clear()
         for call in list(self._pending.values()):
             outcome = UNKNOWN if call.sent else NOT_DONE
-            self._fail(
-                call, error or Abandoned("The client was closed before the reply arrived.", outcome=outcome)
-            )
+            self._fail(call, error or Abandoned("The client was closed before the reply arrived.", outcome=outcome))
 
     # Used by drivers
 
@@ -444,9 +434,7 @@ class ClientConnection:
         try:
             call.reply = call.command.reply.decode(header, call.command.name, 2)
         except TfmqError as error:
-            self._fail(
-                call, BadFrame(f"The reply to {call.command.name} cannot be read: {error}", outcome=UNKNOWN)
-            )
+            self._fail(call, BadFrame(f"The reply to {call.command.name} cannot be read: {error}", outcome=UNKNOWN))
             return
         call.reply_body = frame.body
         self._complete(call)

@@ -26,12 +26,7 @@ ATTEMPT_TIMEOUT_SECONDS: Final = 30.0
 
 
 def request_with_retries(
-    link: ClientConnection,
-    request: Any,
-    until: float,
-    *,
-    in_background: bool = False,
-    while_busy: bool = True,
+    link: ClientConnection, request: Any, until: float, *, in_background: bool = False, while_busy: bool = True
 ) -> Generator[Wait, None, Any]:
     """Send `request` until it succeeds or `until` (the connection's clock) is reached.
 
@@ -40,9 +35,7 @@ def request_with_retries(
     `in_background`: no caller waits; the background thread reads the reply. The request may be executed more than once,
     so do not use this for PRODUCE.
     """
-    call = yield from call_with_retries(
-        link, request, until=until, in_background=in_background, while_busy=while_busy
-    )
+    call = yield from call_with_retries(link, request, until=until, in_background=in_background, while_busy=while_busy)
     return call.reply
 
 
@@ -65,11 +58,7 @@ def call_with_retries(
             call.result()
             return call
         except TfmqError as error:
-            give_up = (
-                not error.retriable
-                or not link.connection_count
-                or (isinstance(error, Busy) and not while_busy)
-            )
+            give_up = not error.retriable or not link.connection_count or (isinstance(error, Busy) and not while_busy)
             if give_up or link.now() + backoff.seconds >= until:
                 raise
         finally:
@@ -208,9 +197,7 @@ def get_topic(
             link, cluster, [name], create=create, retry_while_busy=retry_while_busy, seconds=seconds
         )
         if not found:
-            raise UnknownTopic(
-                f"There is no topic {name}: create it (tfmq topic create), or look at the list."
-            )
+            raise UnknownTopic(f"There is no topic {name}: create it (tfmq topic create), or look at the list.")
         known = found[0]
     return known
 
@@ -243,9 +230,7 @@ def request_until_not_busy(
     while True:
         seconds = max(0.0, until - link.now())
         try:
-            call = link.send_request(
-                request, *body, seconds=seconds, in_background=in_background, repeat=repeat
-            )
+            call = link.send_request(request, *body, seconds=seconds, in_background=in_background, repeat=repeat)
         except UNCHECKED_ERRORS as error:
             raise (_with_unknown_outcome(error) if maybe_sent else error) from None
         try:

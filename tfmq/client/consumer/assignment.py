@@ -86,9 +86,7 @@ class Assignment:
         self._generations: dict[PartitionName, int] = {}
         self._latest_positions: dict[PartitionName, ReadPosition] = {}
         """Resolved positions of "latest"."""
-        self._latest_unresolved: dict[PartitionName, int] | None = (
-            None if group and options.start_latest else {}
-        )
+        self._latest_unresolved: dict[PartitionName, int] | None = None if group and options.start_latest else {}
         """Incarnations of partitions whose "latest" is unresolved; None before the first metadata."""
         self._wake_event = Event()
 
@@ -170,9 +168,7 @@ class Assignment:
         """Start new partitions. Return whether some of them must be tried again."""
         yield from self._resolve_latest()
         mine = self._partitions_to_read()
-        fresh = {
-            name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.partitions
-        }
+        fresh = {name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.partitions}
         if fresh:
             yield from self._start_partitions(fresh)
         self.discovered = self.discovered or self._group is None or self._group.membership.joined

@@ -28,15 +28,7 @@ from tfmq.client.consumer.options import ConsumerOptions, seek_position
 from tfmq.client.consumer.positions import UNKNOWN, Positions, ReadPosition, partition_of
 from tfmq.client.consumer.rebalance import Rebalance
 from tfmq.client.operation import BackgroundTasks, Event, Executor, Operation, Task, Wait, run_inline
-from tfmq.errors import (
-    BadRequest,
-    Closed,
-    StorageStopped,
-    TfmqError,
-    TimedOut,
-    UnknownPartition,
-    UnknownTopic,
-)
+from tfmq.errors import BadRequest, Closed, StorageStopped, TfmqError, TimedOut, UnknownPartition, UnknownTopic
 from tfmq.offsets.storage import PartitionName, StoredOffset
 from tfmq.protocol.commands import BY_LATEST, BY_OFFSET, Locate
 
@@ -77,9 +69,7 @@ class ConsumerCore:
         self.tasks = BackgroundTasks(link.now)
         self.positions = Positions(manual=options.commits == "manual")
         self.fetcher = Fetcher(options)
-        self.fetch_session = FetchSession(
-            options, link, self.fetcher, arrived=self._notify_change, flush=flush
-        )
+        self.fetch_session = FetchSession(options, link, self.fetcher, arrived=self._notify_change, flush=flush)
         self.membership: Membership | None = None
         group = None
         if options.group is not None:
@@ -186,11 +176,7 @@ class ConsumerCore:
     @property
     def heartbeat_overdue(self) -> bool:
         """Whether the heartbeat is so old that other members may own the partitions read here."""
-        return (
-            self.membership is not None
-            and bool(self.fetcher.partitions)
-            and not self.membership.may_deliver()
-        )
+        return self.membership is not None and bool(self.fetcher.partitions) and not self.membership.may_deliver()
 
     def wait_for_change(self, seconds: float, *flags: Event) -> Wait:
         """Return an effect that waits for news since `prepare_batch`, `stop`, or one of `flags`."""
@@ -338,11 +324,7 @@ class ConsumerCore:
         fetcher, positions = self.fetcher, self.positions
         places = {name: positions.delivered_position(name) for name in fetcher.partitions}
         ends = {name: self._locate(name, BY_LATEST, 0) for name in places}
-        here = {
-            n: self._locate(n, BY_OFFSET, each.offset)
-            for n, each in places.items()
-            if each.ordinal == UNKNOWN
-        }
+        here = {n: self._locate(n, BY_OFFSET, each.offset) for n, each in places.items() if each.ordinal == UNKNOWN}
         yield from wait_for_reply(self.link, *ends.values(), *here.values())
         lags = {}
         for name, place in places.items():

@@ -136,9 +136,7 @@ class Decoder:
             reason = "bytes are missing at the end of the response"
             raise self._damaged(body, end, place, next_offset, gaps, reason)
 
-    def _decode_single_blocks(
-        self, body: bytes, position: int, place: int, limit: int
-    ) -> tuple[DecodedBlock, int]:
+    def _decode_single_blocks(self, body: bytes, position: int, place: int, limit: int) -> tuple[DecodedBlock, int]:
         """Fast path for blocks of one plain record each, which senders of single messages cause.
 
         Decoding a block takes about 9 us, which is little for a thousand records and much for one. Here such
@@ -205,9 +203,7 @@ class Decoder:
             raise self._damaged(body, position, place, next_offset, gaps, reason)
         return at, control
 
-    def _create_messages(
-        self, body: bytes, start: int, end: int, control: BlockTrailer, skip_to: int
-    ) -> DecodedBlock:
+    def _create_messages(self, body: bytes, start: int, end: int, control: BlockTrailer, skip_to: int) -> DecodedBlock:
         shift = control.offset - start
         following = control.next
         try:
@@ -246,9 +242,7 @@ class Decoder:
             messages = [each for each in messages if each.offset >= skip_to]
         return DecodedBlock(messages, control.offset, following, control.next_ordinal, control.epoch)
 
-    def _damaged(
-        self, body: bytes, position: int, place: int, next_offset: int, gaps: bool, reason: str
-    ) -> Damaged:
+    def _damaged(self, body: bytes, position: int, place: int, next_offset: int, gaps: bool, reason: str) -> Damaged:
         """Return the error for the block at `position`, with the next readable offset."""
         following = next_offset
         if not gaps:

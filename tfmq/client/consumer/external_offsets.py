@@ -44,9 +44,7 @@ class ExternalOffsets(NamedTuple):
         with self.lock:
             self.core.positions.delegate_to_transaction(self.positions)
 
-    def mark_fenced(
-        self, lost: Collection[PartitionName], kept: Mapping[PartitionName, StoredOffset]
-    ) -> None:
+    def mark_fenced(self, lost: Collection[PartitionName], kept: Mapping[PartitionName, StoredOffset]) -> None:
         """Record that the transaction was fenced: the partitions in `lost` belong to another member.
 
         Messages of the other partitions are delivered again, from the committed offsets in `kept`. The lost
@@ -87,11 +85,7 @@ def external_offsets(consumer: Any, message: ReceivedMessage[Any] | None) -> Ext
                 positions.raise_if_lost()
             except Fenced as lost:
                 fenced = lost
-        places = (
-            positions.transaction_positions()
-            if message is None
-            else dict([positions.position_after(message)])
-        )
+        places = positions.transaction_positions() if message is None else dict([positions.position_after(message)])
         offsets = {
             name: StoredOffset(
                 place.offset, 0, positions.incarnations[name], place.epoch, membership.generation_of(name)
@@ -153,8 +147,7 @@ class TransactionPositions(NamedTuple):
             if membership is not None and not self.core.closed:
                 kept = membership.assigned.keys() & self.generations.keys()
                 rewind_to_committed(
-                    self.core,
-                    [name for name in kept if membership.generation_of(name) == self.generations[name]],
+                    self.core, [name for name in kept if membership.generation_of(name) == self.generations[name]]
                 )
 
 

@@ -87,9 +87,7 @@ class FetchResponse(NamedTuple):
 class PartitionFetchState:
     """Fetch state of one partition: next offset to fetch, buffered responses, pause and failure."""
 
-    def __init__(
-        self, name: PartitionName, incarnation: int, position: ReadPosition, decoder: Decoder
-    ) -> None:
+    def __init__(self, name: PartitionName, incarnation: int, position: ReadPosition, decoder: Decoder) -> None:
         self.name = name
         self.incarnation = incarnation
         self.decoder = decoder
@@ -255,9 +253,7 @@ class Fetcher:
             feed.failure = add_partition_to_error(error, plan.name, plan.offset)
             return
         first, following = min(plan.offset, place), max(plan.offset, place)
-        self._record_skipped(
-            feed, first, following, str(add_partition_to_error(error, plan.name, plan.offset))
-        )
+        self._record_skipped(feed, first, following, str(add_partition_to_error(error, plan.name, plan.offset)))
         self._continue_at(feed, place, UNKNOWN)
 
     def _continue_at(self, feed: PartitionFetchState, offset: int, epoch: int) -> None:
@@ -376,9 +372,7 @@ def add_partition_to_error(error: TfmqError, name: PartitionName, offset: int) -
             lost = f"offsets {offset} to {error.first} were removed and are lost to this reader"
         else:
             lost = f"offset {offset} is after the end, {error.end}"
-        error.sentence = (
-            f"{name}: {lost}; the log has {error.first} to {error.end}. Seek, or set on_out_of_range."
-        )
+        error.sentence = f"{name}: {lost}; the log has {error.first} to {error.end}. Seek, or set on_out_of_range."
     elif isinstance(error, LogTruncated):
         error.sentence = (
             f"{name}: what this reader had read from offset {error.cut} up to {offset} was cut off after a crash."
@@ -478,9 +472,7 @@ class FetchSession:
             self._on_response()
 
 
-def filter_batch(
-    batch: Batch, where: Callable[[ReceivedMessage[Any]], object]
-) -> tuple[Batch, ReadPosition | None]:
+def filter_batch(batch: Batch, where: Callable[[ReceivedMessage[Any]], object]) -> tuple[Batch, ReadPosition | None]:
     """Return `batch` without the messages that `where` rejects.
 
     If `where` raises, return the part before that message and the position at which to read again, so that
@@ -507,6 +499,4 @@ def _raise_if_awaitable(wanted: object) -> None:
     if isinstance(wanted, Awaitable):
         if isinstance(wanted, Coroutine):
             wanted.close()  # else Python logs a "never awaited" warning elsewhere
-        raise BadRequest(
-            f"where= returned neither True nor False, but a {type(wanted).__name__} to be awaited."
-        )
+        raise BadRequest(f"where= returned neither True nor False, but a {type(wanted).__name__} to be awaited.")

@@ -256,9 +256,7 @@ class Membership:
         if not self.joined:
             return
         self._drop_membership()
-        yield from request_with_retries(
-            self._link, LeaveGroup(self.group, self.member_id, self.generation), until
-        )
+        yield from request_with_retries(self._link, LeaveGroup(self.group, self.member_id, self.generation), until)
 
     def reset_after_fork(self) -> None:
         """Reset the state in a forked child, which joins under a new id; the parent stays a member."""
@@ -351,9 +349,7 @@ class ZooKeeperMembership(Membership):
                 self._set_partitions(share.assigned, share.revoked)
             yield Wait((self._zookeeper_event,), ZOOKEEPER_CHECK_SECONDS)
 
-    def _assignment_differs(
-        self, granted: Mapping[PartitionName, int], revoked: Iterable[PartitionName]
-    ) -> bool:
+    def _assignment_differs(self, granted: Mapping[PartitionName, int], revoked: Iterable[PartitionName]) -> bool:
         held = {name: each.grant for name, each in self.owned.items()}
         return held != dict(granted) or self.owned.keys() - self.assigned.keys() != set(revoked)
 

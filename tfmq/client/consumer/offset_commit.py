@@ -97,9 +97,7 @@ class GroupOffsets:
         for generation, granted in grants.items():
             while granted:
                 try:
-                    found |= yield from run_work(
-                        self._run, partial(claim, storage, group, generation, granted)
-                    )
+                    found |= yield from run_work(self._run, partial(claim, storage, group, generation, granted))
                     break
                 except Fenced as fenced:
                     # Claim the others again: the error has no offsets of them, and these may have changed.
@@ -108,9 +106,7 @@ class GroupOffsets:
                     granted = [name for name in granted if name not in late]
         return found, refused
 
-    def save(
-        self, offsets: Mapping[PartitionName, StoredOffset], until: float
-    ) -> Operation[Collection[PartitionName]]:
+    def save(self, offsets: Mapping[PartitionName, StoredOffset], until: float) -> Operation[Collection[PartitionName]]:
         """Commit `offsets`, durably when this returns. Return the partitions that were fenced."""
         refused: Collection[PartitionName] = ()
         try:

@@ -155,9 +155,7 @@ def check_poll(timeout: Any, max_messages: Any) -> None:
     """Validate the arguments of `poll`. Raises BadRequest."""
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (number and timeout >= 0):
-        raise BadRequest(
-            f"timeout={timeout!r} is no number of seconds from 0 on; None waits without a limit."
-        )
+        raise BadRequest(f"timeout={timeout!r} is no number of seconds from 0 on; None waits without a limit.")
     if type(max_messages) is not int or max_messages < 1:
         raise BadRequest(f"max_messages={max_messages!r} is not possible; it must be at least 1.")
 
@@ -170,9 +168,7 @@ def _check_values(given: SimpleNamespace, by_broker: bool) -> None:
             raise BadRequest(f"{name}={value!r} is not known; it takes {words}.")
     saves = given.commits != "auto" or given.offsets != BROKER or given.broadcast or not by_broker
     if given.group is None and saves:
-        raise BadRequest(
-            "commits=, offsets=, broadcast= and coordinator= need a group: without one nothing is saved."
-        )
+        raise BadRequest("commits=, offsets=, broadcast= and coordinator= need a group: without one nothing is saved.")
     if type(given.retries) is not int or given.retries < 0:
         raise BadRequest(f"retries={given.retries!r} is no number of calls; it takes one from 0 on.")
     for name in ("session", "timeout", "save_every", "refresh_every"):
@@ -180,9 +176,7 @@ def _check_values(given: SimpleNamespace, by_broker: bool) -> None:
         if not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise BadRequest(f"{name}={value!r} is no number of seconds above 0.")
     if not limits.SESSION_MS_MIN <= given.session * 1000 <= limits.SESSION_MS.cap:
-        raise BadRequest(
-            f"session={given.session!r}: it must be from 1 to {limits.SESSION_MS.cap // 1000} seconds."
-        )
+        raise BadRequest(f"session={given.session!r}: it must be from 1 to {limits.SESSION_MS.cap // 1000} seconds.")
     for name in ("fetch_bytes", "prefetch_bytes"):
         value = getattr(given, name)
         if type(value) is not int or not 0 < value < 1 << 32:
@@ -199,9 +193,7 @@ def _check_functions(given: SimpleNamespace, awaits: bool) -> None:
         if not callable(value):
             raise BadRequest(f"{name}={value!r} cannot be called.")
         if _matches(value, inspect.isgeneratorfunction) or _matches(value, inspect.isasyncgenfunction):
-            raise BadRequest(
-                f"{name}= contains a yield, so calling it would not run its body; use a plain function."
-            )
+            raise BadRequest(f"{name}= contains a yield, so calling it would not run its body; use a plain function.")
         if not _matches(value, inspect.iscoroutinefunction):
             continue
         if name == "where":
@@ -227,9 +219,7 @@ def _check_dead_letters(where: Any, subscription: Subscription, group: str | Non
     and fail again.
     """
     if not isinstance(where, str | os.PathLike | None):
-        raise BadRequest(
-            f"dead_letters={where!r} names no store: it takes a path, a SQLAlchemy URL or topic:NAME."
-        )
+        raise BadRequest(f"dead_letters={where!r} names no store: it takes a path, a SQLAlchemy URL or topic:NAME.")
     if group is None and where not in (None, DEFAULT_STORE):
         raise BadRequest("dead_letters= needs a group: the dead letters of a store belong to a group.")
     if not isinstance(where, str) or not where.startswith(TOPIC_PREFIX):
@@ -253,9 +243,7 @@ def _group_name(group: str | None, broadcast: bool | str) -> str | None:
             " and '-', at most 249."
         )
     if broadcast:
-        own = (
-            broadcast if isinstance(broadcast, str) else re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
-        )
+        own = broadcast if isinstance(broadcast, str) else re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
         name = f"{group}-{own}"
     if not limits.is_valid_name(name):
         raise BadRequest(f"{name!r} is no name of a group: letters, digits, '.', '_' and '-', at most 249.")
@@ -276,9 +264,7 @@ def _parse_tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
     if tags is None:
         return None
     if not isinstance(tags, Iterable) or isinstance(tags, bytes):
-        raise BadRequest(
-            f'tags={tags!r} is no tag to filter by; it takes text, as in "paid || sent", or a list.'
-        )
+        raise BadRequest(f'tags={tags!r} is no tag to filter by; it takes text, as in "paid || sent", or a list.')
     if isinstance(tags, str) and any("|" in part for part in tags.split(TAG_SEPARATOR)):
         raise BadRequest(
             f'tags={tags!r} has a single bar: "paid || sent" is both (a tag with a bar in it goes into a list).'
@@ -291,9 +277,7 @@ def _parse_tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
         found.update(part.strip() for part in each.split(TAG_SEPARATOR))
     for tag in found:
         if not tag or len(tag.encode()) > limits.TAG_BYTES:
-            raise BadRequest(
-                f"{tag!r} is no tag to filter by: it takes words of up to {limits.TAG_BYTES:d} bytes."
-            )
+            raise BadRequest(f"{tag!r} is no tag to filter by: it takes words of up to {limits.TAG_BYTES:d} bytes.")
     if EVERY_TAG in found:
         return None
     if not 0 < len(found) <= limits.FETCH_TAGS:
@@ -316,9 +300,7 @@ def open_storage(offsets: str | OffsetStorage, disk: Disk | None = None) -> Offs
     if not isinstance(offsets, str):
         if isinstance(offsets, OffsetStorage):
             return offsets
-        raise BadRequest(
-            f"offsets= takes text or an OffsetStorage (read, save, close), not {type(offsets).__name__}."
-        )
+        raise BadRequest(f"offsets= takes text or an OffsetStorage (read, save, close), not {type(offsets).__name__}.")
     if offsets == "broker":
         return None
     if offsets.startswith(FILE_PREFIX) and len(offsets) > len(FILE_PREFIX):
@@ -373,9 +355,7 @@ def start_position(start: Start) -> StartPosition:
 def time_ms(time: datetime) -> int:
     """Convert an aware time to ms since 1970, at least 0. Raises BadRequest without a time zone."""
     if time.tzinfo is None:
-        raise BadRequest(
-            f"{time} has no time zone, so it is no moment; add one, for example tzinfo=datetime.UTC."
-        )
+        raise BadRequest(f"{time} has no time zone, so it is no moment; add one, for example tzinfo=datetime.UTC.")
     return max(0, round(time.timestamp() * 1000))
 
 
@@ -478,9 +458,7 @@ class Subscription(NamedTuple):
         """Return the partitions to request, with those not in `found` (the existing); None: all."""
         if not self.single_partitions and self.partition_numbers is None:
             return None
-        named = (
-            PartitionName(topic, number) for topic in self.topics for number in self.partition_numbers or ()
-        )
+        named = (PartitionName(topic, number) for topic in self.topics for number in self.partition_numbers or ())
         return sorted({*named, *self.single_partitions, *found})
 
     def missing_names(self, found: Iterable[PartitionName]) -> list[str]:
@@ -500,9 +478,7 @@ class Subscription(NamedTuple):
         return name.topic in self.topics
 
 
-def _parse_single_partitions(
-    partitions: Sequence[tuple[str, int]] | Sequence[int] | None,
-) -> frozenset[PartitionName]:
+def _parse_single_partitions(partitions: Sequence[tuple[str, int]] | Sequence[int] | None) -> frozenset[PartitionName]:
     if not partitions:
         raise BadRequest("A consumer needs topics= (a name, a list, a compiled pattern) or partitions=.")
     if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
@@ -516,11 +492,7 @@ def _parse_single_partitions(
 
 
 def _check_partition_number(value: object) -> int:
-    if (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and 0 <= value < limits.PARTITIONS_PER_TOPIC.cap
-    ):
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limits.PARTITIONS_PER_TOPIC.cap:
         return value
     raise BadRequest(f"{value!r} is not the number of a partition; with topics= it takes numbers from 0 on.")
 

@@ -60,9 +60,7 @@ class Positions:
 
     # Partitions
 
-    def add(
-        self, name: PartitionName, position: ReadPosition, saved: int | None = None, incarnation: int = 0
-    ) -> None:
+    def add(self, name: PartitionName, position: ReadPosition, saved: int | None = None, incarnation: int = 0) -> None:
         """Start reading a partition. `saved`: the committed offset. `incarnation`: of the topic."""
         self.committed[name] = saved
         self.incarnations[name] = incarnation
@@ -93,9 +91,7 @@ class Positions:
         own = None if message is None else partition_of(message)
         return [name for name in self.lost if name in self and own in (None, name)]
 
-    def raise_if_lost(
-        self, refused: Iterable[PartitionName] = (), message: ReceivedMessage | None = None
-    ) -> None:
+    def raise_if_lost(self, refused: Iterable[PartitionName] = (), message: ReceivedMessage | None = None) -> None:
         """Raise Fenced, once, if a partition was lost before its delivered messages were committed.
 
         `refused` partitions count as lost, too. For a `message`, and inside a handler, only its partition
@@ -178,11 +174,7 @@ class Positions:
         current, ready = self._loop_message(), self.ready
         for name, place in self._unacked_positions():
             self._ack_through(name, place)
-            if (
-                self._manual
-                and name in self
-                and place.offset not in (self.committed[name], self._delegated.get(name))
-            ):
+            if self._manual and name in self and place.offset not in (self.committed[name], self._delegated.get(name)):
                 self.uncommitted[name] = place.offset
         self._polled.clear()
         self.current = self._loop_partition = self._invalidated_loop_partition = None
@@ -265,9 +257,7 @@ class Positions:
             self._advance_acked(name, ledger.position)
         return self._acked[name]
 
-    def uncommitted_positions(
-        self, names: Iterable[PartitionName] | None = None
-    ) -> dict[PartitionName, ReadPosition]:
+    def uncommitted_positions(self, names: Iterable[PartitionName] | None = None) -> dict[PartitionName, ReadPosition]:
         """Return the acked positions that are not committed yet; of `names` if given."""
         read = self._acked if names is None else [name for name in names if name in self._acked]
         places = {name: self.acked_position(name) for name in read}

@@ -56,9 +56,7 @@ class AsyncDriver(EventDriver):
                 target.remove_done_callback(wake)
         return any(target.done for target in waited)
 
-    def run_in_threads(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         def finished(future: asyncio.Future[Any]) -> None:
             error = asyncio.CancelledError() if future.cancelled() else future.exception()
             done(None if error is not None else future.result(), error)

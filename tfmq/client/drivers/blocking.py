@@ -178,9 +178,7 @@ class BlockingDriver(Driver):
         self.wake()
         return timer
 
-    def run_in_thread(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def run_in_thread(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run `work`, which may block and use the client, in a daemon thread. An `Executor`."""
 
         def finished(result: Any, error: BaseException | None) -> None:

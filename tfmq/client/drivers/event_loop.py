@@ -115,9 +115,7 @@ class EventDriver(Driver, ABC):
         """Return whether any of `futures` is done within `seconds` (None: no limit)."""
 
     @abstractmethod
-    def run_in_threads(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run `work()` in the loop's thread pool, because it may block. An `Executor`."""
 
     @abstractmethod

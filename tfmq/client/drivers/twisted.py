@@ -125,9 +125,7 @@ class DeferredDriver(EventDriver):
                 target.remove_done_callback(wake)
         return any(target.done for target in waited)
 
-    def run_in_threads(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         reactor = self.get_reactor()
 
         def finished(succeeded: bool, result: Any) -> None:

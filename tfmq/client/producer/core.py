@@ -47,9 +47,7 @@ def send_options(given: Mapping[str, Any]) -> SendOptions:
             least = "0 or more" if name == "linger_ms" else "a number above 0"
             raise BadRequest(f"{name} must be {least}, not {value!r}.")
     if given["batch_bytes"] > BATCH_BYTES_MAX:
-        raise BadRequest(
-            f"batch_bytes is at most {BATCH_BYTES_MAX}, not {given['batch_bytes']}; larger gain nothing."
-        )
+        raise BadRequest(f"batch_bytes is at most {BATCH_BYTES_MAX}, not {given['batch_bytes']}; larger gain nothing.")
     check_codec(given["codec"], "encode")
     buffer_bytes = int(given["buffer_bytes"])
     batch_bytes = min(int(given["batch_bytes"]), buffer_bytes)
@@ -168,9 +166,7 @@ class ProducerCore:
         free = message.partition is None and message.key is None and self.selector.per_batch
         return self.accumulator.has_room() and (free or self.accumulator.is_known(topic))
 
-    def append(
-        self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None
-    ) -> Delivery:
+    def append(self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None) -> Delivery:
         """Append the message; a delay starts at `called_at` (None: now). Raises as the accumulator."""
         self.check_open()
         if self.store_and_forward is not None:
@@ -202,9 +198,7 @@ class ProducerCore:
                 yield from self.wait_for_topic(topic)
         return self.append(topic, message, payload, called_at)
 
-    def send_many(
-        self, topic: str, payloads: Iterable[Any], when: DeliveryTime = IMMEDIATE
-    ) -> Operation[Deliveries]:
+    def send_many(self, topic: str, payloads: Iterable[Any], when: DeliveryTime = IMMEDIATE) -> Operation[Deliveries]:
         """Append all payloads. Ends when the last one is in a batch that will be sent without delay."""
         due = due_number(*when)
         self.prepare_message(topic, Message(b"")) if not self.hooks else self.check_open()
@@ -339,9 +333,7 @@ class ProducerCore:
         """Return the error for a wait that ended before the deliveries were done."""
         if self.driver.closed:
             return TimedOut("The producer was closed during the wait.")
-        return TimedOut(
-            f"The broker has not replied within {timeout:g} s; the messages are still being sent."
-        )
+        return TimedOut(f"The broker has not replied within {timeout:g} s; the messages are still being sent.")
 
     def flush(self, timeout: float | None = None) -> Operation[None]:
         """Wait until all messages sent so far are acknowledged, at most `timeout` seconds.
@@ -352,9 +344,7 @@ class ProducerCore:
         done = yield from wait_for_all(waited, timeout, self.link)
         self._raise_failures()
         if not done:
-            raise TimedOut(
-                f"Not all messages were delivered within {timeout:g} s; the rest is still being sent."
-            )
+            raise TimedOut(f"Not all messages were delivered within {timeout:g} s; the rest is still being sent.")
 
     def close(self, timeout: float) -> Operation[None]:
         """Reject new messages, flush for at most `timeout` seconds, and fail the rest.

@@ -64,16 +64,12 @@ class BlockingDeliveryOwner:
             core.accumulator.expedite(waited)
         until = None if timeout is None else driver.clock() + timeout
         for batch in waited:
-            if not batch.done and not driver.wait(
-                (batch,), None if until is None else until - driver.clock()
-            ):
+            if not batch.done and not driver.wait((batch,), None if until is None else until - driver.clock()):
                 raise core.wait_error(timeout)
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
         """Raises `NotAllowed`."""
-        raise NotAllowed(
-            "Deliveries of the blocking producer are not awaited: use tfmq.aio.Producer, or result()."
-        )
+        raise NotAllowed("Deliveries of the blocking producer are not awaited: use tfmq.aio.Producer, or result().")
 
     def run(self, operation: Operation[None]) -> None:
         """Run `operation` in the calling thread."""
@@ -88,9 +84,7 @@ class BlockingDeliveryOwner:
         self._core.driver.callbacks.append(callback)
         self._core.driver.wake()
 
-    def run_in_executor(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def run_in_executor(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run `work` in a thread of its own; it may block and may use this producer. An `Executor`."""
         self._core.driver.run_in_thread(work, done)
 
@@ -126,15 +120,11 @@ class AsyncDeliveryOwner(BlockingDeliveryOwner):
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
         """Raises `NotAllowed`."""
-        raise NotAllowed(
-            "The delivery is not done, and an event loop must not be blocked: await the delivery."
-        )
+        raise NotAllowed("The delivery is not done, and an event loop must not be blocked: await the delivery.")
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
         """Wait until all of `batches` are done."""
-        yield from self._core.driver.run(
-            self._core.wait_for_batches(batches, None, at_once=False)
-        ).__await__()
+        yield from self._core.driver.run(self._core.wait_for_batches(batches, None, at_once=False)).__await__()
 
     def run(self, operation: Operation[None]) -> None:
         """Raises `NotAllowed`."""
@@ -144,9 +134,7 @@ class AsyncDeliveryOwner(BlockingDeliveryOwner):
         """Run `operation` in the event loop."""
         yield from self._core.driver.run(operation).__await__()
 
-    def run_in_executor(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
-    ) -> None:
+    def run_in_executor(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         self._core.driver.run_in_threads(work, done)
 
     def close_at_exit(self, seconds: float) -> tuple[int, TfmqError | None]:

@@ -81,9 +81,7 @@ class Outbox:
         with self._open_database() as database:
             return list(database.execute("select distinct topic, partition from kept"))
 
-    def append(
-        self, topic: str, partition: int, batches: Iterable[tuple[int, Sequence[Any], bytes, SentAs]]
-    ) -> None:
+    def append(self, topic: str, partition: int, batches: Iterable[tuple[int, Sequence[Any], bytes, SentAs]]) -> None:
         """Append (count, blocks, data, id) of each, or none; fsynced on return. Raises `Busy` if full."""
         rows = [
             (topic, partition, count, json.dumps(list(map(tuple, blocks))), data, *place)
@@ -114,9 +112,7 @@ class Outbox:
                 if found and size > bytes_max:
                     break
                 number |= self._file_number << FILE_NUMBER_SHIFT
-                found.append(
-                    StoredBatch(number, count, list(map(tuple, json.loads(blocks))), data, SentAs(*place))
-                )
+                found.append(StoredBatch(number, count, list(map(tuple, json.loads(blocks))), data, SentAs(*place)))
             cursor.close()
         return found
 

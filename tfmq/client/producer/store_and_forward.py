@@ -348,9 +348,7 @@ class StoreAndForward:
         key = (topic, partition)
         line = self._partitions.get(key)
         if line is None:
-            line = self._partitions[key] = PartitionOutbox(
-                self, topic, partition, kept or key in self._failed
-            )
+            line = self._partitions[key] = PartitionOutbox(self, topic, partition, kept or key in self._failed)
         return line
 
     def _open_outbox(self) -> Operation[None]:

@@ -43,9 +43,7 @@ class XaBranches:
         self._transactions = transactions
         self._branches: dict[str, TransactionCore] = {}
 
-    def start(
-        self, xid: str, timeout: float | None = None, *, resume: bool = False
-    ) -> Operation[TransactionCore]:
+    def start(self, xid: str, timeout: float | None = None, *, resume: bool = False) -> Operation[TransactionCore]:
         """Begin a branch, or with `resume` continue one that was ended here.
 
         Raises `TransactionExists`.
@@ -92,9 +90,7 @@ class XaBranches:
         """
         branch = yield from self._get_ended(xid)
         if branch.state == OPEN and not one_phase:
-            raise TransactionState(
-                f"The branch {xid!r} is not prepared: prepare it first, or give one_phase=True."
-            )
+            raise TransactionState(f"The branch {xid!r} is not prepared: prepare it first, or give one_phase=True.")
         if branch.state == PREPARED and one_phase:
             raise TransactionState(f"The branch {xid!r} is prepared: its commit is not one_phase.")
         yield from branch.commit()
@@ -119,9 +115,7 @@ class XaBranches:
             asked = ListTransactions(RECOVERABLE_STATES, after, group=group or "")
             reply = yield from self._transactions.send_request(asked)
             found += [str(each["xid"]) for each in reply.transactions]
-            last_epoch = reply.after or (
-                int(reply.transactions[-1]["epoch"]) if reply.transactions else after
-            )
+            last_epoch = reply.after or (int(reply.transactions[-1]["epoch"]) if reply.transactions else after)
             more = reply.more and last_epoch > after
             after = last_epoch
         return found

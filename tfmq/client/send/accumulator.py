@@ -206,9 +206,7 @@ class RecordAccumulator:
             self._room_event = Event()
         return self._room_event
 
-    def append(
-        self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None
-    ) -> Delivery:
+    def append(self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None) -> Delivery:
         """Append one message; `payload` is its encoded value (None: a tombstone).
 
         The caller has checked `has_room`. `called_at` is the start of a relative delay, in the connection's clock;
@@ -287,18 +285,14 @@ class RecordAccumulator:
         for batch in list(self.outstanding):
             batch.count = batch.count or len(batch.payloads)
             count += batch.count
-            self.fail_batch(
-                batch, type(error)(error.sentence, outcome=UNKNOWN if batch.attempts else NOT_DONE)
-            )
+            self.fail_batch(batch, type(error)(error.sentence, outcome=UNKNOWN if batch.attempts else NOT_DONE))
         return count
 
     def abandon_after_fork(self) -> None:
         """In a forked child: fail all batches without callbacks. The parent process sends them."""
         for batch in list(self.outstanding):
             batch.callbacks, batch.user_callbacks = [], None
-            batch.set_failed(
-                Abandoned("The message belongs to the parent process, which sends it.", outcome=UNKNOWN)
-            )
+            batch.set_failed(Abandoned("The message belongs to the parent process, which sends it.", outcome=UNKNOWN))
 
     # A ticker of the driver
 
@@ -311,11 +305,7 @@ class RecordAccumulator:
         soonest = lingering[0].closes_at if lingering else float("inf")
         if len(self.outstanding) > len(lingering):
             queues = [stream.queue[0].deadline for stream in self.senders() if stream.queue]
-            waiting = [
-                entry.waiting_batches[0][0].deadline
-                for entry in self._topics.values()
-                if entry.waiting_batches
-            ]
+            waiting = [entry.waiting_batches[0][0].deadline for entry in self._topics.values() if entry.waiting_batches]
             soonest = min([soonest, *queues, *waiting])
         return soonest
 
@@ -388,9 +378,7 @@ class RecordAccumulator:
             all_shared[entry.name] = buffer.open_batch
         return buffer.open_batch
 
-    def _create_batch(
-        self, topic: str, partition: int, delayed: bool = False, remember: bool = True
-    ) -> Batch:
+    def _create_batch(self, topic: str, partition: int, delayed: bool = False, remember: bool = True) -> Batch:
         born_ms = int(self.wall_clock() * 1000)
         leaves_at = self.now() + self.options.linger_seconds
         batch = Batch(self._owner, topic, partition, self.options.batch_bytes, born_ms, leaves_at)
@@ -466,9 +454,7 @@ class RecordAccumulator:
         """Request the topic's metadata, which may create it. The reply sets `entry.known_event`."""
         if not entry.metadata_requested:
             entry.metadata_requested = True
-            call = self.link.send_request(
-                Metadata([entry.name], True), seconds=self.timeout, in_background=True
-            )
+            call = self.link.send_request(Metadata([entry.name], True), seconds=self.timeout, in_background=True)
             call.add_done_callback(partial(self._metadata_received, entry))
 
     def _metadata_received(self, entry: ProducerTopic, call: PendingRequest) -> None:
@@ -513,9 +499,7 @@ class RecordAccumulator:
     def senders(self) -> Sequence[PartitionSender]:
         return (*self.partition_senders.values(), self.delayed_sender)
 
-    def buffer_for(
-        self, topic: Topic, partition: int, delayed: bool
-    ) -> PartitionSender | DelayedPartitionBuffer:
+    def buffer_for(self, topic: Topic, partition: int, delayed: bool) -> PartitionSender | DelayedPartitionBuffer:
         """Return the buffer of a partition of this incarnation of the topic; create it if missing."""
         if delayed:
             return self.delayed_sender.buffer_for(topic, partition)

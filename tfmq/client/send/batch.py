@@ -18,13 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from journal.record.format import FLAG_TOMBSTONE, HEADER_SIZE, tag_flag
 from tfmq.client.operation import Future
 from tfmq.client.send.delivery_time import DueTimes
-from tfmq.client.send.record_encoder import (
-    EncodedRecords,
-    attribute_part,
-    encode_each,
-    encode_shared,
-    rewrite_ids,
-)
+from tfmq.client.send.record_encoder import EncodedRecords, attribute_part, encode_each, encode_shared, rewrite_ids
 from tfmq.errors import TfmqError
 from tfmq.ids import pack_id
 from tfmq.message import SendResult, encode_attribute
@@ -217,9 +211,7 @@ class Batch(Future):
     def results_of(self, first: int, count: int) -> SendResult:
         """Return one result for `count` messages sent together. Raises as `result_of`."""
         result = self.result_of(first, count)
-        return (
-            result if self.handles is None else result._replace(delayed=self.handles[first : first + count])
-        )
+        return result if self.handles is None else result._replace(delayed=self.handles[first : first + count])
 
     def mark_seen(self, index: int, count: int) -> None:
         """Record that the caller has seen the outcome of these messages."""

@@ -81,9 +81,7 @@ def _delay_ms(delay: Delay) -> int:
 
 
 def _after_year_9999(moment: float) -> BadRequest:
-    return BadRequest(
-        f"{moment} seconds since 1970 are after the year 9999. Are these milliseconds? Divide by 1,000."
-    )
+    return BadRequest(f"{moment} seconds since 1970 are after the year 9999. Are these milliseconds? Divide by 1,000.")
 
 
 def moment_ms(moment: Moment) -> int:
@@ -146,11 +144,7 @@ class DueTimes:
     def add(self, given: StampedDueTime, count: int = 1) -> None:
         due, called_at = given
         self.count += count
-        if (
-            self._counts
-            and self._due_times[-1] == due
-            and (self._called_at[-1] == called_at or due < DUE_RELATIVE)
-        ):
+        if self._counts and self._due_times[-1] == due and (self._called_at[-1] == called_at or due < DUE_RELATIVE):
             self._counts[-1] += count
             return
         self._counts.append(count)

@@ -82,22 +82,14 @@ def start_producer(
     return stream, end
 
 
-def locate_log_end(
-    link: ClientConnection, stream: ProducerPartition, by: int, until: float
-) -> Operation[int]:
+def locate_log_end(link: ClientConnection, stream: ProducerPartition, by: int, until: float) -> Operation[int]:
     """Return an end of the log: `by` BY_EARLIEST, or BY_LATEST for the end of what is fsynced."""
-    reply = yield from request_with_retries(
-        link, Locate(stream.topic, stream.incarnation, stream.partition, by), until
-    )
+    reply = yield from request_with_retries(link, Locate(stream.topic, stream.incarnation, stream.partition, by), until)
     return int(reply.offset)
 
 
 def send_idempotent(
-    link: ClientConnection,
-    stream: ProducerPartition,
-    sequence: int,
-    contents: Sequence[RecordContent],
-    until: float,
+    link: ClientConnection, stream: ProducerPartition, sequence: int, contents: Sequence[RecordContent], until: float
 ) -> Operation[list[int]]:
     """Store `contents` from `sequence` on, all or none, and once for repeated calls.
 
@@ -106,8 +98,7 @@ def send_idempotent(
     raised.
     """
     flags = [
-        (tag_flag(each.tag) if each.tag else 0) | (FLAG_TOMBSTONE if each.payload is None else 0)
-        for each in contents
+        (tag_flag(each.tag) if each.tag else 0) | (FLAG_TOMBSTONE if each.payload is None else 0) for each in contents
     ]
     payloads = [each.payload or b"" for each in contents]
     parts = [attribute_part(each.attribute) for each in contents]
@@ -117,12 +108,7 @@ def send_idempotent(
 
 
 def send_encoded(
-    link: ClientConnection,
-    stream: ProducerPartition,
-    sequence: int,
-    encoded: EncodedRecords,
-    count: int,
-    until: float,
+    link: ClientConnection, stream: ProducerPartition, sequence: int, encoded: EncodedRecords, count: int, until: float
 ) -> Operation[ProduceReply]:
     """Like `send_idempotent`, for records that are already encoded. Return the PRODUCE response."""
     place = (stream.topic, stream.incarnation, stream.partition, stream.producer_id, sequence, count)
@@ -143,11 +129,7 @@ def close_producer(link: ClientConnection, stream: ProducerPartition, until: flo
 
 
 def find_records(
-    link: ClientConnection,
-    stream: ProducerPartition,
-    sequences: Collection[int],
-    from_offset: int,
-    until: float,
+    link: ClientConnection, stream: ProducerPartition, sequences: Collection[int], from_offset: int, until: float
 ) -> Operation[dict[int, int]]:
     """Search `sequences` from `from_offset` to the end of the fsynced log. Return their offsets.
 

@@ -30,14 +30,7 @@ from tfmq.errors import (
 )
 from tfmq.ids import IdRange, remaining_sequences
 from tfmq.limits import PRODUCER_IDS_PER_LEASE
-from tfmq.protocol.commands import (
-    ACKS_NONE,
-    ACKS_SYNCED,
-    ACKS_WRITTEN,
-    LeaseProducerIds,
-    Produce,
-    SucceedProducer,
-)
+from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, LeaseProducerIds, Produce, SucceedProducer
 
 LEASE_COUNT = 16
 """Minimum of ids per lease. In advance: that saves the first send to a partition a round trip."""
@@ -440,9 +433,7 @@ class PartitionSender:
         topic = self.topic
         request = SucceedProducer(topic.name, topic.incarnation, self.partition, self.producer_id)
         try:
-            call = self._accumulator.link.send_request(
-                request, seconds=self._accumulator.timeout, in_background=True
-            )
+            call = self._accumulator.link.send_request(request, seconds=self._accumulator.timeout, in_background=True)
         except Closed as error:
             self._fail_all(error)
             return
@@ -673,6 +664,5 @@ class DelayedSender(PartitionSender):
         return [
             each
             for each in batches
-            if each.routed_topic is not None
-            and (each.routed_topic.name, each.routed_topic.incarnation) in gone
+            if each.routed_topic is not None and (each.routed_topic.name, each.routed_topic.incarnation) in gone
         ]

@@ -111,9 +111,7 @@ def load_selector(selector: PartitionSelector | str | None) -> PartitionSelector
         made: PartitionSelector = found[selector].load()()
         return made
     if not callable(getattr(selector, "get_partition", None)):
-        raise BadRequest(
-            f"A selector needs get_partition(topic, partitions, message); {selector!r} has none."
-        )
+        raise BadRequest(f"A selector needs get_partition(topic, partitions, message); {selector!r} has none.")
     return selector
 
 
@@ -124,9 +122,7 @@ def choose_partition(selector: PartitionSelector, topic: Topic, message: Message
         return selector.get_partition(topic.name, partitions, message).number
     if message.partition is not None:
         if not 0 <= message.partition < len(partitions):
-            raise UnknownPartition(
-                f"{topic.name} has partitions 0 to {len(partitions) - 1}, not {message.partition}."
-            )
+            raise UnknownPartition(f"{topic.name} has partitions 0 to {len(partitions) - 1}, not {message.partition}.")
         return message.partition
     if len(partitions) == 1:
         return 0
@@ -173,9 +169,7 @@ class StrictPartitions(PartitionSelector):
             )
         for topic, numbers in partitions.items():
             if not limits.is_valid_name(topic):
-                raise BadRequest(
-                    f"{topic!r} is no name of a topic: letters, digits, '.', '_' and '-', at most 249."
-                )
+                raise BadRequest(f"{topic!r} is no name of a topic: letters, digits, '.', '_' and '-', at most 249.")
             if (
                 not isinstance(numbers, Sequence)
                 or isinstance(numbers, str | bytes)
@@ -205,14 +199,10 @@ class StrictPartitions(PartitionSelector):
         """Return the partition from the configuration alone. Raises as `get_partition`."""
         numbers = self.partitions.get(topic)
         if numbers is None:
-            raise BadRequest(
-                f"{topic} is not among the topics of StrictPartitions; add it with its partitions."
-            )
+            raise BadRequest(f"{topic} is not among the topics of StrictPartitions; add it with its partitions.")
         if message.partition is not None:
             if message.partition not in numbers:
-                raise UnknownPartition(
-                    f"Partition {message.partition} of {topic} is not configured: {numbers}."
-                )
+                raise UnknownPartition(f"Partition {message.partition} of {topic} is not configured: {numbers}.")
             return message.partition
         if message.key is None:
             turn = self._turns.get(topic, 0)

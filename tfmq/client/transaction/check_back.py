@@ -49,9 +49,7 @@ DECISION_REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
 }
 
 
-def answer_checks(
-    link: ClientConnection, group: str, run: Executor, functions: Sequence[Check]
-) -> Operation[None]:
+def answer_checks(link: ClientConnection, group: str, run: Executor, functions: Sequence[Check]) -> Operation[None]:
     """Answer the checks of the broker with `functions`, which `run` executes, until cancelled."""
     told = ""
     while True:
@@ -80,9 +78,7 @@ def _wait_for_checks(link: ClientConnection, group: str) -> Operation[list[InDou
     return [parse_in_doubt(each) for each in call.result().checks]
 
 
-def _answer_check(
-    link: ClientConnection, run: Executor, functions: Sequence[Check], asked: InDoubt
-) -> Operation[None]:
+def _answer_check(link: ClientConnection, run: Executor, functions: Sequence[Check], asked: InDoubt) -> Operation[None]:
     decision = yield from run_work(run, lambda: _decide(functions, asked))
     make = DECISION_REQUESTS.get(decision)
     if make is None:

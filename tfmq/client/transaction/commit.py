@@ -11,11 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 from tfmq.bounded_msgpack import Buffer
-from tfmq.client.connection.connection import (
-    ClientConnection,
-    ConnectionState,
-    PendingRequest,
-)
+from tfmq.client.connection.connection import ClientConnection, ConnectionState, PendingRequest
 from tfmq.client.connection.requests import request_until_not_busy
 from tfmq.client.operation import Operation, Task, Wait
 from tfmq.client.transaction.pipeline import (
@@ -78,9 +74,7 @@ class TransactionServices(Protocol):
 class TransactionRequests:
     """The requests of one transaction. `maybe_executed`: the step may have been executed."""
 
-    def __init__(
-        self, home: TransactionServices, gathering: TransactionAccumulator, beginning: BeginFields
-    ) -> None:
+    def __init__(self, home: TransactionServices, gathering: TransactionAccumulator, beginning: BeginFields) -> None:
         self.prepared = False
         """Whether the broker confirmed the prepare; the offsets are then stored as well."""
         self.maybe_executed = False
@@ -238,16 +232,12 @@ class TransactionRequests:
 
     # Parts of steps
 
-    def _send_request(
-        self, request: Any, *bodies: Buffer, until: float | None = None
-    ) -> Operation[PendingRequest]:
+    def _send_request(self, request: Any, *bodies: Buffer, until: float | None = None) -> Operation[PendingRequest]:
         """Send a request whose type is unresolved until the broker has reported the outcome."""
         kind, until = type(request), self._link.now() + self._manager.seconds if until is None else until
         doubtful = kind in self._unresolved
         self._unresolved.add(kind)
-        call = yield from request_until_not_busy(
-            self._link, request, *bodies, until=until, maybe_sent=doubtful
-        )
+        call = yield from request_until_not_busy(self._link, request, *bodies, until=until, maybe_sent=doubtful)
         if call.error is None or call.error.outcome != UNKNOWN:
             self._unresolved.discard(kind)
         return call
@@ -370,9 +360,7 @@ def _sequence_rejected(call: PendingRequest) -> bool:
     `SequenceGap` is raised after the check for duplicates, so it is certain for earlier sendings, too. The other errors
     are certain only for the first sending.
     """
-    return isinstance(call.error, SequenceGap) or (
-        isinstance(call.error, SEQUENCE_ERRORS) and call.send_count == 1
-    )
+    return isinstance(call.error, SequenceGap) or (isinstance(call.error, SEQUENCE_ERRORS) and call.send_count == 1)
 
 
 def _raise_if_failed(error: TfmqError | None) -> None:

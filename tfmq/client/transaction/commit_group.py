@@ -156,8 +156,7 @@ class CommitGroupWriter:
             names.append(TransactionName(pipeline.xid, pipeline.epoch))
         self._end_member()
         calls = [
-            self._link.send_request(RollbackTransaction(xid, epoch, False), seconds=seconds)
-            for xid, epoch in names
+            self._link.send_request(RollbackTransaction(xid, epoch, False), seconds=seconds) for xid, epoch in names
         ]
         for call in calls:
             while not call.done and self._link.now() < until:
@@ -247,9 +246,7 @@ class CommitGroupWriter:
 # Decisions on the whole sequence
 
 
-def commit_sequence(
-    link: ClientConnection, message: CommitGroup, seconds: float
-) -> Operation[CommitGroupReply]:
+def commit_sequence(link: ClientConnection, message: CommitGroup, seconds: float) -> Operation[CommitGroupReply]:
     """Commit the sequence; repeated until the reply arrives, because a large commit takes long.
 
     `seconds`: how long the broker may be unreachable or silent. The same sequence again gets the first reply. Raises
@@ -259,9 +256,7 @@ def commit_sequence(
     return reply
 
 
-def abort_sequence(
-    link: ClientConnection, group: str, sequence: int, run: str, seconds: float
-) -> Operation[str]:
+def abort_sequence(link: ClientConnection, group: str, sequence: int, run: str, seconds: float) -> Operation[str]:
     """Abort what `run` prepared for the sequence, and reject its further members.
 
     Return "aborted", or "committed" if the sequence was committed before.

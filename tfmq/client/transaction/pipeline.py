@@ -14,11 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from tfmq.backoff import Backoff
-from tfmq.client.connection.connection import (
-    READY,
-    ClientConnection,
-    PendingRequest,
-)
+from tfmq.client.connection.connection import READY, ClientConnection, PendingRequest
 from tfmq.client.connection.requests import (
     TRANSACTION_PAUSE_SECONDS,
     TRANSACTION_PAUSE_SECONDS_MAX,
@@ -49,13 +45,7 @@ from tfmq.errors import (
 )
 from tfmq.ids import remaining_sequences
 from tfmq.message import Message
-from tfmq.protocol.commands import (
-    ACKS_WRITTEN,
-    BeginTransaction,
-    BeginTransactionReply,
-    CommitMember,
-    Produce,
-)
+from tfmq.protocol.commands import ACKS_WRITTEN, BeginTransaction, BeginTransactionReply, CommitMember, Produce
 from tfmq.protocol.delayed_handle import decode_due_times
 
 
@@ -77,13 +67,7 @@ class TransactionBatch(Batch):
     owner: TransactionDeliveryOwner
 
     def __init__(
-        self,
-        owner: TransactionDeliveryOwner,
-        topic: str,
-        incarnation: int,
-        partition: int,
-        room: int,
-        born_ms: int,
+        self, owner: TransactionDeliveryOwner, topic: str, incarnation: int, partition: int, room: int, born_ms: int
     ) -> None:
         super().__init__(owner, topic, partition, room, born_ms, float("inf"))
         self.incarnation = incarnation
@@ -399,9 +383,7 @@ class Pipeline:
                 if self._queue and not self._in_flight:
                     yield from self._change_sequence()  # The current producer sequence has too few numbers left.
                     continue
-                yield Wait(
-                    (self._queued_event, self._in_flight[0][1]) if self._in_flight else (self._queued_event,)
-                )
+                yield Wait((self._queued_event, self._in_flight[0][1]) if self._in_flight else (self._queued_event,))
                 if self._queued_event.done:
                     self._queued_event = Event()
                 yield from self._process_replies()
@@ -434,9 +416,7 @@ class Pipeline:
             assert stream is not None, "taken before"
             stream.number += 1
             request = BeginTransaction(stream.producer_id, stream.number, *self.begin_fields)
-            call = yield from request_until_not_busy(
-                self._link, request, until=until, in_background=True, repeat=named
-            )
+            call = yield from request_until_not_busy(self._link, request, until=until, in_background=True, repeat=named)
             if isinstance(call.error, SEQUENCE_ERRORS) and not strange:
                 strange = True
                 self._sequence = yield from self._sequences.lease_new(until)
@@ -454,8 +434,7 @@ class Pipeline:
     def _send(self) -> None:
         most = IN_FLIGHT_BATCHES_MAX
         while self._queue and (
-            not self._in_flight
-            or (len(self._in_flight) < most and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX)
+            not self._in_flight or (len(self._in_flight) < most and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX)
         ):
             batch, stream = self._queue[0], self._sequence
             assert stream is not None, "begun"
@@ -484,10 +463,7 @@ class Pipeline:
             yield from self._requeue_in_flight()
             if isinstance(refusal, SEQUENCE_ERRORS) and self._sequence_unused:
                 yield from self._change_sequence()
-            elif (
-                isinstance(refusal, Busy)
-                and self._link.now() + backoff.seconds < self._progress_at + self._seconds
-            ):
+            elif isinstance(refusal, Busy) and self._link.now() + backoff.seconds < self._progress_at + self._seconds:
                 yield Wait((), backoff.advance())
             else:
                 raise self._with_reason(refusal)

@@ -54,9 +54,7 @@ class State(StrEnum):
 
 
 # Names in the module: on Python 3.11 access to a member through its class is a call.
-OPEN, PREPARING, PREPARED, READ_ONLY, COMMITTING, COMMITTED, APPLYING, ROLLING_BACK, ROLLED_BACK = list(
-    State
-)[:9]
+OPEN, PREPARING, PREPARED, READ_ONLY, COMMITTING, COMMITTED, APPLYING, ROLLING_BACK, ROLLED_BACK = list(State)[:9]
 HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK, IN_DOUBT, ABANDONED = list(State)[9:]
 
 SEND, PREPARE, COMMIT, ROLLBACK = "send", "prepare", "commit", "rollback"

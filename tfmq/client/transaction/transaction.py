@@ -148,9 +148,7 @@ class TransactionCore:
         yield from self._wait_for_room()
         return self.append(topic, message, payload)
 
-    def send_many(
-        self, topic: str, payloads: Iterable[Any], when: DeliveryTime = IMMEDIATE
-    ) -> Operation[Deliveries]:
+    def send_many(self, topic: str, payloads: Iterable[Any], when: DeliveryTime = IMMEDIATE) -> Operation[Deliveries]:
         """Append all payloads. Ends when the last one is in a batch."""
         producer, due = self.producer, due_number(*when)
         self._check_open()
@@ -277,9 +275,7 @@ class TransactionCore:
             self._finish_step(state_after_error(step, error) or self._state_if_not_executed(before), told)
             raise told from error
         except BaseException:
-            self._finish_step(
-                IN_DOUBT if self.requests.maybe_executed else self._state_if_not_executed(before), None
-            )
+            self._finish_step(IN_DOUBT if self.requests.maybe_executed else self._state_if_not_executed(before), None)
             raise
         self._finish_step(state, None)
         return state
@@ -585,9 +581,7 @@ class ProducerTransactions:
                 continue
             if transaction.state == OPEN:
                 name = f" {transaction.xid}" if transaction.xid else ""
-                log.warning(
-                    "A transaction%s was dropped without commit or rollback: it is rolled back.", name
-                )
+                log.warning("A transaction%s was dropped without commit or rollback: it is rolled back.", name)
                 transaction.drop(None, "The transaction was dropped, so it was rolled back.")
                 # No caller waits for the request, so a parked network thread has to be woken to send it.
                 self.producer.driver.wake()

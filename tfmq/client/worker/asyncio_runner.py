@@ -15,12 +15,7 @@ from typing import Any
 
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.worker.listeners import (
-    Listener,
-    check_result,
-    handler_context,
-    is_coroutine_listener,
-)
+from tfmq.client.worker.listeners import Listener, check_result, handler_context, is_coroutine_listener
 from tfmq.client.worker.ordered_queues import HandlerJob
 from tfmq.client.worker.runner import SIGNALS, EventLoopRun, immediate_exit, log_first_signal
 from tfmq.errors import Closed

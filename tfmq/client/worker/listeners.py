@@ -79,9 +79,7 @@ class Listeners:
                     " or remove the listener."
                 )
         if self.default is None and not self._by_topic:
-            raise BadRequest(
-                'run() needs a listener: give it one, or register some with @consumer.on("orders").'
-            )
+            raise BadRequest('run() needs a listener: give it one, or register some with @consumer.on("orders").')
 
 
 def check_listener(listener: Any) -> Listener:
@@ -161,9 +159,7 @@ def handler_context(message: ReceivedMessage[Any], hooks: Sequence[Any]) -> Iter
         CURRENT_MESSAGE.reset(token)
 
 
-def log_failure(
-    message: ReceivedMessage[Any], error: Exception, then: str = "", *, tracebacks: bool = True
-) -> None:
+def log_failure(message: ReceivedMessage[Any], error: Exception, then: str = "", *, tracebacks: bool = True) -> None:
     """Log the failure of a handler call, and what follows from it (`then`).
 
     With `tracebacks` the log record has `exc_info`; without only the class of the error. The message is
@@ -188,9 +184,7 @@ def log_failure(
 
 def _shortened_traceback(exc_info: ExcInfo) -> str:
     """Return the end of a traceback that is too long for a log or not encodable, otherwise ""."""
-    text = format_storable(
-        lambda error: traceback.format_exception(type(error), error, exc_info[2]), exc_info[1]
-    )
+    text = format_storable(lambda error: traceback.format_exception(type(error), error, exc_info[2]), exc_info[1])
     try:
         whole = "".join(traceback.format_exception(*exc_info)).encode()
     except Exception:  # a lone surrogate, or an error that cannot be formatted
@@ -247,9 +241,7 @@ class RetryLater(Exception):
     def __init__(self, seconds: float | timedelta, reason: str = "") -> None:
         found = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
         if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < float("inf"):
-            raise BadRequest(
-                f"RetryLater({seconds!r}): it takes a number of seconds from 0 on, or a timedelta."
-            )
+            raise BadRequest(f"RetryLater({seconds!r}): it takes a number of seconds from 0 on, or a timedelta.")
         super().__init__(reason or f"to be handled again after {found:g} s")
         self.seconds = float(found)
         self.reason = reason

@@ -80,15 +80,11 @@ class MessageContextFactory:
             return True
         if isinstance(error, Fenced | RetryLater) or not isinstance(error, Exception):
             if isinstance(error, RetryLater):
-                raise NotAllowed(
-                    "RetryLater belongs to run(): a loop gets no message at a later time."
-                ) from error
+                raise NotAllowed("RetryLater belongs to run(): a loop gets no message at a later time.") from error
             return False
         return (yield from self._process_failure(message, error, tracebacks))
 
-    def _process_failure(
-        self, message: ReceivedMessage[Any], error: Exception, tracebacks: bool
-    ) -> Operation[bool]:
+    def _process_failure(self, message: ReceivedMessage[Any], error: Exception, tracebacks: bool) -> Operation[bool]:
         """Record a failure of the body. Return False if it must be raised."""
         options, core = self._core.options, self._core
         if not self._opened:
@@ -143,9 +139,7 @@ class MessageContextFactory:
 class LoopMessageContext:
     """Context of one message, the result of `message.handling()`."""
 
-    def __init__(
-        self, handler: MessageContextFactory, message: ReceivedMessage[Any], tracebacks: bool = True
-    ) -> None:
+    def __init__(self, handler: MessageContextFactory, message: ReceivedMessage[Any], tracebacks: bool = True) -> None:
         self._handler = handler
         self._message = message
         self._tracebacks = tracebacks

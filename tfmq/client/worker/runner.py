@@ -159,9 +159,7 @@ IDLE_CHECK_SECONDS: Final = 60.0
 
 def handler_pause_seconds(failures: int, chance: float) -> float:
     """Return the pause after the `failures`-th consecutive failure of a handler. `chance` is from 0 to 1."""
-    return backoff_seconds(
-        failures, HANDLER_PAUSE_SECONDS, HANDLER_PAUSE_SECONDS_MAX, HANDLER_PAUSE_JITTER * chance
-    )
+    return backoff_seconds(failures, HANDLER_PAUSE_SECONDS, HANDLER_PAUSE_SECONDS_MAX, HANDLER_PAUSE_JITTER * chance)
 
 
 class RetryLoop(Protocol):
@@ -379,9 +377,7 @@ class HandlerRunner:
             # A consumer that was killed has failed with it: its success is to be recorded, too.
             job.count_before_call = message.offset in ledger.failing_offsets
         if store is not None and job.count_before_call and not job.counted:
-            state = yield from self._retry_store(
-                lambda: store.count_call(message), "A message waits to be handled"
-            )
+            state = yield from self._retry_store(lambda: store.count_call(message), "A message waits to be handled")
             job.counted = True
             return state == FAILING and not ledger.invalid
         return True
@@ -417,9 +413,7 @@ class HandlerRunner:
             return None
         if job.ack_tracker.invalid:
             if error is not None and not isinstance(error, Fenced):
-                self._log_failure(
-                    job, error, "; its partition belongs to another member by now, which handles it"
-                )
+                self._log_failure(job, error, "; its partition belongs to another member by now, which handles it")
             return None
         if error is None:
             if store is not None and (job.in_store or job.counted):
@@ -442,9 +436,7 @@ class HandlerRunner:
             raise error
         return self._log_retry(job, error)
 
-    def _fail_with_store(
-        self, store: DeadLetterStore, job: HandlerJob, error: Exception
-    ) -> Operation[float | None]:
+    def _fail_with_store(self, store: DeadLetterStore, job: HandlerJob, error: Exception) -> Operation[float | None]:
         """Record a failure in the store. Return the pause before the next call, or None."""
         message = job.message
         failure = Failure.from_exception(error, round(self._wall_clock() * 1000))
@@ -452,9 +444,7 @@ class HandlerRunner:
         if isinstance(error, RetryLater):
             later = error.seconds
             self._log_failure(job, error)
-            yield from self._retry_store(
-                lambda: store.store_letter(message, [failure], begun=begun, retry_after=later)
-            )
+            yield from self._retry_store(lambda: store.store_letter(message, [failure], begun=begun, retry_after=later))
         elif isinstance(error, Reject | DecodeFailed) or self._at_most_once:
             self._log_failure(job, error)
             yield from self._retry_store(lambda: store.store_letter(message, [failure], begun=begun))

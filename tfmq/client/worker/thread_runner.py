@@ -58,9 +58,7 @@ class ListenerLoopThread:
         with self._lock:
             if self._loop is None:
                 loop = self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=_run_loop, args=(loop,), name="tfmq-listeners", daemon=True
-                )
+                self._thread = threading.Thread(target=_run_loop, args=(loop,), name="tfmq-listeners", daemon=True)
                 self._thread.start()
             return self._loop
 

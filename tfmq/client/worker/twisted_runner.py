@@ -73,9 +73,7 @@ class DeferredRunner(EventLoopRun):
         running = self.runner
         try:
             with (
-                shutdown_handler(
-                    reactor, self.stop, lambda number: self._cancel_workers(immediate_exit(number))
-                )
+                shutdown_handler(reactor, self.stop, lambda number: self._cancel_workers(immediate_exit(number)))
                 if signals
                 else contextlib.nullcontext()
             ):

@@ -120,9 +120,7 @@ class ArrivalHeader(NamedTuple):
         return len(self.dues.times)
 
 
-def arrival_header(
-    log_id: int, topic: str, dues: DueTimes, size_bytes: int, ahead_ms: int = 0
-) -> ArrivalHeader:
+def arrival_header(log_id: int, topic: str, dues: DueTimes, size_bytes: int, ahead_ms: int = 0) -> ArrivalHeader:
     """Return the header of a batch of `size_bytes` for the log of a partition."""
     # Delays do not depend on the wall clock.
     ahead_ms = ahead_ms if ABSOLUTE_FLAG in dues.absolute else 0
@@ -152,9 +150,7 @@ def encode_header(header: ArrivalHeader) -> bytes:
     name = topic.encode("ascii")
     fault = _why_invalid(VERSION, kind, count, size_bytes)
     if fault or len(name) > TOPIC_SIZE_MAX or len(dues.absolute) != header.record_count:
-        raise ValueError(
-            fault or f"a header of {topic!r} has {len(dues.absolute)} flags for {count} messages"
-        )
+        raise ValueError(fault or f"a header of {topic!r} has {len(dues.absolute)} flags for {count} messages")
     if {len(old.dues), len(old.numbers)} != {0 if kind == ARRIVAL else count}:
         raise ValueError(f"a {KIND_NAMES[kind]} of {count} messages has {len(old.dues)} old turns")
     shape, columns = _encode_due_times(dues)
@@ -204,9 +200,7 @@ def _checked_payload(record: Buffer) -> bytes:
         raise BadArrivalHeader(0, f"an arrival header cannot have {len(record)} bytes")
     length, checksum, id, flag = HEADER.unpack_from(record)
     if id != HEADER_ID or flag or HEADER_SIZE + length != len(record):
-        raise BadArrivalHeader(
-            0, f"a record of id {id:#x}, flag {flag:#x} and {length} bytes is not an arrival header"
-        )
+        raise BadArrivalHeader(0, f"a record of id {id:#x}, flag {flag:#x} and {length} bytes is not an arrival header")
     payload = bytes(record[HEADER_SIZE:])
     if crc32(payload) != checksum:
         raise BadArrivalHeader(0, "the arrival header fails its checksum")
@@ -280,9 +274,7 @@ class _ColumnReader:
     def read_bytes(self, size: int) -> bytes:
         data = self.payload[self.position : self.position + size]
         if len(data) != size:
-            raise BadArrivalHeader(
-                0, f"a column of {size} bytes at position {self.position} has only {len(data)}"
-            )
+            raise BadArrivalHeader(0, f"a column of {size} bytes at position {self.position} has only {len(data)}")
         self.position += size
         return data
 
@@ -311,6 +303,4 @@ class _ColumnReader:
         if same:
             times = times * count
         low, high = (times[0], times[0]) if same else (min(times), max(times))
-        return DueTimes(
-            times, flags if mixed else (ABSOLUTE_FLAG if absolute else RELATIVE_FLAG) * count, low, high
-        )
+        return DueTimes(times, flags if mixed else (ABSOLUTE_FLAG if absolute else RELATIVE_FLAG) * count, low, high)

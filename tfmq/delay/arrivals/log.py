@@ -69,15 +69,10 @@ DamageCallback = Callable[[Corrupt], None]
 """Called with a range of the log that cannot be read; its messages are lost."""
 
 
-def arrival_options(
-    flush_messages: int, flush_seconds: float, segment_bytes: int = SEGMENT_BYTES
-) -> LogOptions:
+def arrival_options(flush_messages: int, flush_seconds: float, segment_bytes: int = SEGMENT_BYTES) -> LogOptions:
     """Return the options of the log; it has no retention by age or size."""
     return LogOptions(
-        segment_bytes=segment_bytes,
-        flush_messages=flush_messages,
-        flush_seconds=flush_seconds,
-        suffix=ARRIVALS_SUFFIX,
+        segment_bytes=segment_bytes, flush_messages=flush_messages, flush_seconds=flush_seconds, suffix=ARRIVALS_SUFFIX
     )
 
 
@@ -291,9 +286,7 @@ class _BatchParser:
         self, header: ArrivalHeader, data: bytes, position: int, offset: int, number: int
     ) -> ArrivalBatch:
         """Return the records of `header` from `position` on, up to the end of the block."""
-        sizes, offsets, end = _record_columns(
-            data, position, offset, header.record_count - self.records_parsed
-        )
+        sizes, offsets, end = _record_columns(data, position, offset, header.record_count - self.records_parsed)
         dues = header.dues.section(self.records_parsed, self.records_parsed + len(sizes))
         self.records_parsed += len(sizes)
         if self.records_parsed == header.record_count:
@@ -303,9 +296,7 @@ class _BatchParser:
         return ArrivalBatch(header.log_id, header.topic, number, *columns, header.ahead_ms)
 
 
-def _record_columns(
-    data: bytes, position: int, offset: int, wanted: int
-) -> tuple[array[int], array[int], int]:
+def _record_columns(data: bytes, position: int, offset: int, wanted: int) -> tuple[array[int], array[int], int]:
     """Return (sizes, offsets, end) of at most `wanted` records.
 
     `position` in `data` is `offset` in the log.
@@ -478,20 +469,14 @@ class ArrivalRecordReader:
         self._bytes_left = left
         return index
 
-    def _read_from_verified_block(
-        self, offsets: Sequence[int], index: int, end: int, unproven: RawRead
-    ) -> int:
+    def _read_from_verified_block(self, offsets: Sequence[int], index: int, end: int, unproven: RawRead) -> int:
         """Read the record at `index` and its neighbours from a verified block that ends at `end`.
 
         Return the index after them; `index` itself if the whole block must be read.
         """
         first = last = offsets[index]
         next_index, count, limit = index + 1, len(offsets), min(end, first + self._bytes_left)
-        while (
-            next_index < count
-            and last < offsets[next_index] < limit
-            and offsets[next_index] - last < self._gap
-        ):
+        while next_index < count and last < offsets[next_index] < limit and offsets[next_index] - last < self._gap:
             last = offsets[next_index]
             next_index += 1
         try:

@@ -20,14 +20,7 @@ from journal.record.block import Block, ProducerRun, producer_runs
 from journal.record.block_trailer import BlockTrailer
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, records_of
 from tfmq.bounded_msgpack import decoding, pack, unpack_stored
-from tfmq.delay.arrivals.header import (
-    CANCEL,
-    PRODUCER_ID,
-    RESCHEDULE,
-    ArrivalHeader,
-    BadArrivalHeader,
-    decode_header,
-)
+from tfmq.delay.arrivals.header import CANCEL, PRODUCER_ID, RESCHEDULE, ArrivalHeader, BadArrivalHeader, decode_header
 from tfmq.delay.due_time import WORD, decode_words, encode_words
 
 logger = logging.getLogger("tfmq.delay")
@@ -453,9 +446,7 @@ class CancelledMessages(_SpannedMessages):
         first, last = low >> SPAN_BITS, high >> SPAN_BITS
         if last - first < SPANS_CHECKED_MAX:
             return any(span in self._spans for span in range(first, last + 1))
-        return len(self._spans) > SPANS_CHECKED_MAX or any(
-            first <= span <= last for span in list(self._spans)
-        )
+        return len(self._spans) > SPANS_CHECKED_MAX or any(first <= span <= last for span in list(self._spans))
 
     def spans_ended_by(self, due: int) -> list[int]:
         """Return the first due times of the spans that end at `due` or before, unsorted."""

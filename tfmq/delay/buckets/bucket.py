@@ -169,10 +169,7 @@ class Bucket:
         # The arrival offsets of chunks ascend in a file; only chunks that a repair has written have 0.
         while window < size - HEAD_SIZE:
             found = self._find_chunk(file, size - window, size, self.size)
-            if (
-                found < size
-                and 0 < self._read_chunk_head(file, found, size, self.size).arrival_offset <= after
-            ):
+            if found < size and 0 < self._read_chunk_head(file, found, size, self.size).arrival_offset <= after:
                 position = found
                 break
             window *= TAIL_WINDOW_FACTOR
@@ -180,9 +177,7 @@ class Bucket:
             if isinstance(part, Corrupt) or not 0 < part.arrival_offset <= after:
                 yield part
 
-    def _chunks_from(
-        self, file: File, position: int, size: int, listed_size: int
-    ) -> Iterator[ChunkHead | Corrupt]:
+    def _chunks_from(self, file: File, position: int, size: int, listed_size: int) -> Iterator[ChunkHead | Corrupt]:
         while position < size:
             try:
                 chunk = self._read_chunk_head(file, position, size, listed_size)
@@ -198,9 +193,7 @@ class Bucket:
         """Read a chunk's head in a file of `size` bytes, of which the checkpoint lists `listed_size`."""
         chunk = decode_chunk(file.pread(CHUNK_SIZE, position), position, self.seed, self.path)
         if chunk.records_position > size or chunk.next_position > listed_size:
-            raise Corrupt(
-                self.path, position, size, f"the file ends inside a chunk of {chunk.count} messages"
-            )
+            raise Corrupt(self.path, position, size, f"the file ends inside a chunk of {chunk.count} messages")
         return chunk
 
     def _find_chunk(self, file: File, position: int, size: int, listed_size: int) -> int:
@@ -220,9 +213,7 @@ class Bucket:
 
     # Records of messages
 
-    def read(
-        self, files: OpenFileCache, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
-    ) -> Records:
+    def read(self, files: OpenFileCache, positions: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records:
         """Read records, see `BucketStore.read`."""
         with files.opened(self.path) as file:
             found = self._read_records(positions, numbers, bytes_max, file.pread, READ_WINDOW_BYTES)

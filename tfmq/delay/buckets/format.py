@@ -137,9 +137,7 @@ def decode_head(data: Buffer, path: str) -> tuple[StoreIdentity, TimeSpan]:
     return StoreIdentity(store_id, salt), TimeSpan(start, exponent)
 
 
-def encode_chunk(
-    messages: MessageColumns, position: int, arrivals: int, seed: int
-) -> tuple[list[Buffer], ChunkHead]:
+def encode_chunk(messages: MessageColumns, position: int, arrivals: int, seed: int) -> tuple[list[Buffer], ChunkHead]:
     """Encode a chunk for `position` of its file.
 
     `arrivals`: its `arrival_offset`. `seed`: from `checksum_seed`. Return the buffers to write, in order, and its head.
@@ -285,9 +283,7 @@ class MessageColumns(NamedTuple):
 
     def filtered(self, keep: Sequence[int]) -> MessageColumns:
         """Return the messages that have a true value in `keep`, which has one value a message."""
-        return self._picked(
-            lambda column: compress(column, keep), list(compress(self._record_buffers(), keep))
-        )
+        return self._picked(lambda column: compress(column, keep), list(compress(self._record_buffers(), keep)))
 
     def sorted_by_due(self) -> MessageColumns:
         """Return the messages in a stable order by due time; `data` has one buffer a message then."""
@@ -377,9 +373,7 @@ def checksum_failures(records: bytes, sizes: IntegerColumn, numbers: IntegerColu
         end = position + sum(part)
         each = cut(records[position:end], part)
         said = map(int.from_bytes, map(_CHECKSUM, each))
-        true = map(
-            crc32, map(_RECORD, each), map(SEED_MASK.__and__, numbers[start : start + CHECKSUMS_PER_CALL])
-        )
+        true = map(crc32, map(_RECORD, each), map(SEED_MASK.__and__, numbers[start : start + CHECKSUMS_PER_CALL]))
         found += compress(range(start, start + len(part)), map(ne, said, true))
         position = end
     return found
@@ -465,11 +459,7 @@ class TimeSpan(NamedTuple):
     @property
     def is_valid(self) -> bool:
         """Whether this is a span of one of the levels; a file name or head may have others."""
-        return (
-            self.exponent in LEVELS
-            and 0 <= self.start <= DUE_MAX
-            and self.start & ((1 << self.exponent) - 1) == 0
-        )
+        return self.exponent in LEVELS and 0 <= self.start <= DUE_MAX and self.start & ((1 << self.exponent) - 1) == 0
 
 
 def span_of(due: int, exponent: int) -> TimeSpan:

@@ -79,9 +79,7 @@ Files that are too short have no entry: reading them finds what is lost.
 """
 
 
-def verify_buckets(
-    disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None
-) -> VerifyReport:
+def verify_buckets(disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None) -> VerifyReport:
     """Verify the buckets in `folder`: checkpoint, files, chunks and records. Reads only.
 
     The report uses the terms of `journal.fsck.findings`: files count as segments, chunks as blocks, messages as
@@ -265,9 +263,7 @@ class LostMessages:
             stored = cut(b"".join(messages.data), array("I", map(CRC_SIZE.__add__, messages.sizes)))
             keep = bytearray(messages.length)
             parts = []
-            for index, (due, number, data) in enumerate(
-                zip(messages.dues, messages.numbers, stored, strict=True)
-            ):
+            for index, (due, number, data) in enumerate(zip(messages.dues, messages.numbers, stored, strict=True)):
                 key = (due, number) if (due, number) in left else _digest(data)
                 if key in left and due in span:
                     parts.append(left.pop(key))
@@ -294,9 +290,7 @@ def _digest(stored: Buffer) -> bytes:
 # Repair, offline and by a start.
 
 
-def repair_buckets(
-    disk: Disk, folder: str, *, dry_run: bool = False, store_id: int = 0
-) -> list[RepairedFile]:
+def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False, store_id: int = 0) -> list[RepairedFile]:
     """Repair the buckets in `folder`; `store_id`: the store's id in the catalog, 0 if unknown.
 
     Return what was done, or with `dry_run` what would be done. A bucket with damage is rewritten with all its intact
@@ -481,9 +475,7 @@ class _RepairRun:
         folder = filenames.join(self.folder, ARRIVALS_NAME)
         marks = LogCheckpointFile(self.disk, folder, LOG_ID).read() if self.disk.is_folder(folder) else None
         if marks is None:
-            raise Corrupt(
-                folder, 0, 0, "its checkpoint is missing: the messages still in the arrival log are unknown"
-            )
+            raise Corrupt(folder, 0, 0, "its checkpoint is missing: the messages still in the arrival log are unknown")
         return marks.first, marks.first_ordinal
 
     # Reads and writes of bucket files
@@ -616,8 +608,7 @@ def has_arrivals(disk: Disk, folder: str) -> bool:
     """Return whether `folder` has an arrival log. If so, the buckets' checkpoint was created before."""
     path = filenames.join(folder, ARRIVALS_NAME)
     return disk.is_folder(path) and any(
-        name == filenames.log_checkpoint_name()
-        or filenames.parse_segment_name(name, ARRIVALS_SUFFIX) is not None
+        name == filenames.log_checkpoint_name() or filenames.parse_segment_name(name, ARRIVALS_SUFFIX) is not None
         for name in disk.list(path)
     )
 
@@ -652,9 +643,7 @@ class BucketScan:
         if self.checkpoint is not None:
             return list(self.checkpoint.buckets)
         spans = {name: parse_bucket_name(name) for name in self.sizes}
-        return sorted(
-            ListedBucket(span, self.sizes[name], 0) for name, span in spans.items() if span is not None
-        )
+        return sorted(ListedBucket(span, self.sizes[name], 0) for name, span in spans.items() if span is not None)
 
     def decisions(self) -> list[FileDecision]:
         """Return each file name with what a start would decide about the file."""

@@ -15,12 +15,7 @@ from tfmq.delay.arrivals import log
 from tfmq.delay.arrivals.header import ArrivalHeader
 from tfmq.delay.arrivals.log import ArrivalBatch
 from tfmq.delay.buckets.bucket import Bucket
-from tfmq.delay.buckets.format import (
-    ARRIVAL_LOG_ID,
-    BUCKET_ID_SHIFT,
-    ChunkColumns,
-    single_target_column,
-)
+from tfmq.delay.buckets.format import ARRIVAL_LOG_ID, BUCKET_ID_SHIFT, ChunkColumns, single_target_column
 from tfmq.delay.buckets.store import BucketStore
 from tfmq.delay.buckets.writer import PendingFilter, pending_rows
 from tfmq.delay.due_time import ABSOLUTE_FLAG
@@ -131,12 +126,7 @@ class BucketLoader:
         return self._rows(columns, ARRIVAL_LOG_ID, area, pending, keys)
 
     def _rows(
-        self,
-        columns: ChunkColumns,
-        slot: int,
-        area: LoadRange,
-        pending: PendingFilter,
-        keys: LogFilter | None,
+        self, columns: ChunkColumns, slot: int, area: LoadRange, pending: PendingFilter, keys: LogFilter | None
     ) -> WheelRows:
         """Return the pending messages of the range; `slot`: the bucket id of their locators."""
         dues, numbers, targets, _, flags, positions, table = columns
@@ -149,8 +139,7 @@ class BucketLoader:
             if not rows:
                 return no_wheel_rows()
             dues, numbers, targets, positions = (
-                array(column.typecode, map(column.__getitem__, rows))
-                for column in (dues, numbers, targets, positions)
+                array(column.typecode, map(column.__getitem__, rows)) for column in (dues, numbers, targets, positions)
             )
             flags = bytes(map(flags.__getitem__, rows))
         tags = {index: make_tag(self._targets.id_of(*table[index]), False) for index in set(targets)}
@@ -162,9 +151,7 @@ class BucketLoader:
         )
 
 
-def merge_rows(
-    found: Sequence[WheelRows], after: Turn, before: Turn, rows_max: int
-) -> tuple[RowColumns, Turn | None]:
+def merge_rows(found: Sequence[WheelRows], after: Turn, before: Turn, rows_max: int) -> tuple[RowColumns, Turn | None]:
     """Return the first `rows_max` rows with `after` <= turn < `before`, sorted by turn.
 
     The second result is the turn of the next row in that range; None if there is none.

@@ -38,9 +38,7 @@ def recover_buckets(
     Reads the checkpoint, makes it durable, and removes files and ends of files that the checkpoint does not list. Only
     file sizes are checked, so the duration does not depend on the number of messages.
     """
-    wanted = [
-        name for name in disk.list(folder) if is_bucket_file_name(name) and not filenames.is_set_aside(name)
-    ]
+    wanted = [name for name in disk.list(folder) if is_bucket_file_name(name) and not filenames.is_set_aside(name)]
     check_no_folders(disk, folder, wanted)
     checkpoint_file = BucketCheckpointFile(disk, folder)
     checkpoint = checkpoint_file.read()
@@ -48,9 +46,7 @@ def recover_buckets(
         decided = decide_files((), file_sizes(disk, folder))
         if unlisted := [each.name for each in decided if each.state is FileState.UNLISTED]:
             # A new checkpoint would delete them.
-            what = (
-                f"the checkpoint of {len(unlisted)} buckets, such as {unlisted[0]}, is missing: {REPAIR_HINT}"
-            )
+            what = f"the checkpoint of {len(unlisted)} buckets, such as {unlisted[0]}, is missing: {REPAIR_HINT}"
             raise Corrupt(checkpoint_file.path, 0, 0, what)
         salt = int.from_bytes(randomness(SALT_SIZE), "big")
         checkpoint = BucketCheckpoint(StoreIdentity(new_id(), salt), 0, 0, 0, ())
@@ -136,8 +132,7 @@ def decide_files(listed: Iterable[ListedBucket], sizes: dict[str, int]) -> list[
     """
     expected = {bucket_name(each.span): each for each in listed}
     found = [
-        FileDecision(name, _listed_file_state(sizes.get(name), each.size), each)
-        for name, each in expected.items()
+        FileDecision(name, _listed_file_state(sizes.get(name), each.size), each) for name, each in expected.items()
     ]
     rest = sorted(set(sizes) - set(expected) - {CHECKPOINT_NAME})
     return found + [FileDecision(name, _unlisted_file_state(name), None) for name in rest]
@@ -221,9 +216,7 @@ def encode_checkpoint(checkpoint: BucketCheckpoint) -> bytes:
     identity, offset, number, broker_ms, buckets, queue_state, counted = checkpoint
     if len(queue_state) > QUEUE_STATE_SIZE_MAX:
         raise TooLarge("the queue state in the checkpoint", len(queue_state), QUEUE_STATE_SIZE_MAX)
-    head = HEAD.pack(
-        MAGIC, VERSION, 0, *identity, offset, number, broker_ms, counted, len(buckets), len(queue_state)
-    )
+    head = HEAD.pack(MAGIC, VERSION, 0, *identity, offset, number, broker_ms, counted, len(buckets), len(queue_state))
     rows = (BUCKET_ROW.pack(*bucket.span, bucket.size, bucket.count, bucket.dead_count) for bucket in buckets)
     data = b"".join([head, *rows, queue_state])
     return data + CHECKSUM.pack(crc32(data))

@@ -26,9 +26,7 @@ def bucket_rows(
 ) -> Iterator[BucketRow]:
     """List the messages of one bucket, see `BucketStore.rows`."""
     chunks = bucket.read_columns(files)
-    yield from merge(
-        *[_chunk_rows(bucket.bucket_id, columns, first_turn, end_due, keys) for columns in chunks]
-    )
+    yield from merge(*[_chunk_rows(bucket.bucket_id, columns, first_turn, end_due, keys) for columns in chunks])
 
 
 def _chunk_rows(
@@ -55,9 +53,7 @@ def _selected(columns: ChunkColumns, keys: LogFilter | None) -> bytes | None:
     return None if all(wanted) else bytes(map(wanted.__getitem__, columns.targets))
 
 
-def bucket_histogram(
-    bucket: Bucket, files: OpenFileCache, edges: Sequence[int], keys: LogFilter | None
-) -> list[int]:
+def bucket_histogram(bucket: Bucket, files: OpenFileCache, edges: Sequence[int], keys: LogFilter | None) -> list[int]:
     """Count the messages of one bucket that are due between each edge and the next; `edges` ascend.
 
     The file is not read if the whole bucket is between two neighbouring edges, and messages for all logs count.

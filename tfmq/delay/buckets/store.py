@@ -15,23 +15,10 @@ from journal.errors import Full, Stopped
 from journal.filenames import DAMAGED_SUFFIX
 from tfmq.delay.arrivals.log import ArrivalBatch
 from tfmq.delay.buckets.bucket import NO_BYTE_LIMIT, Bucket, OpenFileCache
-from tfmq.delay.buckets.format import (
-    BUCKETS_MAX,
-    DEFAULT_LEVEL,
-    FINEST_LEVEL,
-    TimeSpan,
-    finer_level,
-    level_of,
-    span_of,
-)
+from tfmq.delay.buckets.format import BUCKETS_MAX, DEFAULT_LEVEL, FINEST_LEVEL, TimeSpan, finer_level, level_of, span_of
 from tfmq.delay.buckets.recovery import BucketCheckpoint, ListedBucket, RecoveredBuckets, recover_buckets
 from tfmq.delay.buckets.rows import BucketRow, bucket_rows
-from tfmq.delay.buckets.writer import (
-    BucketWriter,
-    PendingFilter,
-    chunk_messages,
-    pending_messages,
-)
+from tfmq.delay.buckets.writer import BucketWriter, PendingFilter, chunk_messages, pending_messages
 from tfmq.delay.requests import LogFilter
 
 SPLIT_MESSAGES: Final = 262_144
@@ -170,9 +157,7 @@ class BucketStore:
         """Like `read`, but return None if that would wait for the disk."""
         return self._bucket_ids[slot].read_cached(self.files, positions, numbers, bytes_max)
 
-    def rows(
-        self, first_turn: tuple[int, int], end_due: int, keys: LogFilter | None = None
-    ) -> Iterator[BucketRow]:
+    def rows(self, first_turn: tuple[int, int], end_due: int, keys: LogFilter | None = None) -> Iterator[BucketRow]:
         """Yield messages from the turn `first_turn` up to before `end_due`, in the order of turns.
 
         `keys`: only those for these partitions. Delivered and cancelled messages are included. Reads columns only, one
@@ -247,9 +232,7 @@ class BucketStore:
                 for messages in chunk_messages(bucket, self.files, pending):
                     additions.add(messages)
                 additions.finish()
-                self._write_checkpoint(
-                    (self.spilled_offset, self.spilled_number, self.broker_ms), additions, bucket
-                )
+                self._write_checkpoint((self.spilled_offset, self.spilled_number, self.broker_ms), additions, bucket)
             self._remove_obsolete_files()
             return [additions.growth[span].bucket for span in sorted(additions.growth)]
 

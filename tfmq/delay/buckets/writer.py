@@ -312,9 +312,7 @@ def pending_messages(batch: ArrivalBatch, pending: PendingFilter) -> MessageColu
     return messages if keep is True or all(keep) else messages.filtered(keep)
 
 
-def pending_rows(
-    columns: ChunkColumns, pending: PendingFilter, keys: LogFilter | None = None
-) -> bytes | bytearray:
+def pending_rows(columns: ChunkColumns, pending: PendingFilter, keys: LogFilter | None = None) -> bytes | bytearray:
     """Return one byte a message of a chunk: 1 if it is pending and for one of these logs."""
     dues, numbers, targets = columns.dues, columns.numbers, columns.targets
     alone = len(columns.table) == 1

@@ -173,9 +173,7 @@ class TopicArchiver:
         node = self._options.node or (last.plan.node if last is not None else "")
         gaps = survey.gaps
         while survey.ranges:
-            pieces, survey = plan_step(
-                self._logs, survey, self._options.step_bytes, self._options.piece_bytes
-            )
+            pieces, survey = plan_step(self._logs, survey, self._options.step_bytes, self._options.piece_bytes)
             plan = Plan(step, self._topic, partitions, node, tuple(pieces), gaps)
             self._archive.write_plan(plan)
             ends = self._execute(plan, ends, progress)
@@ -193,9 +191,7 @@ class TopicArchiver:
         self._archive.delete_plan(self._topic, last.plan.step)
         old, new = last.plan.node, self._options.node
         if old and new and old != new:
-            raise BadRequest(
-                OTHER_BROKER.format(folder=self._options.folder, topic=self._topic, old=old, new=new)
-            )
+            raise BadRequest(OTHER_BROKER.format(folder=self._options.folder, topic=self._topic, old=old, new=new))
         return last
 
     def _drop_lost_pieces(self, plan: Plan | None) -> Plan | None:
@@ -214,11 +210,7 @@ class TopicArchiver:
             first = changed[0]
             raise OffsetOutOfRange(
                 LOST_IN_STEP.format(
-                    topic=self._topic,
-                    start=first.start,
-                    end=first.end,
-                    partition=first.partition,
-                    aside=aside,
+                    topic=self._topic, start=first.start, end=first.end, partition=first.partition, aside=aside
                 )
             )
         for each in changed:
@@ -245,9 +237,7 @@ class TopicArchiver:
         while True:
             found = self._partition_bounds()
             try:
-                return len(found), find_new_ranges(
-                    found, ends, self._options.on_loss, self._start_of_new_partition
-                )
+                return len(found), find_new_ranges(found, ends, self._options.on_loss, self._start_of_new_partition)
             except LogTruncated:
                 if self._options.address.path is None or time.monotonic() > deadline:
                     raise
@@ -258,9 +248,7 @@ class TopicArchiver:
             return bounds.first
         return self._logs.offset_at_time(log, self._options.since_ms)
 
-    def _execute(
-        self, plan: Plan, ends: dict[tuple[int, int], int], progress: Progress
-    ) -> dict[tuple[int, int], int]:
+    def _execute(self, plan: Plan, ends: dict[tuple[int, int], int], progress: Progress) -> dict[tuple[int, int], int]:
         """Run the tasks of a plan and write its manifest; return the ends after this step.
 
         `ends`: those before it.
@@ -326,9 +314,7 @@ def find_new_ranges(
         elif start < bounds.first:
             if on_loss == "stop":
                 raise OffsetOutOfRange(
-                    LOST_BEFORE_STEP.format(
-                        partition=log.partition, topic=log.topic, end=start, first=bounds.first
-                    ),
+                    LOST_BEFORE_STEP.format(partition=log.partition, topic=log.topic, end=start, first=bounds.first),
                     first=bounds.first,
                     end=bounds.end,
                 )
@@ -435,16 +421,10 @@ Examples:
 )
 @click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True)
 @click.option(
-    "--file-bytes",
-    type=SizeType(),
-    default=PIECE_BYTES,
-    help="Maximum size of log in one file, approximate [64 MiB].",
+    "--file-bytes", type=SizeType(), default=PIECE_BYTES, help="Maximum size of log in one file, approximate [64 MiB]."
 )
 @click.option(
-    "--step-bytes",
-    type=SizeType(),
-    default=STEP_BYTES,
-    help="Size of log in one step; done steps are kept [4 GiB].",
+    "--step-bytes", type=SizeType(), default=STEP_BYTES, help="Size of log in one step; done steps are kept [4 GiB]."
 )
 @address_options
 @pipeline_options("archive")
@@ -495,9 +475,7 @@ def select_topics(topics: Sequence[str], logs: LogReader) -> list[str]:
     return list(dict.fromkeys(topics)) or there
 
 
-def archive_topic(
-    job: Job, wish: ArchiveOptions, topic: str, logs: LogReader, tasks: TaskRunner
-) -> ArchiveResult:
+def archive_topic(job: Job, wish: ArchiveOptions, topic: str, logs: LogReader, tasks: TaskRunner) -> ArchiveResult:
     """Archive one topic; its progress is shown as soon as there is something to archive."""
     with ExitStack() as stack:
         return TopicArchiver(wish, topic, logs, tasks).archive_new(
@@ -519,9 +497,7 @@ def print_results(job: Job, folder: Path, outcomes: Sequence[ArchiveResult]) -> 
             f" {size_text(each.size_bytes)}{'; resumed an interrupted run' if each.resumed else ''}"
         )
         for gap in each.gaps:
-            job.output.info(
-                f"{each.topic}: partition {gap.partition} has a gap, offsets {gap.start:,} to {gap.end:,}"
-            )
+            job.output.info(f"{each.topic}: partition {gap.partition} has a gap, offsets {gap.start:,} to {gap.end:,}")
 
 
 if __name__ == "__main__":

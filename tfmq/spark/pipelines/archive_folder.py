@@ -179,9 +179,7 @@ def lock_path(topic: str) -> str:
 
 VERSION: Final = 1
 
-NO_ARCHIVE: Final = (
-    "{folder} is no archive of tfmq: {path} does not exist. Name the folder that `archive` wrote into."
-)
+NO_ARCHIVE: Final = "{folder} is no archive of tfmq: {path} does not exist. Name the folder that `archive` wrote into."
 MISSING: Final = (
     "The archive {folder} misses {path}, though step {later} exists: it was deleted or not copied. Restore it"
     " from a copy."

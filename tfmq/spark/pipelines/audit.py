@@ -227,10 +227,7 @@ class AuditJobs:
             self.found = rdd.map(lambda each: each._replace(facts=NO_FACTS)).collect()
 
     def compare_facts(
-        self,
-        more: Sequence[Facts],
-        standings: Mapping[int, AppliedState],
-        known: Mapping[int, JournalCoverage],
+        self, more: Sequence[Facts], standings: Mapping[int, AppliedState], known: Mapping[int, JournalCoverage]
     ) -> list[ComparisonResult]:
         """Compare the facts of all pieces, and `more` facts, those of the transaction journals.
 
@@ -245,9 +242,7 @@ class AuditJobs:
 
         def verdict(rows: Iterator[tuple[int, Facts]]) -> Iterator[ComparisonResult]:
             found = compare_sides(concatenate_facts([facts for _, facts in rows]), *told.value)
-            near = [
-                locate_repeat(RealDisk(), logs.value, each) for each in found.repeats[:LOCATED_REPEATS_MAX]
-            ]
+            near = [locate_repeat(RealDisk(), logs.value, each) for each in found.repeats[:LOCATED_REPEATS_MAX]]
             yield found._replace(repeats=[*near, *found.repeats[LOCATED_REPEATS_MAX:]])
 
         placed = mine.flatMap(lambda facts: split_facts(facts, parts)).partitionBy(parts)
@@ -307,9 +302,7 @@ def audit(
         checked.close()
     findings += made.findings
     for log in made.logs:
-        findings += find_missing_files(
-            disk, log, [each for each in checked.found if each.piece.log == log.number]
-        )
+        findings += find_missing_files(disk, log, [each for each in checked.found if each.piece.log == log.number])
     for data in folders:
         findings += find_missing_partitions(disk, data, topics[data], made.logs)
     return make_result(folders, made.logs, chains, verdicts, findings, time.perf_counter() - begun)
@@ -341,9 +334,7 @@ def read_journal_facts(
     return facts, known, findings
 
 
-def find_missing_partitions(
-    disk: Disk, data: str, topics: list[TopicRow], logs: Sequence[AuditedLog]
-) -> list[Finding]:
+def find_missing_partitions(disk: Disk, data: str, topics: list[TopicRow], logs: Sequence[AuditedLog]) -> list[Finding]:
     """Return findings for partitions in the catalog that have no folder.
 
     The catalog is read again, because topics may be deleted during the audit.
@@ -370,9 +361,7 @@ def topic_log_ids(logs: Sequence[AuditedLog], journal: JournalPlan) -> dict[int,
     return {log.log_id: log.number for log in mine if log.log_id is not None}
 
 
-@click.command(
-    context_settings=HELP, epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.audit /var/lib/tfmq"
-)
+@click.command(context_settings=HELP, epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.audit /var/lib/tfmq")
 @click.argument("folders", metavar="DATA...", nargs=-1, required=True)
 @pipeline_options("audit")
 def command(folders: tuple[str, ...], job: Job) -> int:

@@ -109,9 +109,7 @@ class _LogSummarizer:
         self.windows: list[LostSources] = []
         gone = {each.base for each in log.segments} - {each.piece.base for each in found if each.piece.size}
         first = log.checkpoint.first if log.checkpoint is not None else 0
-        self.segments = [
-            each for each in log.segments if each.base not in gone or not each.size or each.end > first
-        ]
+        self.segments = [each for each in log.segments if each.base not in gone or not each.size or each.end > first]
 
     def summarize(self) -> LogSummary:
         found = self.found
@@ -122,9 +120,7 @@ class _LogSummarizer:
             if number:
                 self._check_ordinals(found[number - 1], each)
         self._check_start()
-        tail = sum(
-            each.piece.base + each.piece.end - each.torn_at for each in found if each.torn_at is not None
-        )
+        tail = sum(each.piece.base + each.piece.end - each.torn_at for each in found if each.torn_at is not None)
         applied = max((each.sources[1] for each in found if each.sources is not None), default=FIRST_SOURCE)
         sums = (
             sum(each.bytes for each in found),
@@ -157,9 +153,7 @@ class _LogSummarizer:
             self._report_missing_bytes(self.segments[-1], self.segments[-1].end, marks.durable, cut)
         return cut
 
-    def _report_missing_bytes(
-        self, before: AuditedSegment | None, first: int, next: int, cut: dict[int, int]
-    ) -> None:
+    def _report_missing_bytes(self, before: AuditedSegment | None, first: int, next: int, cut: dict[int, int]) -> None:
         """Report that the bytes from `first` to `next` are missing: whole files, or a file's end.
 
         `before`: the file before them, None at the start of the log. If its end is missing, add it to `cut`.
@@ -176,9 +170,7 @@ class _LogSummarizer:
         torn = self._torn_block_offset(before)
         if before.size and torn is None and (whole is None or whole <= before.end):
             previous = log.segment_file_name(before.base)
-            text = (
-                f"the segment {log.segment_file_name(first)} is missing; {previous} ends there and is whole"
-            )
+            text = f"the segment {log.segment_file_name(first)} is missing; {previous} ends there and is whole"
             self.add_finding(MISSING, None, first, next, text)
             return
         begins = before.end if torn is None else torn
@@ -196,9 +188,7 @@ class _LogSummarizer:
             return last.torn_at
         return last.damaged_ranges[-1].first if last.damaged_ranges and last.damaged_ranges[-1].end else None
 
-    def _report_damage(
-        self, number: int, piece: AuditPiece, stretch: DamagedRange, cut: dict[int, int]
-    ) -> None:
+    def _report_damage(self, number: int, piece: AuditPiece, stretch: DamagedRange, cut: dict[int, int]) -> None:
         """Report a damaged range of a piece, unless it is reported already as the end of a cut file.
 
         `number`: index of the piece in `found`.
@@ -207,9 +197,7 @@ class _LogSummarizer:
         high = stretch.after or _first_source(self.found[number + 1 :])
         self.windows.append(LostSources(low, high, True))
         if cut.get(piece.base) != stretch.first:
-            self.add_finding(
-                BLOCK, piece.base, stretch.first, stretch.next, f"cannot be read: {stretch.reason}"
-            )
+            self.add_finding(BLOCK, piece.base, stretch.first, stretch.next, f"cannot be read: {stretch.reason}")
 
     def _check_ordinals(self, before: PieceResult, after: PieceResult) -> None:
         """Report ordinals that are skipped or used twice between two adjacent pieces."""
@@ -226,9 +214,7 @@ class _LogSummarizer:
         marks = self.log.checkpoint
         begins = self.segments[0].base if self.segments else 0
         if marks is None and not self.log.checkpoint_damaged and any(each.size for each in self.segments):
-            text = (
-                f"{filenames.log_checkpoint_name()} is missing or empty, so nobody knows how far the log went"
-            )
+            text = f"{filenames.log_checkpoint_name()} is missing or empty, so nobody knows how far the log went"
             if begins:
                 text += f", and whether it ever began before {begins}"
             self.add_finding(MARK, None, 0, begins, text)

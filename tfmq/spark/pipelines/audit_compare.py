@@ -140,9 +140,7 @@ def compare_sides(
         pending += late
         excesses.extend(find_uncommitted(found, mine.of_kind(FORBIDDEN)))
         strays.extend(
-            find_undecided(
-                mine.of_kind(APPEND), mine.of_kind(DECISION), coverage.get(int(folder), JournalCoverage())
-            )
+            find_undecided(mine.of_kind(APPEND), mine.of_kind(DECISION), coverage.get(int(folder), JournalCoverage()))
         )
     untold = sum(max(0, len(each) - LISTED_MAX) for each in (repeats, lacks, excesses, strays))
     return ComparisonResult(
@@ -207,9 +205,7 @@ def find_undecided(appends: Facts, decisions: Facts, known: JournalCoverage) -> 
     """
     if not known.spans or not appends.row_count:
         return
-    mine = appends.select(
-        (appends.extra == np.uint64(known.journal_id)) & ~np.isin(appends.key, decisions.key)
-    )
+    mine = appends.select((appends.extra == np.uint64(known.journal_id)) & ~np.isin(appends.key, decisions.key))
     end = known.spans[-1][1]
     for row in range(mine.row_count):
         place = int(mine.key[row])
@@ -228,9 +224,7 @@ def _count_covered(runs: Facts, asked: Facts) -> Array:
     starts = starts[begins]
     ends = highest[np.concatenate((np.flatnonzero(begins)[1:] - 1, [len(highest) - 1]))]
     before = np.concatenate((np.zeros(1, np.uint64), np.cumsum(ends - starts)))
-    return _count_below(starts, ends, before, asked.key + asked.count) - _count_below(
-        starts, ends, before, asked.key
-    )
+    return _count_below(starts, ends, before, asked.key + asked.count) - _count_below(starts, ends, before, asked.key)
 
 
 def _count_below(starts: Array, ends: Array, before: Array, ids: Array) -> Array:
@@ -259,9 +253,7 @@ def locate_repeat(disk: Disk, logs: list[AuditedLog], repeat: RepeatedMessages) 
     return repeat._replace(offset=here[0], next=here[1], other_offset=there[0], other_next=there[1])
 
 
-def _locate_records(
-    disk: Disk, log: AuditedLog, offset: int, next: int, first_id: int, end_id: int
-) -> tuple[int, int]:
+def _locate_records(disk: Disk, log: AuditedLog, offset: int, next: int, first_id: int, end_id: int) -> tuple[int, int]:
     """Return the offset of the first record with these ids, and the offset after the last one.
 
     Only offsets from `offset` to `next` are searched; these are returned if no such record is found.

@@ -19,18 +19,8 @@ from journal.log.recovery_rules import decide
 from journal.record.format import BadRecord, make_id
 from journal.wal.entry import AppendMsg, JournalEntry, Operation
 from journal.wal.file import FILE_HEADER_SIZE, JournalFile
-from journal.wal.recovery_rules import (
-    FILES_RULES,
-    FilesAction,
-)
-from tfmq.spark.pipelines.audit_check import (
-    DECISION,
-    EXPECTED,
-    FORBIDDEN,
-    Facts,
-    concatenate_facts,
-    make_facts,
-)
+from journal.wal.recovery_rules import FILES_RULES, FilesAction
+from tfmq.spark.pipelines.audit_check import DECISION, EXPECTED, FORBIDDEN, Facts, concatenate_facts, make_facts
 from tfmq.spark.pipelines.audit_plan import JOURNAL, LISTING_ATTEMPTS, Finding
 from tfmq.transaction.journal_records import (
     CommitRecord,
@@ -130,21 +120,14 @@ def _plan_files(disk: Disk, data: str, folder: str) -> JournalPlan:
         row = decide(FILES_RULES, found) if (found := survey.files_facts()) is not None else None
         if row is None or row.decision is FilesAction.REFUSE:
             said = survey.checkpoint_fault or "no snapshot that its checkpoint names is whole"
-            findings.append(
-                _journal_finding(data, "", 0, 0, f"a start would refuse it: {row.label if row else said}")
-            )
+            findings.append(_journal_finding(data, "", 0, 0, f"a start would refuse it: {row.label if row else said}"))
         if survey.identity is None:
             return JournalPlan(data, 0, [], findings)
         forced = survey.checkpoint.durable_lsn if survey.checkpoint is not None else 0
         last = survey.files[-1].number if survey.files else 0
         files = [
             JournalFilePlan(
-                data,
-                file.number,
-                file.first,
-                file.end,
-                survey.seed,
-                forced if file.number == last else file.end,
+                data, file.number, file.first, file.end, survey.seed, forced if file.number == last else file.end
             )
             for file in survey.files
             if file.number not in survey.head_faults
@@ -191,9 +174,7 @@ def _add_entry(entry: JournalEntry, found: JournalFileContents) -> None:
         first_id = make_id(content.producer_id, content.sequence)
         copied = bool(content.moved_from)
         place = content.moved_from or entry.lsn
-        found.messages.append(
-            JournalMessages(place, content.epoch, content.log_id, first_id, content.count, copied)
-        )
+        found.messages.append(JournalMessages(place, content.epoch, content.log_id, first_id, content.count, copied))
     elif isinstance(content, Operation):
         try:
             said = unpack(*content)
@@ -279,9 +260,7 @@ def _number_messages(
 
 
 def _unnumbered_decisions(
-    found: Sequence[JournalFileContents],
-    messages: Collection[JournalMessages],
-    of_epoch: Mapping[int, tuple[int, int]],
+    found: Sequence[JournalFileContents], messages: Collection[JournalMessages], of_epoch: Mapping[int, tuple[int, int]]
 ) -> set[int]:
     """Return the LSNs of decisions whose messages cannot be numbered.
 
@@ -293,6 +272,4 @@ def _unnumbered_decisions(
         has[message.epoch] += message.count
     copied = {message.epoch for message in messages if message.copied}
     total = dict(total for each in found for total in each.totals)
-    return {
-        place for epoch, (place, _) in of_epoch.items() if epoch in copied or total.get(epoch) != has[epoch]
-    }
+    return {place for epoch, (place, _) in of_epoch.items() if epoch in copied or total.get(epoch) != has[epoch]}

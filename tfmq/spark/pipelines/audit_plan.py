@@ -185,9 +185,7 @@ def _plan_log(disk: Disk, data: str, folder: str, suffix: str, made: AuditPlan) 
     except (Corrupt, NewerFormat) as error:
         log_id = marks = None
         log = log._replace(checkpoint_damaged=True)
-        made.findings.append(
-            log.make_finding(MARK, None, 0, 0, f"{filenames.log_checkpoint_name()}: {error}")
-        )
+        made.findings.append(log.make_finding(MARK, None, 0, 0, f"{filenames.log_checkpoint_name()}: {error}"))
     bases = _segment_bases(disk, path, suffix)
     if marks is None and bases and not log.checkpoint_damaged:
         with suppress(Corrupt, NewerFormat):  # the topic was created between the two reads
@@ -365,8 +363,7 @@ NO_DECISION = "no decision"
 JOURNAL = "transaction journal"
 
 _REPAIR: Final = (
-    "stop the broker; put the file back from a backup, or let `tfmq log repair DATA` close the place with a"
-    " filler"
+    "stop the broker; put the file back from a backup, or let `tfmq log repair DATA` close the place with a filler"
 )
 _RESTORE: Final = "stop the broker and put the missing bytes back from a backup; without one they are lost"
 

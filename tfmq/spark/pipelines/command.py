@@ -123,9 +123,7 @@ def start_session(title: str, master: str | None) -> SparkSession:
     builder = SparkSession.builder.appName(title).config("spark.ui.showConsoleProgress", "false")
     if UNDER_SPARK_SUBMIT not in os.environ:
         master = master or MASTER
-        builder = (
-            builder.master(master).config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
-        )
+        builder = builder.master(master).config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
         if master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
@@ -185,9 +183,7 @@ def run_command(command: click.Command, name: str, arguments: Sequence[str] | No
     """
     code = tfmq_command.run(arguments, command, f"{PROGRAM}.{name}" if name else PROGRAM)
     if code == tfmq_command.INTERRUPTED:
-        click.echo(
-            "tfmq: interrupted. Run the same command again: the result is that of one complete run.", err=True
-        )
+        click.echo("tfmq: interrupted. Run the same command again: the result is that of one complete run.", err=True)
     return code
 
 

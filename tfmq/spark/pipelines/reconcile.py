@@ -32,14 +32,7 @@ from tfmq.dead_letters.model import (
 )
 from tfmq.errors import OffsetOutOfRange, TfmqError
 from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
-from tfmq.spark.pipelines.command import (
-    HELP,
-    Job,
-    pipeline_options,
-    resolve_broker,
-    run_and_exit,
-    timeout_option,
-)
+from tfmq.spark.pipelines.command import HELP, Job, pipeline_options, resolve_broker, run_and_exit, timeout_option
 from tfmq.spark.pipelines.spark_jobs import TaskResult, TaskRunner, show_progress
 from tfmq.spark.ranges import OffsetRange, PartitionLog
 
@@ -78,17 +71,13 @@ def plan_claim_checks(
     known = {(log.topic, log.incarnation, log.partition): log for log in logs}
     claims: dict[PartitionLog, list[LetterClaim]] = {}
     for letter in kept:
-        places = [
-            ((letter.topic, letter.incarnation, letter.partition), letter.offset, letter.message_id, False)
-        ]
+        places = [((letter.topic, letter.incarnation, letter.partition), letter.offset, letter.message_id, False)]
         if letter.sent is not None:
             topic, incarnation, partition, offset, id = letter.sent
             places.append(((topic, incarnation, partition), offset, id, True))
         for key, offset, id, resent in places:
             if key in known:
-                claims.setdefault(known[key], []).append(
-                    LetterClaim(offset, id, letter.group, letter.id, resent)
-                )
+                claims.setdefault(known[key], []).append(LetterClaim(offset, id, letter.group, letter.id, resent))
     return [
         ClaimCheck(address, log, tuple(sorted(found)[first : first + CLAIMS_PER_TASK]))
         for log, found in claims.items()
@@ -139,9 +128,7 @@ def _read_id(logs: LogReader, decoder: Decoder, log: PartitionLog, offset: int) 
 def _wrong_claim(log: PartitionLog, claim: LetterClaim, found: int) -> Fault:
     what = "was sent again to" if claim.resent else "is of a message at"
     there = "no message begins there" if not found else f"there stands message {found:#x}"
-    text = (
-        f"letter {claim.letter} {what} offset {claim.offset} of {log.name} with the id {claim.id:#x}; {there}"
-    )
+    text = f"letter {claim.letter} {what} offset {claim.offset} of {log.name} with the id {claim.id:#x}; {there}"
     return Fault(WRONG, claim.group, log.topic, log.partition, text)
 
 
@@ -230,16 +217,11 @@ class Balance(NamedTuple):
     faults: list[Fault]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "rows": [row._asdict() for row in self.rows],
-            "faults": [each._asdict() for each in self.faults],
-        }
+        return {"rows": [row._asdict() for row in self.rows], "faults": [each._asdict() for each in self.faults]}
 
 
 def make_balance(
-    positions: Sequence[GroupPosition],
-    letter_summaries: Sequence[LetterSummary],
-    incarnations: Mapping[int, str],
+    positions: Sequence[GroupPosition], letter_summaries: Sequence[LetterSummary], incarnations: Mapping[int, str]
 ) -> Balance:
     """Compare the groups' positions with the dead letters.
 
@@ -332,9 +314,7 @@ def _find_faults(standing: GroupPosition, letters: Sequence[LetterSummary]) -> I
         yield Fault(NOTE, *name, text)
 
 
-def _orphaned_letters(
-    group: str, partition: int, letters: Sequence[LetterSummary], topic: str | None
-) -> Fault:
+def _orphaned_letters(group: str, partition: int, letters: Sequence[LetterSummary], topic: str | None) -> Fault:
     """Return the discrepancy for letters of a group or partition that the broker does not have.
 
     `topic`: the current name of their topic, None if it was deleted.
@@ -342,9 +322,7 @@ def _orphaned_letters(
     said = with_noun(len(letters), "letter")
     open_ones = sum(letter.state in (*OPEN_STATES, DEAD) for letter in letters)
     if topic is None:
-        text = (
-            f"{said}, {open_ones} of them open, of a topic that is not there any more, or in another broker"
-        )
+        text = f"{said}, {open_ones} of them open, of a topic that is not there any more, or in another broker"
         return Fault(NOTE, group, letters[0].topic, partition, text)
     text = f"{said}, {open_ones} of them open, and the broker knows of no such group here: was it forgotten?"
     return Fault(WRONG, group, topic, partition, text)
@@ -358,12 +336,8 @@ ROW_COLUMNS: Final = (
 FAULT_COLUMNS: Final = ("weight", "group", "topic", "partition", "text")
 
 
-@click.command(
-    context_settings=HELP, epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.reconcile --group billing"
-)
-@click.option(
-    "--servers", "brokers", metavar="HOST:PORT", multiple=True, help="A broker; repeat for several."
-)
+@click.command(context_settings=HELP, epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.reconcile --group billing")
+@click.option("--servers", "brokers", metavar="HOST:PORT", multiple=True, help="A broker; repeat for several.")
 @click.option("--group", "groups", metavar="NAME", multiple=True, help="Only this group; repeat for several.")
 @click.option(
     "--dead-letters", "stores", metavar="STORE", multiple=True,
@@ -431,9 +405,7 @@ def read_group_positions(admin: Admin, broker: str, groups: Sequence[str]) -> It
             moved = row["end_offset"] != partition.end_offset
             lag = row["lag"]
             if moved and lag >= 0 and row["offset"] >= 0:
-                lag += (
-                    partition.end_ordinal - admin.locate(topic, row["partition"], row["end_offset"]).ordinal
-                )
+                lag += partition.end_ordinal - admin.locate(topic, row["partition"], row["end_offset"]).ordinal
             elif row["offset"] < 0:
                 lag = partition.messages
             yield GroupPosition(
@@ -500,8 +472,7 @@ def _printable_row(row: Row | Fault) -> dict[str, Any]:
     Another user may have written the store of the letters.
     """
     return {
-        name: escape_unprintable(value) if isinstance(value, str) else value
-        for name, value in row._asdict().items()
+        name: escape_unprintable(value) if isinstance(value, str) else value for name, value in row._asdict().items()
     }
 
 

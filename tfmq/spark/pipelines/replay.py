@@ -265,9 +265,7 @@ class ReplayRun:
         """
         manifests = self._read_manifests()
         target = self._open_target(manifests[-1])
-        todo = [
-            each for each in plan_steps(manifests, self._options.choice) if each.number > target.last_step
-        ]
+        todo = [each for each in plan_steps(manifests, self._options.choice) if each.number > target.last_step]
         self.outcome.earlier_steps = target.last_step
         self._check_files(todo)
         if todo:
@@ -305,10 +303,7 @@ class ReplayRun:
         if count != known and not wish.repartition:
             raise BadRequest(
                 OTHER_PARTITION_COUNT.format(
-                    topic=wish.topic,
-                    counted=with_noun(count, "partition"),
-                    archived=wish.choice.topic,
-                    known=known,
+                    topic=wish.topic, counted=with_noun(count, "partition"), archived=wish.choice.topic, known=known
                 )
             )
         lives = {incarnation for incarnation, _ in last.ends}
@@ -387,22 +382,14 @@ class FixedMoment(Moment):
     type=click.Path(file_okay=False, path_type=Path),
     help="The archive's folder. On a cluster all executors must see it.",
 )
+@click.option("--to", "target", metavar="TOPIC", help="The topic to write to, created if missing [the same name].")
 @click.option(
-    "--to", "target", metavar="TOPIC", help="The topic to write to, created if missing [the same name]."
-)
-@click.option(
-    "--partition",
-    "partitions",
-    type=click.IntRange(min=0),
-    multiple=True,
-    help="Only this one; may be repeated.",
+    "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this one; may be repeated."
 )
 @click.option("--since", type=FixedMoment(), help="Only what was appended at or after this time.")
 @click.option("--until", type=FixedMoment(), help="Only what was appended before this time.")
 @click.option(
-    "--repartition",
-    is_flag=True,
-    help="Choose partitions by key again: for a target with another number of them.",
+    "--repartition", is_flag=True, help="Choose partitions by key again: for a target with another number of them."
 )
 @click.option("--into-itself", is_flag=True, help="Allow the archived topic itself as target.")
 @servers_option
@@ -443,11 +430,7 @@ def print_result(job: Job, outcome: ReplayResult) -> None:
         job.output.print_object(outcome.to_json())
         return
     if not outcome.steps:
-        what = (
-            "has all of it already"
-            if outcome.earlier_steps
-            else "has nothing to get: no messages are archived"
-        )
+        what = "has all of it already" if outcome.earlier_steps else "has nothing to get: no messages are archived"
         job.output.info(f"{outcome.topic} {what}; nothing sent")
         return
     made = f"; the topic {outcome.topic} was created" if outcome.topic_created else ""

@@ -64,16 +64,12 @@ def read_group_lags(address: SourceAddress, topics: Sequence[str], now_ms: int) 
     if address.servers is None:
         return {}
     with Admin(address.servers, timeout=address.timeout) as admin, open_log_reader(address) as logs:
-        standings = [
-            each for each in read_group_positions(admin, address.servers, ()) if each.topic in topics
-        ]
+        standings = [each for each in read_group_positions(admin, address.servers, ()) if each.topic in topics]
         there = {(log.topic, log.partition): log for topic in topics for log in logs.partitions(topic)}
         found: dict[str, list[GroupLag]] = {}
         for topic, group in sorted({(each.topic, each.group) for each in standings}):
             mine = [each for each in standings if (each.topic, each.group) == (topic, group)]
-            ages = [
-                _oldest_age(logs, there[topic, each.partition], each, now_ms) for each in mine if each.lag > 0
-            ]
+            ages = [_oldest_age(logs, there[topic, each.partition], each, now_ms) for each in mine if each.lag > 0]
             found.setdefault(topic, []).append(combine_lags(group, [each.lag for each in mine], ages))
     return found
 
@@ -111,9 +107,7 @@ def check_stores(stores: Sequence[str], servers: str | None) -> None:
             desk.check()
 
 
-def add_letters(
-    figures: Iterable[TopicFigures], stores: Sequence[str], servers: str | None
-) -> Iterator[TopicFigures]:
+def add_letters(figures: Iterable[TopicFigures], stores: Sequence[str], servers: str | None) -> Iterator[TopicFigures]:
     """Yield the figures of each topic with counts of its dead letters in these stores.
 
     Raises TfmqError for a missing store.
@@ -151,16 +145,10 @@ class TimeRange(NamedTuple):
     until_ms: int | None = None
 
 
-def read_messages(
-    session: SparkSession, address: SourceAddress, topics: Sequence[str], window: TimeRange
-) -> DataFrame:
+def read_messages(session: SparkSession, address: SourceAddress, topics: Sequence[str], window: TimeRange) -> DataFrame:
     """Return a frame of the topics' messages, with the columns that a report uses."""
     where = {"servers": address.servers} if address.servers is not None else {"path": address.path}
-    options: dict[str, str | None] = {
-        **where,
-        "subscribe": ",".join(topics),
-        "timeout": f"{address.timeout}s",
-    }
+    options: dict[str, str | None] = {**where, "subscribe": ",".join(topics), "timeout": f"{address.timeout}s"}
     if window.since_ms is not None:
         options["startingTimestamp"] = str(window.since_ms)
         options["startingOffsetsByTimestampStrategy"] = "latest"
@@ -214,9 +202,7 @@ def count_bins(frame: DataFrame, widths: Mapping[str, int]) -> DataFrame:
     latency = f"""CASE WHEN born IS NULL THEN {_fact_sql(UNBORN, "0L", "0L")}
         WHEN at < born THEN {_fact_sql(EARLY, "0L", "0L")}
         ELSE {_fact_sql(LATENCY, _bin_sql("(at - born)"), "at - born")} END"""
-    width = (
-        "CASE topic " + " ".join(f"WHEN '{topic}' THEN {width}L" for topic, width in widths.items()) + " END"
-    )
+    width = "CASE topic " + " ".join(f"WHEN '{topic}' THEN {width}L" for topic, width in widths.items()) + " END"
     facts = (
         _fact_sql(MOMENT, f"at DIV 1000 DIV ({width}) * ({width})", "size"),
         _fact_sql(SIZE, _bin_sql("size"), "size"),
@@ -249,8 +235,7 @@ def collect_figures(bins: DataFrame, widths: Mapping[str, int]) -> list[TopicFig
     """
     rows = bins.collect()
     return [
-        _topic_figures(topic, width, [row for row in rows if row["topic"] == topic])
-        for topic, width in widths.items()
+        _topic_figures(topic, width, [row for row in rows if row["topic"] == topic]) for topic, width in widths.items()
     ]
 
 
@@ -259,9 +244,7 @@ def _topic_figures(topic: str, width: int, rows: Sequence[Any]) -> TopicFigures:
         return [row for row in rows if row["what"] == what]
 
     def spread(what: str) -> Any:
-        return make_distribution(
-            (row["count"], row["least"], row["most"], int(row["total"])) for row in of(what)
-        )
+        return make_distribution((row["count"], row["least"], row["most"], int(row["total"])) for row in of(what))
 
     return TopicFigures(
         topic,
@@ -358,9 +341,7 @@ def measure_topics(
             raise
 
 
-def write_report(
-    folder: Path, figures: Sequence[TopicFigures], kind: str, address: SourceAddress, now_ms: int
-) -> None:
+def write_report(folder: Path, figures: Sequence[TopicFigures], kind: str, address: SourceAddress, now_ms: int) -> None:
     """Write a picture per topic, the page, and the figures as JSON. Raises OSError."""
     drawn = {each.topic: draw_topic(each, kind) for each in figures}
     for topic, picture in drawn.items():
@@ -387,9 +368,7 @@ def print_report(job: Job, figures: Sequence[TopicFigures], folder: Path | None)
         })  # fmt: skip
     job.output.print_rows(rows, COLUMNS, "")
     if folder is not None:
-        job.output.info(
-            f"{with_noun(len(figures), 'picture')}, {PAGE_NAME} and {FIGURES_NAME} are in {folder}"
-        )
+        job.output.info(f"{with_noun(len(figures), 'picture')}, {PAGE_NAME} and {FIGURES_NAME} are in {folder}")
 
 
 if __name__ == "__main__":

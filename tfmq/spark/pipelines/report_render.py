@@ -164,9 +164,7 @@ def step_seconds(span_seconds: int) -> int:
 
     It is a round number, and there are at most MOMENTS_MAX points.
     """
-    return next(
-        (width for width in WIDTHS if span_seconds <= width * MOMENTS_MAX), -(-span_seconds // MOMENTS_MAX)
-    )
+    return next((width for width in WIDTHS if span_seconds <= width * MOMENTS_MAX), -(-span_seconds // MOMENTS_MAX))
 
 
 _STYLE: Final = """
@@ -228,15 +226,11 @@ def _topic_section(figures: TopicFigures, picture: bytes, kind: str) -> str:
         f"<img alt='rate, sizes, latencies and dead letters of {name}' src='data:{mime};base64,{data}'>",
         _distribution_table(figures),
         _table(
-            "Partitions",
-            ("partition", "messages"),
-            [(str(n), f"{c:,}") for n, c in sorted(figures.partitions.items())],
+            "Partitions", ("partition", "messages"), [(str(n), f"{c:,}") for n, c in sorted(figures.partitions.items())]
         ),
     ]
     if figures.groups:
-        rows = [
-            (each.group, lag_text(each.lag), age_text(round(each.age_seconds))) for each in figures.groups
-        ]
+        rows = [(each.group, lag_text(each.lag), age_text(round(each.age_seconds))) for each in figures.groups]
         parts.append(_table("Groups", ("group", "messages behind", "oldest of them"), rows))
     if figures.letters:
         rows_of_states = [(state, f"{count:,}") for state, count in sorted(figures.letters.items())]
@@ -368,15 +362,7 @@ def _draw_distribution(axes: Axes, spread: Distribution, title: str, text: Any) 
         _draw_empty(axes, "no message has it")
         return
     edges, shares = histogram(spread)
-    axes.bar(
-        edges[:-1],
-        shares * 100,
-        width=np.diff(edges),
-        align="edge",
-        color=FILL,
-        edgecolor=LINE,
-        linewidth=0.7,
-    )
+    axes.bar(edges[:-1], shares * 100, width=np.diff(edges), align="edge", color=FILL, edgecolor=LINE, linewidth=0.7)
     axes.set_xscale("log", base=10)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylabel("% of messages")
@@ -417,9 +403,7 @@ def _draw_groups(axes: Axes, figures: TopicFigures) -> None:
         return
     shown = sorted(figures.groups, key=lambda each: -each.lag)[:GROUPS_SHOWN][::-1]
     places = range(len(shown))
-    axes.barh(
-        places, [max(0, each.lag) for each in shown], color=FILL, edgecolor=LINE, linewidth=0.7, height=0.55
-    )
+    axes.barh(places, [max(0, each.lag) for each in shown], color=FILL, edgecolor=LINE, linewidth=0.7, height=0.55)
     axes.set_yticks(places, [each.group for each in shown])
     most = max(1, *(each.lag for each in shown))
     for place, each in zip(places, shown, strict=True):
@@ -446,9 +430,7 @@ def _draw_dead_letters(axes: Axes, figures: TopicFigures) -> None:
         _draw_empty(axes, "no dead letters")
         return
     heights = [figures.calls[each] for each in calls]
-    bars = axes.bar(
-        [str(each) for each in calls], heights, color="#f0c9a8", edgecolor=WARM, linewidth=0.7, width=0.6
-    )
+    bars = axes.bar([str(each) for each in calls], heights, color="#f0c9a8", edgecolor=WARM, linewidth=0.7, width=0.6)
     axes.bar_label(bars, [f"{height:,}" for height in heights], color=INK, fontsize=9, padding=2)
     axes.set_ylim(0, max(heights) * 1.2)
     axes.set_xlim(-0.8, max(len(calls), 4) - 0.2)

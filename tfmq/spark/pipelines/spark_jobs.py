@@ -102,10 +102,7 @@ def show_progress(output: Output, text: str, total_bytes: int | None) -> Iterato
     width = terminal_width() - 1
     try:
         yield Progress(
-            text,
-            total_bytes,
-            lambda line: click.echo(CLEAR_LINE + line[:width], err=True, nl=False),
-            TERMINAL_SECONDS,
+            text, total_bytes, lambda line: click.echo(CLEAR_LINE + line[:width], err=True, nl=False), TERMINAL_SECONDS
         )
     finally:
         click.echo(CLEAR_LINE, err=True, nl=False)
@@ -257,11 +254,7 @@ class TaskRunner(Protocol):
     """Runs tasks as `run_tasks` does; a `SparkTaskRunner`, in tests also another."""
 
     def __call__(
-        self,
-        work: Callable[[Item], TaskResult[Result]],
-        items: Sequence[Item],
-        progress: Progress,
-        title: str,
+        self, work: Callable[[Item], TaskResult[Result]], items: Sequence[Item], progress: Progress, title: str
     ) -> list[Result]: ...
 
 
@@ -274,11 +267,7 @@ class SparkTaskRunner:
         self._session: SparkSession | None = None
 
     def __call__(
-        self,
-        work: Callable[[Item], TaskResult[Result]],
-        items: Sequence[Item],
-        progress: Progress,
-        title: str,
+        self, work: Callable[[Item], TaskResult[Result]], items: Sequence[Item], progress: Progress, title: str
     ) -> list[Result]:
         with self._lock:
             if self._session is None:
