@@ -1,6 +1,6 @@
 """Planted bugs: transactions that are decided and applied, with a crash in between.
 
-The crash matrix (tests/crash/test_transaction_matrix.py) and the simulation of the whole broker
+The crash matrix (tests/crash/transaction_matrix.py) and the simulation of the whole broker
 (tests/transaction/test_simulation.py) have to find each of them.
 """
 
@@ -10,13 +10,15 @@ from typing import Final
 
 from tools.mutants.mutant import Mutant
 
-MATRIX: Final = "tests/crash/test_transaction_matrix.py"
-POWER: Final = f"{MATRIX}::test_a_power_cut_at_any_point_leaves_all_or_nothing"
-KILL: Final = f"{MATRIX}::test_a_kill_at_any_point_leaves_all_or_nothing"
-TORN: Final = f"{MATRIX}::test_a_torn_record_at_any_point_leaves_all_or_nothing"
-INPUT_OUTPUT: Final = f"{MATRIX}::test_an_input_output_error_at_any_point_leaves_all_or_nothing"
-REPEATED: Final = f"{MATRIX}::test_recovery_once_twice_and_ten_times_finds_the_same"
-INTERRUPTED: Final = f"{MATRIX}::test_a_recovery_that_is_killed_changes_nothing"
+KILLS: Final = "tests/crash/test_transaction_kills.py"
+POWER: Final = f"{KILLS}::test_a_power_cut_at_any_point_leaves_all_or_nothing"
+KILL: Final = f"{KILLS}::test_a_kill_at_any_point_leaves_all_or_nothing"
+TORN: Final = "tests/crash/test_transaction_torn_writes.py::test_a_torn_record_at_any_point_leaves_all_or_nothing"
+INPUT_OUTPUT: Final = (
+    "tests/crash/test_transaction_disk_errors.py::test_an_input_output_error_at_any_point_leaves_all_or_nothing"
+)
+REPEATED: Final = f"{KILLS}::test_recovery_once_twice_and_ten_times_finds_the_same"
+INTERRUPTED: Final = f"{KILLS}::test_a_recovery_that_is_killed_changes_nothing"
 PREPARING: Final = "tests/transaction/test_commands.py"
 SIMULATION: Final = "tests/transaction/test_simulation.py"
 
