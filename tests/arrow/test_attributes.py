@@ -55,6 +55,7 @@ def by_the_decoder(data: bytes) -> tuple[Any, Any]:
     return (found.key.encode() if isinstance(found.key, str) else found.key), found.tag
 
 
+@pytest.mark.long
 @settings(max_examples=max(50, scaled(2000)), deadline=None)
 @given(st.lists(GOOD | st.none(), min_size=1, max_size=20))
 def test_what_a_sender_packs_is_read(parts: list[bytes | None]) -> None:

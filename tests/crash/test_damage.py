@@ -608,6 +608,7 @@ def test_a_flipped_bit_in_any_field_of_a_trailer_costs_no_message(
     examine_all(every, min(count, len(every)), ending, caplog)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [DELETED, EMPTY])
 def test_a_file_that_is_gone_right_after_a_kill_is_named(how: str, caplog: pytest.LogCaptureFixture) -> None:
     every = [(path, kind) for path, kind in cells("young") if kind == how]

@@ -125,6 +125,7 @@ def test_a_failed_joint_force_stops_only_what_cannot_be_forced_alone(tmp_path: P
     assert sorted(fresh(address, 0)) == sorted(fresh(address, 1)) != []
 
 
+@pytest.mark.long
 def test_an_error_at_any_moment_loses_nothing_acknowledged(tmp_path: Path, server: LiveServer) -> None:
     address = server.address
     random = seeded("errors at any moment")
@@ -262,6 +263,7 @@ def test_what_waits_for_a_slow_disk_is_bounded(tmp_path: Path) -> None:
     server.stop()
 
 
+@pytest.mark.long
 def test_a_real_error_of_the_device_stops_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
     """The file system's image lies on a tmpfs that is too small for it: writing back fails, as on a broken disk."""
     if os.geteuid() != 0:

@@ -132,6 +132,7 @@ def test_a_thousand_connections_are_all_served(broker: LiveServer, topic: str) -
     ]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("files")
 def test_a_flood_that_never_says_hello_holds_no_place(tmp_path: Path) -> None:
     server = LiveServer(tmp_path / "data", "limits.connections=200", "limits.hello_seconds=1")

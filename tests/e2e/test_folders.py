@@ -92,6 +92,7 @@ def test_one_is_started_comes_back_after_a_kill_and_ends_when_it_is_not_used(dat
     assert "Traceback" not in (data / addresses.LOG_NAME).read_text()
 
 
+@pytest.mark.long
 def test_of_many_starters_one_wins_and_all_are_served(data: Path) -> None:
     """Also where the folder is that of a program, whose modules are not for the broker."""
     (data / "meta").mkdir(parents=True)  # it was a broker's before
@@ -113,6 +114,7 @@ def test_of_many_starters_one_wins_and_all_are_served(data: Path) -> None:
     assert (data / addresses.LOG_NAME).read_text() == "", "nobody else tried to start one"
 
 
+@pytest.mark.long
 def test_one_that_was_started_by_hand_is_joined_and_left_running(data: Path) -> None:
     server = LiveServer(data)
     server.start()

@@ -14,6 +14,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -230,6 +231,7 @@ def refuse_sequences(error: TfmqError) -> None:
     assert not isinstance(error, SequenceGap | StaleProducer), error
 
 
+@pytest.mark.long
 @settings(max_examples=scaled(2000), deadline=None)
 @given(steps=st.lists(STEPS, min_size=1, max_size=30))
 def test_plain_delayed_and_transactional_sends_of_one_producer_never_trip_the_sequence_rule(

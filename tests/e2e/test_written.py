@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import tfmq
 from tools.rigs.live_server import LiveServer
 
 
+@pytest.mark.long
 def test_what_was_acknowledged_as_written_survives_kill_9(tmp_path: Path) -> None:
     server = LiveServer(tmp_path / "data", "flush.messages=100000", "flush.seconds=3600")
     server.start()

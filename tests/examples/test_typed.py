@@ -45,6 +45,7 @@ def test_it_prints(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert capsys.readouterr().out.strip() == PRINTED[name]
 
 
+@pytest.mark.long
 def test_the_one_with_twisted_runs_in_a_reactor(tmp_path: Path) -> None:
     with tfmq.local_server(tmp_path / "data") as servers:
         done = subprocess.run(
@@ -58,6 +59,7 @@ def test_the_one_with_twisted_runs_in_a_reactor(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "['kettle']\n"), done.stderr
 
 
+@pytest.mark.long
 def test_a_wrong_program_is_refused_by_both_checkers(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(WRONG)
     complaints = said(Programs("wrong", tmp_path, ("wrong.py",)))

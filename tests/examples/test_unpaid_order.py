@@ -26,6 +26,7 @@ def run(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.long
 def test_its_own_tests_let_half_an_hour_pass() -> None:
     plain = ("-p", "tfmq.testing.plugin", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={ROOT}")
     done = run("pytest", "-q", *plain, f"{HERE}/test_shop.py")
@@ -33,6 +34,7 @@ def test_its_own_tests_let_half_an_hour_pass() -> None:
     assert "5 passed" in done.stdout
 
 
+@pytest.mark.long
 def test_its_tests_run_where_they_were_copied(tmp_path: Path) -> None:
     for name in ("shop.py", "test_shop.py"):
         shutil.copy(ROOT / HERE / name, tmp_path)

@@ -319,6 +319,7 @@ def test_a_server_is_registered_while_it_runs(tmp_path: Path, zookeeper: Any, ro
     assert nodes.exists(f"{root}/brokers/ids/0/master") is None
 
 
+@pytest.mark.long
 def test_a_server_serves_although_zookeeper_is_away(tmp_path: Path) -> None:
     with running(tmp_path / "data", "--set", "server.zookeeper=127.0.0.1:1/meta") as (process, address):
         assert Wire(address).topic("orders") > 0

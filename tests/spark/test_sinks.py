@@ -210,6 +210,7 @@ def test_a_version_is_written_once_and_older_ones_are_refused(
     assert len(payloads(spark_server, topic)) == 11
 
 
+@pytest.mark.long
 def test_without_a_version_it_is_written_each_time_and_the_broker_keeps_nothing_of_it(
     spark: Any, registered: None, spark_server: LiveServer, topic: str, admin: tfmq.Admin
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_batch_has_every_message_with_all_its_columns(
     assert len({(row.partition, row.offset) for row in rows}) == len({row.id for row in rows}) == len(rows)
 
 
+@pytest.mark.long
 def test_the_schema_of_a_user_is_a_projection(
     spark: Any, spark_server: LiveServer, send: Callable[..., None], topic: str
 ) -> None:
@@ -218,6 +219,7 @@ def test_a_topic_made_anew_is_no_continuation_of_the_old_one(
     assert stream.values() == ["new", "old"]
 
 
+@pytest.mark.long
 def test_segment_files_are_read_as_the_broker_sends_them(
     spark: Any, spark_server: LiveServer, read: Callable[..., Any], send: Callable[..., None], topic: str
 ) -> None:

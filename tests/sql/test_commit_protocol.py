@@ -203,6 +203,7 @@ def test_without_messages_the_database_commits_alone(shop: Shop) -> None:
         assert rows.read_state(connection, TABLE, shop.xid) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [False, True], ids=["before", "behind"])
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("kind", KINDS if SCALE >= 1 else KINDS[:2], ids=lambda kind: kind.__name__)

@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import tfmq.aio
 from tfmq.testing.broker import SimulatedBroker
 
@@ -94,6 +96,7 @@ def program(servers: str) -> Answers:
     return answers
 
 
+@pytest.mark.long
 def test_every_answer_is_that_of_a_real_server(tmp_path: Path) -> None:
     with SimulatedBroker() as broker:
         simulated = program(broker.servers)

@@ -284,6 +284,7 @@ def test_a_list_fits_its_answers_however_long_the_keys_are(broker: SimulatedBrok
     assert [row.key for row in admin.delayed(limit=70)] == keys[:70]
 
 
+@pytest.mark.long
 def test_with_asyncio_too(broker: SimulatedBroker) -> None:
     async def program() -> list[str]:
         async with (

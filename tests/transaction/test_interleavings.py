@@ -127,6 +127,7 @@ TestInterleavings: Any = Interleavings.TestCase
 TestInterleavings.settings = settings(max_examples=scaled(300), stateful_step_count=60, deadline=None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(scaled(300)))
 def test_a_long_walk(number: int) -> None:
     """Many more steps than hypothesis takes, each as often as it is in a busy broker with a bad disk."""

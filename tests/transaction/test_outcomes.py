@@ -64,6 +64,7 @@ def test_it_finds_what_a_dict_finds(seed: int, outcomes_max: int) -> None:
         assert found == known[xid] if xid in safe else found in (known[xid], None), f"seed {seed}"
 
 
+@pytest.mark.long
 def test_a_week_is_remembered_and_not_much_more() -> None:
     outcomes = make(outcomes_max=1_000_000)
     for hour in range(24 * 20):

@@ -32,6 +32,7 @@ async def execute(cell: str, names: dict[str, Any]) -> Any:
     return value
 
 
+@pytest.mark.long
 def test_every_cell_shows_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 

@@ -9,6 +9,7 @@ from tools.rigs import java, zookeeper
 from tools.rigs.zookeeper import ZooKeeperServer
 
 
+@pytest.mark.long
 def test_the_jars_of_pyspark_make_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if java.home() is None:
         pytest.skip("no Java is installed (make system)")

@@ -17,6 +17,7 @@ def commit(broker: Broker, group: str, member: Answer, offsets: list[GroupOffset
     return broker.ask(request, turn=False)
 
 
+@pytest.mark.long
 def test_commits_that_fill_more_than_a_segment_in_one_turn_are_all_taken() -> None:
     broker = Broker()
     broker.create()

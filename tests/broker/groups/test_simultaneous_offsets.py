@@ -16,6 +16,7 @@ def offsets_of(broker: Broker, member: Answer, group: str, count: int) -> Transa
     return TransactionOffsets(group, member.member, member.generation, rows)
 
 
+@pytest.mark.long
 def test_more_than_a_segment_of_the_catalog_takes_is_applied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "SEGMENT_BYTES", 1 << 20)
     partitions, groups = 100, 500

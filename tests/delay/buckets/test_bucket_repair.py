@@ -284,6 +284,7 @@ CUT_PLACES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["repair", "start"])
 @pytest.mark.parametrize("place", CUT_PLACES)
 def test_what_the_arrival_log_still_has_of_a_damaged_bucket_is_delivered_once(place: str, how: str) -> None:

@@ -67,6 +67,7 @@ def test_rows_go_into_the_file_of_their_hour_and_keep_their_order(tmp_path: Path
         assert (each.size_bytes, each.crc) == (len(data), zlib.crc32(data))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compression", parquet_files.COMPRESSIONS)
 def test_the_same_rows_give_the_same_bytes_however_they_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str

@@ -85,6 +85,7 @@ def test_what_is_no_archive_and_who_is_away_have_their_codes(
     assert run_command(replay, "replay", arguments) == 3
 
 
+@pytest.mark.long
 def test_damage_has_its_own_exit_code(
     spark: Any, spark_server: LiveServer, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_report_counts_what_was_sent(
     assert written == {f"{topic}.png", "report.html", "report.json"}
 
 
+@pytest.mark.long
 def test_groups_and_dead_letters_are_in_it(
     spark: Any, spark_server: LiveServer, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +81,7 @@ def test_groups_and_dead_letters_are_in_it(
     assert (group["group"], group["lag"]) == (f"{topic}-group", 7) and 0 <= group["age_seconds"] < 300
 
 
+@pytest.mark.long
 def test_a_time_from_and_a_time_until_leave_the_others_out(
     spark: Any, spark_server: LiveServer, topic: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +185,7 @@ def rows() -> list[tuple[bytes | None, str, int, int, bytes | None]]:
     return found
 
 
+@pytest.mark.long
 def test_counts_births_and_sizes_are_those_of_each_message(spark: Any) -> None:
     given = rows()
     frame = spark.createDataFrame(

@@ -143,6 +143,7 @@ FULL = TopicFigures(
 EMPTY = TopicFigures("empty", {}, (), Distribution(), Distribution())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("figures", [FULL, EMPTY], ids=["full", "empty"])
 def test_a_png_has_the_size_it_should(figures: TopicFigures) -> None:
     data = draw_topic(figures)
@@ -151,6 +152,7 @@ def test_a_png_has_the_size_it_should(figures: TopicFigures) -> None:
     assert (width, height) == tuple(round(inches * DPI) for inches in SIZE_INCHES)
 
 
+@pytest.mark.long
 def test_an_svg_says_what_is_in_it_and_is_the_same_each_time() -> None:
     data = draw_topic(FULL, "svg")
     assert data == draw_topic(FULL, "svg") and b"<svg" in data

@@ -155,6 +155,7 @@ def test_an_error_travels_as_a_value_with_its_details() -> None:
         run_inline(doubled, [14], Progress("x", None), "x")
 
 
+@pytest.mark.long
 def test_spark_gives_results_in_order_and_progress_of_all(spark: Any) -> None:
     progress = Progress("trial", None)
     assert run_tasks(spark, doubled, list(range(8)), progress, "trial") == [0, 2, 4, 6, 8, 10, 12, 14]
