@@ -22,7 +22,7 @@ from tfmq.config import (
     split_address,
 )
 from tfmq.errors import BadRequest, ConfigError
-from tfmq.settings import RELOADED, SETTINGS
+from tfmq.settings_table import RELOADED, SETTINGS
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.settings import SETTINGS, TOPIC_KEYS, Address, Boolean, Duration, Integer, ZooKeeperAddress
+from tfmq.settings_table import SETTINGS, TOPIC_KEYS, Address, Boolean, Duration, Integer, ZooKeeperAddress
 
 every_key = pytest.mark.parametrize("key", SETTINGS)
 

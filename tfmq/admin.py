@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from tfmq.client.admin.admin import AdminCore
+from tfmq.client.api_variants import blocking, name_methods
 from tfmq.client.connection.addresses import describe_client
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.faces import blocking, name_methods
 
 
 @name_methods

@@ -21,11 +21,11 @@ from tfmq.aio_transactions import Transaction as Transaction
 from tfmq.aio_transactions import XAResource as XAResource
 from tfmq.aio_transactions import checked_in
 from tfmq.client.admin.admin import AdminCore
+from tfmq.client.api_variants import awaitable, copy_docs_from
 from tfmq.client.connection.addresses import describe_client
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.faces import awaitable, copy_docs_from
 from tfmq.client.producer import delivery
 from tfmq.client.producer.core import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, TIMEOUT_SECONDS, ProducerCore
 from tfmq.client.producer.delivery import AsyncDeliveryOwner

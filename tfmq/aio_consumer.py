@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Generic, Literal
 
 import tfmq.consumer
+from tfmq.client.api_variants import awaitable, copy_docs_from
 from tfmq.client.consumer.core import ConsumerCore, log
 from tfmq.client.consumer.message import Codec, ReceivedMessage, Value
 from tfmq.client.consumer.options import (
@@ -28,12 +29,11 @@ from tfmq.client.consumer.options import (
     check_poll,
 )
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.faces import awaitable, copy_docs_from
 from tfmq.client.worker.asyncio_runner import TaskRunner
 from tfmq.client.worker.listeners import Listener
+from tfmq.consumer_base import ConsumerHandle
 from tfmq.hooks import Hook
 from tfmq.offsets.storage import OffsetStorage
-from tfmq.runs import ConsumerHandle
 
 
 @copy_docs_from(tfmq.consumer.Consumer)

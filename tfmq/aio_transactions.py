@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import tfmq.transactions
+from tfmq.client.api_variants import awaitable, copy_docs_from
 from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.faces import awaitable, copy_docs_from
 from tfmq.client.producer.core import ProducerCore
 from tfmq.client.producer.xa import XaBranches, check_xa_producer, notify_committed
 from tfmq.client.send.batch import Deliveries, Delivery

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from tfmq.errors import BadRequest, ConfigError
 from tfmq.limits import BLOCK_BYTES, HEADER_BYTES, effective_limits, is_valid_name
-from tfmq.settings import (
+from tfmq.settings_table import (
     RELOADED,
     SECTIONS,
     SETTINGS,

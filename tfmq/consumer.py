@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, Literal
 
+from tfmq.client.api_variants import blocking, name_methods
 from tfmq.client.consumer.core import ConsumerCore, log
 from tfmq.client.consumer.message import Codec, ReceivedMessage, Value
 from tfmq.client.consumer.options import (
@@ -27,12 +28,11 @@ from tfmq.client.consumer.options import (
     check_poll,
 )
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.faces import blocking, name_methods
 from tfmq.client.worker.listeners import Listener
 from tfmq.client.worker.thread_runner import ThreadRunner
+from tfmq.consumer_base import ConsumerHandle
 from tfmq.hooks import Hook
 from tfmq.offsets.storage import OffsetStorage
-from tfmq.runs import ConsumerHandle
 
 
 @name_methods

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from tfmq.client.api_variants import blocking, name_methods
 from tfmq.client.connection.addresses import describe_client
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.faces import blocking, name_methods
 from tfmq.client.producer import delivery
 from tfmq.client.producer.core import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, TIMEOUT_SECONDS, ProducerCore
 from tfmq.client.producer.delivery import BlockingDeliveryOwner

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tfmq.client.api_variants import blocking, name_methods
 from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.blocking import BlockingDriver
-from tfmq.client.faces import blocking, name_methods
 from tfmq.client.producer.core import ProducerCore
 from tfmq.client.producer.xa import XaBranches, check_xa_producer, notify_committed
 from tfmq.client.send.batch import Deliveries, Delivery

@@ -19,10 +19,10 @@ import tfmq.admin
 import tfmq.aio
 import tfmq.producer
 from tfmq.client.admin.admin import AdminCore
+from tfmq.client.api_variants import awaitable, copy_docs_from, shared
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.faces import awaitable, copy_docs_from, shared
 from tfmq.client.producer import delivery
 from tfmq.client.producer.core import BATCH_BYTES, BUFFER_BYTES, LINGER_MS, TIMEOUT_SECONDS, ProducerCore
 from tfmq.client.producer.delivery import AsyncDeliveryOwner

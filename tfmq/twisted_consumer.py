@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal
 
 import tfmq.aio_consumer
 import tfmq.consumer
+from tfmq.client.api_variants import awaitable, copy_docs_from, shared
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import Codec, ReceivedMessage, Value
 from tfmq.client.consumer.options import (
@@ -28,11 +29,10 @@ from tfmq.client.consumer.options import (
     check_poll,
 )
 from tfmq.client.drivers.twisted import DeferredDriver, deferred, start_deferred
-from tfmq.client.faces import awaitable, copy_docs_from, shared
 from tfmq.client.worker.twisted_runner import DeferredRunner
+from tfmq.consumer_base import ConsumerHandle
 from tfmq.hooks import Hook
 from tfmq.offsets.storage import OffsetStorage
-from tfmq.runs import ConsumerHandle
 
 
 @copy_docs_from(tfmq.consumer.Consumer)

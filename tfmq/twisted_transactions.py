@@ -9,9 +9,9 @@ from twisted.internet.threads import blockingCallFromThread
 
 import tfmq.aio_transactions
 import tfmq.transactions
+from tfmq.client.api_variants import awaitable, copy_docs_from, shared
 from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.faces import awaitable, copy_docs_from, shared
 from tfmq.client.producer.core import ProducerCore
 from tfmq.client.producer.xa import XaBranches, check_xa_producer, notify_committed
 from tfmq.client.transaction.check_back import Check, InDoubt

@@ -28,7 +28,7 @@ from tfmq.protocol.commands import COMMANDS, RESERVED  # noqa: E402
 from tfmq.protocol.delayed_handle import Handle, format_handle  # noqa: E402
 from tfmq.protocol.frames import encode  # noqa: E402
 from tfmq.protocol.schema import Record  # noqa: E402
-from tfmq.settings import RELOADED, SETTINGS, TOPIC_KEYS  # noqa: E402
+from tfmq.settings_table import RELOADED, SETTINGS, TOPIC_KEYS  # noqa: E402
 from tfmq.spark.options import OPTIONS, Side  # noqa: E402
 from tools.cli_reference import cli_reference, pipelines_reference  # noqa: E402
 from tools.mutants import page as planted_bugs  # noqa: E402

@@ -10,7 +10,7 @@ from tfmq import limits
 from tfmq.errors import CLASSES
 from tfmq.message import ATTEMPTS, BORN_AT, DELAY, KEY, PROPERTIES, REDRIVES, TAG
 from tfmq.protocol.commands import COMMANDS
-from tfmq.settings import SETTINGS
+from tfmq.settings_table import SETTINGS
 
 DOCS = paths.ROOT / "docs"
 

@@ -13,7 +13,7 @@ from tests.sql.dying import TOPICS
 from tests.sql.shop import orders
 from tfmq.client.transaction import check_back
 from tfmq.sql import recovery
-from tfmq.sql.decision import UNFINISHED_STATES
+from tfmq.sql.pruning import UNFINISHED_STATES
 
 PATIENCE_SECONDS = 60.0
 SETTINGS = ("transaction.check_seconds=0.1", "transaction.timeout_seconds=2", "flush.seconds=0.1")

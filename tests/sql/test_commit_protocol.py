@@ -39,7 +39,7 @@ from tfmq.sql.commit_protocol import (
 )
 from tfmq.sql.database import TABLE
 from tfmq.sql.decision import decide, find_prepared, finish_prepared
-from tfmq.sql.recovery import DECISIONS
+from tfmq.sql.recovery import DECISION_BY_BROKER_STATE
 from tfmq.sql.session import SessionParticipant
 
 STEPS = (
@@ -159,7 +159,7 @@ class Shop:
                 assert decision is not None
                 getattr(self.broker, decision)()
             for left in find_prepared(connection):
-                finish_prepared(connection, left.gid, DECISIONS[self.broker.state])
+                finish_prepared(connection, left.gid, DECISION_BY_BROKER_STATE[self.broker.state])
 
     @property
     def sold(self) -> bool:

@@ -43,7 +43,7 @@ from tfmq.broker.topics import Topic, Topics, describe_topic, partition_state, s
 from tfmq.broker.transaction_commands import TransactionCommands
 from tfmq.config import DEFAULT, Config
 from tfmq.protocol.commands import DescribeTopic, LeaseProducerIds, Locate
-from tfmq.settings import TOPIC_KEYS
+from tfmq.settings_table import TOPIC_KEYS
 from tfmq.transaction.coordinator import TransactionCoordinator
 from tfmq.transaction.store import TransactionStore
 

@@ -115,7 +115,7 @@ class CheckBackResponder:
         return decision
 
 
-DECISIONS: Final[dict[str, Decision]] = {
+DECISION_BY_BROKER_STATE: Final[dict[str, Decision]] = {
     "committed": "commit",
     "applying": "commit",
     "read_only": "commit",
@@ -181,7 +181,7 @@ class OrphanedTransactions:
         """
         found = yield Step("ask the broker", lambda: describe_transaction(producer, left.xid))
         if found.state != "unknown":
-            return DECISIONS.get(found.state, "wait")
+            return DECISION_BY_BROKER_STATE.get(found.state, "wait")
         if left.node == broker_node(producer):
             return "rollback"
         if left.gid not in self._logged:  # once: an operator must resolve it

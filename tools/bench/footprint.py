@@ -78,7 +78,7 @@ def starts(runs: int, rows: list[Figure]) -> None:
     loaded = median([import_seconds() for _ in range(runs)])
     rows.append(Figure("import tfmq", "client", loaded, "s", 0.15, least=False))
     used = median([import_seconds(USE) for _ in range(runs)])
-    rows.append(Figure("import tfmq, and its three faces", "client", used, "s"))
+    rows.append(Figure("import tfmq, and its three API variants", "client", used, "s"))
 
 
 def measure(runs: int, peers: bool) -> list[Figure]:

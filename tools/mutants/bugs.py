@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tools.mutants.bugs_api_variants import API_VARIANTS
 from tools.mutants.bugs_applying import APPLIED
 from tools.mutants.bugs_arrow import ARROW
 from tools.mutants.bugs_books import TRANSACTION_BOOKS
@@ -22,7 +23,6 @@ from tools.mutants.bugs_delay_promises import DELAY_PROMISES
 from tools.mutants.bugs_delay_store import DELAY_STORE
 from tools.mutants.bugs_delayed_sends import DELAYED_SENDS
 from tools.mutants.bugs_effects import EFFECTS
-from tools.mutants.bugs_faces import FACES
 from tools.mutants.bugs_fault_runs import FAULT_RUNS
 from tools.mutants.bugs_forces import FORCES
 from tools.mutants.bugs_group_clients import GROUP_CLIENTS
@@ -108,7 +108,7 @@ BUGS: Final[tuple[Mutant, ...]] = (
     + DEAD_LETTERS
     + LETTERS
     + STRICT
-    + FACES
+    + API_VARIANTS
     + CLIENT_TRANSACTIONS
     + CLIENT_PIPELINE
     + OPERATING

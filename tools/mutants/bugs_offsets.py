@@ -53,7 +53,7 @@ IN_STORAGES: Final = (
     Mutant(
         "offsets-of-another-database-are-committed",
         "results and offset are in one database; otherwise the commit is refused",
-        "tfmq/sql/offsets.py",
+        "tfmq/sql/offset_commit.py",
         "    if not same:\n",
         "    if same is None:\n",
         [SESSIONS],
@@ -61,7 +61,7 @@ IN_STORAGES: Final = (
     Mutant(
         "lost-partition-commits-its-results",
         "a member that lost a partition commits no results of it",
-        "tfmq/sql/offsets.py",
+        "tfmq/sql/offset_commit.py",
         "    if lost or stood.fenced is not None:\n",
         "    if stood.fenced is not None:\n",
         [SESSIONS],
@@ -77,7 +77,7 @@ IN_STORAGES: Final = (
     Mutant(
         "others-of-a-batch-with-a-loss-are-passed",
         "after Fenced for an earlier loss the partitions of the batch are delivered again",
-        "tfmq/sql/offsets.py",
+        "tfmq/sql/offset_commit.py",
         "        _redeliver_others(stood, stood.storage, lost)\n",
         ("        if lost:\n            _redeliver_others(stood, stood.storage, lost)\n"),
         [SESSIONS],
@@ -109,7 +109,7 @@ IN_STORAGES: Final = (
     Mutant(
         "savepoint-s-release-is-taken-for-the-commit",
         "changes of a savepoint are committed with the transaction, not before",
-        "tfmq/sql/offsets.py",
+        "tfmq/sql/offset_commit.py",
         "    if not session.in_nested_transaction():\n",
         "    if session is not None:\n",
         [SESSIONS],
@@ -117,7 +117,7 @@ IN_STORAGES: Final = (
     Mutant(
         "autocommit-is-no-transaction",
         "without a transaction results and offset are not committed together",
-        "tfmq/sql/offsets.py",
+        "tfmq/sql/offset_commit.py",
         "    require_no_autocommit(connection)\n",
         "",
         [SESSIONS],

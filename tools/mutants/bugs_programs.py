@@ -13,7 +13,7 @@ RUNS: Final = "tests/test_runs.py"
 
 _PROCESSES = "tfmq/cli/worker.py"
 _REDRIVING = "tfmq/cli/dlq.py"
-_RUNS = "tfmq/runs.py"
+_RUNS = "tfmq/consumer_base.py"
 
 PROGRAMS: Final = (
     Mutant(
@@ -97,18 +97,18 @@ PROGRAMS: Final = (
     Mutant(
         "arguments-are-not-described-for-asyncio",
         "all API variants have the same docs",
-        "tfmq/client/faces.py",
+        "tfmq/client/api_variants.py",
         "        variant.__doc__ = f\"{cleandoc(variant.__doc__ or '')}\\n\\n{cleandoc(other.__doc__ or '')}\"\n",
         "        variant.__doc__ = cleandoc(variant.__doc__ or '')\n",
-        ["tests/test_faces.py::test_every_argument_has_a_line_of_its_own_in_the_docs"],
+        ["tests/test_api_variants.py::test_every_argument_has_a_line_of_its_own_in_the_docs"],
     ),
     Mutant(
         "keyword-arguments-are-lost-in-coroutines",
         "a derived method passes all its arguments to the operation",
-        "tfmq/client/faces.py",
+        "tfmq/client/api_variants.py",
         "        result = await self._driver.run(operation(self._core, *arguments, **named))\n",
         "        result = await self._driver.run(operation(self._core, *arguments))\n",
-        ["tests/client/test_faces.py::test_a_derived_method_passes_its_arguments_on_and_gives_the_result"],
+        ["tests/client/test_api_variants.py::test_a_derived_method_passes_its_arguments_on_and_gives_the_result"],
     ),
     Mutant(
         "another-loop-starts-an-operation",
@@ -130,6 +130,6 @@ PROGRAMS: Final = (
         "tfmq/aio.py",
         "    pause_schedule = awaitable(AdminCore.pause_schedule)\n",
         "    pause_schedule = awaitable(AdminCore.resume_schedule)\n",
-        ["tests/test_faces.py::test_each_derived_method_runs_the_operation_of_its_name"],
+        ["tests/test_api_variants.py::test_each_derived_method_runs_the_operation_of_its_name"],
     ),
 )

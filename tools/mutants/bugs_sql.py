@@ -20,7 +20,7 @@ SQL: Final = (
     Mutant(
         "pruned-with-any-admin",
         "wrong arguments of prune are refused with a message",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/pruning.py",
         "        if not isinstance(admin, kinds):\n",
         "        if not kinds:\n",
         ["tests/sql/test_decision.py::test_wrong_objects_are_refused_in_a_sentence"],
@@ -184,7 +184,7 @@ SQL: Final = (
     Mutant(
         "prepared-ones-not-asked-about",
         "a row is kept while the broker may check back",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/pruning.py",
         '("open", "preparing", "prepared", "committing"',
         '("open", "preparing", "committing"',
         [PRUNING],
@@ -192,7 +192,7 @@ SQL: Final = (
     Mutant(
         "young-rows-pruned",
         "rows are kept for a minimum time",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/pruning.py",
         "    before = clock() - older_than\n",
         "    before = clock() + older_than\n",
         [PRUNING],

@@ -173,7 +173,7 @@ DATABASES: Final = (
     Mutant(
         "rolled-back-offsets-count-as-saved",
         "offsets that a transaction rolled back are not committed",
-        "tfmq/sql/offsets.py",
+        "tfmq/sql/offset_commit.py",
         "    # optimisation.\n    _uncommitted[session] = []\n",
         "    # optimisation.\n    _uncommitted[session] = list(_uncommitted[session])\n",
         [SESSIONS],

@@ -130,8 +130,8 @@ _TWO_PHASES: Final = (
         "open-transaction-s-leftover-rolled-back",
         "a transaction that its owner may continue is left unchanged",
         "tfmq/sql/recovery.py",
-        '            return DECISIONS.get(found.state, "wait")\n',
-        '            return DECISIONS.get(found.state, "rollback")\n',
+        '            return DECISION_BY_BROKER_STATE.get(found.state, "wait")\n',
+        '            return DECISION_BY_BROKER_STATE.get(found.state, "rollback")\n',
         [LEFTOVERS],
     ),
     Mutant(

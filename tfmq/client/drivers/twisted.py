@@ -18,9 +18,9 @@ from twisted.python.failure import Failure
 from twisted.python.threadable import isInIOThread
 from zope.interface import implementer
 
+from tfmq.client.api_variants import return_annotation, set_result
 from tfmq.client.drivers.event_loop import EventDriver
 from tfmq.client.drivers.socket import resolve_address
-from tfmq.client.faces import return_annotation, set_result
 from tfmq.client.operation import Event, Future
 from tfmq.errors import NotAllowed
 

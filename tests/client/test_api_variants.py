@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tfmq.client.api_variants import awaitable, blocking, copy_docs_from, name_methods
 from tfmq.client.drivers.twisted import deferred
-from tfmq.client.faces import awaitable, blocking, copy_docs_from, name_methods
 from tfmq.client.operation import Operation, Wait
 
 
