@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cli.conftest import Cli
-from tfmq.cli.group import format_partitions, known_lag
+from tfmq.cli.group import format_partitions, known_value
 from tfmq.consumer import Consumer
 from tools.rigs.live_server import LiveServer
 
@@ -66,7 +66,7 @@ def test_where_nothing_is_saved_there_is_no_offset_and_not_minus_one(cli: Cli, t
         (row,) = cli("group", "show", topic, "--json").json["offsets"]
         assert (row["partition"], row["offset"]) == (0, None)
         assert "-1" not in cli("group", "show", topic).out.decode().replace(topic, "")
-    assert known_lag({"lag": -1}) is None and known_lag({"lag": 0}) == 0
+    assert known_value(-1) is None and known_value(0) == 0
 
 
 def test_partitions_are_written_as_runs() -> None:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 import pytest
 
+from tfmq.cli.option_types import point_in_time
 from tfmq.cli.output import (
     Output,
     age_text,
@@ -22,7 +23,6 @@ from tfmq.cli.output import (
     time_text,
     with_times,
 )
-from tfmq.cli.values import point_in_time
 
 
 def output(as_json: bool = False, quiet: bool = False) -> Output:

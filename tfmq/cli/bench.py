@@ -46,7 +46,6 @@ def bench(messages: int, size: int, topic: str | None, acks: str, output: Output
 
 
 def table_row(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON row with the additional columns of the table, which have short headings."""
     return {
         **found,
         "messages/s": found["messages_per_second"],
@@ -67,7 +66,7 @@ def json_row(what: str, messages: int, size: int, seconds: float) -> dict[str, A
 
 
 def measure_send(output: Output, topic: str, messages: int, size: int, acks: str, *, in_bulk: bool) -> float:
-    """Send messages of `size` bytes, in bulk or each after the ack of the one before; return the seconds."""
+    """Return the seconds that sending takes; unless `in_bulk`, each message waits for the ack of the one before."""
     from tfmq.producer import Producer
 
     payload, step = b"x" * size, BULK_CHUNK if in_bulk else 1
@@ -89,7 +88,6 @@ def measure_send(output: Output, topic: str, messages: int, size: int, acks: str
 
 
 def measure_read(output: Output, topic: str, messages: int) -> float:
-    """Read `messages` messages of the topic; return the seconds that it took."""
     from tfmq.consumer import Consumer
 
     with Consumer(output.servers, topics=topic) as consumer, progress(output, "reading", messages) as advance:

@@ -29,6 +29,7 @@ from tfmq.cli.delay_view import (
     with_topic_hint,
 )
 from tfmq.cli.delay_view import complete_handles as offered
+from tfmq.cli.option_types import Delay, Duration, Moment
 from tfmq.cli.output import (
     PAGE_ROWS,
     ROWS_SHOWN,
@@ -41,7 +42,6 @@ from tfmq.cli.output import (
     time_text,
     with_noun,
 )
-from tfmq.cli.values import Delay, Duration, Moment
 from tfmq.client.send.delivery_time import due_number as checked_due
 from tfmq.errors import BadRequest, ConnectionFailed, TfmqError
 from tfmq.limits import DELAYED_HISTOGRAM_EDGES
@@ -53,12 +53,11 @@ if TYPE_CHECKING:
 ChangeDelayed = Callable[["aio.Admin", str], Awaitable[dict[str, Any]]]
 
 CONCURRENT_CHANGES = 200
-"""Handles that are changed concurrently, so that their changes share fsyncs on the broker."""
+"""Changes that are requested at the same time, so that they share fsyncs on the broker."""
 SENTENCES_MAX = 20
-"""For more handles than this, print a line only for those without the wanted result, and the totals."""
+"""For more handles than this, only those without the wanted result get a line."""
 EXTRA_EDGES = 4
-"""Edges of a query besides those of the ranges: the smallest and largest time, and a round time at either
-end."""
+"""Edges of a query besides those of the ranges: the smallest and largest time, and a round time at either end."""
 
 DELIVERED_BEFORE = "it was delivered already"
 UNKNOWN_HANDLE = "the broker knows no message of this handle: see docs/delay.md, “The handle” (tfmq --docs)"
@@ -70,7 +69,6 @@ def delay() -> None:
 
 
 def message_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options by which `list` and `histogram` select messages."""
     to = click.option("--to", "end", type=Moment(), help="Only messages that are due before this time.")
     start = click.option(
         "--from",
@@ -129,7 +127,6 @@ def list_command(
 
 
 def check_range(first: datetime | None, end: datetime | None) -> None:
-    """Raise UsageError if `end` is before `first`, or nothing is between."""
     if first is not None and end is not None and end <= first:
         raise click.UsageError("--to should be later than --from")
 
@@ -196,21 +193,14 @@ def reschedule(handles: tuple[str, ...], seconds: float | None, at: datetime | N
 
 
 def check_handles(handles: Sequence[str]) -> list[str]:
-    """Return the handles if all are well-formed.
-
-    Raises BadRequest for the first mistyped one, before any change is made.
-    """
-    try:
+    try:  # before any change is made
         return [check_handle(handle) for handle in handles]
     except BadRequest as error:
         raise (error if len(handles) == 1 else BadRequest(f"{error} The others were not changed.")) from None
 
 
 async def change_all(output: Output, handles: Sequence[str], change: ChangeDelayed, wanted: str) -> int:
-    """Apply `change` to all handles, also after failures, and print the results.
-
-    Returns the exit code: 1 if one of the messages is not in the state `wanted` afterwards.
-    """
+    """Call `change` for all handles, also after failures. Returns 1 if a message did not become `wanted`, else 0."""
     from tfmq import aio
 
     rows: list[dict[str, Any]] = []
@@ -243,13 +233,9 @@ async def change_all(output: Output, handles: Sequence[str], change: ChangeDelay
 
 
 def report_change(output: Output, handle: str, row: dict[str, Any], briefly: bool = False) -> None:
-    """Print the result for one handle: a new handle on standard output, the sentence on standard error.
-
-    `briefly`: without the sentence. The handle is on standard output so that programs can read it.
-    """
     state = row["state"]
     if state == "rescheduled" and not output.json:
-        click.echo(row["handle"])
+        click.echo(row["handle"])  # on standard output, for programs
     if briefly:
         return
     if state == "rescheduled":
@@ -295,23 +281,17 @@ def histogram(
 
 
 def split_counts(counts: Sequence[int], edges: Sequence[int]) -> tuple[int, Sequence[int]]:
-    """Split `counts` into the sum of those before the first edge, and those between the edges.
-
-    `counts` has a further range before and after the edges unless they reach the first or the last time.
-    """
+    """Return how many messages are before the first edge, and how many are between each edge and the next."""
     if not edges:
         return sum(counts), ()
-    first = int(edges[0] > 0)
+    first = int(edges[0] > 0)  # `counts` begins with a range from 0 to the first edge, unless that is 0
     return sum(counts[:first]), counts[first : first + len(edges) - 1]
 
 
 def edges_for(
     admin: "Admin", topic: str | None, now_ms: int, first: datetime | None, end: datetime | None, every: float | None
 ) -> list[int]:
-    """Return the edges (ms since 1970) of the ranges to print; [] without messages.
-
-    `every`: length of a range in seconds, None: chosen. Raises UsageError for too many ranges.
-    """
+    """Return the edges (ms since 1970) of the ranges to print, each `every` seconds long; [] without messages."""
     low = 0 if first is None else milliseconds(first)
     high = TIME_MAX if end is None else milliseconds(end)
 
@@ -338,7 +318,6 @@ def milliseconds(time: datetime) -> int:
 def print_summary(
     output: Output, before: int, inside: Sequence[int], later: int, edges: Sequence[int], now_ms: int
 ) -> None:
-    """Print the numbers of messages in, before and after the printed ranges."""
     last = f"{time_text(edges[-1])} ({relative_time(edges[-1] - now_ms)})"
     output.info(f"{with_noun(sum(inside), 'message')} in these ranges; end of the last: {last}")
     if before:

@@ -30,15 +30,14 @@ BARE: Final = ("in", "handle")
 HEADINGS: Final = ("due from", "", "messages")
 BAR_WIDTH_MIN: Final = 10
 BAR_WIDTH: Final = 40
-TABLE_PADDING: Final = 10
-"""Characters that a table adds to its texts."""
+TABLE_PADDING: Final = 10  # characters that a table adds to its texts
 KEY_CHARACTERS: Final = 40
-"""Maximum characters of a key in a table; a key may have 64 KiB."""
+"""Longer keys are shortened in a table; a key may have 64 KiB."""
 
 
 @contextmanager
 def with_topic_hint(admin: Admin, topic: str | None) -> Iterator[None]:
-    """Context that adds the nearest topic name to an UnknownTopic raised in the block."""
+    """Context that adds the name of a similar topic to an UnknownTopic raised in the block."""
     try:
         yield
     except UnknownTopic:
@@ -54,16 +53,12 @@ def broker_now(admin: Admin) -> int:
 
 
 def check_handle(handle: str) -> str:
-    """Return the handle if it is well-formed. Raises BadRequest for a mistyped one."""
     parse_handle(handle)
     return handle
 
 
 def count_between(admin: Admin, topic: str | None, edges: Sequence[int]) -> tuple[list[int], int]:
-    """Return how many messages are due between each edge (ms since 1970) and the next.
-
-    The second result is the number of all delayed messages.
-    """
+    """Return how many messages are due between each edge (ms since 1970) and the next, and how many in all."""
     known = sorted({round_edge(edge) for edge in edges})
     moments = [edge // 1_000 if edge % 1_000 == 0 else EPOCH + timedelta(milliseconds=edge) for edge in known]
     found = admin.delayed_histogram(moments, topic)
@@ -87,10 +82,7 @@ complete_handles: Final = main.complete_names(
 
 
 def json_row(found: DelayedDescription) -> dict[str, Any]:
-    """Return the JSON row of a delayed message: times in ms since 1970, and as ISO times.
-
-    A time after the year 9999, which `datetime` does not support, has no ISO time.
-    """
+    """Return the JSON row of a message, with times in ms since 1970 and as ISO texts (None after the year 9999)."""
     row = {name: None if value == -1 else value for name, value in found._asdict().items()}
     row["topic"] = found.topic or None
     row.pop("details")
@@ -111,7 +103,6 @@ def table_row(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
 
 
 def detail_row(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
-    """Return all known values of a message for `show`, without empty ones."""
     rows = {
         "state": found.state,
         **table_row(found, now_ms),
@@ -125,7 +116,6 @@ def detail_row(found: DelayedDescription, now_ms: int) -> dict[str, Any]:
 
 
 def shorten_key(key: bytes | str | None) -> str | None:
-    """Return a key as text for a table, at most KEY_CHARACTERS long."""
     if key is None:
         return None
     text = escape_unprintable(key.decode(errors="backslashreplace") if isinstance(key, bytes) else key)
@@ -133,7 +123,6 @@ def shorten_key(key: bytes | str | None) -> str | None:
 
 
 def due_fields(handle: str | None) -> dict[str, Any]:
-    """Return the due time that the handle contains, as JSON fields; None without a handle."""
     due_ms = parse_handle(handle).due if handle else None
     return {"due_ms": due_ms, "due": iso_text(-1 if due_ms is None else due_ms)}
 
@@ -146,10 +135,7 @@ def relative_time(ms: int) -> str:
 
 
 def print_histogram(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
-    """Print a line for each range: its start, its number of messages, and a bar for that.
-
-    The bar of the range with the most messages fills the width; the others are in proportion.
-    """
+    """Print a line for each range: its start, its number of messages, and a bar in proportion to that."""
     from rich.bar import Bar
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -175,20 +161,15 @@ def print_histogram(edges: Sequence[int], counts: Sequence[int], now_ms: int) ->
 
 
 def text_widths(rows: Sequence[tuple[str, str, str]]) -> list[int]:
-    """Return the width of each column before the bar: that of its longest text or its heading."""
     return [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
 
 
 def bar_width(rows: Sequence[tuple[str, str, str]], terminal: int) -> int:
-    """Return the number of characters for the bar in a line of `terminal` characters."""
     return max(BAR_WIDTH_MIN, min(BAR_WIDTH, terminal - sum(text_widths(rows)) - TABLE_PADDING))
 
 
 def bar_end(count: int, most: int, width: int) -> float:
-    """Return the end of a bar on a scale on which `most` fills `width` characters.
-
-    A range with messages gets at least an eighth of a character.
-    """
+    """Return where a bar ends on a scale from 0 to `most`; any message makes at least an eighth of a character."""
     return max(count, most / (8 * width)) if count else 0
 
 
@@ -219,8 +200,8 @@ TIME_MAX: Final = ((1 << 63) - 1) // SECOND * SECOND
 """The largest due time that can be queried, in whole seconds."""
 
 IGNORED_SHARE: Final = 0.005
-"""The share of all messages that is ignored at each end of a range, so that one message in ten years does not
-stretch the ranges. Applied twice."""
+"""The share of all messages that is ignored at each end of a range: one message in ten years does not stretch the
+ranges. Applied twice."""
 CONCENTRATED_SHARE: Final = 0.8
 """If one of many ranges has at least this share of all messages, the others show no detail."""
 EDGES_PER_DOUBLING: Final = 8
@@ -229,12 +210,12 @@ DETAIL_PARTS: Final = 1_000
 
 
 def sensible_edges(ask: CountBetween, now: int, first: int = 0, end: int = TIME_MAX) -> list[int]:
-    """Return edges (ms) that cover nearly all messages due from `first` to `end`; [] for none.
+    """Return edges (ms) of readable ranges that cover nearly all messages due from `first` to `end`.
 
-    The due times are not known in advance: they may be in the next second or in ten years. So `ask` is called
-    first with edges that are farther apart with the distance from now, then with equal parts of the range
-    that has nearly all messages. The result is round steps over that range; if nearly all messages would be
-    in one bar, it is steps that grow with the distance from now instead.
+    The due times are not known in advance: they may be in the next second or in ten years. So `ask`, which counts the
+    messages between edges, is called first with edges that are farther apart with the distance from now, then with
+    equal parts of the range that has nearly all messages. The result is round steps over that range, or, if nearly all
+    messages would be in one bar, steps that grow with the distance from now. It is [] without messages.
     """
     low, high = first, end
     for edges in (fine_edges(now, first, end), None):
@@ -258,10 +239,7 @@ def sensible_edges(ask: CountBetween, now: int, first: int = 0, end: int = TIME_
 
 
 def coarse_edges(now: int, low: int, high: int, first: int, end: int) -> list[int]:
-    """Return edges from about `low` to about `high`, farther apart with the distance from now.
-
-    None is outside of `first` and `end`.
-    """
+    """Return edges around `low` to `high`, farther apart with the distance from now, within `first` and `end`."""
     steps = [now + each for each in DISTANCES]
     lowest = max((each for each in steps if each <= low), default=low)
     highest = min((each for each in steps if each >= high), default=high)
@@ -276,7 +254,6 @@ def fine_edges(now: int, low: int, high: int) -> list[int]:
 
 
 def clip_edges(edges: Sequence[int], low: int, high: int) -> list[int]:
-    """Return `low`, those edges that are between `low` and `high`, and `high`."""
     return [low, *sorted({edge for edge in edges if low < edge < high}), high]
 
 
@@ -311,8 +288,7 @@ def round_edges(low: int, high: int, step: int, first: int = 0, end: int = TIME_
 def floor_to_step(time: int, step: int) -> int:
     """Round a time (ms) down to a multiple of `step` in local time: days begin at midnight.
 
-    Multiples are counted from a fixed Monday, so that weeks begin on Monday, and a query a minute later has
-    the same edges.
+    Multiples are counted from a fixed Monday, so that a query a minute later has the same edges.
     """
     local = local_time(time)
     if local is None:

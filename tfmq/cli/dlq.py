@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from tfmq.cli import main
+from tfmq.cli.main import NOT_DONE
+from tfmq.cli.option_types import Moment, Rate
 from tfmq.cli.output import (
     ROWS_SHOWN,
     Output,
@@ -29,7 +31,6 @@ from tfmq.cli.output import (
     with_noun,
 )
 from tfmq.cli.read import message_row
-from tfmq.cli.values import Moment, Rate
 from tfmq.errors import BadRequest, DecodeFailed, TfmqError
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ class LetterChoice(NamedTuple):
     filters: Mapping[str, Any]
 
     def selection(self, states: Sequence[str] = (), ids: Sequence[str] = ()) -> Selection:
-        """Return the filters as a selection; `states` are used if the user named no state."""
         from tfmq.dead_letters.model import Selection
 
         given = {name: value for name, value in self.filters.items() if value is not None}
@@ -74,7 +74,7 @@ class LetterChoice(NamedTuple):
 
 
 def store_options(command: Function) -> Function:
-    """Add --store and --group; the command gets these and its other filters as `choice`."""
+    """Add --store and --group; the command gets their values, and those of `filter_options`, as `choice`."""
 
     @click.option(
         "--store", metavar="PATH|URL|topic:NAME", help="The dead-letter store [all below ~/.local/state/tfmq]."
@@ -92,7 +92,7 @@ def store_options(command: Function) -> Function:
 
 
 def filter_options(command: Function) -> Function:
-    """Add the options that filter letters; `store_options` puts their values into `choice`."""
+    """Add the options that filter dead letters, for a command that has `store_options` too."""
     options = (
         click.option("--topic", shell_complete=main.complete_topics, help="Only dead letters from this topic."),
         click.option("--partition", type=click.IntRange(min=0), help="Only dead letters from this partition."),
@@ -119,10 +119,6 @@ state_option = click.option(
 
 @contextmanager
 def open_stores(choice: LetterChoice, output: Output) -> Iterator[list[Desk]]:
-    """Open the named store, or all existing stores of this user, for the block.
-
-    Raises `TfmqError` for a named store that does not exist.
-    """
     from tfmq.dead_letters.admin import Desk, default_stores
 
     with ExitStack() as stack:
@@ -141,17 +137,14 @@ def none_found_text(choice: LetterChoice) -> str:
 
 
 def store_text(choice: LetterChoice) -> str:
-    """Return the name of the store that was searched, or the folder of all stores of this user."""
+    """Return the store that was searched, or the folder of all stores of this user."""
     from tfmq.dead_letters.store import state_directory as state_folder
 
     return choice.store or str(state_folder())
 
 
 def find_letter(desks: Sequence[Desk], id: str, choice: LetterChoice) -> tuple[Desk, Letter]:
-    """Return the one letter whose id begins with `id`, and its store.
-
-    Raises `TfmqError` for none or several.
-    """
+    """Return the one dead letter whose id begins with `id`, and its store. Raises TfmqError for none or several."""
     found = [(desk, letter) for desk in desks for letter in desk.starting_with(id)]
     if len(found) == 1:
         return found[0]
@@ -163,10 +156,7 @@ def find_letter(desks: Sequence[Desk], id: str, choice: LetterChoice) -> tuple[D
 
 
 def json_row(letter: Letter) -> dict[str, Any]:
-    """Return the JSON object of a letter, without body and tracebacks.
-
-    Times are ISO 8601 in UTC, null for none.
-    """
+    """Return the JSON object of a dead letter, without body and tracebacks; times are ISO 8601 in UTC."""
     from tfmq.dead_letters.model import iso_time as moment_text
     from tfmq.dead_letters.model import key_text
 
@@ -213,17 +203,13 @@ def table_row(letter: Letter) -> dict[str, str]:
 
 
 def detail_row(letter: Letter) -> dict[str, Any]:
-    """Return the fields of a letter that `show` prints as a table, without body and failures."""
     row = escape_values(json_row(letter))
     times = ("kept", "changed", "next", "appended")
     return row | {f"{name}_at": time_text(getattr(letter, f"{name}_ms") or None) for name in times}
 
 
 def export_row(letter: Letter) -> dict[str, Any]:
-    """Return the JSON object of a letter for `export`, with its failures and its message.
-
-    The message is in the format of `read --json`, which `send --json` accepts.
-    """
+    """Return the JSON object of a dead letter with its failures, and its message as `send --json` reads it."""
     from tfmq.dead_letters.model import iso_time as moment_text
 
     row = {
@@ -241,9 +227,6 @@ def export_row(letter: Letter) -> dict[str, Any]:
         message["attribute_hex"] = ((letter.body and letter.body.attribute) or b"").hex()
     del message["id"]
     return {**row, **message}
-
-
-NOT_DONE = 1
 
 
 @click.group(epilog="\b\nExample:\n  tfmq dlq list --group billing")
@@ -341,10 +324,7 @@ def export(choice: LetterChoice, path: Path | None, output: Output) -> None:
 
 
 def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> int:
-    """Write the rows to a temporary file that replaces `path` at the end. Returns their number.
-
-    Without rows, the file remains unchanged.
-    """
+    """Write the rows to a temporary file that then replaces `path`, unless there are none. Returns their number."""
     first = next(rows, None)
     if first is None:
         return 0
@@ -377,7 +357,6 @@ def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> in
 
 
 def chosen_options(command: Any) -> Any:
-    """Add the arguments that select letters to change: IDs, filters, or --all."""
     all_option = click.option("--all", "everything", is_flag=True, help="All dead letters that match the filters.")
     return click.argument("ids", nargs=-1, metavar="[ID]...")(store_options(filter_options(all_option(command))))
 
@@ -423,10 +402,7 @@ def drop(ids: tuple[str, ...], choice: LetterChoice, everything: bool, force: bo
 def select_letters(
     found: Sequence[Desk], ids: Sequence[str], choice: LetterChoice, everything: bool
 ) -> list[tuple[Desk, list[Letter]]]:
-    """Return each store with the letters to change: those with these ids, or those that match.
-
-    Raises `UsageError` if the user gave neither ids, filters nor --all, or ids and filters.
-    """
+    """Return each store with its dead letters to change. Raises UsageError unless they are selected in one way."""
     if ids:
         if everything or any(value is not None for value in choice.filters.values()):
             raise click.UsageError("give either IDs or filters")
@@ -449,9 +425,9 @@ def change_letters(
     word: str,
     what: str,
 ) -> int:
-    """Change the selected letters, and print which were changed; return the exit code.
+    """Change the selected dead letters, print what was changed, and return the exit code.
 
-    `word` is the JSON key of the ids of changed letters, `what` says in the sentence what was done.
+    `word`: the JSON key of the ids that were changed. `what`: what was done, as a part of a sentence.
     """
     pairs: list[tuple[Letter, Letter | None]] = []
     with open_stores(choice, output) as found:
@@ -519,7 +495,6 @@ def redrive(
 
 
 def sendable_id(letter: Letter) -> str:
-    """Return the letter's id. Raises `TfmqError` if its state does not allow a redrive."""
     if letter.state not in ("dead", "waiting", "redriving"):
         raise TfmqError(
             f"{letter.id} is {letter.state}: only dead and waiting ones are sent again.", outcome="not done"
@@ -528,10 +503,6 @@ def sendable_id(letter: Letter) -> str:
 
 
 def redrive_stores(desks: Sequence[Desk], wish: Wish, output: Output) -> int:
-    """Redrive the selected letters of each store, and print the result; return the exit code.
-
-    An error ends the redrive and is raised, after the result so far is printed.
-    """
     from tfmq.dead_letters.redrive import Report
 
     total = Report()

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfmq.cli import main
+from tfmq.cli.option_types import StartPosition
 from tfmq.cli.output import Output, age_text, confirm, did_you_mean, escape_unprintable, output_options, with_noun
 from tfmq.cli.topic import find_topic
-from tfmq.cli.values import StartPosition
 from tfmq.errors import TfmqError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def show(name: str, output: Output) -> None:
         found = find_group(admin, name)
     summary: dict[str, Any] = {"group": name, "generation": found.generation, "live": found.live}
     summary |= {"strategy": found.strategy, "lag": found.lag}
-    offsets = [{**each, "offset": committed_offset(each), "lag": known_lag(each)} for each in found.offsets]
+    offsets = [{**row, **{key: known_value(row[key]) for key in ("offset", "lag")}} for row in found.offsets]
     if output.json:
         output.print_object({**summary, "members": found.members, "offsets": offsets})
         return
@@ -70,13 +70,9 @@ def show(name: str, output: Output) -> None:
     output.print_rows(committed, OFFSET_COLUMNS, f"{name} has saved no offset yet")
 
 
-def committed_offset(row: Mapping[str, Any]) -> int | None:
-    """Return the offset that the group committed in a partition; None if it committed none."""
-    return None if row["offset"] < 0 else int(row["offset"])
-
-
-def known_lag(row: Mapping[str, Any]) -> int | None:
-    return None if row["lag"] < 0 else int(row["lag"])
+def known_value(number: int) -> int | None:
+    """Return an offset or a lag as it is in a description, where -1 stands for none."""
+    return None if number < 0 else number
 
 
 def format_partitions(partitions: Mapping[str, Sequence[int]]) -> str:
@@ -95,14 +91,13 @@ def format_partitions(partitions: Mapping[str, Sequence[int]]) -> str:
 
 
 def find_group(admin: "Admin", name: str) -> "GroupDescription":
-    """Return the group's description. Raises TfmqError with the nearest name."""
     found = admin.group(name)
     check_group(admin, name)
     return found
 
 
 def check_group(admin: "Admin", name: str, advice: str = "") -> None:
-    """Check that a group exists. Raises TfmqError with the nearest name and `advice`."""
+    """Raise TfmqError, with the most similar name and `advice`, if the group does not exist."""
     names = [each.group for each in admin.groups()]
     if name not in names:
         others = " `tfmq group list` has all." if names else " There are no groups yet."
@@ -137,7 +132,7 @@ def reset(
         if not create:
             check_group(admin, name, " With --create it is created.")
         group = admin.group(name)
-        before = {each["partition"]: committed_offset(each) for each in group.offsets if each["topic"] == topic}
+        before = {row["partition"]: known_value(row["offset"]) for row in group.offsets if row["topic"] == topic}
         if dry_run:
             numbers = range(count) if partition is None else [partition]
             located = {number: admin.locate(topic, number, place) for number in numbers}
@@ -171,7 +166,7 @@ def delete(name: str, yes: bool, output: Output) -> None:
     with output.admin() as admin:
         found = find_group(admin, name)
         if not yes:
-            saved = sum(committed_offset(each) is not None for each in found.offsets)
+            saved = sum(row["offset"] >= 0 for row in found.offsets)
             confirm(f"delete the group {name} with {with_noun(saved, 'saved offset')}")
         admin.delete_group(name)
     output.report({"group": name, "deleted": True}, f"deleted the group {name}")

@@ -1,7 +1,7 @@
 """`tfmq log`: print, verify and repair the files of a data folder, without a server.
 
 PATH is a segment file, the folder of a partition, the folder of transactions or of delayed messages, a file
-in these, or a data folder. Its server must not be running.
+in these, or a data folder.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from tfmq.broker.data_repair import (
     verify_catalog,
     verify_data,
 )
+from tfmq.cli.main import DAMAGE_FOUND
 from tfmq.cli.output import (
     Output,
     json_text,
@@ -64,7 +65,6 @@ from tfmq.delay.buckets.fsck import FOLDER_NAME as DELAY_FOLDER
 from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 
-DAMAGE_FOUND = 4
 PREVIEW = 60
 
 
@@ -111,18 +111,17 @@ def dump(path: Path, count: int | None, first: int, control: bool, output: Outpu
 
 
 def start_position(row: dict[str, Any]) -> int:
-    """Return the value of a row that `--from` is compared with: offset, LSN, or due time."""
+    """Return the value of a row that `--from` is compared with: LSN, due time, or offset."""
     found: int = row["place"] if "place" in row else row["due"] if "due" in row else row["offset"]
     return found
 
 
 def make_row(kind: str, **fields: Any) -> dict[str, Any]:
-    """Return a row of `dump`, with its fields by the keys that they have in JSON."""
     return {"kind": kind, **fields}
 
 
 def segment_rows(disk: Disk, path: Path, control: bool) -> Iterator[dict[str, Any]]:
-    """Yield every record of a segment, in order; an unreadable range is a row too."""
+    """Yield a row for every record of a segment, in order, and for every unreadable range."""
     base = int(path.name.split(".")[0])
     if not path.stat().st_size:
         return  # an empty log is no error here; verify reports missing data
@@ -147,9 +146,9 @@ def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
             yield make_row("filler", offset=offset, ordinal=ordinal, count=record.checksum)
             ordinal += record.checksum
             continue
-        note = arrival_fields(record, block.data)
-        if note is not None:
-            yield make_row("note", offset=offset, ordinal=ordinal, **note)
+        arrival = arrival_fields(record, block.data)
+        if arrival is not None:
+            yield make_row("note", offset=offset, ordinal=ordinal, **arrival)
             ordinal += 1
             continue
         body = block.data[record.position + HEADER_SIZE : record.position + record.size]
@@ -161,15 +160,12 @@ def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
 
 
 ROW_KEYS = {"durable_offset": "forced", "positions": "places"}
-"""Keys of rows, which stay as scripts know them, by the name of the field."""
+"""Keys that rows keep for scripts, by the present name of the field."""
 BLOCK_TRAILER_BYTES = 100  # a block trailer, header and body: docs/formats/record.md
 
 
 def record_content(record: Record, body: memoryview) -> dict[str, Any]:
-    """Return the fields of a row that show a record's content.
-
-    For an invalid body: the raw bytes as payload, and the reason.
-    """
+    """Return the fields of a row that show a record's content; of an invalid body its bytes, and the reason."""
     row: dict[str, Any] = {"id": ids.format_id(record.id)}
     try:
         attribute, payload = split_body(body, record.flag)
@@ -187,7 +183,7 @@ def record_content(record: Record, body: memoryview) -> dict[str, Any]:
 
 
 def format_record(row: dict[str, Any]) -> str:
-    """Format a row of `segment_rows` or one of the other kinds as a line."""
+    """Format any row of `dump` as a line."""
     if "place" in row:
         return format_entry(row)
     if "due" in row:
@@ -207,7 +203,6 @@ def format_record(row: dict[str, Any]) -> str:
 
 
 def message_text(row: dict[str, Any]) -> str:
-    """Format id, key and the beginning of the payload of a message."""
     payload = row["payload"] if "payload" in row else f"base64 {row['payload_base64']}"
     payload = "(tombstone)" if payload is None else payload
     key = f" [{row['key']}]" if row.get("key") else ""
@@ -249,10 +244,7 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
 
 
 def verify_path(disk: Disk, path: Path, records: bool, moved: FileProgress) -> Iterator[VerifyReport]:
-    """Verify what is at `path`; yield a report for each log, the journal and the buckets.
-
-    `records`: also check each record's own checksum. `moved` gets the progress.
-    """
+    """Yield a report for each log, the journal and the buckets at `path`. `moved` is called with the progress."""
     folders = [path] if is_segment(path) or is_log_folder(path) else partitions_of(path)
     for folder in folders:
         report = lost_is_damage(verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved))
@@ -269,10 +261,7 @@ def verify_path(disk: Disk, path: Path, records: bool, moved: FileProgress) -> I
 
 
 class FileProgress:
-    """Progress callback of `verify` that advances a progress bar.
-
-    It is called with the bytes done of one file after the other.
-    """
+    """Advances a progress bar by calls with the bytes done of one file after the other."""
 
     def __init__(self, advance: Any) -> None:
         self.advance, self._current_path, self._done_bytes = advance, "", 0
@@ -326,12 +315,10 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> i
             raise click.UsageError(f"{path} is a file: give its folder, which is repaired as a whole")
     with lock_data_folder(path) as disk:
         if remove:
-            places = kept_originals(path)
-            gone = [name for place in sorted(places) for name in remove_originals(disk, str(place))]
-            output.info(f"removed {with_noun(len(gone), 'kept original')}")
+            removed = [name for folder in sorted(kept_originals(path)) for name in remove_originals(disk, str(folder))]
+            output.info(f"removed {with_noun(len(removed), 'kept original')}")
             return 0
-        mended = repair_data if is_data else repair_path
-        done = mended(disk, str(path), dry_run=dry_run)
+        done = (repair_data if is_data else repair_path)(disk, str(path), dry_run=dry_run)
     report_repair(output, done, dry_run)
     for error in done.failed:
         click.echo(f"tfmq: not mended: {error}", err=True)
@@ -339,21 +326,19 @@ def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> i
 
 
 def kept_originals(path: Path) -> set[Path]:
-    """Return the folders at `path` in which repairs keep the files that they replaced."""
     folders = [path] if is_log_folder(path) else partitions_of(path)
     others = (path, path / META_NAME, journal_of(path), delay_of(path))
     return {*folders, *(other for other in others if other is not None and other.is_dir())}
 
 
 def repair_path(disk: Disk, path: str, *, dry_run: bool) -> DataRepairResult:
-    """Repair what is at `path`, a data folder or a folder in one."""
-    place = Path(path)
-    if is_meta(disk, place):
-        data = str(place.parent)
+    top = Path(path)
+    if is_meta(disk, top):
+        data = str(top.parent)
         catalog = repair_catalog(disk, data, dry_run=dry_run)
         return DataRepairResult([*catalog, *repair_version(disk, data, dry_run=dry_run)])
-    folders = [place] if is_log_folder(place) else partitions_of(place)
-    journal, delay = journal_of(place), delay_of(place)
+    folders = [top] if is_log_folder(top) else partitions_of(top)
+    journal, delay = journal_of(top), delay_of(top)
     logs = [
         each
         for f in folders
@@ -397,83 +382,78 @@ def report_repair(output: Output, done: DataRepairResult, dry_run: bool) -> None
         output.info(f"transactions: {with_noun(len(done.journal), 'place')}, {with_noun(lost, 'byte')} {verbs[1]}")
     if done.buckets:
         kept, lost = sum(each.kept for each in done.buckets), sum(each.lost for each in done.buckets)
-        mended = with_noun(len(done.buckets), "file")
-        output.info(f"delayed: {mended}: {with_noun(kept, 'message')} {verbs[0]}, {lost:,} {verbs[1]}")
+        files = with_noun(len(done.buckets), "file")
+        output.info(f"delayed: {files}: {with_noun(kept, 'message')} {verbs[0]}, {lost:,} {verbs[1]}")
 
 
 def arrival_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
-    """Return the fields of an arrival header as a row; None for any other or invalid record.
-
-    `data` is the block of the record.
-    """
+    """Return the fields of an arrival header in the block `data`; None for any other or invalid record."""
     if record.id != HEADER_ID:
         return None
     try:
-        note = decode_header(data[record.position : record.position + record.size])
+        header = decode_header(data[record.position : record.position + record.size])
     except (BadArrivalHeader, NewerFormat):
         return None
-    row: dict[str, Any] = {"what": KIND_NAMES[note.kind]}
-    if note.record_count:
-        row |= {"topic": note.topic, "log_id": note.log_id, "count": note.record_count, "size": note.size_bytes}
-        row |= {"first_due": note.dues.low, "last_due": note.dues.high, "absolute": sum(note.dues.absolute)}
-    if note.old_turns.dues:
-        row["cancelled"] = [list(turn) for turn in zip(*note.old_turns, strict=True)]
+    row: dict[str, Any] = {"what": KIND_NAMES[header.kind]}
+    if header.record_count:
+        row |= {"topic": header.topic, "log_id": header.log_id, "count": header.record_count, "size": header.size_bytes}
+        row |= {"first_due": header.dues.low, "last_due": header.dues.high, "absolute": sum(header.dues.absolute)}
+    if header.old_turns.dues:
+        row["cancelled"] = [list(turn) for turn in zip(*header.old_turns, strict=True)]
     return row
 
 
 def format_arrival(row: dict[str, Any]) -> str:
-    said = row["what"]
+    content = row["what"]
     if "count" in row:
         first, last = time_text(row["first_due"], exact=True), time_text(row["last_due"], exact=True)
         until = "" if first == last else f" to {last}"
-        said += f" of {with_noun(row['count'], 'message')} for {row['topic']}, due {first}{until}"
+        content += f" of {with_noun(row['count'], 'message')} for {row['topic']}, due {first}{until}"
     if "cancelled" in row:
         numbers = row["cancelled"]
         instead = " instead of" if "count" in row else " of"
-        said += f"{instead} {with_noun(len(numbers), 'message')}, the first with number {numbers[0][1]}"
-    return f"{row['offset']:>12}  {row['ordinal']:>9}  arrival: {said}"
+        content += f"{instead} {with_noun(len(numbers), 'message')}, the first with number {numbers[0][1]}"
+    return f"{row['offset']:>12}  {row['ordinal']:>9}  arrival: {content}"
 
 
-READ_COUNT: Final = 1000
-"""Messages per read."""
+READ_COUNT: Final = 1000  # messages per read
 
 
 def delayed_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
-    """Yield a row for every delayed message in the buckets of `folder`, or of one `file` in it.
+    """Yield a row for every delayed message and unreadable range, in the order of the files.
 
-    The order is that of the buckets, and in a bucket that of the file. Unreadable ranges are rows too. With
-    `control`, the checkpoint, each file and each chunk are rows too.
+    `file`: only of this bucket. `control`: the checkpoint, each file and each chunk are rows too.
     """
-    with closing(BucketScan(disk, str(folder))) as survey:
-        checkpoint = survey.checkpoint
-        if file is None and survey.fault is not None:
-            yield _damaged_row(survey.fault, 0)
+    with closing(BucketScan(disk, str(folder))) as scan:
+        checkpoint = scan.checkpoint
+        if file is None and scan.fault is not None:
+            yield _damaged_row(scan.fault, 0)
         elif file is None and control and checkpoint is not None:
             yield make_row(
                 "checkpoint", due=0, store=checkpoint.identity.store_id, arrivals=checkpoint.spilled_offset,
                 number=checkpoint.spilled_number, broker_ms=checkpoint.broker_ms, buckets=len(checkpoint.buckets),
             )  # fmt: skip
-        for _, bucket in survey.buckets():
+        for _, bucket in scan.buckets():
             if file is None or bucket.path == str(file):
-                yield from _bucket_rows(survey, bucket, control)
+                yield from _bucket_rows(scan, bucket, control)
 
 
-def _bucket_rows(survey: BucketScan, bucket: Bucket, control: bool) -> Iterator[dict[str, Any]]:
+def _bucket_rows(scan: BucketScan, bucket: Bucket, control: bool) -> Iterator[dict[str, Any]]:
     start = bucket.span.start
     if control:
         yield make_row("bucket", due=start, end=bucket.span.end, size=bucket.size, count=bucket.count)
-    for part in survey.chunks(bucket):
+    for part in scan.chunks(bucket):
         if isinstance(part, Corrupt):
             yield _damaged_row(part, start)
             continue
         if control:
-            place = {"due": start, "position": part.position, "size": part.size, "count": part.count}
-            yield make_row("chunk", **place, arrivals=part.arrival_offset)
-        yield from _chunk_rows(survey, bucket, part)
+            fields = {"due": start, "position": part.position, "size": part.size, "count": part.count}
+            yield make_row("chunk", **fields, arrivals=part.arrival_offset)
+        yield from _chunk_rows(scan, bucket, part)
 
 
-def _chunk_rows(survey: BucketScan, bucket: Bucket, chunk: ChunkHead) -> Iterator[dict[str, Any]]:
-    with survey.files.opened(bucket.path) as file:
+def _chunk_rows(scan: BucketScan, bucket: Bucket, chunk: ChunkHead) -> Iterator[dict[str, Any]]:
+    with scan.files.opened(bucket.path) as file:
         data = file.pread(chunk.columns_size, chunk.position + CHUNK_SIZE)
     try:
         columns = bucket.decode_columns(data, chunk)
@@ -482,7 +462,7 @@ def _chunk_rows(survey: BucketScan, bucket: Bucket, chunk: ChunkHead) -> Iterato
         return
     for start in range(0, columns.length, READ_COUNT):
         page = slice(start, start + READ_COUNT)
-        records = bucket.read(survey.files, columns.positions[page], columns.numbers[page], NO_BYTE_LIMIT)
+        records = bucket.read(scan.files, columns.positions[page], columns.numbers[page], NO_BYTE_LIMIT)
         for index, record in enumerate(records, start):
             yield _message_row(columns, index, record, bucket)
 
@@ -499,15 +479,15 @@ def _message_row(columns: ChunkColumns, index: int, record: bytes | None, bucket
         "size": columns.sizes[index],
     }
     if record is None:
-        place = {"file": bucket.path, "position": columns.positions[index]}
-        return make_row("damaged", **row, **place, reason="its checksum fails")
+        return make_row(
+            "damaged", **row, file=bucket.path, position=columns.positions[index], reason="its checksum fails"
+        )
     (found,) = records_of(record)
     return make_row("delayed", **row, **record_content(found, memoryview(record)[HEADER_SIZE:]))
 
 
 def _damaged_row(error: Corrupt, due: int) -> dict[str, Any]:
-    place = {"due": due, "file": error.path, "position": error.first, "next": error.next}
-    return make_row("damaged", **place, reason=error.reason)
+    return make_row("damaged", due=due, file=error.path, position=error.first, next=error.next, reason=error.reason)
 
 
 def format_delayed(row: dict[str, Any]) -> str:
@@ -531,40 +511,38 @@ def format_delayed(row: dict[str, Any]) -> str:
 
 
 def journal_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
-    """Yield every entry of the journal in `folder`, or of one `file` of it, in order.
+    """Yield a row for every entry and unreadable range of the journal in `folder`, in order.
 
-    Unreadable ranges are rows too. With `control`, each file, and before them the checkpoint and its
-    snapshots, are rows too.
+    `file`: only of this one. `control`: the checkpoint, its snapshots and each file are rows too.
     """
-    with closing(JournalScan(disk, str(folder))) as survey:
+    with closing(JournalScan(disk, str(folder))) as scan:
         if control and file is None:
-            yield from _checkpoint_rows(survey)
-        for each in survey.files:
+            yield from _checkpoint_rows(scan)
+        for each in scan.files:
             if file is not None and each.path != str(file):
                 continue
             if control:
                 yield make_row("file", place=each.first, number=each.number, size=each.size)
-            if each.number in survey.head_faults:
-                reason = f"head: {survey.head_faults[each.number]}"
+            if each.number in scan.head_faults:
+                reason = f"head: {scan.head_faults[each.number]}"
                 yield make_row("damaged", place=each.first, next=each.first, reason=reason)
-            for part in survey.scan_file(each):
+            for part in scan.scan_file(each):
                 yield entry_row(part)
 
 
-def _checkpoint_rows(survey: JournalScan) -> Iterator[dict[str, Any]]:
-    checkpoint = survey.checkpoint
+def _checkpoint_rows(scan: JournalScan) -> Iterator[dict[str, Any]]:
+    checkpoint = scan.checkpoint
     if checkpoint is None:
-        yield make_row("damaged", place=0, next=0, reason=f"checkpoint: {survey.checkpoint_fault}")
+        yield make_row("damaged", place=0, next=0, reason=f"checkpoint: {scan.checkpoint_fault}")
         return
     yield make_row("checkpoint", place=checkpoint.durable_lsn, journal=checkpoint.journal_id)
     for pointer in checkpoint.snapshots:
-        head = survey.snapshots.get(pointer.number)
+        head = scan.snapshots.get(pointer.number)
         files = [file.number for file in head.files] if head is not None else None
         yield make_row("snapshot", place=pointer.lsn, number=pointer.number, files=files)
 
 
 def entry_row(part: JournalEntry | JournalGap) -> dict[str, Any]:
-    """Return the row of a journal entry, or of a gap between valid entries."""
     if isinstance(part, JournalGap):
         return make_row("damaged", place=part.first, next=part.next, reason=part.reason)
     row: dict[str, Any] = {"place": part.lsn, "size": part.size}
@@ -590,7 +568,7 @@ def entry_row(part: JournalEntry | JournalGap) -> dict[str, Any]:
 
 
 def _operation_fields(content: Operation) -> dict[str, Any]:
-    """Return the fields of a decoded step of a transaction; the raw payload if it is invalid."""
+    """Return the fields of a step of a transaction; of an invalid one the payload, and the reason."""
     from tfmq.transaction.journal_records import unpack
 
     try:
@@ -611,25 +589,25 @@ def _json_value(value: Any) -> Any:
 
 
 def format_entry(row: dict[str, Any]) -> str:
-    place, kind = f"{row['place']:>12}", row["kind"]
+    lsn, kind = f"{row['place']:>12}", row["kind"]
     if kind == "damaged":
-        return f"{place}  DAMAGED up to {row['next']}: {row['reason']}"
+        return f"{lsn}  DAMAGED up to {row['next']}: {row['reason']}"
     if kind == "filler":
-        return f"{place}  filler for {row['size']} lost bytes"
+        return f"{lsn}  filler for {row['size']} lost bytes"
     if kind == "messages":
         moved = f", moved from {row['moved_from']}" if row["moved_from"] else ""
         count = with_noun(row["count"], "message")
         return (
-            f"{place}  transaction {row['epoch']}: {count}, {row['bytes']} bytes, for partition {row['partition']}"
+            f"{lsn}  transaction {row['epoch']}: {count}, {row['bytes']} bytes, for partition {row['partition']}"
             f" of incarnation {row['incarnation']}{moved}"
         )
     if kind == "operation":
-        return f"{place}  {_format_operation(row)}"
+        return f"{lsn}  {_format_operation(row)}"
     if kind == "checkpoint":
-        return f"{place}  checkpoint of journal {row['journal']}: durable up to here"
+        return f"{lsn}  checkpoint of journal {row['journal']}: durable up to here"
     if kind == "snapshot":
-        return f"{place}  snapshot {row['number']}, which needs files {row['files'] or 'unknown'}"
-    return f"{place}  file {row['number']}, {row['size']} bytes"
+        return f"{lsn}  snapshot {row['number']}, which needs files {row['files'] or 'unknown'}"
+    return f"{lsn}  file {row['number']}, {row['size']} bytes"
 
 
 def _format_operation(row: dict[str, Any]) -> str:
@@ -651,19 +629,19 @@ def is_segment(path: Path) -> bool:
 
 
 def suffix_of(path: Path) -> str:
-    """Return the file suffix of segments at `path`; catalog and arrival log have their own."""
+    """Return the suffix of segment files at `path`: those of the catalog and of the arrival log differ."""
     folder = path if path.is_dir() else path.parent
     own = {META_NAME: CATALOG_SUFFIX, ARRIVALS_NAME: ARRIVALS_SUFFIX}
     return own.get(folder.name, filenames.SEGMENT_SUFFIX)
 
 
 def is_broker_file(path: Path) -> bool:
-    """Return whether `path` is one of the broker's own files beside the segments of the catalog."""
+    """Return whether `path` is a file of DATA/meta that is no segment."""
     return path.parent.name == META_NAME and path.name in META_NAMES
 
 
 def segments_of(path: Path) -> list[Path]:
-    """Return the segment files at `path`, by offset; those of a data folder, by partition."""
+    """Return the segment files at `path`, ordered by partition and offset."""
     if is_segment(path):
         return [path]
     found = sorted(p for p in path.iterdir() if is_segment(p)) if path.is_dir() else []
@@ -671,10 +649,7 @@ def segments_of(path: Path) -> list[Path]:
 
 
 def journal_of(path: Path) -> Path | None:
-    """Return the folder of the transaction journal at `path`, or in the data folder `path`.
-
-    Returns None if there is none.
-    """
+    """Return the folder of the transaction journal at `path`, or in the data folder `path`; None without one."""
     if path.is_file() and filenames.parse_journal_name(path.name) is not None:
         return path.parent
     disk, folders = RealDisk(), (path, path / filenames.TRANSACTIONS_FOLDER)
@@ -683,10 +658,7 @@ def journal_of(path: Path) -> Path | None:
 
 
 def delay_of(path: Path) -> Path | None:
-    """Return the folder of delayed messages' buckets: `path`, its parent, or a folder in it.
-
-    None if there is none.
-    """
+    """Return the folder with the buckets of delayed messages at `path`, or in it; None without one."""
     if path.is_file() and parse_bucket_name(path.name) is not None:
         return path.parent
     return next((f for f in (path, path / DELAY_FOLDER) if is_bucket_folder(RealDisk(), str(f))), None)
@@ -702,15 +674,12 @@ def partitions_of(path: Path) -> list[Path]:
 
 
 def is_log_folder(path: Path) -> bool:
-    """Whether `path` is the folder of a partition, of the catalog or of the arrival log.
-
-    Also one that has lost its segments.
-    """
+    """Return whether `path` is the folder of a log, even of one that has lost its segments."""
     return has_log(RealDisk(), str(path), suffix_of(path))
 
 
 def check_path(path: Path) -> Path:
-    """Return `path` if `tfmq log` can read it. Raises ClickException otherwise."""
+    """Return `path`; raise ClickException if `tfmq log` cannot read anything there."""
     if not path.exists():
         raise click.ClickException(f"{path} is not there")
     alone = journal_of(path) is None and delay_of(path) is None
@@ -741,28 +710,25 @@ def explain_path_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        said = path_error_advice(error, str(path))
-        if said is None:
+        advice = path_error_advice(error, str(path))
+        if advice is None:
             raise
-        raise click.ClickException(said) from error
+        raise click.ClickException(advice) from error
 
 
 @contextmanager
 def lock_data_folder(path: Path) -> Iterator[Disk]:
-    """Context that locks the data folder that contains `path`, if any; yields its disk.
-
-    Raises an error while a server runs on it.
-    """
+    """Context with the disk, in which the data folder around `path` is locked. Raises while a server runs on it."""
     disk = RealDisk()
     folder = path.parent if path.is_file() else path
     near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)
-    place = next((folder / LOCK for folder in near if (folder / LOCK).exists()), None)
+    lock = next((folder / LOCK for folder in near if (folder / LOCK).exists()), None)
     with ExitStack() as held, explain_path_errors(path):
-        if place is not None:
+        if lock is not None:
             try:
-                held.callback(disk.lock(str(place)).release)
+                held.callback(disk.lock(str(lock)).release)
             except Locked as error:
                 raise click.ClickException(
-                    f"a server is running on {place.parent}: stop it first, or use a copy"
+                    f"a server is running on {lock.parent}: stop it first, or use a copy"
                 ) from error
         yield disk

@@ -54,14 +54,12 @@ PIPELINES = ("archive", "replay", "audit", "reconcile", "report", "spark", "pipe
 """Names of Spark pipelines, which are not commands of `tfmq`."""
 
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_DONE, WRONG_USAGE, NOT_REACHED, DAMAGE_FOUND = 1, 2, 3, 4
 INTERRUPTED = 130  # the exit code that shells expect of a program ended by Ctrl-C
 
 
 class OutputClosed(Exception):
-    """The reader of standard output closed it (`tfmq read t | head`), which is no failure.
-
-    click would report a plain BrokenPipeError as one.
-    """
+    """The reader of standard output closed it (`tfmq read t | head`); click would report that as a failure."""
 
 
 class LazyGroup(click.Group):
@@ -133,10 +131,7 @@ def commands() -> None:
 
 
 def main(arguments: Sequence[str] | None = None, command: click.Command | None = None, name: str = "tfmq") -> None:
-    """Run the command line and exit with its code.
-
-    Each expected error is one sentence on standard error.
-    """
+    """Run the command line and exit with its code. Each expected error is one sentence on standard error."""
     open_closed_streams()
     print_log_warnings()
     sys.exit(run(arguments, command, name))
@@ -165,7 +160,7 @@ def run(arguments: Sequence[str] | None = None, command: click.Command | None = 
     except click.ClickException as error:
         click.echo(f"tfmq: {error.format_message()}", err=True)
         return error.exit_code
-    except OutputClosed:  # no error: the reader of standard output closed it (`tfmq read t | head`)
+    except OutputClosed:
         discard_output()
         return 0
     except KeyboardInterrupt:
@@ -177,7 +172,7 @@ def run(arguments: Sequence[str] | None = None, command: click.Command | None = 
 def open_closed_streams() -> None:
     """Open a closed standard stream (`tfmq status >&-`) on /dev/null.
 
-    Otherwise writing to it would fail with a traceback, or the next opened file would get its descriptor.
+    Otherwise a write to it would fail with a traceback, or the next opened file would get its descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -185,10 +180,7 @@ def open_closed_streams() -> None:
 
 
 class CurrentStderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Logging handler that writes to the current `sys.stderr`, which a progress bar replaces.
-
-    Lines are then printed above the bar.
-    """
+    """Logging handler that writes to the current `sys.stderr`: a progress bar replaces it, to stay the last line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -196,10 +188,7 @@ class CurrentStderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def print_log_warnings() -> None:
-    """Install a handler that prints the client's log warnings as sentences.
-
-    Such as a lost connection or a damaged range.
-    """
+    """Print the client's log warnings, such as a lost connection or a damaged range, as sentences."""
     logger = logging.getLogger("tfmq")
     if "_TFMQ_COMPLETE" in os.environ:  # a warning would appear in the line that the user types
         logger.propagate = False
@@ -219,10 +208,7 @@ def discard_output() -> None:
 
 
 def report_error(error: Exception) -> int:
-    """Print an expected error as its sentence, and return the exit code.
-
-    Other errors keep their traceback.
-    """
+    """Print an expected error as its sentence and return the exit code; raise any other error."""
     from journal.errors import JournalError
     from tfmq.errors import DeliveryFailed, TfmqError
 
@@ -242,23 +228,17 @@ def report_error(error: Exception) -> int:
         except OSError:
             discard_output()
         return NOT_DONE
-    said: object = error
+    text: object = error
     if isinstance(error, DeliveryFailed) and len(error.deliveries) == 1:
-        said = error.deliveries[0].peek() or error  # more specific than the error of the flush
+        text = error.deliveries[0].peek() or error  # more specific than the error of the flush
     if isinstance(error, OSError) and not isinstance(error, TfmqError | JournalError) and error.filename:
-        said = f"{error.filename}: {error.strerror}"  # without [Errno 13]
-    click.echo(f"tfmq: {said}", err=True)
+        text = f"{error.filename}: {error.strerror}"  # without [Errno 13]
+    click.echo(f"tfmq: {text}", err=True)
     return exit_code(error)
 
 
-NOT_DONE, WRONG_USAGE, NOT_REACHED, DAMAGE_FOUND = 1, 2, 3, 4
-
-
 def exit_code(error: BaseException) -> int:
-    """Return the exit code for an expected error.
-
-    For several failed deliveries: the code of the first one.
-    """
+    """Return the exit code for an expected error; for several failed deliveries that of the first."""
     from journal.errors import Corrupt
     from tfmq.errors import BadRequest, ConfigError, ConnectionFailed, Damaged, DeliveryFailed
 
@@ -282,10 +262,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def complete_names(names: Callable[[Admin], Iterable[str | CompletionItem]]) -> Complete:
-    """Return a click completion of the names that `names` gets from the broker.
-
-    It is empty if no broker replies in time.
-    """
+    """Return a click completion of the names that `names` gets from the broker; [] if it does not reply in time."""
 
     def complete(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
         from tfmq.admin import Admin

@@ -35,8 +35,7 @@ PIPE_WIDTH = 200
 """Minimum width of a table if the output is no terminal."""
 BAR_TEXT_WIDTH = 26
 """Columns beside a progress bar for the number, the time, and the blanks between them."""
-BAR_AFTER_SECONDS = 1.0
-"""Work that ends before has no progress bar."""
+BAR_AFTER_SECONDS = 1.0  # shorter work has no progress bar
 SEPARATOR = "  "
 """Separates the values of a row that is not printed as a table, and indents its further lines."""
 
@@ -51,10 +50,9 @@ class Output:
 
     @property
     def existing(self) -> str | None:
-        """`servers`, for a command that must not create a broker's data folder.
+        """`servers`, for a command that must not create a data folder. Raises ConnectionFailed without one.
 
-        With `file:PATH` another command creates the folder and starts a broker in it. Raises ConnectionFailed
-        if there is no data folder.
+        With `file:PATH` a client would create the folder, and start a broker in it.
         """
         from tfmq.client.connection.addresses import data_folder_of as folder_of
         from tfmq.errors import NOT_DONE, ConnectionFailed
@@ -71,13 +69,12 @@ class Output:
         return self.servers
 
     def admin(self, *, may_create: bool = False) -> "Admin":
-        """Return an administration client; it needs an `existing` broker unless `may_create`."""
+        """Return an admin client; unless `may_create`, it needs an existing data folder (`existing`)."""
         from tfmq.admin import Admin
 
         return Admin(self.servers if may_create else self.existing)
 
     def info(self, sentence: str) -> None:
-        """Print a sentence on standard error, unless --quiet or --json."""
         if not (self.quiet or self.json):
             click.echo(sentence, err=True)
 
@@ -108,8 +105,7 @@ class Output:
     ) -> None:
         """Print a list as one JSON array, or the `columns` of its rows as a table.
 
-        `empty`: sentence for an empty list. Values of the columns in `bare` need no heading if there is no
-        room for a table.
+        `empty`: sentence for an empty list. `bare`: columns that need no heading where there is no room for a table.
         """
         if self.json:
             click.echo(json_text(list(rows)))
@@ -121,18 +117,14 @@ class Output:
 
 
 def output_options(command: Function) -> Function:
-    """Add the options of every command that connects to a broker.
-
-    The command gets them as `output`.
-    """
+    """Add the options of every command that connects to a broker; the command gets them as `output`."""
     option = click.option(
         "--servers", metavar="HOST:PORT", help="The broker's address [$TFMQ_SERVERS, else 127.0.0.1:8367]."
     )
     return option(offline_options(command))
 
 
-ROWS_SHOWN = 100
-"""Default limit of a table; JSON has all rows."""
+ROWS_SHOWN = 100  # default limit of a table; JSON has all rows
 
 rows_option = click.option(
     "-n", "count", type=click.IntRange(min=1), help=f"At most this many [{ROWS_SHOWN} in a table, all in JSON]."
@@ -143,7 +135,7 @@ PAGE_ROWS = 1_000
 
 
 def iterate_pages(fetch: Callable[[Any], Sequence[Row]], after: Any, position: str) -> Iterator[Row]:
-    """Yield the rows of all pages: `fetch(after)` returns the page after a row with that `position`."""
+    """Yield the rows of all pages. `fetch(after)` returns those after the row whose attribute `position` is `after`."""
     while True:
         page = fetch(after)
         yield from page
@@ -153,7 +145,7 @@ def iterate_pages(fetch: Callable[[Any], Sequence[Row]], after: Any, position: s
 
 
 def offline_options(command: Function) -> Function:
-    """Add the output options of commands that only read files; the command gets them as `output`."""
+    """Add the output options of a command that only reads files; the command gets them as `output`."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @click.option("-q", "--quiet", is_flag=True, help="Print nothing that was not asked for.")
@@ -179,10 +171,7 @@ def json_default(value: Any) -> Any:
 
 
 def payload_fields(payload: bytes | None) -> dict[str, str | None]:
-    """Return the JSON fields of a payload: as text, or if it is not UTF-8, as base64.
-
-    The base64 is in a field of its own. The value is None for a tombstone.
-    """
+    """Return the JSON fields of a payload: text, or in a field of its own base64; None for a tombstone."""
     if payload is None:
         return {"payload": None}
     try:
@@ -196,10 +185,7 @@ def heading(key: str) -> str:
 
 
 def confirm(what: str, advice: str = ", say --yes.", warning: str = "") -> None:
-    """Ask on a terminal whether to do `what`; without one raise UsageError, to require --yes.
-
-    So no script deletes by accident.
-    """
+    """Ask on a terminal whether to do `what`; elsewhere raise UsageError, so that no script deletes by accident."""
     if not sys.stdin.isatty():
         raise click.UsageError(f"To {what}{advice}")
     click.confirm(f"{what[0].upper()}{what[1:]}?{warning}", abort=True, err=True)
@@ -226,8 +212,8 @@ def print_table(
 ) -> None:
     """Print a table with rich; without colours and never truncated if the output is no terminal.
 
-    Long texts are wrapped between words; numbers, times and short texts are not wrapped. If the terminal is
-    too narrow for that, each row is printed as several lines, without headings for the columns in `bare`.
+    Long texts are wrapped between words; numbers, times and short texts are not wrapped. If the terminal is too narrow
+    for that, each row is printed by `print_lines`.
     """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
@@ -262,10 +248,7 @@ def unbreakable_parts(texts: Iterable[str]) -> Iterator[str]:
 
 
 def column_widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
-    """Distribute `room` characters among columns; return the width of each.
-
-    `least`, `most`: minimum and useful maximum of each column.
-    """
+    """Distribute `room` characters among columns, from their minimum (`least`) to their useful maximum (`most`)."""
     found, left = list(least), room - sum(least)
     order = sorted(range(len(least)), key=lambda number: most[number] - least[number])
     for turn, number in enumerate(order):
@@ -330,8 +313,7 @@ def age_text(seconds: float) -> str:
 def time_text(time: "int | datetime | None", exact: bool = False) -> str:
     """Format a time as every time option accepts it: 2026-11-22 15:05:54 +01:00.
 
-    `time`: ms since 1970, printed in local time, or an aware datetime, printed in its own zone; "-" for None.
-    `exact`: with milliseconds.
+    `time`: ms since 1970, printed in local time, or an aware datetime, printed in its own zone.
     """
     if isinstance(time, int):
         try:
@@ -353,10 +335,7 @@ def iso_text(time_ms: int) -> str | None:
 
 
 def with_times(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the row with an added `NAME_at` in ISO format for each `NAME_ms` of `names`.
-
-    These are in ms since 1970, where 0 means none.
-    """
+    """Return the row with `NAME_at`, an ISO time, for each `NAME_ms` of `names` (ms since 1970; 0: None)."""
     return {**row, **{f"{name}_at": iso_text(row.get(f"{name}_ms") or -1) for name in names}}
 
 
@@ -366,7 +345,6 @@ def escape_unprintable(text: str) -> str:
 
 
 def escape_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row with its texts escaped."""
     return {key: escape_unprintable(each) if isinstance(each, str) else each for key, each in row.items()}
 
 
@@ -387,11 +365,9 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on a terminal's standard error; yields a function that adds completed items.
 
-    The bar is shown after `BAR_AFTER_SECONDS`. Short work needs none, and the next program that writes to the terminal,
-    such as a server in the background, would continue its line.
-
-    `shares_terminal`: the command writes to standard output, or reads input, while the bar is shown. If these
-    are a terminal too, no bar is shown, because a bar and other lines cannot share a terminal.
+    The bar is shown after `BAR_AFTER_SECONDS`: the next program that writes to the terminal would continue its line.
+    `shares_terminal`: the command writes to standard output, or reads input, meanwhile; if that is a terminal, there is
+    no bar, because a bar and other lines cannot share it.
     """
     if output.quiet or output.json or shares_terminal or not sys.stderr.isatty():
         yield lambda done: None
@@ -422,7 +398,6 @@ def progress(
 
 
 def bar_width(columns: int) -> int:
-    """Return the width of the progress bar itself on a terminal with this many columns."""
     return min(40, columns // 3)
 
 

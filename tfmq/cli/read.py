@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfmq.cli import main
+from tfmq.cli.main import DAMAGE_FOUND
+from tfmq.cli.option_types import StartPosition, client_id_option
 from tfmq.cli.output import Output, iso_text, json_text, output_options, payload_fields, progress, time_text, with_noun
 from tfmq.cli.topic import find_topic
-from tfmq.cli.values import StartPosition, client_id_option
 from tfmq.ids import format_id
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tfmq.consumer import Consumer
 
 
-DAMAGE_FOUND = 4
 POLL_SECONDS = 1.0
 CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 """All control characters but tab and line feed; the second part matches the C1 controls in UTF-8."""
@@ -122,10 +122,7 @@ def print_problems(troubles: list[str]) -> None:
 
 
 def partition_states(output: Output, topic: str, partition: int | None) -> tuple[dict[int, int], set[int], list[str]]:
-    """Return each partition's current end, partitions not served, and a sentence per problem.
-
-    Raises UnknownTopic with the nearest name.
-    """
+    """Return the end of each partition, which are not served, and a sentence for each problem."""
     from tfmq.errors import UnknownPartition
 
     with output.admin() as admin:
@@ -167,20 +164,13 @@ def check_offset(topic: str, offset: int, ends: dict[int, int]) -> None:
 
 
 class ReadEnds:
-    """Offsets up to which each partition is read: its end at the start of the command.
-
-    An end is lowered if the partition stops meanwhile. Partitions that other members of the group read are
-    removed.
-    """
+    """The offset up to which each partition is read: its end at the start of the command."""
 
     def __init__(self, output: Output, topic: str, ends: dict[int, int], group: str | None) -> None:
         self.output, self.topic, self.offsets, self.group = output, topic, ends, group
 
     def refresh(self, consumer: "Consumer") -> None:
-        """Lower ends after an empty poll if the log was truncated; remove partitions of others.
-
-        These are the partitions of other members of the group. Raises UnknownTopic.
-        """
+        """Lower ends that a truncation made unreachable; drop partitions that other members of the group read."""
         now, _, _ = partition_states(self.output, self.topic, None)
         theirs: set[int] = set()
         if self.group is not None:
@@ -194,7 +184,6 @@ class ReadEnds:
         }
 
     def are_reached(self, consumer: "Consumer") -> bool:
-        """Return whether the consumer has delivered every partition up to its end."""
         positions = ((self._position(consumer, number), end) for number, end in self.offsets.items())
         return all(position is not None and position >= end for position, end in positions)
 
@@ -228,20 +217,14 @@ def read_batches(consumer: "Consumer", ends: ReadEnds | None, count: int | None)
 
 
 def escape_controls(text: bytes) -> bytes:
-    """Escape control characters, except tab and line feed, as `\\x1b`.
-
-    So no message controls the terminal.
-    """
+    """Escape control characters as `\\x1b`, except tab and line feed: no message controls the terminal."""
     return CONTROLS.sub(lambda found: b"\\x%02x" % found[0][-1], text)
 
 
 def make_formatter(
     output: Output, template: str | None, written: Callable[[bytes], bytes] = bytes
 ) -> Callable[["ReceivedMessage"], bytes]:
-    """Return the function that formats a message: its payload, the filled template, or JSON.
-
-    `written` converts the bytes of the message that are printed, for example to escape them.
-    """
+    """Return the function that formats a message; `written` converts its bytes, for example to escape them."""
     if output.json:
         return lambda message: json_text(message_row(message)).encode() + b"\n"
     if template is None:
@@ -288,8 +271,6 @@ FIELDS: dict[str, Callable[["ReceivedMessage"], object]] = {
 
 
 def fill_template(template: str, message: "ReceivedMessage", written: Callable[[bytes], bytes] = bytes) -> bytes:
-    """Return the template with its %-letters, all known, replaced by values of the message."""
-
     def fill(found: re.Match[bytes]) -> bytes:
         value = FIELDS[found[1].decode()](message)
         return written(value if isinstance(value, bytes) else str(value).encode())

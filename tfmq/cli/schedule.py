@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfmq.cli import main
+from tfmq.cli.option_types import Property
 from tfmq.cli.output import (
     Output,
     did_you_mean,
@@ -17,7 +18,6 @@ from tfmq.cli.output import (
     time_text,
     with_times,
 )
-from tfmq.cli.values import Property
 from tfmq.errors import UnknownSchedule
 
 if TYPE_CHECKING:
@@ -196,12 +196,12 @@ def remove(name: str, output: Output) -> None:
     """Remove a schedule."""
     with output.admin() as admin:
         removed = with_name_hint(admin, name, admin.remove_schedule)
-    said = f"removed {name}" if removed else f"{name} was removed, and another one made, meanwhile"
-    output.report({"name": name, "removed": removed}, said)
+    sentence = f"removed {name}" if removed else f"{name} was removed, and another one made, meanwhile"
+    output.report({"name": name, "removed": removed}, sentence)
 
 
 def with_name_hint(admin: "Admin", name: str, call: Callable[[str], Any]) -> Any:
-    """Return `call(name)`; an UnknownSchedule that it raises gets the nearest name."""
+    """Return `call(name)`, and add the most similar name to an UnknownSchedule."""
     try:
         return call(name)
     except UnknownSchedule:
@@ -222,10 +222,7 @@ def report_schedule(output: Output, found: "ScheduleDescription", sentence: str)
 
 
 def json_row(found: "ScheduleDescription") -> dict[str, Any]:
-    """Return the JSON object of a schedule: all fields; next and last run as ISO times.
-
-    These are in the schedule's zone, and null if there is no such run.
-    """
+    """Return the JSON object of a schedule; next and last run are ISO times in its zone, or None."""
     row = {key: value for key, value in found._asdict().items() if key not in ("details", "message")}
     if found.message is not None:
         row |= {"key": found.message.key, **payload_fields(found.message.payload)}
@@ -247,7 +244,6 @@ def detail_row(found: "ScheduleDescription") -> dict[str, Any]:
 
 
 def format_payload(value: Any) -> str:
-    """Format a text, bytes or properties of a schedule for `show`."""
     if isinstance(value, dict):
         return ", ".join(f"{escape_unprintable(name)}={escape_unprintable(text)}" for name, text in value.items())
     return escape_unprintable(value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value))

@@ -13,9 +13,9 @@ import click
 
 from tfmq.cli import main
 from tfmq.cli.delay_view import due_fields
+from tfmq.cli.option_types import Delay, Moment, Property, client_id_option
 from tfmq.cli.output import Output, json_text, output_options, progress, time_text, with_noun
 from tfmq.cli.topic import check_name
-from tfmq.cli.values import Delay, Moment, Property, client_id_option
 from tfmq.client.send.partitioner import KeyHash
 from tfmq.ids import format_id
 from tfmq.message import Message
@@ -126,10 +126,9 @@ def send(
 
 
 class RoundRobinSelector(KeyHash):
-    """Selects the partition of messages without a key: after each message the next one.
+    """Selects the partitions in turn, message by message, for messages without a key.
 
-    A producer otherwise changes it after each batch, but a user who sends a few lines to several partitions
-    expects messages in all of them.
+    A producer otherwise changes the partition after each batch, and would send a few lines to one partition.
     """
 
     per_batch = False
@@ -138,10 +137,7 @@ class RoundRobinSelector(KeyHash):
 def send_all(
     producer: "Producer", topic: str, messages: Iterator[Message], advance: Callable[[int], None], handles: bool = False
 ) -> tuple[int, "SendResult | None", list[str | None]]:
-    """Send all messages and wait for their acks. Raises the first failure.
-
-    Returns their number and the last result; if `handles` is true, also the handles of all.
-    """
+    """Send all messages and wait for their acks; return their number, the last result, and handles if wanted."""
     count, last, kept = 0, None, []
     try:
         for message in messages:
@@ -166,10 +162,7 @@ def print_result(
     waits: bool = False,
     delayed: Sequence[str | None] = (),
 ) -> None:
-    """Print what was sent.
-
-    `waits`: the messages have a due time; `delayed`: their handles.
-    """
+    """Print what was sent. `waits`: the messages have a due time; `delayed`: their handles."""
     if output.json:
         durability = last.durability if last else None
         row = {"topic": topic, "count": count, "durability": durability}
@@ -211,7 +204,6 @@ class SharedOptions:
 
     @property
     def is_delayed(self) -> bool:
-        """Whether the messages have a due time."""
         return self.delay is not None or self.at is not None
 
     def make_message(self, payload: bytes | None) -> Message:
@@ -221,7 +213,6 @@ class SharedOptions:
 
 
 def named_payloads(payloads: tuple[str, ...], file: Path | None, lines: BinaryIO | None, end: bytes) -> Iterator[bytes]:
-    """Yield the payloads that the command line names, in order."""
     if payloads:
         yield from (payload.encode(errors="surrogateescape") for payload in payloads)
     elif file is not None:
@@ -231,7 +222,7 @@ def named_payloads(payloads: tuple[str, ...], file: Path | None, lines: BinaryIO
 
 
 def split_stream(stream: BinaryIO, end: bytes) -> Iterator[bytes]:
-    """Yield the parts of `stream` between `end`s, as they arrive; the last part may lack its end."""
+    """Yield the parts of `stream` as they arrive; the last one may lack its `end`."""
     if end == b"\n":
         yield from (line[:-1] if line.endswith(b"\n") else line for line in stream)
         return
@@ -244,10 +235,7 @@ def split_stream(stream: BinaryIO, end: bytes) -> Iterator[bytes]:
 
 
 def parse_objects(stream: BinaryIO, shared: SharedOptions) -> Iterator[Message]:
-    """Yield a message for each JSON object in `stream`, one per line, as of `read --json`.
-
-    Options of the command line (`shared`) take precedence over fields of the object.
-    """
+    """Yield a message for each JSON object, one per line, of `read --json`; options in `shared` take precedence."""
     for number, line in enumerate(stream, 1):
         if not line.strip():
             continue

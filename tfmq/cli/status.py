@@ -7,10 +7,9 @@ import click
 
 from tfmq.cli.output import Output, age_text, output_options, size_text, with_noun, with_times
 
-CLOCK_DIFFERENCE_MS = 1_000
-"""Minimum difference between broker time and the local clock that is reported."""
+CLOCK_DIFFERENCE_MS = 1_000  # a smaller difference between broker time and the local clock is not reported
 TARGETS_SHOWN = 10
-"""Maximum number of blocked partitions that are listed; a broken disk stops all of its partitions."""
+"""Blocked partitions that are listed at most: a broken disk stops all of its partitions."""
 LATENESS = {"p50_ms": "half of them", "p99_ms": "99 %", "max_ms": "all"}
 STATES = ("open", "prepared", "applying", "heuristic")
 
@@ -40,7 +39,6 @@ def status(output: Output) -> None:
 
 
 def transaction_rows(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return two rows about transactions: their number by state, and the journal."""
     if not found:
         return {}
     counts = [f"{found.get(state, 0):,} {state}" for state in STATES]
@@ -53,7 +51,6 @@ def transaction_rows(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def schedule_rows(found: Mapping[str, int]) -> dict[str, str]:
-    """Return one row about schedules, if there are any: their number, and how many are inactive."""
     if not found.get("schedules"):
         return {}
     states = [f"{found[state]:,} {state}" for state in ("paused", "waiting") if found.get(state)]
@@ -71,7 +68,6 @@ def print_transaction_problems(output: Output, found: Mapping[str, Any], alarm_s
 
 
 def delay_rows(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return two rows about delayed messages: how many are pending, and how late recent ones were delivered."""
     if not found:
         return {}
     waiting = [f"{found.get('pending', 0):,}"]
@@ -82,8 +78,8 @@ def delay_rows(found: Mapping[str, Any]) -> dict[str, str]:
         # For distant messages only a range of due times is known: this is its start.
         waiting.append(f"the next in {age_text(ahead / 1_000)} at the earliest" if ahead > 0 else "some due now")
     late = found.get("lateness") or {}
-    told = [f"{who} within {late_text(late[key])}" for key, who in LATENESS.items() if late.get(key)]
-    return {"delayed messages": ", ".join(waiting)} | ({"delivered late": ", ".join(told)} if told else {})
+    shares = [f"{share} within {late_text(late[key])}" for key, share in LATENESS.items() if late.get(key)]
+    return {"delayed messages": ", ".join(waiting)} | ({"delivered late": ", ".join(shares)} if shares else {})
 
 
 def late_text(late_ms: float) -> str:
@@ -91,7 +87,6 @@ def late_text(late_ms: float) -> str:
 
 
 def print_delay_problems(output: Output, found: Mapping[str, Any]) -> None:
-    """Print the delayed-message problems that need an operator, and differences of the clocks."""
     if found.get("arrivals", "open") != "open":
         output.info(f"delayed messages are rejected, their log is stopped: {found['arrivals']}")
     if found.get("held"):

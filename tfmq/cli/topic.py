@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfmq.cli import main
+from tfmq.cli.option_types import PositiveInteger, Property, StartPosition
 from tfmq.cli.output import Output, confirm, did_you_mean, output_options, size_text, with_noun
-from tfmq.cli.values import PositiveInteger, Property, StartPosition
 from tfmq.errors import UnknownTopic
 from tfmq.limits import is_valid_name
 
@@ -29,7 +29,6 @@ def topic() -> None:
 
 
 def json_row(found: TopicDescription) -> dict[str, Any]:
-    """Return the JSON object of a topic, with the sums over its partitions."""
     parts = found.partitions
     states = sorted({p.state for p in parts}, key=lambda state: (state == "open", state))
     return {
@@ -43,7 +42,6 @@ def json_row(found: TopicDescription) -> dict[str, Any]:
 
 
 def table_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the table row of a topic from its JSON object, with the size in a readable unit."""
     shown = {key: value for key, value in row.items() if key not in ("size_bytes", "states")}
     return {**shown, "size": size_text(row["size_bytes"])}
 
@@ -71,8 +69,8 @@ def create(name: str, partitions: int | None, settings: tuple[tuple[str, str], .
     with output.admin(may_create=True) as admin:
         made = admin.create_topic(name, partitions=partitions, settings=dict(settings))
     count = len(made.partitions)
-    said = f"created {name} with {with_noun(count, 'partition')}"
-    output.report({"topic": name, "partitions": count}, said)
+    sentence = f"created {name} with {with_noun(count, 'partition')}"
+    output.report({"topic": name, "partitions": count}, sentence)
 
 
 @topic.command(epilog="\b\nExample:\n  tfmq topic show orders")
@@ -276,10 +274,7 @@ def check_name(name: str) -> None:
 
 
 def find_topic(admin: Admin, name: str) -> Any:
-    """Return the description of the topic `name`.
-
-    Raises UnknownTopic with the nearest name, UsageError like `check_name`.
-    """
+    """Return the description of a topic. Raises UnknownTopic with the most similar name, UsageError."""
     check_name(name)
     try:
         return admin.topic(name)

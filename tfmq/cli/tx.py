@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tfmq.cli import main
+from tfmq.cli.main import DAMAGE_FOUND
+from tfmq.cli.main import NOT_DONE as EXIT_NOT_DONE
 from tfmq.cli.output import (
     PAGE_ROWS,
     ROWS_SHOWN,
@@ -56,7 +58,6 @@ def json_row(found: TransactionDescription) -> dict[str, Any]:
 
 
 def table_row(found: TransactionDescription) -> dict[str, Any]:
-    """Return the row of `list` for a transaction, with what damage of the journal did to it."""
     lost = found.details.get("lost")
     return {
         "xid": escape_unprintable(found.xid),
@@ -72,7 +73,6 @@ def table_row(found: TransactionDescription) -> dict[str, Any]:
 
 
 def detail_row(found: TransactionDescription) -> dict[str, Any]:
-    """Return all known values of a transaction for `show`, without empty ones."""
     rows = {
         **table_row(found),
         "began": time_text(found.began_ms or None),
@@ -94,7 +94,6 @@ NOTHING: tuple[Any, ...] = (None, "", "-", 0, -1, False, [], {}, ())
 
 
 def describe_transaction(found: TransactionDescription) -> str:
-    """Return words that identify a transaction for an operator, on one line."""
     parts = [found.state, f"{age_text(found.age_seconds)} old"]
     parts += [f"by {escape_unprintable(found.owner)}"] if found.owner else []
     lost = found.details.get("lost", 0)
@@ -107,10 +106,7 @@ def describe_transaction(found: TransactionDescription) -> str:
 
 
 def find_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionDescription:
-    """Return the transaction with this xid; with `epoch`, the one of that epoch.
-
-    Raises UnknownTransaction with the nearest xid that needs an operator.
-    """
+    """Return the transaction with this xid, and epoch if given. Raises UnknownTransaction with the most similar xid."""
     size = len(xid.encode())
     if not 1 <= size <= XID_BYTES:
         raise click.UsageError(f"An xid has 1 to {XID_BYTES:d} bytes, not {size}.")
@@ -205,7 +201,7 @@ def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
 
 
 def remaining_text(members: int) -> str:
-    """Return what becomes of a forgotten group's prepared transactions, as a part of a sentence."""
+    """Return what becomes of the prepared transactions of a forgotten group, as a part of a sentence."""
     if not members:
         return ""
     return (
@@ -235,8 +231,6 @@ STATES = (
 )
 ENDED_STATES = ("committed", "rolled_back", "read_only")
 """Ended states: an outcome that agrees with an operator's decision needs no `forget`."""
-EXIT_NOT_DONE, DAMAGE_FOUND = 1, 4
-"""Exit codes."""
 
 
 @click.group()
@@ -283,10 +277,7 @@ def list_command(states: tuple[str, ...], group: str | None, after: int, count: 
 
 
 def print_overdue(output: Output, admin: Admin, shown: Sequence[TransactionDescription]) -> None:
-    """Print how many of the shown transactions are prepared for longer than the alarm limit.
-
-    Members of a commit group are left out: their group ends them.
-    """
+    """Print how many of the shown transactions wait too long; members of a commit group end with their group."""
     prepared = [each for each in shown if each.state == "prepared" and not each.expires_ms]
     if not prepared or output.quiet:
         return
@@ -300,7 +291,6 @@ def print_overdue(output: Output, admin: Admin, shown: Sequence[TransactionDescr
 
 
 def print_losses(output: Output, shown: Sequence[TransactionDescription]) -> None:
-    """Print how many of the shown transactions lost messages to damage of the journal."""
     lossy = sum(each.state == "prepared" and bool(each.details.get("lost")) for each in shown)
     if lossy:
         verb = "is" if lossy == 1 else "are"
@@ -329,7 +319,6 @@ def show(xid: str, epoch: int | None, output: Output) -> None:
 
 
 def decision_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments and options that commit and rollback have in common."""
     as_owner = click.option(
         "--as-owner", is_flag=True, help="In its owner's name: the owner does not get a heuristic outcome."
     )
@@ -379,10 +368,7 @@ def end_by_hand(
     *,
     force: bool = False,
 ) -> int:
-    """Find the transactions `names`, ask the operator, and end them; return the exit code.
-
-    Nothing is changed before all of them are found and the operator has confirmed.
-    """
+    """End the transactions after all were found and the operator has confirmed; return the exit code."""
     check_epoch_option(names, epoch)
     with output.admin() as admin:
         found = all_known(admin, names, epoch)
@@ -412,8 +398,7 @@ def end_each(
 ) -> int:
     """End the transactions one after the other, also after failures; return the exit code.
 
-    The exit code is 4 if one of them lost messages to damage, unless `loss_is_meant`; otherwise 1 if one of
-    them failed.
+    `loss_is_meant`: messages that were lost to damage are no reason for the exit code 4.
     """
     rows: list[dict[str, Any]] = []
     code, lost = 0, None
@@ -489,10 +474,7 @@ def forget(xids_given: tuple[str, ...], epoch: int | None, output: Output) -> in
 
 
 def all_known(admin: Admin, names: Sequence[str], epoch: int | None) -> list[TransactionDescription]:
-    """Return the transactions with these xids.
-
-    Raises UnknownTransaction for the first that does not exist; call it before any of them is changed.
-    """
+    """Return the transactions with these xids. Raises UnknownTransaction for the first that does not exist."""
     try:
         return [find_transaction(admin, name, epoch) for name in names]
     except UnknownTransaction as error:
@@ -500,6 +482,5 @@ def all_known(admin: Admin, names: Sequence[str], epoch: int | None) -> list[Tra
 
 
 def check_epoch_option(names: Sequence[str], epoch: int | None) -> None:
-    """Raise UsageError for --epoch with several xids: an epoch belongs to one transaction."""
     if epoch is not None and len(names) > 1:
         raise click.UsageError("--epoch selects a transaction of one xid: give one xid.")

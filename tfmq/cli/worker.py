@@ -27,8 +27,9 @@ from typing import Any, Final
 import click
 
 from tfmq.backoff import Backoff
+from tfmq.cli.main import WRONG_USAGE
+from tfmq.cli.option_types import client_id_option
 from tfmq.cli.output import Output, did_you_mean, output_options
-from tfmq.cli.values import client_id_option
 from tfmq.client.connection.factory import CLIENT_ID_VARIABLE
 from tfmq.errors import TfmqError
 
@@ -38,15 +39,12 @@ PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 30.0
 """Maximum pause before a restart; the pause doubles each time a process ended within a minute."""
 STABLE_SECONDS: Final = 60.0
-WRONG_USAGE: Final = 2
-"""Exit code of wrong usage: such a process would end again, so it is not restarted."""
 NOT_STARTED: Final = 64
 """Added to the exit code of a process that ended before it could start its run."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def worker_command(target: str, workers: int, order: str, tracebacks: bool, quiet: bool) -> list[str]:
-    """Return the command line with which the supervisor starts one process."""
     main = "import sys; from tfmq.cli.main import main; main(sys.argv[1:])"
     options = ["--workers", str(workers), "--order", order, "--watched"]
     options += [*([] if tracebacks else ["--no-tracebacks"]), *(["--quiet"] if quiet else [])]
@@ -54,25 +52,23 @@ def worker_command(target: str, workers: int, order: str, tracebacks: bool, quie
 
 
 class WorkerSlot:
-    """One of the supervised processes: the one that runs, or when to start the next.
-
-    `has_started`: a process of this slot could start its run. `has_ended`: the last one ended and is not
-    restarted.
-    """
+    """One of the supervised processes: the one that runs, or when to start the next."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.started = 0.0
         self.start_at = 0.0
         self.backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
-        self.has_ended = self.has_started = False
+        self.has_started = False
+        """Whether a process of this slot could start its run."""
+        self.has_ended = False
+        """Whether the last process ended and is not restarted."""
 
 
 class Supervisor:
-    """Starts, restarts and stops the processes of `tfmq run`.
+    """Starts, restarts and stops `count` processes, each with the command line `command`.
 
-    `command` starts one of them, `count` is their number. `say` prints a sentence for the user. `folder`:
-    restart all when a source file below it changes; None: never.
+    `say` prints a sentence for the user. `folder`: restart all when a source file below it changes; None: never.
     """
 
     def __init__(
@@ -98,14 +94,14 @@ class Supervisor:
         """Run until all processes ended by themselves, or a signal arrived; return the exit code."""
         before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         try:
-            while not all(place.has_ended for place in self._slots):
+            while not all(slot.has_ended for slot in self._slots):
                 self.poll()
                 time.sleep(POLL_SECONDS)
         finally:
-            for place in self._slots:
-                if place.process is not None:
-                    place.process.kill()
-                    place.process.wait()
+            for slot in self._slots:
+                if slot.process is not None:
+                    slot.process.kill()
+                    slot.process.wait()
             for number, handler in before.items():
                 signal.signal(number, handler)
         return self._code
@@ -123,60 +119,60 @@ class Supervisor:
             self._print("A source file changed: restarting.")
             self._restarting = True
             self._forward_signal(signal.SIGTERM)
-        for place in self._slots:
-            self._check_slot(place)
-        if self._restarting and all(place.process is None for place in self._slots):
+        for slot in self._slots:
+            self._check_slot(slot)
+        if self._restarting and all(slot.process is None for slot in self._slots):
             self._restarting = False
-            for place in self._slots:
-                place.has_ended, place.start_at = False, 0.0
-                place.backoff.reset()
+            for slot in self._slots:
+                slot.has_ended, slot.start_at = False, 0.0
+                slot.backoff.reset()
 
     def _forward_signal(self, number: int) -> None:
-        for place in self._slots:
-            if place.process is not None:
-                place.process.send_signal(number)
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.send_signal(number)
 
-    def _check_slot(self, place: WorkerSlot) -> None:
-        process = place.process
+    def _check_slot(self, slot: WorkerSlot) -> None:
+        process = slot.process
         if process is None:
             if self._stopping:
-                place.has_ended = True
-            elif not (place.has_ended or self._restarting) and self._clock() >= place.start_at:
-                self._start(place)
+                slot.has_ended = True
+            elif not (slot.has_ended or self._restarting) and self._clock() >= slot.start_at:
+                self._start(slot)
             return
         code = process.poll()
         if code is not None:
-            place.process = None
+            slot.process = None
             assert process.stdin is not None
             process.stdin.close()
-            self._process_ended(place, process.pid, code)
+            self._process_ended(slot, process.pid, code)
 
-    def _start(self, place: WorkerSlot) -> None:
-        place.started = self._clock()
-        place.process = subprocess.Popen(self._command, stdin=subprocess.PIPE, process_group=0)
+    def _start(self, slot: WorkerSlot) -> None:
+        slot.started = self._clock()
+        slot.process = subprocess.Popen(self._command, stdin=subprocess.PIPE, process_group=0)
 
-    def _process_ended(self, place: WorkerSlot, pid: int, code: int) -> None:
-        lived = self._clock() - place.started >= STABLE_SECONDS
-        began = lived or code <= NOT_STARTED
+    def _process_ended(self, slot: WorkerSlot, pid: int, code: int) -> None:
+        lived = self._clock() - slot.started >= STABLE_SECONDS
+        has_started = lived or code <= NOT_STARTED
         code -= NOT_STARTED if code > NOT_STARTED else 0
         if self._stopping or self._restarting:
             self._code = self._code or max(0, code)
             return
-        cannot_begin = self._sources is None and not (began or place.has_started)
-        place.has_started = place.has_started or began
-        if code in (0, WRONG_USAGE) or cannot_begin:
-            place.has_ended = self._sources is None
-            place.start_at = float("inf")  # with --reload: the next change restarts it
+        cannot_begin = self._sources is None and not (has_started or slot.has_started)
+        slot.has_started = slot.has_started or has_started
+        if code in (0, WRONG_USAGE) or cannot_begin:  # it would end again
+            slot.has_ended = self._sources is None
+            slot.start_at = float("inf")  # with --reload: the next change restarts it
             self._code = self._code or code
             if code and self._sources is None:
                 self._stopping = True
                 self._forward_signal(signal.SIGTERM)
             return
         if lived:
-            place.backoff.reset()
-        pause = place.backoff.advance()
+            slot.backoff.reset()
+        pause = slot.backoff.advance()
         self._print(f"Process {pid} ended with {code}; it is restarted in {pause:g} s.")
-        place.start_at = self._clock() + pause
+        slot.start_at = self._clock() + pause
 
 
 @click.command(
@@ -251,7 +247,7 @@ def run(
 def run_worker(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, watched: bool = False) -> int:
     """Run the consumer in this process until a signal or an error; return the exit code.
 
-    `watched`: the exit code tells the supervisor whether the run could start.
+    `watched`: add NOT_STARTED to the exit code if the run could not start, for the supervisor.
     """
     consumer = consumer_of(target)
     if not quiet:
@@ -279,8 +275,8 @@ def run_worker(target: str, workers: int, order: Any, tracebacks: bool, quiet: b
 def freeze_imports(consumer: Any) -> None:
     """Exclude all imported objects, and those of the dead-letter store, from garbage collection.
 
-    Otherwise the last collections at the interpreter's end take most of the time that an idle process needs
-    to end, and several processes end at the same time.
+    Otherwise the last collections at the interpreter's end take most of the time that an idle process needs to end, and
+    several processes end at the same time.
     """
     where = consumer._core.options.dead_letters
     if where is not None and not str(where).startswith("topic:"):
@@ -291,17 +287,14 @@ def freeze_imports(consumer: Any) -> None:
 class ImportFailed(click.ClickException):
     """The user's module raised an error, so that there is no consumer to run."""
 
-    exit_code = 2
+    exit_code = WRONG_USAGE
 
     def show(self, file: Any = None) -> None:
         click.echo(f"tfmq: {self.message}", err=True)
 
 
 def consumer_of(target: str) -> Any:
-    """Return the consumer that `target` names, as MODULE:CONSUMER.
-
-    Raises `click.UsageError`; ImportFailed for an error of the module.
-    """
+    """Return the consumer that `target` (MODULE:CONSUMER) names. Raises UsageError; ImportFailed for an error in it."""
     module_name, _, path = target.partition(":")
     if not module_name or not path:
         raise click.UsageError(f"{target!r} is no consumer: write MODULE:CONSUMER, as billing:consumer.")
@@ -325,7 +318,6 @@ def consumer_of(target: str) -> Any:
 
 
 def import_consumer_module(module_name: str) -> Any:
-    """Import the module. Raises like `consumer_of`."""
     try:
         return import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -336,7 +328,6 @@ def import_consumer_module(module_name: str) -> Any:
 
 
 def call_factory(factory: Any, target: str) -> Any:
-    """Return the consumer that the user's function creates. Raises like `consumer_of`."""
     if inspect.iscoroutinefunction(factory):
         raise click.UsageError(f"{target} is a coroutine function; what makes a consumer is a plain one.")
     try:
@@ -355,10 +346,7 @@ def call_factory(factory: Any, target: str) -> Any:
 
 
 def import_error_text(error: BaseException) -> str:
-    """Return the text of an error in the user's module, with its location in the user's files.
-
-    All locations if there are several.
-    """
+    """Return the text of an error in the user's module, with its location, or all of them, in the user's files."""
     ours = (os.path.dirname(os.path.dirname(__file__)) + os.sep, os.path.dirname(importlib.__file__) + os.sep)
     frames = [
         each
@@ -377,7 +365,6 @@ def import_error_text(error: BaseException) -> str:
 
 
 def describe_object(found: Any) -> str:
-    """Return words that describe an object that is no consumer, for an error."""
     kind = type(found)
     if (kind.__module__, kind.__name__) == ("tfmq.twisted_consumer", "Consumer"):
         return "a tfmq.twisted.Consumer, which your own program runs in its reactor (docs/twisted.md)"
@@ -398,10 +385,7 @@ def log_process_id() -> None:
 
 
 def exit_on_stdin_eof() -> None:
-    """Start a thread that stops this process in order at the end of standard input.
-
-    That means that the parent process, which holds the other end, died.
-    """
+    """Start a thread that stops this process at the end of standard input: then the supervisor has died."""
 
     def wait() -> None:
         while os.read(0, 4096):
@@ -416,17 +400,13 @@ FILES_MAX: Final = 10_000
 
 
 class SourceWatcher:
-    """Detects changes of the Python files below a folder by their modification times.
-
-    Skips folders that begin with a dot, and virtual environments.
-    """
+    """Detects changes of the Python files below a folder, without hidden folders and virtual environments."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._last_times = self._scan()
 
     def has_changed(self) -> bool:
-        """Return whether a file was created, deleted or changed since the last call."""
         before, self._last_times = self._last_times, self._scan()
         return before != self._last_times
 

@@ -119,7 +119,7 @@ COMMAND_LINE: Final = (
     Mutant(
         "rate-that-is-no-number",
         "--rate is a number above 0",
-        "tfmq/cli/values.py",
+        "tfmq/cli/option_types.py",
         '            if 0 < float(text) < float("inf"):\n',
         "            if not float(text) <= 0:\n",
         ["tests/cli/test_dlq.py::test_what_is_wrong_is_reported_in_a_sentence"],
@@ -152,8 +152,8 @@ COMMAND_LINE: Final = (
         "nothing-saved-is-minus-one",
         "a partition without a committed offset has no offset, not -1",
         "tfmq/cli/group.py",
-        '    return None if row["offset"] < 0 else int(row["offset"])\n',
-        '    return int(row["offset"])\n',
+        "    return None if number < 0 else number\n",
+        "    return number\n",
         ["tests/cli/test_group.py::test_where_nothing_is_saved_there_is_no_offset_and_not_minus_one"],
     ),
     Mutant(

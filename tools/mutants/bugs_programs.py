@@ -20,8 +20,8 @@ PROGRAMS: Final = (
         "dead-process-stays-dead",
         "a dead process of `tfmq run` is started again",
         _PROCESSES,
-        "        place.start_at = self._clock() + pause\n",
-        "        place.has_ended = True\n",
+        "        slot.start_at = self._clock() + pause\n",
+        "        slot.has_ended = True\n",
         [PROCESSES],
     ),
     Mutant(

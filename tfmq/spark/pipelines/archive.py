@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 import click
 
 from tfmq.arrow import Decoder
+from tfmq.cli.option_types import Moment
 from tfmq.cli.output import did_you_mean, size_text, with_noun
-from tfmq.cli.values import Moment
 from tfmq.errors import BadRequest, LogTruncated, OffsetOutOfRange, UnknownTopic
 from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
 from tfmq.spark.pipelines import archive_folder

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from tfmq.cli import main as tfmq_command
+from tfmq.cli.option_types import Duration
 from tfmq.cli.output import Output
-from tfmq.cli.values import Duration
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.errors import BadRequest, NotSupported
 from tfmq.spark.log_reader import SourceAddress

@@ -25,8 +25,8 @@ import pyarrow as pa
 
 from tfmq.admin import Admin
 from tfmq.arrow import partition_of
+from tfmq.cli.option_types import Moment, point_in_time
 from tfmq.cli.output import with_noun
-from tfmq.cli.values import Moment, point_in_time
 from tfmq.errors import BadRequest, Damaged, TopicExists, UnknownTopic
 from tfmq.limits import is_valid_name
 from tfmq.protocol.commands import CommitMember

@@ -23,8 +23,8 @@ import click
 from tfmq.admin import Admin
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
+from tfmq.cli.option_types import Moment
 from tfmq.cli.output import size_text, with_noun
-from tfmq.cli.values import Moment
 from tfmq.dead_letters.admin import Desk
 from tfmq.errors import BadRequest
 from tfmq.message import BORN_AT

@@ -19,10 +19,7 @@ BEFORE_ZONE = re.compile(r"(?<=\d) (?=[+-]\d\d:?\d\d)", re.ASCII)
 
 
 def duration_seconds(text: str) -> float:
-    """Parse '30s', '1.5h', '250ms', '5min', '1h30m'; a bare number is seconds.
-
-    Raises ValueError with advice.
-    """
+    """Parse '30s', '1.5h', '250ms', '5min', '1h30m' or a bare number of seconds. Raises ValueError with advice."""
     seconds = parse_duration(text)
     if seconds is None:
         raise ValueError(
@@ -32,11 +29,10 @@ def duration_seconds(text: str) -> float:
 
 
 def point_in_time(text: str) -> datetime:
-    """Parse an ISO date or time, a relative time, or seconds or ms since 1970.
+    """Parse an ISO date or time, '-15m' (ago), '+1h' (from now), or the format of `time_text`.
 
-    Accepts the format of `time_text` too. Without a zone it is local time. '-15m' is 15 minutes ago, '+1h' in
-    an hour. A number of ten digits is seconds since 1970, one of thirteen is ms. Raises ValueError with
-    advice.
+    A number of ten digits is seconds since 1970, one of thirteen ms. Without a zone it is local time. Raises
+    ValueError with advice.
     """
     try:
         if text[:1] in ("-", "+"):
@@ -53,7 +49,7 @@ def point_in_time(text: str) -> datetime:
 
 
 class TextType(click.ParamType, ABC):  # type: ignore[type-arg]
-    """Click parameter type whose `parse` converts a text; the reason of its ValueError is a usage error."""
+    """Base of the parameter types: `parse` converts a text, and its ValueError becomes a usage error."""
 
     @abstractmethod
     def parse(self, text: str) -> Any: ...
@@ -68,7 +64,7 @@ class TextType(click.ParamType, ABC):  # type: ignore[type-arg]
 
 
 class StartPosition(TextType):
-    """Click parameter type of a start position: earliest, latest, an offset, or a time."""
+    """Parameter type of a start position: earliest, latest, an offset, or a time."""
 
     name = "earliest|latest|OFFSET|TIME"
 
@@ -86,7 +82,7 @@ class StartPosition(TextType):
 
 
 class PositiveInteger(TextType):
-    """Click parameter type of an integer from 1 on; `what` is its noun in errors."""
+    """Parameter type of an integer from 1 on; `what` is its noun in errors."""
 
     name = "NUMBER"
 
@@ -100,10 +96,7 @@ class PositiveInteger(TextType):
 
 
 class Rate(TextType):
-    """Click parameter type of a number per second above 0, without infinity and NaN.
-
-    Python's `float` accepts these.
-    """
+    """Parameter type of a number per second above 0; not infinity or NaN, which `float` accepts."""
 
     name = "NUMBER"
 
@@ -115,22 +108,16 @@ class Rate(TextType):
 
 
 class Moment(TextType):
-    """Click parameter type of a point in time."""
-
     name = "TIME"
     parse = staticmethod(point_in_time)
 
 
 class Duration(TextType):
-    """Click parameter type of a duration, in seconds."""
-
     name = "DURATION"
     parse = staticmethod(duration_seconds)
 
 
 class Delay(TextType):
-    """Click parameter type of the delay of a message, in seconds."""
-
     name = "DURATION"
 
     def parse(self, text: str) -> float:
@@ -143,7 +130,7 @@ class Delay(TextType):
 
 
 class Property(TextType):
-    """Click parameter type of KEY=VALUE, converted to a pair."""
+    """Parameter type of KEY=VALUE, converted to a pair."""
 
     name = "KEY=VALUE"
 
@@ -155,7 +142,7 @@ class Property(TextType):
 
 
 class ClientId(TextType):
-    """Click parameter type of a client id."""
+    """Parameter type of a client id."""
 
     name = "NAME"
 

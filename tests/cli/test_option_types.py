@@ -5,7 +5,15 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from tfmq.cli.values import Duration, Moment, PositiveInteger, Property, StartPosition, duration_seconds, point_in_time
+from tfmq.cli.option_types import (
+    Duration,
+    Moment,
+    PositiveInteger,
+    Property,
+    StartPosition,
+    duration_seconds,
+    point_in_time,
+)
 
 
 @pytest.mark.parametrize(
