@@ -496,25 +496,25 @@ async def test_it(tfmq_broker, books):
 # Partitions that leave their members, and come back.
 
 
-def expelled(broker: SimulatedBroker, *, stranger: bool) -> Any:
+def expelled(broker: SimulatedBroker, *, foreign: bool) -> Any:
     """What the broker says of the group while it is so."""
     engine = broker._server.engine
     assert engine is not None
-    expire_members(engine, "billing", stranger=stranger)
+    expire_members(engine, "billing", foreign=foreign)
     broker.settle()
     return engine.broker.group_coordinator.find("billing")
 
 
-@pytest.mark.parametrize("stranger", [True, False])
-def test_what_was_not_saved_comes_again_and_no_member_is_left_over(stranger: bool) -> None:
+@pytest.mark.parametrize("foreign", [True, False])
+def test_what_was_not_saved_comes_again_and_no_member_is_left_over(foreign: bool) -> None:
     with SimulatedBroker({"topics.partitions": 4}) as broker:
         for number in range(8):
             broker.producer().send("orders", "x", key=str(number)).result()
         consumer = broker.consumer("orders", group="billing", commits="manual")
         first = broker.drain(consumer)
-        members = expelled(broker, stranger=stranger).members
-        assert (FOREIGN_MEMBER in members) is stranger
-        if stranger:
+        members = expelled(broker, foreign=foreign).members
+        assert (FOREIGN_MEMBER in members) is foreign
+        if foreign:
             assert len(members[FOREIGN_MEMBER].owned) == 4
         engine = broker._server.engine
         assert engine is not None
@@ -536,7 +536,7 @@ def test_groups_without_members_have_nothing_to_lose() -> None:
             broker.drain(consumer)
             assert live_groups(engine, ["billing", "mails"]) == ["billing"]
         assert live_groups(engine, ["billing", "mails"]) == []
-        expire_members(engine, "mails", stranger=True)
+        expire_members(engine, "mails", foreign=True)
         remove_foreign_member(engine, "mails")
         assert live_groups(engine, ["mails"]) == []
 
@@ -570,8 +570,8 @@ def test_a_run_without_an_accident_notes_what_could_happen() -> None:
     names = [step.name for step in trial.requests]
     assert [step.request for step in trial.requests] == list(range(1, len(names) + 1))
     assert names.count("PRODUCE") == 3 and {"JOIN_GROUP", "FETCH", "COMMIT_OFFSETS"} <= set(names)
-    assert not trial.requests[names.index("PRODUCE")].members
-    assert trial.requests[names.index("FETCH")].members
+    assert not trial.requests[names.index("PRODUCE")].has_members
+    assert trial.requests[names.index("FETCH")].has_members
     assert len(trial.possible_faults(["crash"])) == len(names)
     assert 0 < len(trial.possible_faults(["rebalance"])) < len(names)
     assert trial.possible_faults(["duplicate"])

@@ -7,7 +7,7 @@ import pytest
 from tfmq.errors import BadRequest, DiskFull, TimedOut, UnknownTopic
 from tfmq.protocol import commands
 from tfmq.server.session import HANDLERS
-from tfmq.testing.faults import REQUESTS_BY_WORD, ErrorReplacingReply, PlannedFaults, request_types
+from tfmq.testing.planned_faults import REQUESTS_BY_WORD, ErrorReplacingReply, PlannedFaults, request_types
 
 
 class Reply:

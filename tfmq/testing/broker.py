@@ -4,9 +4,8 @@
         place_order(tfmq_broker.producer(), "42")
         assert [message.key for message in tfmq_broker.sent("orders")] == ["42"]
 
-All code between the user's code and the disk is the code that runs in production: the client APIs, the
-connection, the frames, sessions, request handler and logs. The network and the disk are in memory, and the
-clock is moved by the test.
+All code between the user's code and the disk is that of production. The network and the disk are in memory, and
+the clock is moved by the test.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from tfmq.producer import Producer
 from tfmq.testing.clock import START, VirtualClock, to_seconds
 from tfmq.testing.drivers import SimulatedAsyncDriver, SimulatedBlockingDriver
 from tfmq.testing.fault_runs import FaultRun
-from tfmq.testing.faults import PlannedFaults
-from tfmq.testing.server import SimulatedServer as InsideServer
+from tfmq.testing.planned_faults import PlannedFaults
+from tfmq.testing.server import SimulatedServer
 from tfmq.testing.simulation import Simulation
 
 Driver = TypeVar("Driver")
@@ -48,10 +47,6 @@ _numbers = itertools.count(1)
 
 
 def down_seconds(down: float | timedelta) -> float:
-    """Return in seconds how long the broker is down.
-
-    Raises `ValueError` for a negative time, `TypeError`.
-    """
     seconds = to_seconds(down)
     if seconds < 0:
         raise ValueError(f"down={seconds:g}: a broker is away for 0 s or longer.")
@@ -74,7 +69,7 @@ class SimulatedBroker:
         self._server_name = BrokerAddress(f"broker-{next(_numbers)}.tfmq-test.invalid", DEFAULT_PORT)
         self._faults = PlannedFaults()
         config = load(flags={"server.data": DATA, **(settings or {})})
-        self._server = InsideServer(
+        self._server = SimulatedServer(
             config,
             self.clock,
             address=self.servers,
@@ -96,19 +91,13 @@ class SimulatedBroker:
         return str(self._server_name)
 
     def state_folder(self) -> str:
-        """Return the folder for the dead letters of consumers that do not set `dead_letters`.
-
-        `close` removes it.
-        """
+        """Return the folder for the dead letters of consumers that set no store. `close` removes it."""
         if self._state_folder is None:
             self._state_folder = TemporaryDirectory(prefix="tfmq-", ignore_cleanup_errors=True)
         return self._state_folder.name
 
     def producer(self, **options: Any) -> Producer:
-        """Create a `tfmq.Producer` of this broker.
-
-        `linger_ms` is 0 by default: messages are sent at once.
-        """
+        """Create a `tfmq.Producer` of this broker. `linger_ms` is 0 by default: messages are sent at once."""
         made = Producer(self.servers, **{"linger_ms": 0, **options})
         self._producers.append(made)
         return made
@@ -174,10 +163,7 @@ class SimulatedBroker:
             self.clock.advance(min(STEP_SECONDS, until - self.clock.monotonic()))
 
     def _is_reading(self, consumer: Consumer[Any]) -> bool:
-        """Return whether the consumer is connected, knows its partitions, and has none to retry.
-
-        A consumer does not know the partitions of a topic that was created after its last metadata refresh.
-        """
+        """Return whether the consumer is connected, knows all partitions that exist, and has none to retry."""
         core = consumer._core
         if any(map(self._has_topic, core.options.subscription.missing_names(core.assignment.wanted))):
             return False
@@ -191,10 +177,7 @@ class SimulatedBroker:
             return False
 
     def settle(self) -> None:
-        """Run all work of broker and clients that is due now; lingering batches are sent.
-
-        Time does not advance.
-        """
+        """Run all work of broker and clients that is due now, without advancing time; send lingering batches."""
         self._simulation.settle_and_flush()
 
     @property
@@ -248,10 +231,7 @@ class SimulatedBroker:
         self._simulation.settle()
 
     def close(self) -> None:
-        """Deliver the messages of all producers, close all clients, discard the broker.
-
-        A second call does nothing.
-        """
+        """Deliver the messages of all producers, close all clients, discard the broker; once."""
         if self._closed:
             return
         self._closed = True
@@ -275,11 +255,11 @@ class SimulatedBroker:
 
     # Methods that fault runs and the constructors of clients call
 
-    def attach_fault_run(self, trial: FaultRun) -> None:
-        """Attach a fault run, which observes the test's requests and client calls and injects a fault."""
-        self._faults.observer = trial.serve
-        self._simulation.on_client_call = trial.client_called
-        trial.attach(self._simulation, self.crash)
+    def attach_fault_run(self, fault_run: FaultRun) -> None:
+        """Let a fault run observe requests and client calls, and inject its fault."""
+        self._faults.observer = fault_run.serve
+        self._simulation.on_client_call = fault_run.client_called
+        fault_run.attach(self._simulation, self.crash)
 
     def make_client_parts(
         self, servers: Sequence[BrokerAddress], driver_type: Callable[[ClientConnection], Driver]
@@ -298,23 +278,17 @@ class SimulatedBroker:
 
 
 EMPTY_POLLS: Final = 2
-"""After this many consecutive empty polls there are no messages left: the first poll of a consumer only
-requests them."""
-STEP_SECONDS: Final = 0.05
-"""How far time advances between two polls of a consumer that cannot read yet."""
+"""After so many empty polls there are no messages left: the first poll of a consumer only requests them."""
+STEP_SECONDS: Final = 0.05  # between two polls of a consumer that cannot read yet
 POLL_MESSAGES: Final = 500
 
-READ_BYTES: Final = 8 << 20
-"""Bytes of one read."""
+READ_BYTES: Final = 8 << 20  # of one read of a log
 
 
 def sent_messages(engine: RequestHandler, topic: str, partition: int | None = None) -> list[ReceivedMessage]:
-    """Read all messages of the topic from the broker's logs, in append order.
+    """Read the messages of all partitions of the topic, or of one, from the broker's logs, in append order.
 
-    Returns [] if the topic does not exist.
-
-    Of a stopped partition, only durable messages are read. `partition`: only this partition. Raises
-    `StorageStopped` for a partition that could not be opened.
+    Of a stopped partition, only durable messages are read. Raises `StorageStopped` for one that could not be opened.
     """
     try:
         found = engine.broker.topics.topic(topic)
@@ -326,16 +300,15 @@ def sent_messages(engine: RequestHandler, topic: str, partition: int | None = No
 
 
 def partition_messages(topic: str, partition: Partition | str) -> Iterator[ReceivedMessage]:
-    """Yield the messages of one partition, in order."""
     if isinstance(partition, str):
         raise StorageStopped(f"A partition of {topic} could not be opened: {partition}")
     log = partition.log
     decoder = Decoder(topic, partition.number, partition.incarnation)
     offset = log.first_offset
     while offset < log.end_offset:
-        chunk = log.read(offset, READ_BYTES, upto="written")
-        for decoded in decoder.decode(bytes(chunk.data), chunk.start, chunk.skip_to, chunk.next):
+        blocks = log.read(offset, READ_BYTES, upto="written")
+        for decoded in decoder.decode(bytes(blocks.data), blocks.start, blocks.skip_to, blocks.next):
             yield from decoded.messages
-        if chunk.next == offset:  # the log is stopped, and blocks after its durable offset may be missing
+        if blocks.next == offset:  # the log is stopped, and blocks after its durable offset may be missing
             return
-        offset = chunk.next
+        offset = blocks.next

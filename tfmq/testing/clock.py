@@ -1,7 +1,6 @@
-"""The clock of a simulated broker and its clients.
+"""The clock of a simulated broker and its clients: it advances when the test says so, and while a client waits.
 
-It advances when the test says so, and while a client waits. It counts whole microseconds, so that many small
-steps end at the same time as one long step.
+It counts whole microseconds, so that many small steps end at the same time as one long step.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ START: Final = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 """A Monday morning, the same in every run."""
 MICROSECONDS: Final = 1_000_000
 MONOTONIC_START: Final = 1000 * MICROSECONDS
-"""Not 0, as on a real machine: code that confuses a time of day with an interval is then far off."""
+"""Not 0, so that code that confuses a time of day with an interval is far off, as on a real machine."""
 
 
 def to_seconds(time: float | timedelta) -> float:
-    """Convert to seconds. Raises `TypeError` for other types, `ValueError` for an invalid time."""
     if isinstance(time, timedelta):
         return time.total_seconds()
     if isinstance(time, bool) or not isinstance(time, Real):
@@ -33,8 +31,7 @@ def to_seconds(time: float | timedelta) -> float:
 class VirtualClock:
     """A `journal.clock.Clock` that a test can advance.
 
-    `start`: the aware time of day at which it begins. When time is advanced, `go_on(until)` runs everything
-    that is due up to `until`.
+    `start`: the aware time of day at which it begins. `go_on(until)` runs all work that is due up to `until`.
     """
 
     def __init__(self, start: datetime = START, go_on: Callable[[float], object] | None = None) -> None:
@@ -95,10 +92,7 @@ class VirtualClock:
         self.go_on(self.monotonic() + whole)
 
     def advance_to(self, moment: datetime) -> None:
-        """Advance until the time of day is `moment` (aware).
-
-        Raises `ValueError` if that is in the past.
-        """
+        """Advance until the time of day is `moment` (aware). Raises `ValueError` if that is in the past."""
         if not isinstance(moment, datetime):
             raise TypeError(f"A moment is a datetime, not {type(moment).__name__}.")
         if moment.tzinfo is None:
@@ -106,10 +100,7 @@ class VirtualClock:
         self.advance(moment - self.now)
 
     def step(self, seconds: float | timedelta) -> None:
-        """Change the time of day in either direction, without advancing time.
-
-        Raises `OverflowError`.
-        """
+        """Change the time of day in either direction, without advancing time. Raises `OverflowError`."""
         whole = to_seconds(seconds)
         self.now + timedelta(seconds=whole)  # raises OverflowError
         self._wall_offset += round(whole * MICROSECONDS)

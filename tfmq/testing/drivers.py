@@ -1,10 +1,9 @@
-"""Drivers of clients whose broker is in this process: asyncio and blocking, and their channel.
+"""The asyncio and blocking drivers of clients whose broker is in this process, and their channel.
 
-A wait of the asyncio driver advances the simulated time as soon as no task of the loop has anything left to
-do. The loop counts as idle after many turns without a change in the simulation. Time then advances to the
-next due event, but not beyond the nearest end of a wait; this is repeated until a task is woken. asyncio's
-own timers (`asyncio.sleep`, `asyncio.timeout`) use real time, and so does work in threads, during which the
-simulation stands still.
+A wait of the asyncio driver advances the simulated time as soon as no task of the loop has anything left to do: after
+many turns of the loop without a change in the simulation. Time then advances to the next due event, but not beyond the
+nearest end of a wait; this is repeated until a task is woken. asyncio's own timers (`asyncio.sleep`) use real time, and
+so does work in threads, during which the simulation stands still.
 """
 
 from __future__ import annotations
@@ -28,20 +27,19 @@ from tfmq.testing.server import SimulatedServer
 from tfmq.testing.simulation import NEVER, WAIT_SECONDS_MAX, Simulation, has_own_deadline
 
 Result = TypeVar("Result")
-Scheduler = Callable[..., Any]
-"""`loop.call_soon` or `loop.call_later`, or the reactor's counterpart."""
+Scheduler = Callable[..., Any]  # `loop.call_soon` or `loop.call_later`, or that of a reactor
 
 IDLE_TURNS: Final = 50
-"""Turns of the loop without a change after which all tasks count as waiting. A task that wakes another needs
-a turn or two for each step; a turn costs microseconds."""
+"""Turns of the loop without a change after which all tasks count as waiting. A task that wakes another one needs a turn
+or two for each step."""
 STEPS_MAX: Final = 1000
-"""Maximum steps of time in one turn of the loop, as long as no task is woken: the loop also has other work."""
+"""Steps of time in one turn of the loop, while no task is woken: the loop has other work too."""
 REAL_SECONDS: Final = 5.0
 """Real time that a wait without an end gets, for other code of the loop that might end it."""
 
 
 class PendingWait(NamedTuple):
-    """The wait of one task: the simulated time up to which it lasts, and the functions that end it."""
+    """The wait of one task: the simulated time at which it ends, and the functions that end it before."""
 
     until: float
     wake: Callable[[], None]
@@ -49,23 +47,22 @@ class PendingWait(NamedTuple):
 
 
 class LoopWaits:
-    """The pending waits of the clients of one event loop, which advance the simulated time."""
+    """The pending waits of the clients of one event loop. They advance the simulated time when the loop is idle."""
 
-    def __init__(self, world: Simulation, call_soon: Scheduler, call_later: Scheduler) -> None:
+    def __init__(self, simulation: Simulation, call_soon: Scheduler, call_later: Scheduler) -> None:
         self.call_soon = call_soon
         self._call_later = call_later
-        self._simulation = world
+        self._simulation = simulation
         self._waits: dict[PendingWait, None] = {}
         self._turns = self._seen_changes = 0
         self._scheduled = False
         self._alarm: Any = None
-        self.wake_count = 0
-        """Number of tasks that were woken."""
+        self.wake_count = 0  # tasks that were woken
         self.thread_count = 0
-        """Number of threads at work; their end is awaited in real time."""
+        """Number of threads at work, whose end is awaited in real time."""
 
     def add(self, waiting: PendingWait) -> None:
-        """Register a wait until `remove`; the loop's turns are counted from now on."""
+        """Add a wait; from now on the turns of the loop are counted."""
         self._waits[waiting] = None
         self.start_counting()
 
@@ -76,7 +73,6 @@ class LoopWaits:
             self._alarm = None
 
     def start_counting(self) -> None:
-        """Start to count turns of the loop without a change, unless already started."""
         if not self._scheduled:
             self._scheduled = True
             self._turns = 0
@@ -97,28 +93,25 @@ class LoopWaits:
         self.call_soon(self._count_turn)
 
     def _advance_time(self) -> bool:
-        """Advance time until a task is woken or a callback has run.
-
-        Return False if no wait has an end.
-        """
-        world = self._simulation
-        before = self.wake_count, world.callback_rounds
+        """Advance time until a task is woken or a callback has run. Return False if no wait has an end."""
+        simulation = self._simulation
+        before = self.wake_count, simulation.callback_rounds
         until = min(waiting.until for waiting in self._waits)
         if until == NEVER:
             if self._alarm is None:
-                self._alarm = self._call_later(REAL_SECONDS, self._fail_endless_waits, world.change_count)
+                self._alarm = self._call_later(REAL_SECONDS, self._fail_endless_waits, simulation.change_count)
             return False
         for _ in range(STEPS_MAX):
-            world.advance_to(min(until, max(world.next_time(), world.clock.monotonic())))
-            now = world.clock.monotonic()
+            simulation.advance_to(min(until, max(simulation.next_time(), simulation.clock.monotonic())))
+            now = simulation.clock.monotonic()
             for waiting in [each for each in self._waits if each.until <= now]:
                 waiting.wake()
-            if (self.wake_count, world.callback_rounds) != before or self.thread_count:
+            if (self.wake_count, simulation.callback_rounds) != before or self.thread_count:
                 break
         return True
 
     def _fail_endless_waits(self, changes: int) -> None:
-        """Fail all waits if none has an end and the simulation has not changed since `changes`."""
+        """Fail all waits, if none has an end and nothing has changed since the number `changes`."""
         self._alarm = None
         if self.thread_count or any(waiting.until != NEVER for waiting in self._waits):
             return
@@ -132,21 +125,20 @@ class LoopWaits:
 _loop_waits: WeakKeyDictionary[Any, dict[int, LoopWaits]] = WeakKeyDictionary()
 
 
-def loop_waits_for(world: Simulation, loop: Any, call_soon: Scheduler, call_later: Scheduler) -> LoopWaits:
-    """Return the pending waits of the simulation `world` in this loop or reactor; created at first use."""
-    watches = _loop_waits.setdefault(loop, {})
-    found = watches.get(id(world))
-    if found is None or found._simulation is not world:
-        found = watches[id(world)] = LoopWaits(world, call_soon, call_later)
+def loop_waits_for(simulation: Simulation, loop: Any, call_soon: Scheduler, call_later: Scheduler) -> LoopWaits:
+    by_simulation = _loop_waits.setdefault(loop, {})
+    found = by_simulation.get(id(simulation))
+    if found is None or found._simulation is not simulation:
+        found = by_simulation[id(simulation)] = LoopWaits(simulation, call_soon, call_later)
     return found
 
 
 class EndableWait(NamedTuple):
-    """A wait of one caller: the waits of its loop, what it awaits, and the functions that end that."""
+    """A wait of one caller: the waits of its loop, what the caller awaits, and the functions that end that."""
 
-    watch: LoopWaits
-    over: Awaitable[None]
-    is_over: Callable[[], bool]
+    waits: LoopWaits
+    ended: Awaitable[None]
+    is_ended: Callable[[], bool]
     end: Callable[[], object]
     end_with: Callable[[BaseException], object]
 
@@ -156,10 +148,10 @@ class SimulatedEventDriver(EventDriver):
 
     channel: SimulatedChannel
 
-    def __init__(self, link: ClientConnection, world: Simulation) -> None:
-        self.simulation = world
-        super().__init__(link, clock=world.clock.monotonic)
-        world.add_client(self)
+    def __init__(self, link: ClientConnection, simulation: Simulation) -> None:
+        self.simulation = simulation
+        super().__init__(link, clock=simulation.clock.monotonic)
+        simulation.add_client(self)
 
     def _reset_state(self) -> None:
         super()._reset_state()
@@ -168,33 +160,30 @@ class SimulatedEventDriver(EventDriver):
     @property
     @abstractmethod
     def _asleep(self) -> bool:
-        """Whether the driver has no open event loop; then nothing is due."""
+        """Whether the driver has no open event loop; then it has no work that is due."""
 
     @abstractmethod
     def _start_wait(self) -> EndableWait:
-        """Return the parts of a wait in the caller's loop."""
+        """Begin a wait in the caller's event loop."""
 
     async def run(self, operation: Operation[Result]) -> Result:
         self.simulation.client_called()
         return await super().run(operation)
 
     async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """Wait for a future; see `EventDriver.wait`.
-
-        Raises `NothingComes`, after some real seconds, for a wait that nothing can end.
-        """
+        """Wait for a future. Raises `NothingComes`, after some real seconds, if nothing can end the wait."""
         waited = tuple(futures)
         if any(target.done for target in waited):
             return True
-        watch, over, is_over, end, end_with = self._start_wait()
+        waits, ended, is_ended, end, end_with = self._start_wait()
 
         def wake(_: object = None) -> None:
-            if not is_over():
+            if not is_ended():
                 end()
-                watch.wake_count += 1
+                waits.wake_count += 1
 
         def fail(error: BaseException) -> None:
-            if not is_over():
+            if not is_ended():
                 end_with(error)
 
         for target in waited:
@@ -204,13 +193,13 @@ class SimulatedEventDriver(EventDriver):
         patience = WAIT_SECONDS_MAX if seconds is None else seconds
         waiting = PendingWait(NEVER if endless else self.clock() + patience, wake, fail)
         if seconds is not None and seconds <= 0:
-            watch.call_soon(wake)  # after the turn that `self.wake()` scheduled
+            waits.call_soon(wake)  # after the turn that `self.wake()` scheduled
         else:
-            watch.add(waiting)
+            waits.add(waiting)
         try:
-            await over
+            await ended
         finally:
-            watch.remove(waiting)
+            waits.remove(waiting)
             for target in waited:
                 target.remove_done_callback(wake)
         done = any(target.done for target in waited)
@@ -224,14 +213,13 @@ class SimulatedEventDriver(EventDriver):
             self.simulation.settle()
 
     def close_now(self) -> None:
-        """Close; see `EventDriver.close_now`. The broker is notified at once."""
+        """Close, and let the broker notice it at once."""
         super().close_now()
         self.simulation.settle()
 
     # Methods that the simulation calls (`SimulatedClient`)
 
     def next_time(self) -> float:
-        """Return when the next event is due, in seconds of the clock; infinity without a loop."""
         return NEVER if self._asleep else super().next_time()
 
     def run_due(self) -> bool:
@@ -264,24 +252,24 @@ class SimulatedAsyncDriver(SimulatedEventDriver, AsyncDriver):
         return loop_waits_for(self.simulation, loop, loop.call_soon, loop.call_later)
 
     def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run work in a thread; see `AsyncDriver`. Simulated time does not advance meanwhile."""
+        """Run `work` in a thread. Simulated time does not advance meanwhile."""
         loop = self._bind_loop() if self._asleep else self._loop
         assert loop is not None
-        watch = self._loop_waits(loop)
-        watch.thread_count += 1
+        waits = self._loop_waits(loop)
+        waits.thread_count += 1
 
         def finished(future: Any) -> None:
-            watch.thread_count -= 1
+            waits.thread_count -= 1
             error = future.exception()
             done(None if error is not None else future.result(), error)
             self.wake()
-            watch.start_counting()
+            waits.start_counting()
 
         loop.run_in_executor(None, work).add_done_callback(finished)
 
 
 class NullNetworkThread:
-    """Replaces the background network thread: the simulation acts at once, so there is no thread."""
+    """Replaces the background network thread: the simulation does its work at once."""
 
     is_polling = False
 
@@ -289,7 +277,6 @@ class NullNetworkThread:
         self._driver = driver
 
     def wake(self, at_once: bool = False) -> None:
-        """Let the simulation run the client's work, unless the caller has the driver's lock."""
         if not self._driver.lock._is_owned():  # type: ignore[attr-defined]
             self._driver.simulation.settle()
 
@@ -302,10 +289,10 @@ class SimulatedBlockingDriver(BlockingDriver):
 
     channel: SimulatedChannel
 
-    def __init__(self, link: ClientConnection, world: Simulation) -> None:
-        self.simulation = world
-        super().__init__(link, clock=world.clock.monotonic)
-        world.add_client(self)
+    def __init__(self, link: ClientConnection, simulation: Simulation) -> None:
+        self.simulation = simulation
+        super().__init__(link, clock=simulation.clock.monotonic)
+        simulation.add_client(self)
 
     def _reset_state(self) -> None:
         super()._reset_state()
@@ -318,11 +305,7 @@ class SimulatedBlockingDriver(BlockingDriver):
             return super().run(operation)
 
     def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """Wait for a future; see `BlockingDriver.wait`.
-
-        `tfmq.testing.simulation` describes when time advances. Raises `NothingComes` for a wait that nothing
-        can end.
-        """
+        """Wait for a future, while simulated time advances. Raises `NothingComes` if nothing can end the wait."""
         check_not_in_callback()
         waited = tuple(futures)
         if any(target.done for target in waited):
@@ -336,7 +319,7 @@ class SimulatedBlockingDriver(BlockingDriver):
         return done
 
     def run_in_thread(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run work in this thread instead of another one, soon, then `done(result, error)`."""
+        """Run `work` soon, in this thread, then `done(result, error)`."""
         self.simulation.call_soon(partial(run_inline, work, partial(self._finished, done)))
 
     def _finished(
@@ -346,11 +329,11 @@ class SimulatedBlockingDriver(BlockingDriver):
             done(result, error)
 
     def poll_nonblocking(self) -> None:
-        """Leave pending output to the simulation's next turn. Called with the lock."""
+        """Leave the output to the next turn of the simulation."""
         self.flush()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Close; see `BlockingDriver.close`. The broker is notified at once."""
+        """Close, and let the broker notice it at once."""
         super().close(seconds)
         self.simulation.settle()
 
@@ -371,7 +354,6 @@ class SimulatedBlockingDriver(BlockingDriver):
 
 
 def run_due_work(driver: SimulatedEventDriver | SimulatedBlockingDriver) -> bool:
-    """Run everything that is due, and exchange bytes. Return whether any bytes were exchanged."""
     for ticker in driver.tickers:
         ticker.tick()
     driver.channel.tick()
@@ -381,17 +363,14 @@ def run_due_work(driver: SimulatedEventDriver | SimulatedBlockingDriver) -> bool
 
 
 class SimulatedChannel(SocketChannel):
-    """The client's channel over an in-memory wire; all but connecting is code of the real channel."""
+    """The client's channel over an in-memory connection; only connecting differs from the real channel."""
 
     def __init__(self, link: ClientConnection, server: SimulatedServer) -> None:
         super().__init__(link)
         self._server = server
 
     def dial(self) -> None:
-        """Connect if the connection is wanted.
-
-        If the broker refuses, the connection fails like on a real network.
-        """
+        """Connect if the client needs a connection; it fails as on a real network if the broker refuses."""
         if self.socket is None and self.link.wants_connection():
             end = self._server.connect()
             if end is None:
@@ -401,11 +380,10 @@ class SimulatedChannel(SocketChannel):
                 self.link.connected()
 
     def exchange(self) -> bool:
-        """Write pending output and read received bytes. Return whether there were any."""
         self.flush()
-        came = False
+        received = False
         while (data := self.receive()) is not None:
-            came = True
+            received = True
             self.process_received(data)
             self.flush()
-        return came
+        return received

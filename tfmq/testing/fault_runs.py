@@ -1,8 +1,7 @@
 """`@pytest.mark.tfmq_faults`: run a test once unchanged, then once for each possible fault.
 
-Every run has its own fixtures, except those of wider scope. To pytest it is one test, which passes if every
-run passes. The report of a failure is that of the first failed run, with its fault and the list of other
-failed runs.
+Every run has its own fixtures, except those of wider scope. To pytest it is one test, which passes if every run
+passes. A failure is reported for the first failed run, with its fault and the list of other failed runs.
 """
 
 from __future__ import annotations
@@ -18,15 +17,13 @@ from tfmq.broker.request_handler import RequestHandler
 from tfmq.errors import BadRequest
 from tfmq.protocol import commands
 from tfmq.protocol.commands import BY_CODE, BY_REQUEST, JoinGroup, LeaveGroup
-from tfmq.testing.faults import ReplyProxy
+from tfmq.testing.planned_faults import ReplyProxy
 from tfmq.testing.simulation import Simulation
 
 MARKER: Final = "tfmq_faults"
 FIXTURE: Final = "tfmq_broker"
-DEFAULT_RUNS_MAX: Final = 200
-"""Maximum number of faults for each test, unless its marker sets another: takes some seconds."""
-FAULTS_SHOWN_MAX: Final = 20
-"""Maximum number of faults that are listed with a failure."""
+DEFAULT_RUNS_MAX: Final = 200  # faults for a test, unless its marker says otherwise
+FAULTS_SHOWN_MAX: Final = 20  # listed with a failure
 
 
 def marker_arguments(item: Any) -> tuple[tuple[str, ...], int]:
@@ -50,7 +47,6 @@ def marker_arguments(item: Any) -> tuple[tuple[str, ...], int]:
 
 
 def check_marker(item: Any) -> None:
-    """Fail the set-up of a test whose marker is invalid."""
     try:
         marker_arguments(item)
     except BadRequest as error:
@@ -58,18 +54,14 @@ def check_marker(item: Any) -> None:
     check_rerun(item)
 
 
-def sample_faults(accidents: Sequence[InjectedFault], count: int) -> list[InjectedFault]:
-    """Return all faults, or `count` of them, evenly spread."""
-    if len(accidents) <= count:
-        return list(accidents)
-    return [accidents[index * len(accidents) // count] for index in range(count)]
+def sample_faults(faults: Sequence[InjectedFault], count: int) -> list[InjectedFault]:
+    if len(faults) <= count:
+        return list(faults)
+    return [faults[index * len(faults) // count] for index in range(count)]
 
 
 class RepeatedTest:
-    """All runs of one marked test.
-
-    `stash_key`: where in pytest's stash the fixture of the broker finds the fault run.
-    """
+    """All runs of one marked test. `stash_key`: where the broker's fixture finds the fault run, in pytest's stash."""
 
     def __init__(self, item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> None:
         self._item = item
@@ -81,46 +73,46 @@ class RepeatedTest:
 
     def reports(self) -> list[Any]:
         """Run the test without a fault, then once for each fault; return the reports for pytest."""
-        trial = FaultRun()
-        with self._run(trial) as plain:
-            possible = trial.possible_faults(self._kinds) if plain.passed else []
+        fault_run = FaultRun()
+        with self._run(fault_run) as plain:
+            possible = fault_run.possible_faults(self._kinds) if plain.passed else []
             plan = sample_faults(possible, self._runs_max)
             plain.tear_down(self._item.parent if plan else self._nextitem)
         if (
             plan and not plain.passed
         ):  # Failed by its teardown: one more run, which is not reported, has the last teardown.
             plan = plan[:1]
-        for accident in plan:
-            self._run_with_fault(accident, last=accident is plan[-1])
+        for fault in plan:
+            self._run_with_fault(fault, last=fault is plan[-1])
         if not plain.passed:
             return plain.run_reports()
         self._warn_limits(len(possible), len(plan))
         return [plain.setup, self._final_report(plain.call, len(plan)), plain.teardown]
 
     @contextmanager
-    def _run(self, trial: FaultRun) -> Iterator[PytestRun]:
+    def _run(self, fault_run: FaultRun) -> Iterator[PytestRun]:
         item = self._item
-        item.stash[self._key] = trial
+        item.stash[self._key] = fault_run
         try:
             with reset_item(item):
                 yield PytestRun(item)
         finally:
             del item.stash[self._key]
 
-    def _run_with_fault(self, accident: InjectedFault, *, last: bool) -> None:
-        trial = FaultRun(accident)
-        with self._run(trial) as run:
+    def _run_with_fault(self, fault: InjectedFault, *, last: bool) -> None:
+        fault_run = FaultRun(fault)
+        with self._run(fault_run) as run:
             run.tear_down(self._nextitem if last else self._item.parent)
-        self._not_injected += not trial.happened
+        self._not_injected += not fault_run.happened
         if (report := run.failure()) is not None:
-            self._failed_faults.append((accident, report))
+            self._failed_faults.append((fault, report))
 
     def _final_report(self, passed: Any, tried: int) -> Any:
         if not self._failed_faults:
             return passed
         report = self._failed_faults[0][1]
         report.when = "call"  # pytest counts only a failed call as a failed test
-        lines = [f"{accident}" for accident, _ in self._failed_faults[:FAULTS_SHOWN_MAX]]
+        lines = [f"{fault}" for fault, _ in self._failed_faults[:FAULTS_SHOWN_MAX]]
         if (more := len(self._failed_faults) - len(lines)) > 0:
             lines.append(f"... and {more} more")
         failed = len(self._failed_faults)
@@ -142,20 +134,17 @@ class RepeatedTest:
         self._item.warn(pytest.PytestWarning(f"{MARKER}: {self._item.nodeid}: {sentence}"))
 
 
-def fault_note(trial: FaultRun) -> str:
-    """Return the note with the fault that is added to an exception of this run."""
-    if trial.fault is None:
+def fault_note(fault_run: FaultRun) -> str:
+    """Return the note that an exception of this run gets: which fault was injected."""
+    if fault_run.fault is None:
         return ""
-    if not trial.happened:
-        return f"{MARKER}: this run was to be the one where {trial.fault}; the test did not come so far."
-    return f"{MARKER}: without a fault the test passes; here {trial.fault}."
+    if not fault_run.happened:
+        return f"{MARKER}: this run was to be the one where {fault_run.fault}; the test did not come so far."
+    return f"{MARKER}: without a fault the test passes; here {fault_run.fault}."
 
 
 def run_protocol(item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> bool | None:
-    """Run one marked test without a fault, and once for each fault.
-
-    Returns None if the marker is invalid or this pytest is unsupported: the set-up reports it.
-    """
+    """Run a marked test, without and with each fault; return None if that is not possible: the set-up reports it."""
     if missing_attributes(item):
         return None
     try:
@@ -177,13 +166,12 @@ except ImportError:  # pragma: no cover - reported by `check_rerun`
 REQUIRED_ATTRIBUTES: Final = ("_initrequest", "_request", "_report_sections", "funcargs")
 """Attributes of a test function: its fixture request, which is created for each run, and the captured output.
 
-pytest has no public way to run a test twice. These attributes are what pytest-rerunfailures and others use
-too; tried with pytest 8.0, 8.4, 9.0 and 9.2. A pytest without them is reported by `check_rerun`."""
+pytest has no public way to run a test twice: pytest-rerunfailures and others use these attributes too. Tried with
+pytest 8.0, 8.4, 9.0 and 9.2. `check_rerun` reports a pytest without them."""
 STRICT: Final = "[XPASS(strict)]"
 
 
 def missing_attributes(item: Any) -> list[str]:
-    """Return the names of required attributes that this version of pytest lacks."""
     missing: list[str] = [] if _call_and_report is not None else ["_pytest.runner.call_and_report"]
     return missing + [f"Function.{name}" for name in REQUIRED_ATTRIBUTES if not hasattr(item, name)]
 
@@ -212,10 +200,7 @@ def reset_item(item: Any) -> Iterator[None]:
 
 
 class PytestRun:
-    """pytest's reports of one run of `item`.
-
-    Set-up and call run in the constructor, `tear_down` ends the run.
-    """
+    """pytest's reports of one run of `item`: the constructor runs set-up and call, `tear_down` ends the run."""
 
     def __init__(self, item: Any) -> None:
         self._item = item
@@ -251,10 +236,9 @@ SESSION_MS: Final = 30_000
 
 
 class ForeignMember:
-    """Session of the foreign member, which has no connection, and the replies to it, which are ignored.
+    """The member that the fault "rebalance" adds to a group: it has no connection, and ignores all replies.
 
-    The foreign member is one that the fault "rebalance" adds to a group. What it is assigned is visible in
-    what the other members lose. Hashed by identity.
+    What it is assigned shows in what the other members lose. Hashed by identity.
     """
 
     identity = "another member, for a moment"
@@ -268,44 +252,41 @@ class ForeignMember:
 
 
 def live_groups(engine: RequestHandler, names: Iterable[str]) -> list[str]:
-    """Return those of `names` that have members now."""
     found = [engine.broker.group_coordinator.find(name) for name in names]
     return [group.name for group in found if group is not None and group.members]
 
 
-def expire_members(engine: RequestHandler, name: str, *, stranger: bool) -> None:
-    """Remove all members of the group `name`, as if their sessions had expired.
+def expire_members(engine: RequestHandler, name: str, *, foreign: bool) -> None:
+    """Remove all members of a group, as if their sessions had expired: they notice it, and join again.
 
-    With `stranger`, a foreign member then gets all their partitions, and releases them in `remove_foreign_member`. The
-    members notice it as with any broker, join again, and continue after the saved offsets.
+    `foreign`: a foreign member then gets all their partitions, until `remove_foreign_member`.
     """
     group = engine.broker.group_coordinator.find(name)
     members = [] if group is None else list(group.members.values())
     topics = sorted(
         {topic for member in members for topic in (member.subscription.topics if member.subscription else ())}
     )
-    foreign: Any = ForeignMember()
+    session: Any = ForeignMember()
     for member in members:
-        engine.leave_group(LeaveGroup(name, member.id, member.joined), b"", foreign, foreign)
-    if stranger and topics:
+        engine.leave_group(LeaveGroup(name, member.id, member.joined), b"", session, session)
+    if foreign and topics:
         request = JoinGroup(name, FOREIGN_MEMBER, topics, SESSION_MS)
-        engine.join_group(request, b"", foreign, foreign)
+        engine.join_group(request, b"", session, session)
     engine.end_turn()  # assigns all partitions to the foreign member before another member can request them
 
 
 def remove_foreign_member(engine: RequestHandler, name: str) -> None:
-    """Let the foreign member leave; its partitions are released."""
     group = engine.broker.group_coordinator.find(name)
-    stranger = None if group is None else group.members.get(FOREIGN_MEMBER)
-    if stranger is not None:
-        foreign: Any = ForeignMember()
-        engine.leave_group(LeaveGroup(name, FOREIGN_MEMBER, stranger.joined), b"", foreign, foreign)
+    member = None if group is None else group.members.get(FOREIGN_MEMBER)
+    if member is not None:
+        session: Any = ForeignMember()
+        engine.leave_group(LeaveGroup(name, FOREIGN_MEMBER, member.joined), b"", session, session)
         engine.end_turn()
 
 
 CRASH, LOST_REPLY, DUPLICATE, REBALANCE = KINDS = ("crash", "lost_reply", "duplicate", "rebalance")
 RECOVERY_SECONDS: Final = 10.0
-"""Maximum time that passes after a fault until all clients are connected again; a client may never reconnect."""
+"""Maximum time after a fault until all clients are connected again; a client may never reconnect."""
 EXEMPT_COMMANDS: Final = frozenset(
     each.request.shape
     for each in BY_CODE.values()
@@ -313,25 +294,19 @@ EXEMPT_COMMANDS: Final = frozenset(
     or each.name.endswith(("_TOPIC", "_SCHEDULE", "_HISTOGRAM"))
     or each.name in ("STATUS", "PING", "RESUME_PARTITION", "TRUNCATE", "RESET_GROUP")
 )
-"""Requests of an administrator never fail: tests use them for preparation and for checks, and no client
-repeats them."""
+"""Requests of an administrator, which never fail: tests prepare and check with them, and no client repeats them."""
 
 
 class Step(NamedTuple):
-    """A point of a run at which a fault is possible: a request, or a client call after `request`.
-
-    `members`: whether a group had members at that time. `call`: number of the client call; 0 for a request.
-    """
+    """A point of a run at which a fault is possible: a request, or a client call after `request`."""
 
     request: int
     name: str
-    members: bool
-    call: int = 0
+    has_members: bool  # whether any group had members at that time
+    call: int = 0  # number of the client call; 0 for a request
 
 
 class InjectedFault(NamedTuple):
-    """One possible fault. `kind` is one of `KINDS`."""
-
     kind: str
     step: Step
 
@@ -347,7 +322,7 @@ class InjectedFault(NamedTuple):
 
 
 class LostReply(ReplyProxy):
-    """Executes a request, but breaks the connection in place of the reply, and calls `then()` afterwards."""
+    """Executes a request, breaks the connection in place of the reply, and then calls `then()`."""
 
     def __init__(self, reply: Any, session: Any, then: Callable[[], None]) -> None:
         super().__init__(reply)
@@ -366,9 +341,9 @@ class LostReply(ReplyProxy):
 class FetchReplyObserver(ReplyProxy):
     """Passes on the reply to a FETCH, and records in the fault run whether it had messages."""
 
-    def __init__(self, reply: Any, trial: FaultRun) -> None:
+    def __init__(self, reply: Any, fault_run: FaultRun) -> None:
         super().__init__(reply)
-        self._fault_run = trial
+        self._fault_run = fault_run
 
     def ok(self, *fields: Any, body: Any = b"") -> None:
         self._fault_run.has_delivered = self._fault_run.has_delivered or len(body) > 0
@@ -378,19 +353,15 @@ class FetchReplyObserver(ReplyProxy):
 class FaultRun:
     """One run of a program against a simulated broker, with one fault or none.
 
-    A run without a fault records the steps at which faults are possible.
-
-    Steps are counted from 1: requests, in the order in which the broker executes them, and calls, by which
-    the program calls its clients. The simulation is deterministic, so a step of the run without a fault is
-    the same step in the others, as long as the program does the same. Attach the run to one
-    `SimulatedBroker`; `happened`: the fault was injected.
+    A run without a fault records the steps at which faults are possible, counted from 1: requests, in the order of
+    their execution, and calls of clients by the program. The simulation is deterministic, so a step has the
+    same number in the other runs, as long as the program does the same.
     """
 
-    def __init__(self, accident: InjectedFault | None = None) -> None:
-        self.fault = accident
+    def __init__(self, fault: InjectedFault | None = None) -> None:
+        self.fault = fault
         self.happened = False
-        self.has_delivered = False
-        """Whether any consumer got messages."""
+        self.has_delivered = False  # whether any consumer got messages
         self.requests: list[Step] = []
         self.calls: list[Step] = []
         """The calls before which members of groups had got messages."""
@@ -398,26 +369,25 @@ class FaultRun:
         self._groups: dict[str, None] = {}
         self._is_down = False
         self._simulation: Simulation | None = None
-        self._power_cut: Callable[[], None] | None = None
+        self._crash_broker: Callable[[], None] | None = None
 
-    def attach(self, world: Simulation, power_cut: Callable[[], None]) -> None:
-        """Attach the run to a broker and its clients. `power_cut` crashes and restarts the broker."""
-        self._simulation, self._power_cut = world, power_cut
+    def attach(self, simulation: Simulation, crash: Callable[[], None]) -> None:
+        """Attach the run to a broker and its clients. `crash` lets the broker crash and start again."""
+        self._simulation, self._crash_broker = simulation, crash
 
     def possible_faults(self, kinds: Sequence[str]) -> list[InjectedFault]:
-        """Return the faults of these kinds that are possible at the steps of this run."""
         steps = {
             CRASH: self.requests,
             LOST_REPLY: self.requests,
             DUPLICATE: self.calls,
-            REBALANCE: [step for step in self.requests if step.members],
+            REBALANCE: [step for step in self.requests if step.has_members],
         }
         return [InjectedFault(kind, step) for kind in kinds for step in steps[kind]]
 
     # Methods that the broker and its clients call
 
     def serve(self, engine: Any, request: Any, reply: Any, session: Any) -> Any | None:
-        """Return the reply object for the request; None: the request is not executed."""
+        """Return the reply object for a request, or None if the request must not be executed."""
         if self._is_down:
             reply.body_done()
             return None
@@ -433,7 +403,6 @@ class FaultRun:
         return FetchReplyObserver(reply, self) if isinstance(request, commands.Fetch) else reply
 
     def client_called(self) -> None:
-        """Record that the program calls a client."""
         self._count += 1
         engine = None if self._simulation is None else self._simulation.server.engine
         if engine is None or not self.requests:
@@ -443,13 +412,13 @@ class FaultRun:
             self.calls.append(Step(step.request, step.name, True, self._count))
         if self._is_due(self._count, (DUPLICATE,)):
             self.happened = True
-            self._expire_groups(stranger=False)
+            self._expire_groups(foreign=False)
 
     def _is_due(self, number: int, kinds: Sequence[str]) -> bool:
-        accident = self.fault
-        if self.happened or accident is None or accident.kind not in kinds:
+        fault = self.fault
+        if self.happened or fault is None or fault.kind not in kinds:
             return False
-        return number == (accident.step.call or accident.step.request)
+        return number == (fault.step.call or fault.step.request)
 
     def _inject(self, reply: Any, session: Any) -> Any | None:
         assert self.fault is not None and self._simulation is not None
@@ -457,7 +426,7 @@ class FaultRun:
         if self.fault.kind == LOST_REPLY:
             return LostReply(reply, session, partial(self._simulation.call_soon, self._recover))
         if self.fault.kind == REBALANCE:
-            self._simulation.call_soon(partial(self._expire_groups, stranger=True))
+            self._simulation.call_soon(partial(self._expire_groups, foreign=True))
             return reply
         self._is_down = True
         self._simulation.call_soon(self._crash)
@@ -465,28 +434,27 @@ class FaultRun:
         return None
 
     def _crash(self) -> None:
-        assert self._simulation is not None and self._power_cut is not None
+        assert self._simulation is not None and self._crash_broker is not None
         self._is_down = False
         if self._simulation.server.running:
-            self._power_cut()
+            self._crash_broker()
         self._recover()
 
-    def _expire_groups(self, *, stranger: bool) -> None:
-        world = self._simulation
-        engine = None if world is None else world.server.engine
-        if world is None or engine is None:
+    def _expire_groups(self, *, foreign: bool) -> None:
+        simulation = self._simulation
+        engine = None if simulation is None else simulation.server.engine
+        if simulation is None or engine is None:
             return
         groups = live_groups(engine, self._groups)
         for name in groups:
-            expire_members(engine, name, stranger=stranger)
-        world.settle()
+            expire_members(engine, name, foreign=foreign)
+        simulation.settle()
         for name in groups:
             remove_foreign_member(engine, name)
         self._recover()
 
     def _recover(self) -> None:
-        """Advance time until every client that has requests is connected, and they are answered."""
-        world = self._simulation
-        assert world is not None
-        world.advance_to(world.clock.monotonic() + RECOVERY_SECONDS, world.all_connected)
-        world.settle()
+        simulation = self._simulation
+        assert simulation is not None
+        simulation.advance_to(simulation.clock.monotonic() + RECOVERY_SECONDS, simulation.all_connected)
+        simulation.settle()

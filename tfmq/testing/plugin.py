@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 FAULT_RUN_KEY = pytest.StashKey[Any]()
-"""Stash key of a test that `@pytest.mark.tfmq_faults` runs again: the fault run for its broker."""
+"""Of a test that `@pytest.mark.tfmq_faults` runs again: the fault run for its broker."""
 
-NAME_CHARACTERS = 100
-"""Maximum number of characters of the test's name in a topic name."""
+NAME_CHARACTERS = 100  # of the test's name, in the name of a topic
 UNIQUE_DIGITS = 12
 
 
@@ -44,7 +43,6 @@ def tfmq_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker `tfmq_faults`."""
     config.addinivalue_line(
         "markers",
         'tfmq_faults(faults=("crash", "lost_reply", "duplicate", "rebalance"), runs=200): run the test again with each'
@@ -54,7 +52,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> object | None:
-    """Run a test that is marked `tfmq_faults` once for each fault."""
     if item.get_closest_marker("tfmq_faults") is None:
         return None
     from tfmq.testing.fault_runs import run_protocol
@@ -64,21 +61,19 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Report an invalid marker as an error of its test."""
     if item.get_closest_marker("tfmq_faults") is not None and FAULT_RUN_KEY not in item.stash:
-        from tfmq.testing.fault_runs import check_marker as check
+        from tfmq.testing.fault_runs import check_marker
 
-        check(item)
+        check_marker(item)  # so that an invalid marker is an error of its test
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> None:
-    """Add the injected fault to the report of a failed run."""
     if FAULT_RUN_KEY in item.stash and call.excinfo is not None:
-        from tfmq.testing.fault_runs import fault_note as told
+        from tfmq.testing.fault_runs import fault_note
 
-        if sentence := told(item.stash[FAULT_RUN_KEY]):
-            call.excinfo.value.add_note(sentence)
+        if note := fault_note(item.stash[FAULT_RUN_KEY]):
+            call.excinfo.value.add_note(note)
 
 
 @pytest.fixture(scope="session")

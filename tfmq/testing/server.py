@@ -1,7 +1,6 @@
 """The broker of a simulation: the real request handler and sessions on a disk in memory, without sockets.
 
-Nothing runs by itself: `run_turn` runs the work that is due now. Work for other threads runs in turns too, in
-order.
+Nothing runs by itself: `run_turn` runs the work that is due now, also one piece of work for another thread.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from tfmq.protocol.commands import ACKS, Command, header_bounds
 from tfmq.server.session import HANDLERS, Method, Session, SessionContext
 from tfmq.testing.wire import BrokerEnd, ClientEnd, Wire
 
-STOP_TURNS_MAX: Final = 100_000
-"""Maximum number of turns until a stop has ended."""
+STOP_TURNS_MAX: Final = 100_000  # after which a stop counts as failed
 
 Done = Callable[[Any, BaseException | None], None]
 
@@ -81,10 +79,7 @@ class SimulatedServer:
         return self.engine is not None
 
     def start(self) -> None:
-        """Start the broker on the current disk.
-
-        Raises the error that prevents the start; does nothing if it runs.
-        """
+        """Start the broker on the current disk, unless it runs. Raises the error that prevents the start."""
         if self.engine is None:
             self._pending_jobs.clear()
             engine = RequestHandler(self.config, self.disk, self._clock, self._enqueue_job, self._random.randbytes)
@@ -113,15 +108,13 @@ class SimulatedServer:
     def kill(self, keep: str = "nothing") -> None:
         """Simulate a power failure: connections break, pending work is lost.
 
-        Of the bytes that were not fsynced, `keep` ("nothing", "some", "everything") are on the disk
-        afterwards. "everything" is the result of a crash of the process alone.
+        `keep`: which bytes that were not fsynced are on the disk afterwards: "nothing", "some" or "everything".
         """
         self.disconnect()
         self._discard_state()
         self.disk = self.disk.crash(self._random, keep=keep)
 
     def connect(self) -> ClientEnd | None:
-        """Return a new connection; None if the broker does not run or refuses it."""
         if self.engine is None or self._refuses():
             return None
         wire = Wire()
@@ -135,10 +128,7 @@ class SimulatedServer:
             end.wire.break_connection()
 
     def run_turn(self) -> bool:
-        """Run the work that is due now, once: frames, work, timers, writes and fsyncs.
-
-        Return whether there was any.
-        """
+        """Run the work that is due now, once; return whether there was any."""
         engine = self.engine
         if engine is None:
             return False
@@ -163,7 +153,7 @@ class SimulatedServer:
     def next_time(self) -> float:
         """Return when the broker has work next, in monotonic seconds; infinity if never.
 
-        Periodic housekeeping runs together with other work, or when time stops advancing.
+        Deferrable timers do not count: they run together with other work, or when time stops advancing.
         """
         if self.engine is None:
             return float("inf")

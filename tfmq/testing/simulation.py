@@ -1,9 +1,8 @@
 """A broker and its clients in one thread, under one clock.
 
-`settle` runs all work that is due now, until no participant has work left. Time advances in two cases only:
-the test advances it (`clock.advance`); or a client waits, no work is left, and the wait has an end. Then time
-advances from one due event to the next, each at its time, and never beyond the wait's end. A wait that has no
-end, and that no pending event can end, raises `NothingComes`; time does not advance meanwhile.
+`settle` runs all work that is due now, until no participant has work left. Time advances in two cases only: the test
+advances it (`clock.advance`), or a client waits, no work is left, and the wait has an end. Then time advances from one
+due event to the next, up to the wait's end. A wait that nothing can end raises `NothingComes`.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from tfmq.testing.clock import VirtualClock
 from tfmq.testing.server import SimulatedServer
 
 WAIT_SECONDS_MAX: Final = 3600.0
-"""Longer than all deadlines of a client. A longer wait, unless it was requested, never ends."""
+"""Longer than all deadlines of a client: a wait without a timeout that lasts longer never ends."""
 ROUNDS_MAX: Final = 100_000
-"""More rounds than this are an internal error: a participant always reports work and never does it."""
+"""More rounds than this are an internal error: a participant reports work again and again, and never does it."""
 NEVER: Final = float("inf")
 
 
@@ -32,7 +31,7 @@ class NothingComes(RuntimeError):
 
 
 class SimulatedClient(Protocol):
-    """The driver of a client, as used by the simulation."""
+    """A client's driver, as the simulation uses it."""
 
     closed: bool
     link: ClientConnection
@@ -48,25 +47,18 @@ class SimulatedClient(Protocol):
         """Run callbacks of the user's code that are due. Return whether there were any."""
         ...
 
-    def close_at_once(self) -> None:
-        """Close without waiting for pending requests."""
-        ...
+    def close_at_once(self) -> None: ...
 
 
 class Simulation:
-    """The simulation of a broker and its clients.
-
-    All calls must be in the thread that created it.
-    """
+    """The simulation of a broker and its clients. All calls must be in the thread that created it."""
 
     def __init__(self, clock: VirtualClock, server: SimulatedServer) -> None:
         self.clock = clock
         self.server = server
         self.clients: list[SimulatedClient] = []
-        self.change_count = 0
-        """Number of changes so far, so that drivers notice progress."""
-        self.callback_rounds = 0
-        """Number of rounds in which user callbacks ran."""
+        self.change_count = 0  # changes so far, by which drivers notice progress
+        self.callback_rounds = 0  # rounds in which user callbacks ran
         self.on_client_call: Callable[[], None] | None = None
         """Called when the test calls a client, before the call has an effect."""
         self._thread = threading.get_ident()
@@ -77,16 +69,14 @@ class Simulation:
         clock.go_on = self.advance_to
 
     def add_client(self, client: SimulatedClient) -> None:
-        """Add the driver of a client to the simulation, which runs it until it is closed."""
         self.check_thread()
         self.clients.append(client)
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """Run `work()` soon, outside of the current call, so that it may wait."""
+        """Run `work()` soon after the current call has returned; `work` may wait, which that call may not."""
         self._deferred_work.append(work)
 
     def check_thread(self) -> None:
-        """Raise `NotAllowed` in another thread than the test's."""
         if threading.get_ident() != self._thread:
             raise NotAllowed(
                 "A simulated broker and its clients live in the thread that made them, where one thing happens after"
@@ -112,7 +102,6 @@ class Simulation:
                 return
 
     def settle_and_flush(self) -> None:
-        """Settle, and send lingering batches at once."""
         for client in self.clients:
             for ticker in client.tickers:
                 if isinstance(ticker, RecordAccumulator):
@@ -174,10 +163,7 @@ class Simulation:
         return False
 
     def wait_limit(self, client: SimulatedClient, targets: Iterable[Future], seconds: float | None) -> float:
-        """Return the time up to which a wait may last.
-
-        Raises `NothingComes` for a wait that cannot end.
-        """
+        """Return the time up to which a wait may last. Raises `NothingComes` for a wait that cannot end."""
         now = self.clock.monotonic()
         if seconds is None:
             if not has_own_deadline(client, targets):
@@ -194,12 +180,11 @@ class Simulation:
             self.on_client_call()
 
     def all_connected(self) -> bool:
-        """Return whether every client that has requests is connected."""
         return all(client.link.state == READY for client in self.clients if client.link.has_pending_requests)
 
     @contextmanager
     def client_call(self) -> Iterator[None]:
-        """Context of one client call; the total time of the waits in it is bounded."""
+        """Context of one client call, in which the total time of all waits is limited."""
         before = self._call_started, self._longest_wait
         self._call_started, self._longest_wait = self.clock.monotonic(), 0.0
         try:
@@ -218,7 +203,6 @@ class Simulation:
         self._deferred_work.clear()
 
     def deadlock_error(self) -> NothingComes:
-        """Return the error for a wait that would never end."""
         return NothingComes(
             f"This would wait for ever: nothing is left to happen at {self.clock.now:%Y-%m-%d %H:%M:%S} UTC of the"
             " test's clock. Move it (tfmq_broker.clock.advance(minutes=30)), send first what is waited for, or wait"
@@ -227,10 +211,9 @@ class Simulation:
 
 
 def has_own_deadline(client: SimulatedClient, targets: Iterable[Future]) -> bool:
-    """Return whether the client ends the wait by itself, although the caller gave no timeout.
+    """Return whether the client ends a wait without a timeout by itself.
 
-    That is so for requests, which are answered or fail, and for sent messages, which are delivered or fail.
-    Only a wait for new messages without a timeout never ends by itself.
+    Requests are answered or fail, sent messages are delivered or fail. Only a wait for new messages may last forever.
     """
     if any(getattr(target, "deadline", NEVER) != NEVER for target in targets):
         return True

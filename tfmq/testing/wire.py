@@ -1,7 +1,7 @@
 """An in-memory connection between a client's channel and a broker's session.
 
-Nothing is transferred by itself. The client's end behaves like a non-blocking socket; the broker's end splits
-received bytes into frames in `deliver`, with the checks of the real transport.
+The client's end behaves like a non-blocking socket; the broker's end splits received bytes into frames in `deliver`,
+with the checks of the real transport.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from tfmq.errors import BadFrame
 from tfmq.protocol.frames import check_size
 from tfmq.server.session import Session
 
-LENGTH_BYTES: Final = 4
-"""Bytes of the length word of a frame."""
-INVALID_START_BYTES: Final = 16
-"""Number of bytes of an invalid frame that the session gets, to name its probable protocol."""
+LENGTH_BYTES: Final = 4  # the length word of a frame
+INVALID_START_BYTES: Final = 16  # of an invalid frame, from which the session guesses the peer's protocol
 
 
 class Wire:
@@ -48,7 +46,6 @@ class ClientEnd:
         return -1
 
     def sendmsg(self, buffers: Iterable[bytes | bytearray | memoryview]) -> int:
-        """Accept all bytes. Raises ConnectionResetError if the connection is broken."""
         wire = self._wire
         if wire.broken or wire.broker_ended:
             raise ConnectionResetError("the broker is gone")
@@ -58,10 +55,7 @@ class ClientEnd:
         return len(wire.to_broker) - before
 
     def recv(self, size: int) -> bytes:
-        """Return available bytes; b"" at the end of the connection.
-
-        Raises BlockingIOError if there are no bytes, ConnectionResetError if the connection is broken.
-        """
+        """Return available bytes; b"" at the end of the connection. Raises BlockingIOError, ConnectionResetError."""
         wire = self._wire
         if wire.broken:
             raise ConnectionResetError("the broker is gone")
@@ -92,7 +86,6 @@ class BrokerEnd:
 
     @property
     def peer(self) -> str:
-        """The client's name for log lines."""
         return f"client-{self._number}"
 
     def setTcpNoDelay(self, enabled: bool) -> None:
@@ -102,11 +95,9 @@ class BrokerEnd:
         """Do nothing: there is no TCP connection."""
 
     def pause(self, reason: str) -> None:
-        """Deliver nothing until `resume` was called for every reason."""
         self._pauses.add(reason)
 
     def resume(self, reason: str) -> None:
-        """Remove a pause reason; frames are delivered again when no reason is left."""
         self._pauses.discard(reason)
 
     def send(self, buffers: Iterable[Any]) -> None:
@@ -120,14 +111,10 @@ class BrokerEnd:
         self.wire.broker_ended = True
 
     def cut_off(self, why: str) -> None:
-        """End the connection at once."""
         self.wire.break_connection()
 
     def deliver(self) -> bool:
-        """Pass every complete frame to the session, then the end of the connection.
-
-        Return whether there was any.
-        """
+        """Pass every complete frame, then the end of the connection, to the session; return whether there was any."""
         if self.is_lost:
             return False
         wire, inbox = self.wire, self.wire.to_broker
@@ -151,7 +138,6 @@ class BrokerEnd:
         return taken
 
     def lose_connection(self, reason: str) -> None:
-        """End the connection and notify the session."""
         if not self.is_lost:
             self.is_lost = True
             self._session.connectionLost(reason)

@@ -79,7 +79,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "a-planned-error-is-served-besides",
         "a request with a planned failure is not executed",
-        "tfmq/testing/faults.py",
+        "tfmq/testing/planned_faults.py",
         "        else:\n            reply.error(fault.error)\n",
         (
             "        else:\n"
@@ -90,7 +90,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "a-planned-error-stays",
         "as many requests fail as were planned",
-        "tfmq/testing/faults.py",
+        "tfmq/testing/planned_faults.py",
         "        self._planned.remove(fault)\n",
         "",
         [BROKER, "tests/testing/test_faults.py"],
@@ -171,7 +171,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "an-answer-that-is-lost-was-never-due",
         "a lost reply is the reply to a request that was executed",
-        "tfmq/testing/faults.py",
+        "tfmq/testing/planned_faults.py",
         "            method(engine, request, body, ErrorReplacingReply(reply, fault.error), session)\n",
         "            reply.error(fault.error)\n",
         ["tests/testing/test_faults.py", BROKER],
@@ -179,7 +179,7 @@ TESTING: Final[tuple[Mutant, ...]] = (
     Mutant(
         "any-word-can-be-made-to-fail",
         "an unknown request name is refused, with a list of the known ones",
-        "tfmq/testing/faults.py",
+        "tfmq/testing/planned_faults.py",
         "        if command.name.lower() == what:\n",
         "        if command.name.lower().startswith(what[:1]):\n",
         ["tests/testing/test_faults.py"],

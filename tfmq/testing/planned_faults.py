@@ -1,8 +1,7 @@
 """Planned faults: requests that fail because a test says so.
 
-The broker sends the planned error in place of its reply, and the client reacts as to a real one. So an error
-that the client retries by itself (`Busy` after a send, any retriable error after a fetch) costs time but is
-not visible to the program.
+The broker sends the planned error in place of its reply, and the client reacts as to a real one: an error that the
+client retries by itself costs time but is not visible to the program.
 """
 
 from __future__ import annotations
@@ -27,18 +26,14 @@ REQUESTS_BY_WORD: Final[Mapping[str, tuple[type[Any], ...]]] = {
     "commit": (commands.CommitTransaction, commands.Transact),
     "rollback": (commands.RollbackTransaction,),
 }
-"""The words of `fail_next` and their commands. Any other command is named as in the protocol, as
-"create_topic"."""
+"""The words of `fail_next`. Any other command is named as in the protocol, such as "create_topic"."""
 CONNECT: Final = "connect"
 
 RequestObserver = Callable[[Any, Any, Any, Any], Any]
 
 
 class PlannedFault(NamedTuple):
-    """One request that will fail.
-
-    `done`: the request is executed, and only its reply is replaced.
-    """
+    """One request that will fail. `done`: the request is executed, and only its reply is replaced."""
 
     requests: tuple[type[Any], ...]
     error: TfmqError
@@ -71,17 +66,12 @@ class PlannedFaults:
 
     def __init__(self) -> None:
         self._planned: deque[PlannedFault] = deque()
-        self.refusal_count = 0
-        """Number of connections that will be refused."""
+        self.refusal_count = 0  # connections that will be refused
         self.observer: RequestObserver | None = None
-        """Called first with every request; returns the reply object, or None if the request must not be
-        executed."""
+        """Called with every request before it is executed; returns the reply object, or None: do not execute it."""
 
     def fail_next(self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False) -> None:
-        """Let the next `times` requests of the kind `what` fail with `error`.
-
-        Raises `BadRequest`, `TypeError`.
-        """
+        """Let the next `times` requests of the kind `what` fail with `error`. Raises `BadRequest`, `TypeError`."""
         if isinstance(times, bool) or not isinstance(times, int) or times < 1:
             raise BadRequest(f"times={times!r}: it fails once or more often.")
         if what == CONNECT:
@@ -119,10 +109,7 @@ class PlannedFaults:
 
 
 def request_types(what: str) -> tuple[type[Any], ...]:
-    """Return the request types for a word or a command's name.
-
-    Raises `BadRequest` with the list of words.
-    """
+    """Return the request types for a word or a command's name. Raises `BadRequest`, which lists the words."""
     if what in REQUESTS_BY_WORD:
         return REQUESTS_BY_WORD[what]
     for command, _ in HANDLERS.values():
