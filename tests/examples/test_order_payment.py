@@ -28,7 +28,7 @@ def accounts(*arguments: str) -> dict[str, list[int]]:
 
 
 def test_its_accidents_are_at_every_step_of_a_transaction() -> None:
-    assert set(accidents.STEPS) == set(STEPS) - {"session is looked at"}
+    assert set(accidents.STEPS) == set(STEPS) - {"session is checked"}
 
 
 @pytest.mark.long

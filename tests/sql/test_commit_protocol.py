@@ -43,7 +43,7 @@ from tfmq.sql.recovery import DECISION_BY_BROKER_STATE
 from tfmq.sql.session import SessionParticipant
 
 STEPS = (
-    "session is looked at",
+    "session is checked",
     "broker begins",
     "session begins",
     "database prepares",
@@ -370,7 +370,7 @@ def test_a_refused_session_begins_nothing(sqlite_engine: Engine, monkeypatch: py
     monkeypatch.setattr(commit_protocol, "run_step", failing)
     with pytest.raises(NotAllowed):
         Shop(Way(sqlite_engine, False, False)).sell()
-    assert failing.seen == ["session is looked at"]
+    assert failing.seen == ["session is checked"]
 
 
 # Both ways of doing a step give what it gives, on a connection that is given back.

@@ -3,8 +3,8 @@
     {"version": 2, "groups": {GROUP: {TOPIC: {PARTITION: {"offset": ..., "index": ..., "incarnation": ..., "epoch": ...,
     "generation": ...}}}}}
 
-Offset -1: the partition was claimed, but no offset is committed. Version 1 had one generation for each group
-and no claims; its files are read, and written again as version 2.
+Offset -1: the partition was claimed, but no offset is committed. Version 1 had one generation for each group and no
+claims; its files are read, and written again as version 2.
 """
 
 import json
@@ -21,7 +21,7 @@ from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced,
 
 FILE_VERSION: Final = 2
 FILE_BYTES_MAX: Final = 64 << 20
-"""Limit above the largest possible file; protects memory from a wrong path."""
+"""Larger than any file of offsets: a wrong path must not fill the memory."""
 LOCK_PAUSE_SECONDS: Final = 0.005
 LOCK_TRIES: Final = 2000
 """Attempts to lock the file: ten seconds in all, for other processes on a very slow disk."""
@@ -34,15 +34,14 @@ UNKNOWN: Final = StoredOffset(NO_OFFSET, generation=-1)
 class FileOffsets:
     """Offset storage in a file, which all members of a group on one machine may share.
 
-    Each call locks the file, by `PATH.lock`. Every call raises Busy if other processes do not release the
-    lock, Damaged if the file is invalid, and StoreFailed if the disk fails or is full; that is retriable,
-    except if the file cannot exist at all.
+    Each call locks `PATH.lock`. Every call raises Busy if other processes do not release the lock in time, Damaged if
+    the file is invalid, and StoreFailed if the disk fails or is full, which is retriable unless the file cannot
+    exist.
     """
 
     def __init__(self, path: str, disk: Disk | None = None, pause: Callable[[float], None] = time.sleep) -> None:
-        self.path = os.path.realpath(
-            os.path.expanduser(path)
-        )  # resolved, because replacing a symbolic link would result in two files
+        # Resolved, because replacing a symbolic link would result in two files.
+        self.path = os.path.realpath(os.path.expanduser(path))
         self._disk = disk or RealDisk()
         self._pause = pause
         self._closed = False
@@ -70,10 +69,9 @@ class FileOffsets:
     def _change(
         self, group: str, generations: Mapping[PartitionName, int], new: Mapping[PartitionName, StoredOffset]
     ) -> dict[PartitionName, StoredOffset]:
-        """Set the generations of rows, and the offsets that are in `new`.
+        """Set the generations of rows, and the offsets that are in `new`; return the committed offsets.
 
-        Return the committed offsets. Raises Fenced for rows with a higher generation, after the others are
-        changed.
+        Raises Fenced for rows with a higher generation, after the others are changed.
         """
         lock = self._lock()
         try:
@@ -97,15 +95,14 @@ class FileOffsets:
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """Convert errors of the disk to StoreFailed."""
         try:
             yield
         except (OSError, Full) as error:
             reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-            hopeless = is_permanent_error(error)
-            advice = "its folder must exist, and this user must be allowed to write in it" if hopeless else ""
+            is_permanent = is_permanent_error(error)
+            advice = "its folder must exist, and this user must be allowed to write in it" if is_permanent else ""
             raise StoreFailed(
-                f"The offsets are in {self.path}: {reason}{advice and '; ' + advice}.", retriable=not hopeless
+                f"The offsets are in {self.path}: {reason}{advice and '; ' + advice}.", retriable=not is_permanent
             ) from error
 
     def _check_open(self) -> None:
@@ -113,7 +110,6 @@ class FileOffsets:
             raise Closed(f"The offset file {self.path} was closed.")
 
     def _lock(self) -> Lock:
-        """Lock the file. Raises Busy if other processes do not release the lock in time."""
         self._check_open()
         holder = ""
         for _ in range(LOCK_TRIES):
@@ -170,7 +166,6 @@ class FileOffsets:
 
 
 def _stored_offsets(rows: Rows, partitions: Iterable[PartitionName]) -> Rows:
-    """Return the committed offsets of `partitions`."""
     found = {name: rows.get(name, UNKNOWN) for name in partitions}
     return {name: row for name, row in found.items() if row.offset != NO_OFFSET}
 
@@ -185,7 +180,7 @@ def _encode(groups: Mapping[str, Rows]) -> bytes:
 
 
 def _decode_group(topics: Any, generation: int | None = None) -> Rows:
-    """Decode the parsed rows of a group; `generation`: that of all. Raises various errors for invalid ones."""
+    """Decode the rows of a group; `generation` replaces that of each row. Raises various errors for invalid ones."""
     own = {} if generation is None else {"generation": generation}
     found: Rows = {}
     for topic, rows in topics.items():
@@ -200,7 +195,6 @@ def _decode_group(topics: Any, generation: int | None = None) -> Rows:
 
 
 def _decode_group_of_version_1(group: Any) -> Rows:
-    """Decode a group of version 1, which had one generation for all of its rows."""
     if type(group["generation"]) is not int or group["generation"] < 0:
         raise ValueError(group)
     return _decode_group(group["offsets"], group["generation"])

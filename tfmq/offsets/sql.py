@@ -1,11 +1,10 @@
 """Offset storage in a database, through SQLAlchemy: `offsets="sql:URL"`.
 
-If the offsets are in the database of the program's results, both can be committed in one transaction, so that
-processing is exactly once: `tfmq.sql.commit_offsets`. Periodic commits by the consumer work in every
-database.
+If the offsets are in the database of the program's results, `tfmq.sql.commit_offsets` commits both in one transaction,
+so that processing is exactly once.
 
-A row is a partition of a group. Its `generation` is the fence: a row is changed only with the same or a
-higher one, and the comparison is part of the statement, so the database decides between two members.
+A row is a partition of a group. Its `generation` is the fence: a row is changed only with the same or a higher
+generation, and the comparison is part of the statement, so the database decides between two members.
 """
 
 from __future__ import annotations
@@ -70,15 +69,12 @@ TRANSACTION_ATTEMPTS: Final = 3
 class SqlOffsets:
     """Offset storage in the table `tfmq_offsets`, which is created on first use.
 
-    Every call raises StoreFailed if the database is not reachable, and Busy while another transaction has the
-    rows locked; both are retriable.
+    Every call raises StoreFailed if the database is not reachable, and Busy while another transaction has the rows
+    locked; both are retriable.
     """
 
     def __init__(self, url: str) -> None:
-        """Parse the URL; the database is not opened.
-
-        Raises BadRequest for an invalid URL, an in-memory database, and an asyncio driver.
-        """
+        """Parse the URL. Raises BadRequest for an invalid URL, an in-memory database, and an asyncio driver."""
         self.shown = url_without_passwords(url)
         try:
             self.url = make_url(url)
@@ -106,10 +102,7 @@ class SqlOffsets:
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
     ) -> dict[PartitionName, StoredOffset]:
-        """Claim partitions; see `ClaimingStorage.claim`.
-
-        Waits for transactions that have the rows locked.
-        """
+        """Claim partitions (see `ClaimingStorage.claim`); wait for transactions that have the rows locked."""
         lost, kept = self._run_transaction(
             lambda connection: (
                 claim_rows(connection, group, generation, partitions),
@@ -136,7 +129,6 @@ class SqlOffsets:
             raise fenced(self.shown, group, lost)
 
     def _run_transaction(self, work: Callable[[Connection], Result]) -> Result:
-        """Run `work` in a transaction and return its result; committed on return."""
         for left in reversed(range(TRANSACTION_ATTEMPTS)):
             try:
                 with self._open_engine().begin() as connection:
@@ -189,7 +181,7 @@ class SqlOffsets:
             ) from None
 
     def _to_transient_error(self, error: DBAPIError) -> TfmqError:
-        """Return the error for the caller if a retry may help. Raises StoreFailed if it cannot."""
+        """Return the error for the caller, if a retry may help; otherwise raise StoreFailed."""
         where, reason = self.shown, _first_line(error)
         file = self.url.database if self.url.get_backend_name() == "sqlite" else None
         if is_permanent_error(error, file):
@@ -204,7 +196,7 @@ class SqlOffsets:
 
 
 def _first_line(error: DBAPIError) -> str:
-    """Return the database's message, without the following notes about the statement."""
+    """Return the database's message, without SQLAlchemy's notes about the statement."""
     return str(error.orig).strip().partition("\n")[0]
 
 
@@ -239,16 +231,12 @@ def create_table(engine: Engine) -> None:
     try:
         TABLE.create(engine, checkfirst=True)
     except DBAPIError:
-        # Another process created the table meanwhile, or permissions are missing; the second attempt finds
-        # out.
+        # Another process created the table meanwhile, or permissions are missing: the second attempt finds out.
         TABLE.create(engine, checkfirst=True)
 
 
 def read_rows(connection: Connection, group: str, names: Iterable[PartitionName]) -> dict[PartitionName, StoredOffset]:
-    """Return the committed offsets of these partitions.
-
-    Partitions that were claimed but have no offset are left out.
-    """
+    """Return the committed offsets of these partitions, without those that were only claimed."""
     wanted = set(names)
     table = TABLE.c
     of_group = table.consumer_group == group, table.topic.in_({name.topic for name in wanted})
@@ -263,7 +251,7 @@ def claim_rows(
 ) -> dict[PartitionName, int]:
     """Set the generation of the partitions' rows, in the connection's transaction.
 
-    Return {partition: stored generation} of the rows with a higher generation; these are unchanged.
+    Return {partition: stored generation} of the rows that stay unchanged because that generation is higher.
     """
     return _change_rows(connection, group, dict.fromkeys(names, (generation, None)))
 
@@ -278,10 +266,7 @@ def save_rows(
 def _change_rows(
     connection: Connection, group: str, changes: Mapping[PartitionName, tuple[int, StoredOffset | None]]
 ) -> dict[PartitionName, int]:
-    """Change rows to (generation, offset or None), in the connection's transaction.
-
-    Return {partition: stored generation} of the rows with a higher generation; these are unchanged.
-    """
+    """Change rows to (generation, offset or None) like `claim_rows`."""
     lost = {}
     for name in sorted(changes):  # in a fixed order, to avoid deadlocks between members
         kept = _change_row(connection, group, name, *changes[name])
@@ -293,7 +278,7 @@ def _change_rows(
 def _change_row(
     connection: Connection, group: str, name: PartitionName, generation: int, new: StoredOffset | None
 ) -> int | None:
-    """Change one row. Return None, or the stored generation if it is higher: the row is unchanged."""
+    """Change one row. Return None, or the stored generation if that is higher and the row is unchanged."""
     key = _row_condition(group, name)
     kept: int | None = None
     for _ in range(CHANGE_ATTEMPTS):
@@ -328,7 +313,7 @@ def _row_condition(group: str, name: PartitionName) -> ColumnElement[bool]:
 
 
 def _column_values(new: StoredOffset | None, generation: int) -> dict[str, Any]:
-    """Return the column values of a row: `generation`, and the fields of `new` unless it is None."""
+    """Return the column values of a row: `generation`, and the fields of `new` if there is one."""
     if new is None:
         return {"generation": generation}
     return {

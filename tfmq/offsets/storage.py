@@ -1,12 +1,9 @@
 """Offset storages: the interface, its data types, and helpers that storages share.
 
-A storage has a `StoredOffset` per group and partition. Its generation is the one under which the partition
-was assigned, or a later one of the same member. Generations are from a durable counter, so a new owner has a
-higher one than all former owners. A storage rejects commits with a lower generation, so a member that lost
-the partition and has not noticed cannot commit. The default, the broker itself, does not use this interface:
-see `tfmq.client.consumer.offset_commit`.
-
-The helpers mask passwords in URLs and classify permanent errors of files and databases.
+A storage has a `StoredOffset` per group and partition. Its generation is the one under which the partition was
+assigned. Generations are from a durable counter, so a new owner has a higher one than all former owners. A storage
+rejects commits with a lower generation, so a member that lost the partition and has not noticed cannot commit. The
+default, the broker itself, does not use this interface: see `tfmq.client.consumer.offset_commit`.
 """
 
 from __future__ import annotations
@@ -48,8 +45,8 @@ PERMANENT_SQLSTATES: Final = frozenset({"28000", "28P01", "3D000", "3F000", "425
 def is_permanent_error(error: BaseException, path: str | os.PathLike[str] | None = None) -> bool:
     """Return whether retrying cannot resolve `error`.
 
-    `path`: the file of an SQLite database, whose "cannot open" error has no reason: too many open files is
-    transient, a missing directory is not.
+    `path`: the file of an SQLite database. Its error "cannot open" gives no reason: too many open files is transient, a
+    missing directory is not.
     """
     if isinstance(error, OSError):
         return error.errno in PERMANENT_ERRNOS
@@ -61,7 +58,6 @@ def is_permanent_error(error: BaseException, path: str | os.PathLike[str] | None
 
 
 def _is_accessible(path: Path) -> bool:
-    """Return whether a file at `path` can be opened or created."""
     if path.exists():
         return path.is_file() and os.access(path, os.R_OK | os.W_OK)
     return path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)
@@ -93,10 +89,9 @@ class PartitionName(NamedTuple):
 class StoredOffset(NamedTuple):
     """Committed offset of a group in one partition.
 
-    Reading continues at byte `offset`, after `index` messages of the record there (0 outside of compressed
-    batches). `incarnation` is that of the topic, `epoch` that of the log when it was read, `generation` the
-    one under which the partition was assigned to the committing member. In a commit, generation 0 means the
-    generation of the commit.
+    Reading continues at byte `offset`, after `index` messages of the record there (0 outside of compressed batches).
+    `incarnation` is that of the topic, `epoch` that of the log when it was read, `generation` the one under which the
+    partition was assigned to the committing member. In a commit, generation 0 means the generation of the commit.
     """
 
     offset: int
@@ -108,11 +103,10 @@ class StoredOffset(NamedTuple):
 
 @runtime_checkable
 class OffsetStorage(Protocol):
-    """Storage of offsets.
+    """Storage of offsets. Its methods may block on a disk or a network; no two are called at a time.
 
-    Its methods may block on a disk or a network; no two are called at a time.
-    `claim` (see `ClaimingStorage`) fences members that lost a partition and have not noticed. A storage
-    without it is read instead, and fences from the first commit of the new owner on.
+    `claim` (see `ClaimingStorage`) fences members that lost a partition and have not noticed. A storage without it is
+    read instead, and fences from the first commit of the new owner on.
     """
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> Mapping[PartitionName, StoredOffset]:
@@ -122,9 +116,8 @@ class OffsetStorage(Protocol):
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         """Commit `offsets`, each with its own generation (see `under`); durable on return.
 
-        Partitions are independent: where a higher generation is stored, nothing is changed. For these it
-        raises Fenced (see `fenced`) after all others are committed. After any other error it is unknown
-        what was committed.
+        Partitions are independent: where a higher generation is stored, nothing is changed, and Fenced (see `fenced`)
+        is raised after all others are committed. After any other error it is unknown what was committed.
         """
         ...
 
@@ -142,8 +135,8 @@ class ClaimingStorage(OffsetStorage, Protocol):
     ) -> Mapping[PartitionName, StoredOffset]:
         """Set the generation of these partitions and return their offsets, in one atomic step.
 
-        Those without an offset are left out. From then on a commit with a lower generation is rejected.
-        Raises Fenced (see `fenced`) for partitions with a higher generation; all others are claimed.
+        Those without an offset are left out. From then on a commit with a lower generation is rejected. Raises Fenced
+        (see `fenced`) for partitions with a higher generation; all others are claimed.
         """
         ...
 
@@ -163,10 +156,7 @@ def claim(
 
 
 def fenced(where: str, group: str, kept: Mapping[PartitionName, int]) -> Fenced:
-    """Return the error for partitions whose stored generations, in `kept`, are higher.
-
-    `where` names the storage.
-    """
+    """Return the error for partitions with higher stored generations (`kept`); `where` names the storage."""
     names = ", ".join(f"{name} (generation {kept[name]})" for name in sorted(kept))
     return Fenced(
         f"{where}: another member of group {group} has taken over {names}. (After a broker was set up again: remove the"
@@ -176,6 +166,6 @@ def fenced(where: str, group: str, kept: Mapping[PartitionName, int]) -> Fenced:
 
 
 def fenced_partitions(error: Fenced, asked: Iterable[PartitionName]) -> Collection[PartitionName]:
-    """Return which of the `asked` partitions `error` is about: all, if it names none."""
+    """Return the partitions that `error` names, or all that were `asked` for if it names none."""
     named = error.details.get("partitions")
     return frozenset(asked) if named is None else frozenset(PartitionName(*each) for each in named)

@@ -45,50 +45,48 @@ class Step(NamedTuple):
 Steps = Generator[Step, Any, Result]
 
 CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome, Damaged)
-"""What a broker may say to the commit of a transaction that the database has committed, and that is not "later"."""
+"""Errors of a commit at the broker that contradict the database; after any other error check-back commits later."""
 
 
 class SharedTransaction:
-    """One transaction shared by the database session of `part` and the broker.
+    """One transaction shared by a database session, through its `participant`, and the broker.
 
     The protocol:
 
         check the session, begin at the broker, begin the session's transaction
         ... the user's block: changes, sends ...
         write the changes and the row; prepare them if the database supports it
-        prepare at the broker               from here on it uses check-back if the client is lost
+        prepare at the broker               from here on the broker checks back if the client is lost
         commit the database                 THE DECISION: the row becomes visible
         commit at the broker
 
-    Before the decision every failure rolls back both sides. A failure of the decision itself is resolved by
-    reading the row (`tfmq.sql.decision`), as check-back would. After it nothing can revert the transaction:
-    if the broker cannot be reached, its check-back later finds the row and commits.
+    Before the decision every failure rolls back both sides. A failure of the decision itself is resolved by reading
+    the row (`tfmq.sql.decision`), as check-back would. After the decision nothing can revert the transaction: if the
+    broker cannot be reached, its check-back later finds the row and commits.
 
     `begin(xid)` begins the broker's transaction; `node()` then returns the broker's id.
     """
 
     def __init__(
         self,
-        part: SessionParticipant,
-        hands: BlockingExecutor | AsyncExecutor,
+        participant: SessionParticipant,
+        executor: BlockingExecutor | AsyncExecutor,
         begin: Callable[[str], Any],
         node: Callable[[], str],
     ) -> None:
-        self.part, self._executor = part, hands
+        self.participant, self._executor = participant, executor
         self._begin, self._node = begin, node
         self.xid = ""
         self.transaction: Any = None
-        self.is_empty = True
-        """Whether nothing was sent; then only the database commits."""
+        self.is_empty = True  # nothing was sent: only the database commits
 
     def begin(self) -> Steps[None]:
-        """Check the session and begin both transactions."""
-        identity = yield self._in_session("session is looked at", self.part.check_session)
-        self.xid = new_xid(self.part.engine.url, identity)
+        identity = yield self._in_session("session is checked", self.participant.check_session)
+        self.xid = new_xid(self.participant.engine.url, identity)
         self.transaction = yield Step("broker begins", lambda: self._begin(self.xid))
         gid = prepared_name(self.xid, self._node())
         try:
-            yield self._in_session("session begins", lambda: self.part.begin(gid))
+            yield self._in_session("session begins", lambda: self.participant.begin(gid))
         except BaseException as error:
             yield from self._rollback_broker(error)
             raise
@@ -96,7 +94,7 @@ class SharedTransaction:
     def end(self, error: BaseException | None) -> Steps[None]:
         """Commit both sides after the user's block, or roll both back if `error` ended it.
 
-        Raises: the error for the caller, if it is not `error`.
+        Raises what prevents the commit; `error` is raised by the `with` statement.
         """
         if error is not None:
             yield from self._rollback_both(error)
@@ -111,7 +109,7 @@ class SharedTransaction:
 
     def _commit_session_only(self) -> Steps[None]:
         try:
-            yield self._in_session("database commits", self.part.commit)
+            yield self._in_session("database commits", self.participant.commit)
         except BaseException as error:
             yield from self._rollback_both(error)
             raise
@@ -119,10 +117,10 @@ class SharedTransaction:
 
     def _prepare_database(self) -> Steps[None]:
         try:
-            yield self._in_session("database prepares", lambda: self.part.prepare(self.xid))
+            yield self._in_session("database prepares", lambda: self.participant.prepare(self.xid))
         except BaseException as error:
             yield from self._rollback_session(error)
-            if self.part.may_be_prepared:
+            if self.participant.may_be_prepared:
                 # The prepare may have succeeded although its reply was lost. The broker is not prepared, so no client
                 # commits it by check-back.
                 yield from self._read_decision("rollback", error)
@@ -130,15 +128,12 @@ class SharedTransaction:
             raise
 
     def _prepare_broker(self) -> Steps[bool]:
-        """Prepare the transaction at the broker.
-
-        Return True if check-back has already committed the database's part.
-        """
+        """Prepare at the broker; return True if check-back has committed the database's part already."""
         try:
             yield Step("broker prepares", self.transaction.prepare)
         except BaseException as error:
-            gone = yield from self._rollback_session(error)
-            if not gone and self.part.two_phase:
+            is_rolled_back = yield from self._rollback_session(error)
+            if not is_rolled_back and self.participant.two_phase:
                 # Both sides may be prepared, so another client may commit by check-back.
                 decision = yield from self._read_decision("rollback", error)
                 if decision == "commit" and isinstance(error, TfmqError):
@@ -156,7 +151,7 @@ class SharedTransaction:
 
     def _commit_database(self) -> Steps[None]:
         try:
-            yield self._in_session("database commits", self.part.commit)
+            yield self._in_session("database commits", self.participant.commit)
         except BaseException as error:
             yield from self._rollback_session(error)
             decision = yield from self._read_decision("commit", error)
@@ -171,10 +166,9 @@ class SharedTransaction:
             raise
 
     def _raise_outcome_unknown(self, error: BaseException) -> None:
-        """Raise TransactionError, which says that the outcome is unknown, in place of `error`.
+        """Raise a TransactionError that says so in place of `error`, unless that is like KeyboardInterrupt.
 
-        An `error` that is no ordinary exception, like KeyboardInterrupt, is not replaced. Nothing is rolled
-        back: a prepared broker uses check-back, an unprepared one times out.
+        Nothing is rolled back: a prepared broker uses check-back, an unprepared one times out.
         """
         if isinstance(error, Exception):
             raise TransactionError(
@@ -187,10 +181,7 @@ class SharedTransaction:
         error.add_note(f"The transaction {self.xid} is committed nevertheless, its messages too.")
 
     def _commit_broker(self) -> Steps[None]:
-        """Commit at the broker after the database.
-
-        Only errors that contradict the database are raised.
-        """
+        """Commit at the broker after the database. Raises only errors that contradict the database."""
         try:
             yield Step("broker commits", self.transaction.commit)
         except CONTRADICTIONS as error:
@@ -211,16 +202,13 @@ class SharedTransaction:
             )
 
     def _read_decision(self, prepared: Decision, error: BaseException) -> Steps[Decision | None]:
-        """Read the decision from the transaction's row, writing "aborted" if there is none.
+        """Read the decision from the transaction's row, as `decide` does; None if it is not known yet."""
 
-        Return None if it is not known yet.
-        """
-
-        def look(connection: Connection) -> Decision | None:
-            return decide(connection, self.part.table, self.xid, prepared)
+        def read(connection: Connection) -> Decision | None:
+            return decide(connection, self.participant.table, self.xid, prepared)
 
         try:
-            decision: Decision | None = yield Step("row decides", lambda: self._executor.on_connection(look))
+            decision: Decision | None = yield Step("row decides", lambda: self._executor.on_connection(read))
         except Exception as failure:
             error.add_note(f"Besides: {failure}")
             return None
@@ -231,12 +219,9 @@ class SharedTransaction:
         yield from self._rollback_broker(error)
 
     def _rollback_session(self, error: BaseException) -> Steps[bool]:
-        """Roll back the session; return whether the database confirmed it.
-
-        A failure is added to `error`.
-        """
+        """Roll back the session; return False, with a note on `error`, if the database did not confirm that."""
         try:
-            yield self._in_session("database rolls back", self.part.rollback)
+            yield self._in_session("database rolls back", self.participant.rollback)
         except Exception as failure:
             error.add_note(f"Besides: {failure}")
             return False
@@ -256,40 +241,37 @@ class SharedTransaction:
 
 
 def may_have_taken_effect(error: BaseException) -> bool:
-    """Whether a broker request that failed with `error` may have taken effect."""
     refused = isinstance(error, TfmqError) and error.outcome == NOT_DONE
     return not refused or isinstance(error, TransactionCommitted)
 
 
-def run_steps(course: Steps[Result]) -> Result:
-    """Execute the steps of a blocking transaction and return the generator's result."""
+def run_steps(steps: Steps[Result]) -> Result:
     try:
-        step = next(course)
+        step = next(steps)
         while True:
             try:
                 result = run_step(step)
             except BaseException as error:
-                step = course.throw(error)
+                step = steps.throw(error)
             else:
-                step = course.send(result)
+                step = steps.send(result)
     except StopIteration as end:
         value: Result = end.value
         return value
 
 
-async def run_steps_async(course: Steps[Result]) -> Result:
-    """Execute the steps of an asyncio transaction and return the generator's result."""
+async def run_steps_async(steps: Steps[Result]) -> Result:
     try:
-        step = next(course)
+        step = next(steps)
         while True:
             try:
                 result = run_step(step)
                 if inspect.isawaitable(result):
                     result = await result
             except BaseException as error:
-                step = course.throw(error)
+                step = steps.throw(error)
             else:
-                step = course.send(result)
+                step = steps.send(result)
     except StopIteration as end:
         value: Result = end.value
         return value
@@ -307,11 +289,9 @@ class BlockingExecutor:
         self._engine = engine
 
     def in_session(self, work: Callable[[], Result]) -> Result:
-        """Run `work` in the thread in which the session may be used."""
         return work()
 
     def on_connection(self, work: Callable[[Connection], Result]) -> Result:
-        """Run `work` with a new connection and return its result."""
         with self._engine.connect() as connection:
             return work(connection)
 

@@ -22,21 +22,20 @@ PREFIX = "tfmq.sql"
 DIGEST_CHARACTERS = 16
 RANDOM_BYTES = 16
 GROUP_NAME_CHARACTERS = 60
-"""Length of the database name in a producer group's name; for display, the digest is unique."""
+"""Of the database's name, which is for display; the digest after it is unique."""
 
 ADDRESS_OPTIONS = ("host", "port", "service", "dbname")
-"""URL options that are part of the database's address; all others are ignored."""
+"""URL options that are part of the database's address."""
 
 TWO_PHASE_DRIVERS = frozenset({"psycopg", "psycopg2"})
 """PostgreSQL drivers whose two-phase commit SQLAlchemy supports."""
 
 
 def database_address(url: URL) -> str:
-    """Return the address of the database, without user, password and other options.
+    """Return the address of the database, without user, password and other options; safe to log.
 
-    It is equal for all clients of a database and safe to log. It is part of the default producer group's
-    name and, with the identity of the table, of every xid: only clients with access to the deciding table
-    answer check-back for the transaction.
+    It is equal for all clients of a database. It is part of the default producer group's name and, with the identity of
+    the table, of every xid: only clients with access to the deciding table answer check-back for the transaction.
     """
     name = url.database or ""
     if is_in_memory(url):
@@ -48,13 +47,11 @@ def database_address(url: URL) -> str:
 
 
 def is_in_memory(url: URL) -> bool:
-    """Whether `url` is that of an SQLite database that exists only in this process."""
     in_memory = url.database in (None, "", ":memory:") or url.query.get("mode") == "memory"
     return url.get_backend_name() == "sqlite" and in_memory
 
 
 def address_digest(url: URL) -> str:
-    """Return a short hash of the database's address (`database_address`)."""
     return _short_hash(database_address(url))
 
 
@@ -74,37 +71,27 @@ def xid_prefix(url: URL, identity: str) -> str:
 
 
 def new_xid(url: URL, identity: str) -> str:
-    """Return a new unique xid. PostgreSQL also shows it in pg_prepared_xacts."""
     return xid_prefix(url, identity) + os.urandom(RANDOM_BYTES).hex()
 
 
 def has_two_phase_driver(engine: Engine) -> bool:
-    """Whether SQLAlchemy supports two-phase commit with this driver.
-
-    The database may still disable it.
-    """
+    """Whether SQLAlchemy supports two-phase commit with this driver; the database may still disable it."""
     return engine.dialect.name == "postgresql" and engine.dialect.driver in TWO_PHASE_DRIVERS
 
 
 class DatabaseCapabilities(NamedTuple):
-    """Capabilities of a database and its table, read once per engine.
+    """Capabilities of a database and its table, read once per engine."""
 
-    `identity`: that of the table. `two_phase`: the database can prepare transactions; otherwise `why_not`
-    is an error sentence. `commits_early`: a commit returns before it is durable, unless a session changes
-    that.
-    """
-
-    identity: str = ""
-    two_phase: bool = False
+    identity: str = ""  # of the table
+    two_phase: bool = False  # the database can prepare transactions; otherwise `why_not` says why not
     why_not: str = ""
-    commits_early: bool = False
+    commits_early: bool = False  # a commit returns before it is durable, unless a session changes that
 
 
 _capabilities: WeakKeyDictionary[Engine, dict[str, DatabaseCapabilities]] = WeakKeyDictionary()
 
 
 def cached_capabilities(engine: Engine, table: Table) -> DatabaseCapabilities | None:
-    """Return the cached capabilities; None if they were not read yet."""
     return _capabilities.get(engine, {}).get(table.fullname)
 
 
@@ -114,10 +101,9 @@ def discard_capabilities(engine: Engine) -> None:
 
 
 def read_capabilities(connection: Connection, table: Table) -> DatabaseCapabilities:
-    """Read the capabilities from the database and cache them.
+    """Read the capabilities from the database and cache them. Raises NotAllowed if the table is missing.
 
     A table that was not made by `create_table` gets its identity here, in a transaction of its own.
-    Raises: NotAllowed if the table is missing; nothing is cached then.
     """
     if not table_exists(connection, table):
         raise NotAllowed(
@@ -130,9 +116,9 @@ def read_capabilities(connection: Connection, table: Table) -> DatabaseCapabilit
         identity = read_identity(connection, table)
     is_postgresql = connection.dialect.name == "postgresql"
     commits_early = is_postgresql and _read_setting(connection, "synchronous_commit") == "off"
-    facts = DatabaseCapabilities(identity or "", *_read_two_phase(connection), commits_early)
-    _capabilities.setdefault(connection.engine, {})[table.fullname] = facts
-    return facts
+    found = DatabaseCapabilities(identity or "", *_read_two_phase(connection), commits_early)
+    _capabilities.setdefault(connection.engine, {})[table.fullname] = found
+    return found
 
 
 def _read_two_phase(connection: Connection) -> tuple[bool, str]:
@@ -159,14 +145,10 @@ STATE_CHARACTERS = 16
 IDENTITY_XID = "database"
 """The xid of the row with the table's identity: random hexadecimal digits in `state`.
 
-The identity is part of every xid, and rows are only written to the table with that identity. So a database
-with the same address on another machine, or a table in another schema, cannot decide these transactions.
-"""
+The identity is part of every xid, and rows are only written to the table with that identity. So a database with the
+same address on another machine, or a table in another schema, cannot decide these transactions."""
 ROWS_PER_DELETE = 500
-"""Rows deleted per transaction.
-
-This keeps locks short and is below the parameter limit of every database (999 in old SQLite).
-"""
+"""Short locks, and fewer parameters than every database permits (999 in old SQLite)."""
 
 Clock = Callable[[], datetime]
 
@@ -178,14 +160,12 @@ def utc_now() -> datetime:
 def transaction_table(metadata: MetaData, *, name: str = DEFAULT_TABLE_NAME, schema: str | None = None) -> Table:
     """Define the table in `metadata`, for Alembic or for another name or schema.
 
-    Pass a table with another name or schema to `tfmq.sql.transaction(..., table=)` and `tfmq.sql.check(...,
-    table=)`.
+    Pass a table with another name or schema to `tfmq.sql.transaction(..., table=)` and `tfmq.sql.check(..., table=)`.
 
-    A row is the outcome of one transaction: `xid` (its name, the primary key), `state` ("committed" or
-    "aborted") and `time` (UTC). The owner writes "committed" in the transaction with the user's changes, so
-    the row exists exactly if they are committed. A client that has to decide and finds no row writes
-    "aborted" under the same key, which makes the owner's commit fail. The primary key makes the two exclude
-    each other in every database.
+    A row is the outcome of one transaction: `xid` (its name, the primary key), `state` ("committed" or "aborted") and
+    `time` (UTC). The owner writes "committed" in the transaction with the user's changes, so the row exists exactly
+    if they are committed. A client that has to decide and finds no row writes "aborted" under the same key, which
+    makes the owner's commit fail: the primary key excludes one of the two.
     """
     return Table(
         name,
@@ -202,10 +182,9 @@ TABLE = transaction_table(MetaData())
 
 
 def create_table(bind: Engine | Connection, table: Table = TABLE) -> None:
-    """Create the table if it does not exist.
+    """Create the table if it does not exist. Raises BadRequest if `bind` is of another type.
 
     With an asyncio engine: `await connection.run_sync(create_table)`.
-    Raises: BadRequest for anything else.
     """
     if not isinstance(bind, Engine | Connection):
         raise BadRequest(
@@ -224,15 +203,11 @@ def table_exists(connection: Connection, table: Table) -> bool:
 
 
 def read_identity(connection: Connection, table: Table) -> str | None:
-    """Return the table's identity; None if it was not made by `create_table` and has none yet."""
     return read_state(connection, table, IDENTITY_XID)
 
 
 def ensure_identity(engine: Engine, table: Table) -> None:
-    """Give the table an identity, a random text in a row of its own, if it has none.
-
-    Safe to call concurrently.
-    """
+    """Give the table an identity if it has none. Safe to call concurrently."""
     with engine.connect() as connection:
         if read_identity(connection, table) is not None:
             return
@@ -249,10 +224,7 @@ def _insert_identity(connection: Connection, table: Table) -> None:
 
 
 def insert_row(connection: Connection, table: Table, identity: str, xid: str, state: str, time: datetime) -> bool:
-    """Insert a row; return False if the table found here has another identity.
-
-    Raises: sqlalchemy.exc.IntegrityError if the xid has a row.
-    """
+    """Insert a row; return False if the table found here has another identity. Raises IntegrityError for a used xid."""
     values = select(literal(xid), literal(state), literal(time, DateTime(timezone=True))).select_from(table)
     here = values.where(table.c.xid == IDENTITY_XID, table.c.state == identity)
     statement = insert(table).from_select(["xid", "state", "time"], here)
@@ -267,20 +239,20 @@ def read_state(connection: Connection, table: Table, xid: str) -> str | None:
 
 
 def delete_rows_before(connection: Connection, table: Table, before: datetime, keep: Collection[str]) -> int:
-    """Delete rows older than `before`, except those in `keep`, in short transactions.
+    """Delete rows older than `before`, except those in `keep`, in short transactions; return their number.
 
-    Return the count. `connection` must not be in a transaction.
+    `connection` must not be in a transaction.
     """
-    gone, last = 0, ""
+    deleted, last = 0, ""
     old = select(table.c.xid).where(table.c.time < before, table.c.xid != IDENTITY_XID)
     page_query = old.order_by(table.c.xid).limit(ROWS_PER_DELETE)  # in order: kept rows are skipped only once
     while True:
         with connection.begin():
             page = connection.scalars(page_query.where(table.c.xid > last)).all()
         if not page:
-            return gone
+            return deleted
         last = page[-1]
         xids = [xid for xid in page if xid not in keep]
         with connection.begin():
             connection.execute(delete(table).where(table.c.xid.in_(xids)))
-        gone += len(xids)
+        deleted += len(xids)

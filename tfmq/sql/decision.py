@@ -1,7 +1,4 @@
-"""Decides a transaction whose owner is lost, from its row.
-
-Also finishes prepared transactions and prunes rows.
-"""
+"""Decides a transaction whose owner is lost, from its row in the database, and finishes prepared transactions."""
 
 from __future__ import annotations
 
@@ -17,16 +14,13 @@ from tfmq.sql import database as rows
 from tfmq.sql.database import PREFIX, has_two_phase_driver, xid_prefix
 
 LOCK_SECONDS = 2
-"""Time limit for inserting "aborted" while the owner is committing.
-
-Check-back is repeated later.
-"""
+"""How long an insert of "aborted" waits for the owner that is committing; check-back is repeated later."""
 
 ATTEMPTS = 5
 """Attempts to decide. One fails only if another client is deciding at the same time."""
 
 BUSY_SECONDS = LOCK_SECONDS / ATTEMPTS
-"""Pause of each attempt for another client that is finishing the prepared transaction."""
+"""Pause of each attempt while another client is finishing the prepared transaction."""
 
 DECISION_BY_ROW: dict[str, Decision] = {rows.COMMITTED: "commit", rows.ABORTED: "rollback"}
 
@@ -34,17 +28,15 @@ DECISION_BY_ROW: dict[str, Decision] = {rows.COMMITTED: "commit", rows.ABORTED: 
 def decide(connection: Connection, table: Table, xid: str, prepared: Decision) -> Decision | None:
     """Decide the transaction `xid` from its row; None if that is not possible yet.
 
-    If there is a row, its state is the decision. Otherwise a row "aborted" is inserted under the key that
-    the owner needs, and committed; then the decision is "rollback", because the owner's commit must fail.
-    While the owner is committing, its row with the same key blocks the insert; after LOCK_SECONDS the
-    decision stays open.
+    If there is a row, its state is the decision. Otherwise a row "aborted" is inserted under the key that the owner
+    needs, and committed; then the decision is "rollback", because the owner's commit must fail. While the owner is
+    committing, its row with the same key blocks the insert; after LOCK_SECONDS the decision stays open.
 
-    If PostgreSQL has the transaction prepared, it is finished first and the row is read afterwards. A
-    missing prepared transaction proves nothing: another client may have committed it or rolled it back.
+    If PostgreSQL has the transaction prepared, that is finished first and the row is read afterwards. A missing
+    prepared transaction proves nothing: another client may have committed it or rolled it back.
 
-    Args: `connection`: a separate one, without a transaction. `prepared`: how to finish the transaction if
-    the database has it prepared; "commit" only if the broker has it prepared too.
-    Raises: errors of SQLAlchemy, for example `sqlalchemy.exc.OperationalError` when the database is down.
+    `connection`: a separate one, without a transaction. `prepared`: how to finish the transaction if the database has
+    it prepared; "commit" only if the broker has it prepared too. Raises errors of SQLAlchemy.
     """
     connection = _read_committed(connection)
     with connection.begin():
@@ -56,10 +48,10 @@ def decide(connection: Connection, table: Table, xid: str, prepared: Decision) -
             state = rows.read_state(connection, table, xid)
         if state is not None:
             return DECISION_BY_ROW[state]
-        left = find_prepared(connection, xid)
-        for each in left:
+        found = find_prepared(connection, xid)
+        for each in found:
             finish_prepared(connection, each.gid, prepared)
-        if left:
+        if found:
             if 0 < attempt < ATTEMPTS - 1:  # it was finished in the last attempt, but is still listed
                 with connection.begin():  # it sleeps in the database, so that no event loop is blocked
                     connection.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": BUSY_SECONDS})
@@ -78,7 +70,7 @@ def decide(connection: Connection, table: Table, xid: str, prepared: Decision) -
 
 
 def _read_committed(connection: Connection) -> Connection:
-    """Return the connection with an isolation level that does not read uncommitted rows."""
+    """Return the connection, with an isolation level at which uncommitted rows are not read."""
     dialect = connection.dialect.name
     if dialect == "postgresql" or connection.get_isolation_level() != "READ UNCOMMITTED":
         return connection  # PostgreSQL treats READ UNCOMMITTED as READ COMMITTED
@@ -94,9 +86,8 @@ FINISHED_ELSEWHERE = ("42704", "55000")
 _OUR_NAMES: Final = re.compile(rf"{re.escape(PREFIX)}\.[0-9A-Za-z._-]+@[0-9A-Za-z._-]*")
 """Names of prepared transactions made by this module.
 
-Every user of the database can prepare transactions under other names, even with quotes in them, and
-SQLAlchemy inserts names into its statements unescaped.
-"""
+Every user of the database can prepare transactions under other names, even with quotes in them, and SQLAlchemy inserts
+names into its statements unescaped."""
 
 _FIND = text(
     "SELECT gid FROM pg_prepared_xacts WHERE starts_with(gid, :start) AND database = current_database() ORDER BY gid"
@@ -104,25 +95,20 @@ _FIND = text(
 
 
 class PreparedTransaction(NamedTuple):
-    """A transaction that the database has prepared, under the name `gid`."""
-
     gid: str
     xid: str
     node: str
 
 
 def prepared_name(xid: str, node: str) -> str:
-    """Return the PostgreSQL name XID@NODE: xid, and id of the broker.
-
-    About 100 of 199 allowed characters.
-    """
+    """Return the PostgreSQL name XID@NODE, about 100 of 199 allowed characters; NODE is the broker's id."""
     return f"{xid}@{node}"
 
 
 def set_prepared_name(connection: Connection, gid: str) -> None:
     """Name the two-phase transaction that was just begun `gid`, in place of a random name.
 
-    After a crash, the name shows which transaction of which broker the prepared one belongs to.
+    After a crash, the name shows to which transaction of which broker the prepared transaction belongs.
     """
     begun = connection.get_transaction()
     if not isinstance(begun, TwoPhaseTransaction):
@@ -143,10 +129,9 @@ def find_prepared(connection: Connection, xid: str = PREFIX) -> list[PreparedTra
 
 
 def finish_prepared(connection: Connection, gid: str, decision: Decision) -> None:
-    """Commit or roll back a prepared transaction; no effect if another session does so.
+    """Commit or roll back a prepared transaction, unless another session does so. Raises SQLAlchemyError.
 
     `connection` must not be in a transaction.
-    Raises: SQLAlchemyError.
     """
     try:
         if decision == "commit":

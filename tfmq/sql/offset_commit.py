@@ -42,17 +42,14 @@ def commit_offsets(session: Any, consumer: Any, message: ReceivedMessage[Any] | 
                 session.add(Invoice(message.json()))
                 tfmq.sql.commit_offsets(session, consumer, message)
 
-    If the transaction commits, all messages that the consumer has returned are acked, or those of the
-    message's partition up to and including `message`. Results and offsets are thus committed exactly once.
+    If the transaction commits, all messages that the consumer has returned are acked, or those of the message's
+    partition up to and including `message`. Results and offsets are thus committed exactly once. A member that lost
+    the partition cannot commit its results: the row is only updated if no higher generation has claimed it.
 
-    A partition's row is only updated if no higher generation has claimed it; check and update are one
-    statement. A member that lost the partition therefore cannot commit its results.
-
-    Args: `session`: a Session or Connection, or, to be awaited, an AsyncSession or AsyncConnection, of the
-    database given to the consumer with offsets="sql:URL". `consumer`: of any API variant.
-    Raises: Fenced if the partition is assigned to another member: let it roll back the transaction and
-    continue with the next message. BadRequest and NotAllowed with a sentence that describes what to change.
-    Errors of SQLAlchemy.
+    Args: `session`: a Session or Connection, or, to be awaited, an AsyncSession or AsyncConnection, of the database
+    given to the consumer with offsets="sql:URL". `consumer`: of any API variant.
+    Raises: Fenced if the partition is assigned to another member: let it roll back the transaction and continue with
+    the next message. BadRequest and NotAllowed with a sentence that describes what to change. Errors of SQLAlchemy.
     """
     session = _unscoped(session)
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
@@ -74,8 +71,8 @@ def _unscoped(session: Any) -> Any:
 
 
 def _commit_in_session(session: Session | Connection, consumer: Any, message: ReceivedMessage[Any] | None) -> None:
-    stood = external_offsets(consumer, message)
-    if not isinstance(stood.storage, SqlOffsets):
+    offsets = external_offsets(consumer, message)
+    if not isinstance(offsets.storage, SqlOffsets):
         raise BadRequest(
             'commit_offsets needs a consumer with offsets="sql:URL", the URL of this transaction\'s database: otherwise'
             " it reads its offsets elsewhere."
@@ -84,31 +81,28 @@ def _commit_in_session(session: Session | Connection, consumer: Any, message: Re
         session_bind(session)  # raises if the session has several databases, or none
     connection = session if isinstance(session, Connection) else session.connection()
     require_no_autocommit(connection)
-    _require_same_database(connection, stood.storage)
-    lost = save_rows(connection, stood.group, stood.offsets)
-    if lost or stood.fenced is not None:
-        _redeliver_others(stood, stood.storage, lost)
-        raise stood.fenced or fenced(stood.storage.shown, stood.group, lost)
+    _require_same_database(connection, offsets.storage)
+    lost = save_rows(connection, offsets.group, offsets.offsets)
+    if lost or offsets.fenced is not None:
+        _redeliver_others(offsets, offsets.storage, lost)
+        raise offsets.fenced or fenced(offsets.storage.shown, offsets.group, lost)
     if isinstance(session, Session):
-        _mark_saved_after_commit(session, stood)
+        _mark_saved_after_commit(session, offsets)
     else:
-        stood.mark_delegated()
+        offsets.mark_delegated()
 
 
-def _redeliver_others(stood: ExternalOffsets, storage: SqlOffsets, lost: Collection[PartitionName]) -> None:
-    """Let the consumer deliver the messages of the partitions that are not `lost` again."""
+def _redeliver_others(offsets: ExternalOffsets, storage: SqlOffsets, lost: Collection[PartitionName]) -> None:
+    """Let the consumer deliver the messages again, except those of the `lost` partitions."""
     # The transaction of this call has locked the rows and is going to be rolled back: what is read now is
     # what will be stored afterwards.
-    others = [name for name in stood.positions if name not in lost]
-    kept = storage.read(stood.group, others) if others else {}
-    stood.mark_fenced(lost, kept)
+    others = [name for name in offsets.positions if name not in lost]
+    kept = storage.read(offsets.group, others) if others else {}
+    offsets.mark_fenced(lost, kept)
 
 
 def _require_same_database(connection: Connection, storage: SqlOffsets) -> None:
-    """Check that session and consumer use the same database, as far as their addresses show.
-
-    Raises: NotAllowed.
-    """
+    """Raise NotAllowed if session and consumer certainly use different databases."""
     # A host can have many names, so only certain differences are rejected.
     here, there = connection.engine.url, storage.url
     same = here.get_backend_name() == there.get_backend_name()
@@ -124,33 +118,28 @@ def _require_same_database(connection: Connection, storage: SqlOffsets) -> None:
 
 
 _uncommitted: WeakKeyDictionary[Session, list[ExternalOffsets]] = WeakKeyDictionary()
-"""Offsets that the current transactions may commit.
-
-Every session in here has the event listeners.
-"""
+"""Offsets that the current transaction of a session may commit. Each session in here has the event listeners."""
 
 
-def _mark_saved_after_commit(session: Session, stood: ExternalOffsets) -> None:
-    """Mark the offsets as saved in the consumer once the transaction commits.
+def _mark_saved_after_commit(session: Session, offsets: ExternalOffsets) -> None:
+    """Mark the offsets as saved in the consumer when the transaction commits.
 
-    The next call then only has new offsets. This is an optimisation; correctness does not depend on it.
+    The next call then saves only new offsets. This is an optimisation; correctness does not depend on it.
     """
     if session not in _uncommitted:
         _uncommitted[session] = []
         event.listen(session, "after_commit", _after_commit)
         event.listen(session, "after_soft_rollback", _after_rollback)
-    _uncommitted[session].append(stood)
+    _uncommitted[session].append(offsets)
 
 
 def _after_commit(session: Session) -> None:
     if not session.in_nested_transaction():
-        stood, _uncommitted[session] = _uncommitted[session], []
-        for each in stood:
+        offsets, _uncommitted[session] = _uncommitted[session], []
+        for each in offsets:
             each.mark_committed()
 
 
 def _after_rollback(session: Session, _: Any) -> None:
-    """Discard the pending offsets after a rollback, even of a savepoint."""
-    # Which offsets belong to the savepoint is unknown. Discarding all is safe: they are only an
-    # optimisation.
+    # Even for a savepoint: which offsets belong to it is unknown, and discarding all of them is safe.
     _uncommitted[session] = []

@@ -46,11 +46,11 @@ def prune(
 ) -> int | Coroutine[Any, Any, int]:
     """Delete rows older than `older_than` that no longer decide a transaction; return the count.
 
-    Rows are needed until the broker has ended the transaction. Run this once a day; it deletes in short
-    transactions. With an `AsyncEngine` and a `tfmq.aio.Admin` for each broker it is awaited.
+    Rows are needed until the broker has ended the transaction. Run this once a day; it deletes in short transactions.
+    With an `AsyncEngine` and a `tfmq.aio.Admin` for each broker it is awaited.
 
-    Args: `admins`: one for each broker that shares transactions with this database. Each is asked for its
-    unfinished transactions first; their rows are kept at any age.
+    Args: `admins`: one for each broker that shares transactions with this database. Each is asked for its unfinished
+    transactions first; their rows are kept at any age.
     Raises: BadRequest, ConnectionFailed, and errors of SQLAlchemy.
     """
     if older_than <= timedelta(0):

@@ -34,9 +34,8 @@ _registered: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
 def check(producer: Any, engine: Any, *, table: Table = rows.TABLE) -> None:
     """Let `producer` answer check-back for transactions of this database from now on.
 
-    Call it at each start of a program, before its consumer reads. `tfmq.sql.transaction` does this too, but a
-    consumer whose offsets a crash left in doubt delivers no message for a transaction: without this call it
-    waits without end.
+    Call it at each start of a program, before its consumer reads. `tfmq.sql.transaction` does this too, but a consumer
+    whose offsets a crash left in doubt delivers no message for a transaction: without this call it waits without end.
 
     Args: `engine`: an `Engine`, or an `AsyncEngine` with a `tfmq.aio.Producer`.
     """
@@ -50,10 +49,7 @@ def check(producer: Any, engine: Any, *, table: Table = rows.TABLE) -> None:
 
 
 def require_matching_producer(producer: Any, is_async: bool, other: str) -> None:
-    """Check that producer and session or engine are both blocking or both asyncio.
-
-    Raises: BadRequest.
-    """
+    """Raise BadRequest unless producer and session or engine are both blocking or both asyncio."""
     aio = sys.modules.get("tfmq.aio")
     blocks = isinstance(producer, tfmq.producer.Producer)
     if not blocks and (aio is None or not isinstance(producer, aio.Producer)):
@@ -74,9 +70,8 @@ def register_check_back(producer: Any, engine: Engine, table: Table) -> None:
     name = (address_digest(engine.url), table.fullname)
     if name not in known:
         join_group(producer, engine.url)
-        answers = CheckBackResponder(engine, table)
-        answer = answers.decide_async if engine.dialect.is_async else answers.decide
-        producer.transaction_check(answer)
+        responder = CheckBackResponder(engine, table)
+        producer.transaction_check(responder.decide_async if engine.dialect.is_async else responder.decide)
         known.add(name)
     if has_two_phase_driver(engine):
         start_scanner(producer, engine)
@@ -85,8 +80,7 @@ def register_check_back(producer: Any, engine: Engine, table: Table) -> None:
 class CheckBackResponder:
     """Answers check-back for one database and table, from the row (`tfmq.sql.decision`).
 
-    A producer without a group joins one named after the database's address, so that every member of the
-    group can read the row.
+    Every member of the producer's group must be able to read the row.
     """
 
     def __init__(self, engine: Engine, table: Table) -> None:
@@ -94,7 +88,6 @@ class CheckBackResponder:
         self._executor = executor_for(engine)
 
     def decide(self, asked: Any) -> Decision | None:
-        """Return the decision for the prepared transaction `asked`; None if it is not known yet."""
         return run_steps(self._decision_steps(asked.xid))
 
     async def decide_async(self, asked: Any) -> Decision | None:
@@ -104,11 +97,11 @@ class CheckBackResponder:
         if not xid.startswith(PREFIX):
             return None  # not a transaction of tfmq.sql
 
-        def look(connection: Connection) -> Decision | None:
+        def read(connection: Connection) -> Decision | None:
             return decide(connection, self._table, xid, "commit")
 
         try:
-            decision: Decision | None = yield Step("row answers", lambda: self._executor.on_connection(look))
+            decision: Decision | None = yield Step("row answers", lambda: self._executor.on_connection(read))
         except (SQLAlchemyError, OSError) as error:
             log.warning("The outcome of %s cannot be read from the database, check-back is repeated: %s", xid, error)
             return None
@@ -123,14 +116,11 @@ DECISION_BY_BROKER_STATE: Final[dict[str, Decision]] = {
     "rolled_back": "rollback",
     "heuristic_rolled_back": "rollback",
 }
-"""Decision for the database's part by the state at the broker.
-
-In other states it is left alone.
-"""
+"""What to do with the database's part, by the state at the broker; in other states it waits."""
 
 
 class ScanResult(NamedTuple):
-    """Result of a scan: how many transactions it finished, and how many wait for owner or broker."""
+    """How many transactions a scan finished, and how many wait for their owner or the broker."""
 
     finished: int = 0
     waiting: int = 0
@@ -139,9 +129,9 @@ class ScanResult(NamedTuple):
 class OrphanedTransactions:
     """Finishes prepared transactions of one database whose owner is lost, without check-back.
 
-    The database prepares before the broker. If the owner crashes between the two, the prepared transaction
-    holds its locks, while the broker's unprepared part times out without check-back. Clients that use
-    two-phase commit therefore scan the database regularly and finish what has ended at the broker:
+    The database prepares before the broker. If the owner crashes between the two, the prepared transaction holds its
+    locks, while the broker's unprepared part times out without check-back. Clients that use two-phase commit therefore
+    scan the database regularly and finish what has ended at the broker:
 
         at the broker                        in the database
         committed, applying, read only       commit
@@ -151,15 +141,12 @@ class OrphanedTransactions:
         open, prepared, in between           leave it: the owner continues, or check-back resolves it
     """
 
-    def __init__(self, hands: Any) -> None:
-        self._executor = hands
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
         self._logged: set[str] = set()
 
     def scan(self, producer: Any) -> Steps[ScanResult]:
-        """Scan the database once, and finish the prepared transactions that have ended at the broker.
-
-        The broker is that of `producer`. Raises: errors of SQLAlchemy and of the broker.
-        """
+        """Scan the database once. Raises errors of SQLAlchemy and of the broker of `producer`."""
         found = yield Step("look for what is prepared", lambda: self._executor.on_connection(find_prepared))
         finished = waiting = 0
         for each in found:
@@ -174,49 +161,43 @@ class OrphanedTransactions:
             waiting += decision == "wait"
         return ScanResult(finished, waiting)
 
-    def _decision(self, left: PreparedTransaction, producer: Any) -> Steps[Any]:
-        """Return the decision for the transaction `left` from its state at the broker.
+    def _decision(self, prepared: PreparedTransaction, producer: Any) -> Steps[Any]:
+        """Return the decision for a prepared transaction, from its state at the broker.
 
         "wait" if it is unfinished there; "leave" if it belongs to another broker.
         """
-        found = yield Step("ask the broker", lambda: describe_transaction(producer, left.xid))
+        found = yield Step("ask the broker", lambda: describe_transaction(producer, prepared.xid))
         if found.state != "unknown":
             return DECISION_BY_BROKER_STATE.get(found.state, "wait")
-        if left.node == broker_node(producer):
+        if prepared.node == broker_node(producer):
             return "rollback"
-        if left.gid not in self._logged:  # once: an operator must resolve it
-            self._logged.add(left.gid)
+        if prepared.gid not in self._logged:  # once: an operator must resolve it
+            self._logged.add(prepared.gid)
             log.error(
                 "PostgreSQL has %s prepared, begun at another broker (node %s): if it is unknown there"
                 " (tfmq tx show %s), ROLLBACK PREPARED '%s'. It holds locks.",
-                left.gid,
-                left.node,
-                left.xid,
-                left.gid,
+                prepared.gid,
+                prepared.node,
+                prepared.xid,
+                prepared.gid,
             )
         return "leave"
 
 
 SCAN_SECONDS: Final = 30.0
-"""Pause between scans, one query each.
-
-An orphan waits for the broker's timeout (60 s) anyway.
-"""
+"""Pause between scans, one query each. An orphan waits for the broker's timeout (60 s) anyway."""
 
 WAITING_SCAN_SECONDS: Final = 2.0
 """Pause while a transaction waits: it holds locks and is about to time out."""
 
 ScannerKey = tuple[str, Any]
 _scanners: dict[ScannerKey, _OrphanScanner] = {}
-"""Running scanners by database and event loop. Protected by `_lock`."""
+"""Running scanners by database and event loop, protected by `_lock`."""
 _lock = threading.Lock()
 
 
 def _reset_after_fork() -> None:
-    """Reset the module in a forked child.
-
-    It has no threads and may have inherited a held lock.
-    """
+    """Reset the module in a forked child, which has no threads and may have inherited a held lock."""
     global _lock
     _lock = threading.Lock()
     _scanners.clear()
@@ -228,7 +209,7 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 def start_scanner(producer: Any, engine: Engine) -> None:
     """Scan the database now, and then every SCAN_SECONDS until the producer is closed.
 
-    An asyncio engine needs a running loop.
+    With an asyncio engine, only in a running loop: otherwise the first transaction starts the scanner.
     """
     loop = None
     if engine.dialect.is_async:
@@ -250,15 +231,14 @@ def start_scanner(producer: Any, engine: Engine) -> None:
             known.scan_now()
 
 
-def scan_pause(looked: ScanResult) -> float:
-    """Return the seconds until the next scan, after one with the result `looked`."""
-    return min(WAITING_SCAN_SECONDS, SCAN_SECONDS) if looked.waiting else SCAN_SECONDS
+def scan_pause(result: ScanResult) -> float:
+    return min(WAITING_SCAN_SECONDS, SCAN_SECONDS) if result.waiting else SCAN_SECONDS
 
 
 class _OrphanScanner:
     """Scans one database in a thread while one of its producers is open.
 
-    The scan is not made by a transaction itself, which may wait for the locks of an orphan.
+    A transaction cannot make the scan itself: it may wait for the locks of an orphan.
     """
 
     def __init__(self, name: ScannerKey, engine: Engine) -> None:
@@ -277,7 +257,6 @@ class _OrphanScanner:
         self._woken.set()
 
     def stop(self) -> None:
-        """Stop the thread; called when the program exits."""
         self._stopped = True
         self.scan_now()
 
@@ -289,16 +268,16 @@ class _OrphanScanner:
         try:
             while (producer := self._open_producer()) is not None:
                 self._woken.clear()
-                looked = ScanResult()
+                result = ScanResult()
                 try:
-                    looked = yield from self._orphans.scan(producer)
+                    result = yield from self._orphans.scan(producer)
                     failed = False
                 except (SQLAlchemyError, TfmqError, OSError) as error:
                     if not failed:  # only the first failure after a successful scan
                         log.warning("The scan for orphaned prepared transactions of PostgreSQL failed: %s", error)
                     failed = True
                 del producer  # do not keep the producer alive while waiting
-                yield Step("pause", partial(self._pause, scan_pause(looked)))
+                yield Step("pause", partial(self._pause, scan_pause(result)))
         finally:
             atexit.unregister(self.stop)
             with _lock:

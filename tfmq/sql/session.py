@@ -31,8 +31,7 @@ _default_groups: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 def join_group(producer: Any, url: URL) -> None:
     """Let a producer without a group join the default group of this database, for check-back.
 
-    Raises: NotAllowed for a second database, because the broker would send check-back queries to producers
-    that cannot read the right one.
+    Raises NotAllowed for a second database: the broker would ask producers that cannot read the right one.
     """
     core, name = producer._core, default_group_name(url)
     if core.group is None:
@@ -45,7 +44,7 @@ def join_group(producer: Any, url: URL) -> None:
 
 
 def broker_node(producer: Any) -> str:
-    """Return the id of the broker to which the producer is, or was last, connected; "" before the first."""
+    """Return the id of the broker to which the producer is, or was last, connected; "" before its first connection."""
     hello = producer._core.link.hello
     return "" if hello is None else str(hello.node)
 
@@ -55,10 +54,7 @@ def is_closed(producer: Any) -> bool:
 
 
 def describe_transaction(producer: Any, xid: str) -> Any:
-    """Return the broker's TransactionDescription of `xid`, or an awaitable for it.
-
-    Its state is "unknown" if the broker does not know the transaction.
-    """
+    """Return the broker's description of `xid`, whose state may be "unknown", or an awaitable for it."""
     # `resume` is not used, because it would take over a transaction that belongs to another client.
     core = producer._core
     return producer._driver.run(AdminCore(core.link, core.options.timeout).transaction(xid, 0))
@@ -71,16 +67,15 @@ _SESSION_RULE = "tfmq.sql.transaction ends the session's whole transaction"
 class SessionParticipant:
     """The database session of one shared transaction, from joining to its end.
 
-    All methods run in the session's thread, or for an asyncio session in its `run_sync`. The argument
-    `two_phase` says whether to prepare the database (None: if possible), the attribute `two_phase` whether
-    that is done.
+    All methods run in the session's thread, or for an asyncio session in its `run_sync`. The argument `two_phase` says
+    whether to prepare the database (None: if possible), the attribute `two_phase` whether that is done.
     """
 
     def __init__(self, session: Session, table: Table, two_phase: bool | None) -> None:
         self.session, self.table = session, table
         self.two_phase = False
         self.may_be_prepared = False
-        """A prepare was sent to the database; whether it succeeded is unknown until the reply."""
+        """A prepare was sent to the database; without a reply it is unknown whether it succeeded."""
         self.engine: Engine = session_bind(session).engine
         self._two_phase_wanted = two_phase
         self._capabilities = DatabaseCapabilities()
@@ -89,11 +84,9 @@ class SessionParticipant:
         self._began_here = False
 
     def check_session(self) -> str:
-        """Check that the session can be joined, and read the database's capabilities.
+        """Check that the session can be joined, read the database's capabilities, and return the table's identity.
 
-        Return the table's identity.
-
-        Raises: NotAllowed, NotSupported, errors of SQLAlchemy.
+        Raises NotAllowed, NotSupported, errors of SQLAlchemy.
         """
         used = require_joinable(self.session)
         self._capabilities = self._read_capabilities(used)
@@ -101,10 +94,9 @@ class SessionParticipant:
         return self._capabilities.identity
 
     def begin(self, gid: str) -> None:
-        """Begin the session's transaction, or join the one that it began implicitly.
+        """Begin the session's transaction, or join the one that it began implicitly; prepare it under the name `gid`.
 
-        `gid` is its name if the database prepares it.
-        Raises: NotAllowed, NotSupported, errors of SQLAlchemy.
+        Raises NotAllowed, NotSupported, errors of SQLAlchemy.
         """
         session = self.session
         session.twophase = self.two_phase
@@ -128,10 +120,9 @@ class SessionParticipant:
             self.session.rollback()
 
     def _read_capabilities(self, used: AbstractSet[Connection]) -> DatabaseCapabilities:
-        """Return the capabilities, cached or read from the database."""
-        facts = cached_capabilities(self.engine, self.table)
-        if facts is not None:
-            return facts
+        known = cached_capabilities(self.engine, self.table)
+        if known is not None:
+            return known
         # Use the session's connection: with a small pool a second one may not be available.
         if used:
             return read_capabilities(next(iter(used)), self.table)
@@ -158,7 +149,7 @@ class SessionParticipant:
     def prepare(self, xid: str) -> None:
         """Flush the user's changes, write the row and, with two phases, prepare the database.
 
-        Raises: NotAllowed, TransactionRolledBack, errors of SQLAlchemy; nothing is committed then.
+        Raises NotAllowed, TransactionRolledBack, errors of SQLAlchemy; nothing is committed then.
         """
         session = self.session
         if session.get_transaction() is not self._begun:
@@ -221,7 +212,6 @@ class SessionParticipant:
         self.session.twophase = self._was_two_phase
 
     def rollback(self) -> None:
-        """Roll back the database's transaction, whether or not it is prepared."""
         try:
             self.session.rollback()
         finally:
@@ -231,8 +221,8 @@ class SessionParticipant:
 def original_error(error: SQLAlchemyError, outer: BaseException | None) -> SQLAlchemyError:
     """Return the database's error that caused `error`.
 
-    After a failed prepare SQLAlchemy rolls back a transaction that was never prepared, and the error of that
-    rollback hides the cause. `outer` was being handled before and is unrelated.
+    After a failed prepare SQLAlchemy rolls back a transaction that was never prepared, and the error of that rollback
+    hides the cause. `outer` was being handled before and is unrelated.
     """
     first, each = error, error.__context__
     while each is not None and each is not outer:
@@ -243,10 +233,7 @@ def original_error(error: SQLAlchemyError, outer: BaseException | None) -> SQLAl
 
 
 def session_bind(session: Session) -> Engine | Connection:
-    """Return the engine or connection that the session is bound to.
-
-    Raises: NotAllowed if it has no single one.
-    """
+    """Return the engine or connection that the session is bound to. Raises NotAllowed if it has several, or none."""
     try:
         return session.get_bind()
     except UnboundExecutionError:
@@ -257,7 +244,6 @@ def session_bind(session: Session) -> Engine | Connection:
 
 
 def session_connections(begun: SessionTransaction | None) -> AbstractSet[Connection]:
-    """Return the connections that the session's transaction uses so far."""
     if begun is None:
         return frozenset()
     public = getattr(begun, "connections", None)  # since SQLAlchemy 2.1.7
@@ -265,10 +251,7 @@ def session_connections(begun: SessionTransaction | None) -> AbstractSet[Connect
 
 
 def require_joinable(session: Session) -> AbstractSet[Connection]:
-    """Check that the session can be joined; return the connections of its implicit transaction.
-
-    Raises: NotAllowed.
-    """
+    """Return the connections of the session's implicit transaction. Raises NotAllowed if it cannot be joined."""
     if session.in_nested_transaction():
         raise NotAllowed(f"The session is inside a savepoint, and {_SESSION_RULE}: end begin_nested() before.")
     begun = session.get_transaction()
@@ -286,10 +269,7 @@ def require_joinable(session: Session) -> AbstractSet[Connection]:
 
 
 def require_no_autocommit(connection: Connection) -> None:
-    """Check that the connection is not in autocommit mode, where the row could not decide.
-
-    Raises: NotAllowed.
-    """
+    """Raise NotAllowed if each statement is committed by itself: changes and row would be separate commits."""
     driver = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
         commits_each = getattr(driver, "isolation_level", "") is None and not getattr(driver, "in_transaction", True)

@@ -25,33 +25,36 @@ if TYPE_CHECKING:
 
 
 class _BaseTransaction:
-    """What the blocking and the asyncio variant of a shared transaction have in common."""
+    """Base of the blocking and the asyncio shared transaction."""
 
     def __init__(
-        self, session: Session, hands: Any, producer: Any, two_phase: bool | None, timeout: float | None, table: Table
+        self,
+        session: Session,
+        executor: Any,
+        producer: Any,
+        two_phase: bool | None,
+        timeout: float | None,
+        table: Table,
     ) -> None:
-        part = SessionParticipant(session, table, two_phase)
+        participant = SessionParticipant(session, table, two_phase)
         self._producer = producer
         self._entered = False
         self._shared = SharedTransaction(
-            part, hands, lambda xid: producer.begin(xid, timeout), lambda: broker_node(producer)
+            participant, executor, lambda xid: producer.begin(xid, timeout), lambda: broker_node(producer)
         )
 
     @property
     def xid(self) -> str:
-        """Name of the transaction; "" before it is begun.
-
-        It is used at the broker (`tfmq tx show`), in the table, and in PostgreSQL's pg_prepared_xacts.
-        """
+        """Name of the transaction at the broker, in the table and in pg_prepared_xacts; "" before it is begun."""
         return self._shared.xid
 
     @property
     def state(self) -> str:
         """State at the broker, as in `tfmq.Transaction`; "new" before it is begun.
 
-        After the block: "committed"; "applying" if a partition that cannot be written now gets its messages
-        later; "prepared" or "unknown" if the broker could not be reached: then the database has committed,
-        and check-back resolves the messages.
+        After the block: "committed"; "applying" if a partition that cannot be written now gets its messages later;
+        "prepared" or "unknown" if the broker could not be reached: the database has committed, and check-back will
+        commit the messages.
         """
         transaction = self._shared.transaction
         return "new" if transaction is None else str(transaction.state)
@@ -67,10 +70,10 @@ class _BaseTransaction:
         if self._entered:
             raise NotAllowed("A transaction is entered once: call tfmq.sql.transaction again for the next one.")
         self._entered = True
-        register_check_back(self._producer, self._shared.part.engine, self._shared.part.table)
+        register_check_back(self._producer, self._shared.participant.engine, self._shared.participant.table)
 
     def _begun_for_send(self) -> Any:
-        """Return the broker's transaction for a send: from now on it is not empty."""
+        """Return the broker's transaction, which is not empty from now on. Raises NotAllowed outside the block."""
         transaction = self._shared.transaction
         if transaction is None:
             raise NotAllowed("Send inside the block: with tfmq.sql.transaction(session, producer) as tx: tx.send(...)")
@@ -82,10 +85,7 @@ class _BaseTransaction:
 
 
 class Transaction(_BaseTransaction):
-    """Changes of a database and messages, committed together or not at all.
-
-    See `tfmq.sql.transaction`.
-    """
+    """Changes of a database and messages, committed together or not at all: see `tfmq.sql.transaction`."""
 
     def send(
         self,
@@ -133,10 +133,7 @@ class Transaction(_BaseTransaction):
 
 
 class AsyncTransaction(_BaseTransaction):
-    """Changes of a database and messages, committed together or not at all.
-
-    See `tfmq.sql.transaction`.
-    """
+    """Changes of a database and messages, committed together or not at all: see `tfmq.sql.transaction`."""
 
     async def send(
         self,
@@ -150,10 +147,7 @@ class AsyncTransaction(_BaseTransaction):
         *,
         deliver_at: Any = None,
     ) -> Delivery:
-        """Add one message, as `tfmq.aio.Transaction.send`.
-
-        Its handle completes with the transaction.
-        """
+        """Add one message, as `tfmq.aio.Transaction.send`; its handle completes with the transaction."""
         sent: Delivery = await self._begun_for_send().send(
             topic, payload, key, tag, properties, delay, partition, deliver_at=deliver_at
         )
@@ -221,18 +215,16 @@ def transaction(
     It ends the session's whole transaction, including earlier changes in it: do not call `session.begin()`,
     `commit()` or `rollback()`. An exception in the block rolls back both sides and is raised again.
 
-    A row in the table `tfmq_transaction` decides (see `create_table`). If this process crashes, or the
-    broker cannot be reached, the broker uses check-back with any producer of the same group that uses this
-    database and has called `check`, or had a transaction. Call `check` at each start: after a crash a
-    consumer whose offsets are in doubt delivers no message, and without `check` it waits without end.
+    A row in the table `tfmq_transaction` decides (see `create_table`). If this process crashes, or the broker cannot
+    be reached, the broker uses check-back with any producer of the same group that uses this database and has called
+    `check`, or had a transaction. Without `check`, a consumer whose offsets a crash left in doubt waits without end.
 
     Args: `two_phase`: whether to prepare the database too; None: if possible, which needs PostgreSQL with
-    max_prepared_transactions above 0 and a session that has not begun. `timeout`: seconds after which the
-    broker rolls back an unprepared transaction; None: its setting (60). `table`: a table other than
-    `tfmq_transaction`.
-    Raises: on entry NotAllowed and NotSupported with a sentence that describes what to change,
-    TransactionError and its subclasses, ConnectionFailed, and errors of SQLAlchemy. On exit the same; then
-    nothing is committed, except if a TransactionError states that the outcome is not known yet.
+    max_prepared_transactions above 0 and a session that has not begun. `timeout`: seconds after which the broker
+    rolls back an unprepared transaction; None: its setting (60). `table`: a table other than `tfmq_transaction`.
+    Raises: on entry NotAllowed and NotSupported with a sentence that describes what to change, TransactionError and its
+    subclasses, ConnectionFailed, and errors of SQLAlchemy. On exit the same; then nothing is committed, except if a
+    TransactionError states that the outcome is not known yet.
     """
     if isinstance(session, scoped_session):
         session = session()
@@ -244,7 +236,7 @@ def transaction(
         raise BadRequest(f"A session of SQLAlchemy is wanted, a Session or an AsyncSession, not {session!r}.")
     require_matching_producer(producer, is_async, "session")
     if is_async:
-        hands = AsyncExecutor(session_bind(session.sync_session).engine, session)
-        return AsyncTransaction(session.sync_session, hands, producer, two_phase, timeout, table)
+        awaited = AsyncExecutor(session_bind(session.sync_session).engine, session)
+        return AsyncTransaction(session.sync_session, awaited, producer, two_phase, timeout, table)
     executor = BlockingExecutor(session_bind(session).engine)
     return Transaction(session, executor, producer, two_phase, timeout, table)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 RESPONSE_SECONDS: Final = 10.0
-"""Timeout of one response, across reconnects too: as long as a session lasts."""
+"""Timeout of one response, also across reconnects."""
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 2.0
 """Pauses between connection attempts, doubled up to the second value."""
@@ -32,10 +32,7 @@ def require_kazoo() -> None:
 
 
 def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any) -> KazooClient:
-    """Return a client that, once started, retries its connection forever.
-
-    Raises NotSupported without kazoo.
-    """
+    """Return a client that, once started, retries its connection forever. Raises NotSupported without kazoo."""
     require_kazoo()
     from kazoo.client import KazooClient
 
@@ -82,16 +79,14 @@ class ZooKeeperConnection:
 
 
 def stop(client: KazooClient) -> None:
-    """End the session and the threads of `client`."""
     client.stop()
     client.close()
 
 
 def wait_results(waiting: Sequence[Any]) -> list[Any]:
-    """Return the results of pending requests of kazoo, in order.
+    """Return the results of pending requests of kazoo, in order; for a failed one, its exception.
 
-    For a request that failed the result is its exception. Raises OperationTimeoutError without a response in
-    time.
+    Raises OperationTimeoutError without a response in time.
     """
     found = []
     for each in waiting:
@@ -104,20 +99,20 @@ def wait_results(waiting: Sequence[Any]) -> list[Any]:
     return found
 
 
-def result_or_none(answer: Any) -> Any:
+def result_or_none(response: Any) -> Any:
     """Return a result of `wait_results`; None if the node does not exist. Raises any other failure."""
     from kazoo.exceptions import NoNodeError
 
-    if isinstance(answer, NoNodeError):
+    if isinstance(response, NoNodeError):
         return None
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
+    if isinstance(response, BaseException):
+        raise response
+    return response
 
 
 @contextmanager
 def translate_errors(address: ZooKeeperAddress) -> Iterator[None]:
-    """Map the exceptions of kazoo in the block to tfmq's."""
+    """Raise kazoo's exceptions in the block as errors of tfmq."""
     from kazoo import exceptions
     from kazoo.handlers.threading import KazooTimeoutError
 
@@ -138,20 +133,18 @@ def error_text(error: Exception) -> str:
 
 # Throttling of the log of kazoo, which reconnects forever
 
-REPEAT_SECONDS: Final = 60.0
-"""The same message is logged again after this time."""
-REMEMBERED_MESSAGES_MAX: Final = 100
-"""Number of different messages remembered; above it all are discarded."""
+REPEAT_SECONDS: Final = 60.0  # after which the same message is logged again
+REMEMBERED_MESSAGES_MAX: Final = 100  # above it, all are forgotten
 STOPPED_CONNECTING: Final = "Failed connecting to Zookeeper within the connection retry policy."
 """Message of kazoo when it stops connecting, which it does only on request."""
 NO_ZOOKEEPER: Final = "Exception raised during deserialization of request"
-"""Message of kazoo for a server that is not ZooKeeper; the rest of the message is useless."""
+"""How kazoo's message begins for a server that is not ZooKeeper; the rest of the message says no more."""
 
 
 class ThrottledLogFilter(logging.Filter):
     """Passes warnings and errors of kazoo, the same one once a minute, without tracebacks.
 
-    kazoo reconnects forever and logs each attempt. Its tracebacks only show its internals.
+    kazoo reconnects forever and logs each attempt.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -160,7 +153,6 @@ class ThrottledLogFilter(logging.Filter):
         self._logged_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is logged."""
         if record.levelno < logging.WARNING or record.msg == STOPPED_CONNECTING:
             return False
         if isinstance(record.msg, str) and record.msg.startswith(NO_ZOOKEEPER):
@@ -175,7 +167,7 @@ class ThrottledLogFilter(logging.Filter):
         return True
 
     def clear(self) -> None:
-        """Forget the logged messages, so that each may be logged again."""
+        """Let each message be logged again."""
         self._logged_at.clear()
 
 

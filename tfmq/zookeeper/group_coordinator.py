@@ -14,7 +14,6 @@ from tfmq.zookeeper.paths import BROKER_NUMBER, NodePaths, zookeeper_address
 from tfmq.zookeeper.session import (
     NEVER,
     ConnectionLost,
-    CreateNode,
     DeleteNode,
     GetChildren,
     GetNode,
@@ -44,9 +43,9 @@ def boot_time() -> float:
 class GroupMembership:
     """One member of a group that ZooKeeper coordinates, with a session of its own.
 
-    Methods may be called in any thread; only `close` blocks. `session_seconds` is the requested session
-    timeout; ZooKeeper may grant less. `on_change` is called in threads of this class when `assignment` has
-    changed, and must not block.
+    Methods may be called in any thread; only `close` blocks. `session_seconds` is the requested session timeout;
+    ZooKeeper may permit less. `on_change` is called in threads of this class when `assignment` has changed, and must
+    not block.
     """
 
     def __init__(
@@ -59,24 +58,18 @@ class GroupMembership:
         on_change: Callable[[], None],
         clock: Callable[[], float] = boot_time,
     ) -> None:
-        """Create the member without connecting.
-
-        Raises BadRequest for an invalid address, NotSupported without kazoo.
-        """
+        """Create the member without connecting. Raises BadRequest, NotSupported without kazoo."""
         self.address = zookeeper_address(address)
         new_client(self.address, session_seconds)
         self._group, self._seconds, self._on_change, self._clock = group, session_seconds, on_change, clock
         self.restart_as(member)
 
     def restart_as(self, member: str) -> None:
-        """Become a new member, in a forked child.
-
-        It joins at the next `set_topics`; the parent's session stays as it is.
-        """
+        """Become a new member, in a forked child; the parent's session stays as it is."""
         layout = NodePaths(self.address.root, BROKER_NUMBER)
         self._state_machine = MembershipStateMachine(layout, self._group, member, self._seconds)
         self._session_thread = SessionThread(self.address, self._state_machine, self._on_change, self._clock)
-        self._silent_until = float("inf")
+        self._unreachable_at = float("inf")
 
     # Calls by which the consumer changes the membership
 
@@ -88,7 +81,7 @@ class GroupMembership:
                 return
             self._state_machine.set_topics(partitions)
             if not runner.is_started:
-                self._silent_until = self._clock() + UNREACHABLE_SECONDS
+                self._unreachable_at = self._clock() + UNREACHABLE_SECONDS
                 runner.start()
             runner.wake()
 
@@ -101,10 +94,7 @@ class GroupMembership:
     # State of the membership, which the consumer reads
 
     def assignment(self) -> RangeAssignment:
-        """Return the member's assignment.
-
-        `until` is a time of the clock that the constructor got, at most a part of the session timeout ahead.
-        """
+        """Return the member's assignment, whose times are those of the constructor's `clock`."""
         with self._session_thread.condition:
             return self._state_machine.assignment()
 
@@ -114,7 +104,7 @@ class GroupMembership:
 
     @property
     def generation(self) -> int:
-        """The highest generation of its partitions; 0 if it has none."""
+        """The highest generation of the assigned partitions; 0 if there are none."""
         return max(self.assignment().assigned.values(), default=0)
 
     @property
@@ -124,25 +114,22 @@ class GroupMembership:
 
     @property
     def idle_reason(self) -> str:
-        """Why partitions are missing, for display; "" if the member has what it should have."""
+        """Why the member lacks partitions that it should have, for display; "" if it lacks none."""
         with self._session_thread.condition:
             coordinator = self._state_machine
             if self.failure is not None:
                 return str(self.failure)
             now = self._clock()
             if coordinator.assignment().until > now:
-                self._silent_until = now + UNREACHABLE_SECONDS
-            elif now >= self._silent_until:
+                self._unreachable_at = now + UNREACHABLE_SECONDS
+            elif now >= self._unreachable_at:
                 return f"{self.address} does not answer."
             if coordinator.is_idle:
                 return f"{coordinator.members} members, and no partition is left for this one: tfmq topic grow"
             return coordinator.waiting_reason()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Leave the group.
-
-        Its partitions are free on return, or after the session timeout if that takes too long.
-        """
+        """Leave the group. If that takes longer than `seconds`, the session timeout ends the membership."""
         self._session_thread.close(seconds)
 
 
@@ -151,21 +138,21 @@ class GroupMembership:
 log = logging.getLogger("tfmq.consumer")
 
 DELIVERY_FRACTION: Final = 0.5
-"""Part of the session timeout after the last answered write during which the member delivers messages. ZooKeeper ends a
+"""Part of the session timeout, since the last answered write, in which the member delivers messages. ZooKeeper ends a
 session after the whole timeout at the earliest; the rest covers servers of the ensemble that lag."""
 WRITES_PER_TIMEOUT: Final = 6
 """Writes per session timeout, so that two lost ones do not matter."""
 ROUND_SECONDS: Final = 5.0
-"""Interval of checks for partitions that other members still own; watches report their release as well."""
+"""Interval of checks for partitions that other members still own; watches report a release earlier."""
 ROUNDS_BEFORE_LOG: Final = 7
-"""Number of checks after which the wait is logged. It is no error: a message handler may run arbitrarily long."""
+"""Checks after which a wait is logged: a message handler may run arbitrarily long."""
 
 
 class RangeAssignment(NamedTuple):
     """The partitions of a member: messages of `assigned` may be delivered until the time `until`.
 
-    `assigned` has the generation of each partition. A partition whose generation has changed was lost and
-    acquired again. The member must finish the messages of the `revoked` partitions and release these.
+    `assigned` has the generation of each partition: if it has changed, the partition was lost and acquired again. The
+    member must finish the messages of the `revoked` partitions and release these.
     """
 
     assigned: Mapping[PartitionName, int]
@@ -192,8 +179,7 @@ class MembershipStateMachine(SessionStateMachine):
         self.group, self.member = group, member
         self.waits_for: dict[PartitionName, str] = {}
         """Partitions that this member should own, with their current owners."""
-        self.members = 0
-        """Number of members in the group, as far as known."""
+        self.members = 0  # in the group, as far as known
         self.is_idle = False
         """Whether there are more members than partitions, and this one's range is empty."""
         self._subscribed: dict[str, Sequence[int]] = {}
@@ -209,10 +195,7 @@ class MembershipStateMachine(SessionStateMachine):
     # Events, which the session's thread and the consumer report
 
     def on_disconnected(self) -> None:
-        """Handle a lost connection.
-
-        The session may still be valid, but nothing is delivered until that is known.
-        """
+        """Handle a lost connection: nothing is delivered until the session is known to be valid."""
         super().on_disconnected()
         self._until = self._prove_at = NEVER
         self.changed = True
@@ -242,8 +225,8 @@ class MembershipStateMachine(SessionStateMachine):
             self._prove_at = max(self._prove_at, asked_at + self.session_seconds / WRITES_PER_TIMEOUT)
 
     def assignment(self) -> RangeAssignment:
-        granted = {name: number for name, number in self._owned.items() if name not in self._released}
-        return RangeAssignment(granted, frozenset(self._revoked), self._until)
+        assigned = {name: number for name, number in self._owned.items() if name not in self._released}
+        return RangeAssignment(assigned, frozenset(self._revoked), self._until)
 
     # Actions: the requests to ZooKeeper that are due
 
@@ -279,15 +262,10 @@ class MembershipStateMachine(SessionStateMachine):
             self._round_at = min(self._round_at, now + ROUND_SECONDS)
 
     def _register(self) -> Generator[Request, Any, bool]:
-        """Create or update the member's node.
-
-        Return False while an earlier session with the same name exists.
-        """
+        """Create or update the member's node; return False while another session has one of that name."""
         topics = self._topic_list()
         if not self._registered:
-            node = yield CreateNode(self._member_path(), topics)
-            if node is None:
-                node = yield GetNode(self._member_path())
+            node = yield from self.create_or_get(self._member_path(), topics)
             if node is None or node.session != self.session:
                 return False
             self._registered = node.data
@@ -299,10 +277,7 @@ class MembershipStateMachine(SessionStateMachine):
         return True
 
     def _find_members(self) -> Generator[Request, Any, dict[str, frozenset[str]]]:
-        """Return the members of the group and their topics.
-
-        The topics of this member are those of the current subscription, which its node may not have yet.
-        """
+        """Return the members of the group, each with its topics."""
         names = yield GetChildren(self._layout.members(self.group))
         nodes = yield GetNodes([self._layout.member(self.group, name) for name in names])
         members = {
@@ -310,7 +285,7 @@ class MembershipStateMachine(SessionStateMachine):
             for name, node in zip(names, nodes, strict=True)
             if node is not None
         }
-        members[self.member] = frozenset(self._subscribed)
+        members[self.member] = frozenset(self._subscribed)  # which its node may not have yet
         self.members = len(members)
         return members
 
@@ -326,10 +301,7 @@ class MembershipStateMachine(SessionStateMachine):
                 self.changed = True
 
     def _revoke_outside(self, target: frozenset[PartitionName]) -> None:
-        """Revoke the partitions that are not in `target`, the member's range.
-
-        The consumer then finishes their messages, however long that takes.
-        """
+        """Revoke the partitions that are not in `target`, the member's range."""
         self.is_idle = not target and any(self._subscribed.values())
         revoked = self._owned.keys() - target - self._released
         if revoked != self._revoked:
@@ -338,11 +310,9 @@ class MembershipStateMachine(SessionStateMachine):
     def _delete_released(self, target: frozenset[PartitionName]) -> RequestSteps:
         """Delete the owner nodes of released partitions.
 
-        The same is done for partitions outside of `target` whose acquisition had an unknown outcome.
-
-        The deletion requires the member's own node, which ends with the session and is created again only by
-        a round of the next session. So a request that takes effect late cannot delete the node of another
-        member.
+        Also those outside of `target` whose creation had an unknown outcome. The deletion requires the member's own
+        node, which ends with the session and is created again only by a round of the next session. So a request that
+        takes effect late cannot delete the node of another member.
         """
         for name in sorted(self._released | (self._uncertain - target - self._owned.keys())):
             path = self._layout.owner(self.group, name)
@@ -356,14 +326,12 @@ class MembershipStateMachine(SessionStateMachine):
             self._uncertain.discard(name)
 
     def _acquire(self, target: frozenset[PartitionName]) -> RequestSteps:
-        """Create the owner nodes of the member's partitions; wait where another one exists."""
+        """Create the owner nodes of the partitions in `target`; note in `waits_for` which another member still owns."""
         self.waits_for.clear()
         for name in sorted(target - self._owned.keys()):
             path = self._layout.owner(self.group, name)
             self._uncertain.add(name)
-            node: Node | None = yield CreateNode(path, self.member.encode())
-            if node is None:
-                node = yield GetNode(path)
+            node = yield from self.create_or_get(path, self.member.encode())
             self._uncertain.discard(name)
             if node is None:
                 self.waits_for[name] = ""
@@ -375,7 +343,6 @@ class MembershipStateMachine(SessionStateMachine):
                 self.changed = True
 
     def _log_waiting(self) -> None:
-        """Log a long wait for partitions, once."""
         self._rounds_waiting = self._rounds_waiting + 1 if self.waits_for else 0
         if self._rounds_waiting == ROUNDS_BEFORE_LOG:
             log.warning("Group %s: %s", self.group, self.waiting_reason())
@@ -400,20 +367,18 @@ class MembershipStateMachine(SessionStateMachine):
 def range_of(
     member: str, members: Mapping[str, Iterable[str]], partitions: Mapping[str, Sequence[int]]
 ) -> frozenset[PartitionName]:
-    """Return the partitions of `member`.
+    """Return the partitions of `member`. `members` has the topics of each member, itself included.
 
-    `members` has the topics of each member, itself included.
-
-    The sorted partitions of each topic are cut into one run per subscribed member, the first ones longer by one if the
-    numbers do not divide. The sorted members get one run each.
+    The sorted partitions of each topic are cut into one run for each sorted member that subscribes to it; the first
+    runs are longer by one partition if the numbers do not divide.
     """
     found: set[PartitionName] = set()
     for topic, numbers in partitions.items():
         sharing = sorted(each for each, topics in members.items() if topic in topics)
         if member in sharing:
-            place, ordered = sharing.index(member), sorted(numbers)
+            index, ordered = sharing.index(member), sorted(numbers)
             length, longer = divmod(len(ordered), len(sharing))
-            start = place * length + min(place, longer)
-            end = start + length + (place < longer)
+            start = index * length + min(index, longer)
+            end = start + length + (index < longer)
             found.update(PartitionName(topic, number) for number in ordered[start:end])
     return frozenset(found)

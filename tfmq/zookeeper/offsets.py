@@ -20,10 +20,7 @@ ATTEMPTS_MAX: Final = 10
 
 
 class NodeContents(NamedTuple):
-    """The content and the versions of the two nodes of a partition.
-
-    A version is None if the node does not exist.
-    """
+    """What the two nodes of a partition store, and their versions; None for a node that does not exist."""
 
     stored: StoredOffset | None
     offset_version: int | None
@@ -39,10 +36,7 @@ class ZooKeeperOffsets:
     """
 
     def __init__(self, address: str) -> None:
-        """Create the storage without connecting.
-
-        Raises BadRequest for an invalid address, NotSupported without kazoo.
-        """
+        """Create the storage without connecting. Raises BadRequest, NotSupported without kazoo."""
         self._connection = ZooKeeperConnection(zookeeper_address(address))
         self._layout = NodePaths(self._connection.address.root, BROKER_NUMBER)
 
@@ -67,10 +61,9 @@ class ZooKeeperOffsets:
     def _update(
         self, group: str, generations: Mapping[PartitionName, int], new: Mapping[PartitionName, StoredOffset]
     ) -> dict[PartitionName, StoredOffset]:
-        """Set the generations of the partitions, and the offsets that are in `new`.
+        """Set the generations of the partitions, and the offsets that are in `new`; return what is stored then.
 
-        Return what is stored then. Raises Fenced for partitions with a higher generation, after the others
-        are changed.
+        Raises Fenced for partitions with a higher generation, after the others are changed.
         """
         lost: dict[PartitionName, int] = {}
         kept: dict[PartitionName, StoredOffset] = {}
@@ -101,18 +94,17 @@ class ZooKeeperOffsets:
     def _read_nodes(
         self, client: KazooClient, group: str, names: Iterable[PartitionName]
     ) -> dict[PartitionName, NodeContents]:
-        """Return the contents and versions of the nodes of these partitions."""
         # The offset is read before and after its row. If both reads are equal, offset and row belong together.
         found: dict[PartitionName, NodeContents] = {}
         left = list(names)
         synced = client.sync_async(self._layout.root or "/")
         for _ in range(ATTEMPTS_MAX):
-            asked = []
+            requests = []
             for name in left:
                 offset, fields = self._layout.offset(group, name), self._layout.offset_fields(group, name)
-                asked += [client.get_async(path) for path in (offset, fields, offset)]
-            answers = wait_results(asked)
-            for name, before, row, after in zip(left, *(answers[each::3] for each in range(3)), strict=True):
+                requests += [client.get_async(path) for path in (offset, fields, offset)]
+            responses = wait_results(requests)
+            for name, before, row, after in zip(left, *(responses[each::3] for each in range(3)), strict=True):
                 if _change_id(before) == _change_id(after):
                     found[name] = _decode_nodes(self._layout.offset(group, name), before, row)
             left = [name for name in left if name not in found]
@@ -126,22 +118,22 @@ class ZooKeeperOffsets:
     def _write(
         self, client: KazooClient, group: str, writes: Mapping[PartitionName, tuple[NodeContents, StoredOffset]]
     ) -> list[PartitionName]:
-        """Write the nodes of each partition in a transaction of its own.
+        """Write the nodes of each partition, in a transaction for each.
 
         Return the partitions whose nodes others have changed since they were read.
         """
         for name, (found, _) in writes.items():
             if found.offset_version is None:
                 client.ensure_path(self._layout.offset(group, name).rpartition("/")[0])
-        asked = []
+        commits = []
         for name, (found, new) in writes.items():
             transaction = client.transaction()
             offset, row = self._layout.offset(group, name), self._layout.offset_fields(group, name)
             _add_write(transaction, offset, offset_data(new), found.offset_version)
             _add_write(transaction, row, row_data(new), found.row_version)
-            asked.append(transaction.commit_async())
-        answers = zip(writes, wait_results(asked), strict=True)
-        return [name for name, answer in answers if not _is_committed(answer)]
+            commits.append(transaction.commit_async())
+        responses = zip(writes, wait_results(commits), strict=True)
+        return [name for name, response in responses if not _is_committed(response)]
 
 
 def _stored_only(found: Mapping[PartitionName, StoredOffset | None]) -> dict[PartitionName, StoredOffset]:
@@ -155,35 +147,26 @@ def _add_write(transaction: Any, path: str, data: bytes, version: int | None) ->
         transaction.set_data(path, data, version)
 
 
-def _change_id(answer: Any) -> int | None:
-    """Return the transaction id of the node's last change; None if there is no node.
-
-    A response that is an exception is raised.
-    """
-    node = result_or_none(answer)
+def _change_id(response: Any) -> int | None:
+    """Return the transaction id of the node's last change; None if there is no node. Raises a failed response."""
+    node = result_or_none(response)
     return None if node is None else int(node[1].mzxid)
 
 
 def _decode_nodes(path: str, offset: Any, row: Any) -> NodeContents:
-    """Decode the responses with the offset node and its child node.
-
-    Raises a response that is an exception, and Damaged.
-    """
+    """Decode the responses with the offset node and its child node. Raises a failed response, Damaged."""
     shown, kept = result_or_none(offset), result_or_none(row)
     stored = stored_offset(path, None if shown is None else shown[0], None if kept is None else kept[0])
     return NodeContents(stored, *(None if node is None else node[1].version for node in (shown, kept)))
 
 
-def _is_committed(answer: Any) -> bool:
-    """Return whether the transaction was done; False if another member changed the nodes first.
-
-    Raises any other failure.
-    """
+def _is_committed(response: Any) -> bool:
+    """Return False if another member changed the nodes before the transaction. Raises any other failure."""
     from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
-    if isinstance(answer, BaseException):
-        raise answer
-    errors = [each for each in answer if isinstance(each, BaseException)]
+    if isinstance(response, BaseException):
+        raise response
+    errors = [each for each in response if isinstance(each, BaseException)]
     raced = any(isinstance(each, BadVersionError | NodeExistsError | NoNodeError) for each in errors)
     if errors and not raced:
         raise errors[0]
@@ -194,23 +177,19 @@ def _is_committed(answer: Any) -> bool:
 # fields of the stored offset. Both are written in one transaction.
 
 BYTES_MAX: Final = 4096
-"""Much more than a row needs; larger nodes were not written by tfmq."""
+"""Much more than the fields need: tfmq wrote no larger node."""
 
 
 def offset_data(stored: StoredOffset) -> bytes:
-    """Return the content of the offset node; empty if no offset is stored."""
     return b"" if stored.offset == NO_OFFSET else b"0-%d" % stored.offset
 
 
 def row_data(stored: StoredOffset) -> bytes:
-    """Return the content of the child node `tfmq`, with all fields of the stored offset."""
     return json.dumps(stored._asdict()).encode()
 
 
 def stored_offset(path: str, offset: bytes | None, row: bytes | None) -> StoredOffset | None:
-    """Decode the two nodes; None if they do not exist.
-
-    Raises Damaged, naming `path`, if they are invalid.
+    """Decode the two nodes; None if they do not exist. Raises Damaged, naming `path`.
 
     If another tool has changed only the offset node, its offset counts.
     """
@@ -224,10 +203,7 @@ def stored_offset(path: str, offset: bytes | None, row: bytes | None) -> StoredO
 
 
 def _offset(path: str, data: bytes) -> int:
-    """Decode the offset node: MetaMorphosis writes MESSAGE_ID-OFFSET.
-
-    The offset alone is accepted too.
-    """
+    """Decode the offset node: MESSAGE_ID-OFFSET as MetaMorphosis writes it, or an offset alone."""
     text = data.decode("ascii", "replace").rpartition("-")[2] if len(data) <= BYTES_MAX else "?"
     if not data:
         return NO_OFFSET

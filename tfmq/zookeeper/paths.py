@@ -10,10 +10,9 @@ from tfmq.offsets.storage import PartitionName, url_without_passwords
 
 SCHEME: Final = "zookeeper://"
 ROOT: Final = "/meta"
-"""Root of the nodes if the address names none; the one of MetaMorphosis."""
+"""Root of the nodes if the address names none, as in MetaMorphosis."""
 PORT: Final = 2181
-BROKER_NUMBER: Final = 0
-"""Number of the broker in partition names, `BROKER-PARTITION`."""
+BROKER_NUMBER: Final = 0  # in partition names, `BROKER-PARTITION`
 
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _NODE: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -30,10 +29,7 @@ class ZooKeeperAddress(NamedTuple):
 
 
 def zookeeper_address(text: str) -> ZooKeeperAddress:
-    """Parse an address, with or without `zookeeper://`.
-
-    Raises BadRequest, which shows the format.
-    """
+    """Parse an address, with or without `zookeeper://`. Raises BadRequest, which shows the format."""
     names, slash, path = text.removeprefix(SCHEME).partition("/")
     matches = (_HOST.fullmatch(name) for name in names.split(","))
     hosts = [found.groups() if found else ("", "") for found in matches]

@@ -10,7 +10,6 @@ from typing import Any, Final
 from tfmq.zookeeper.connection import new_client
 from tfmq.zookeeper.paths import BROKER_NUMBER, NodePaths, zookeeper_address
 from tfmq.zookeeper.session import (
-    CreateNode,
     DeleteNode,
     GetNode,
     GetNodes,
@@ -25,18 +24,14 @@ from tfmq.zookeeper.session import (
 log = logging.getLogger("tfmq.server")
 
 SESSION_SECONDS: Final = 30.0
-"""Session timeout: a restarted or briefly disconnected broker stays registered; any other is removed after this."""
-UNREACHABLE_SECONDS: Final = 3.0
-"""Time before it is logged that ZooKeeper is not reachable."""
+"""Session timeout: a broker stays registered while it restarts or is disconnected for less than this."""
+UNREACHABLE_SECONDS: Final = 3.0  # before it is logged that ZooKeeper does not answer
 CLOSE_SECONDS: Final = 2.0
 """Limit of the wait at a stop. If ZooKeeper does not respond, the session expires by itself."""
 
 
 class Registration:
-    """The registration of the broker at `broker_address`, with its own session.
-
-    Only `close` blocks.
-    """
+    """The registration of the broker at `broker_address`, with its own session. Only `close` blocks."""
 
     def __init__(
         self,
@@ -46,10 +41,7 @@ class Registration:
         session_seconds: float = SESSION_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the registration without connecting.
-
-        Raises BadRequest for an invalid address, NotSupported without kazoo.
-        """
+        """Create the registration without connecting. Raises BadRequest, NotSupported without kazoo."""
         self.address = zookeeper_address(address)
         new_client(self.address, session_seconds)
         self._state_machine = RegistrationStateMachine(
@@ -57,13 +49,13 @@ class Registration:
         )
         self._session_thread = SessionThread(self.address, self._state_machine, self._changed, clock)
         self._clock = clock
-        self._silent_until = 0.0
+        self._unreachable_at = 0.0
         self._logged_unreachable = False
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
         """Set the current topics with their numbers of partitions. The first call connects.
 
-        Called periodically, it logs once when ZooKeeper becomes unreachable.
+        Later calls log, once, that ZooKeeper has become unreachable.
         """
         runner = self._session_thread
         with runner.condition:
@@ -72,8 +64,8 @@ class Registration:
             self._state_machine.set_topics(topics)
             now = self._clock()
             if self._state_machine.is_connected or not runner.is_started:
-                self._silent_until, self._logged_unreachable = now + UNREACHABLE_SECONDS, False
-            elif now >= self._silent_until and not self._logged_unreachable:
+                self._unreachable_at, self._logged_unreachable = now + UNREACHABLE_SECONDS, False
+            elif now >= self._unreachable_at and not self._logged_unreachable:
                 self._logged_unreachable = True
                 log.warning("%s does not answer: this broker serves, and registers when it is back.", self.address)
             if not runner.is_started:
@@ -95,19 +87,17 @@ class Registration:
             log.error("This broker is not registered: %s", self._session_thread.failure)
 
 
-# The registration state machine, without ZooKeeper; see `tfmq.zookeeper.group_coordinator` for how it is run.
+# The state machine, which yields requests to ZooKeeper and gets the responses
 
 RETRY_SECONDS: Final = 5.0
-"""Interval of checks while another broker uses the number: an earlier process of this one expires with its session."""
-CHECK_SECONDS: Final = 60.0
-"""Interval of checks whether the registered nodes still exist."""
+"""Interval of checks while another broker uses the number: it may be an earlier process of this one."""
+CHECK_SECONDS: Final = 60.0  # between checks whether the registered nodes still exist
 
 
 class RegistrationStateMachine(SessionStateMachine):
     """State machine for the nodes of one broker at `address`.
 
-    `registered`: all nodes exist, as far as known. Only one broker at a time may use a broker number. While
-    another address is registered under it, nothing is registered, and that is logged.
+    `registered`: all nodes exist, as far as known. While another broker uses the same number, nothing is registered.
     """
 
     def __init__(self, layout: NodePaths, address: str, session_seconds: float) -> None:
@@ -130,10 +120,7 @@ class RegistrationStateMachine(SessionStateMachine):
             self.request_round()
 
     def check_all(self, now: float) -> RequestSteps:
-        """Check and correct all nodes of the broker.
-
-        The address comes first, because it shows which broker uses the number.
-        """
+        """Check and correct all nodes; first the address, which shows which broker uses the number."""
         self._round_at = now + CHECK_SECONDS
         owner = yield from self._claim_number()
         if owner is not None:
@@ -167,20 +154,17 @@ class RegistrationStateMachine(SessionStateMachine):
         self.registered = registered
 
     def _claim_number(self) -> Generator[Request, Any, bytes | None]:
-        """Register the address under the broker's number.
+        """Register the address under the broker's number; return None if that is done.
 
-        Return None if that is done, else the address that is registered there; b"" if it has just been
-        removed.
+        Otherwise return the address that is registered there, b"" if that was just removed.
         """
-        node: Node | None = yield CreateNode(self._layout.broker_address(), self.address.encode())
-        if node is None:
-            node = yield GetNode(self._layout.broker_address())
+        node = yield from self.create_or_get(self._layout.broker_address(), self.address.encode())
         if node is None:
             return b""
         return None if node.session == self.session else node.data
 
     def _verify(self) -> RequestSteps:
-        """Drop nodes that others have deleted or changed from the list of registered nodes."""
+        """Forget registered nodes that others have deleted or changed."""
         paths = sorted(self._registered_nodes)
         nodes = yield GetNodes(paths)
         for path, node in zip(paths, nodes, strict=True):
@@ -188,17 +172,15 @@ class RegistrationStateMachine(SessionStateMachine):
                 del self._registered_nodes[path]
 
     def _put_node(self, path: str, count: bytes) -> RequestSteps:
-        node: Node | None = yield CreateNode(path, count)
+        node = yield from self.create_or_get(path, count)
         if node is None:
-            node = yield GetNode(path)
-            if node is None:
-                return
-            if node.session != self.session:
-                # The node is of an earlier process of this broker, whose session has not expired. That
-                # process removed its address when it stopped.
-                yield DeleteNode(path, node.version, self._layout.broker_address())
-                self.request_round()
-                return
-            if node.data != count and not (yield SetNode(path, count)):
-                return
+            return
+        if node.session != self.session:
+            # The node is of an earlier process of this broker, which removed its address when it stopped, and whose
+            # session has not expired.
+            yield DeleteNode(path, node.version, self._layout.broker_address())
+            self.request_round()
+            return
+        if node.data != count and not (yield SetNode(path, count)):
+            return
         self._registered_nodes[path] = count

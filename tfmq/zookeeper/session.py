@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 
 class Node(NamedTuple):
-    """A node that was read or created.
+    """A node that was read or created. `session` is 0 for a persistent node.
 
-    `session` is 0 for a persistent node. `created` is the transaction id of its creation, which increases
-    with every change in ZooKeeper: of two creations of a node the later one has the higher id.
+    `created` is the transaction id of the creation: of two creations of a node the later one has the higher id.
     """
 
     data: bytes
@@ -36,10 +35,7 @@ class GetChildren(NamedTuple):
 
 
 class GetNode(NamedTuple):
-    """Get the `Node` at `path`, None without one.
-
-    Sets a one-time watch for its creation or deletion.
-    """
+    """Get the `Node` at `path`, or None, and set a one-time watch for its creation or deletion."""
 
     path: str
 
@@ -77,14 +73,11 @@ class DeleteNode(NamedTuple):
 
 Request = GetChildren | GetNode | GetNodes | CreateNode | SetNode | DeleteNode
 WRITES = (CreateNode, SetNode, DeleteNode)
-"""Requests that the leader of the ensemble answers: only these prove that the session is valid."""
+"""Requests that the leader of the ensemble responses; only these prove that the session is valid."""
 
 
 class ConnectionLost(Exception):
-    """The connection or the session was lost before the response.
-
-    The request may have been done.
-    """
+    """The connection or the session was lost before the response; the request may have been done."""
 
 
 def send_request(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
@@ -121,8 +114,8 @@ def _send(client: KazooClient, request: Request, watch: Callable[[Any], None]) -
 def _create(client: KazooClient, request: CreateNode) -> Node | None:
     from kazoo.exceptions import NodeExistsError
 
-    asked = client.create_async(request.path, request.data, ephemeral=True, makepath=True, include_data=True)
-    made = wait_results([asked])[0]
+    pending = client.create_async(request.path, request.data, ephemeral=True, makepath=True, include_data=True)
+    made = wait_results([pending])[0]
     if isinstance(made, NodeExistsError):
         return None
     return _node((request.data, result_or_none(made)[1]))
@@ -141,21 +134,21 @@ def _delete(client: KazooClient, request: DeleteNode) -> bool:
     return not isinstance(beside, BaseException) and not isinstance(deleted, BaseException)
 
 
-def _single_result(asked: Any, missing: Any = None) -> Any:
+def _single_result(pending: Any, missing: Any = None) -> Any:
     """Wait for the response and return it; `missing` if the node does not exist."""
-    answer = result_or_none(wait_results([asked])[0])
-    return missing if answer is None else answer
+    response = result_or_none(wait_results([pending])[0])
+    return missing if response is None else response
 
 
-def _node(answer: Any) -> Node | None:
-    if answer is None:
+def _node(response: Any) -> Node | None:
+    if response is None:
         return None
-    data, state = answer
+    data, state = response
     return Node(data or b"", state.ephemeralOwner, state.czxid, state.version)
 
 
 RETRY_SECONDS: Final = 0.2
-"""Pause before steps that were interrupted are started again, if no new connection starts them."""
+"""Pause after an interruption before the state machine checks everything again."""
 READ_TIMEOUT_SHARE: Final = 2 / 3
 """Part of the session timeout after which kazoo treats a silent connection as lost."""
 NEVER: Final = float("-inf")
@@ -167,17 +160,15 @@ RequestSteps = Generator[Request, Any, None]
 class SessionStateMachine(ABC):
     """What a SessionThread runs: the state machine of a membership or of a registration.
 
-    Its methods are called by one thread at a time and must not block. `session_seconds` is the session
-    timeout granted by ZooKeeper; `changed` is set when others should be notified.
+    Its methods are called by one thread at a time and must not block. `session_seconds` is the session timeout that
+    ZooKeeper permits. `changed` is set when `SessionThread` should call `on_change`.
     """
 
     def __init__(self, layout: NodePaths, session_seconds: float) -> None:
         self.session_seconds = session_seconds
         self.changed = False
-        self.session = 0
-        """The id of the session in ZooKeeper; 0 if there is none."""
+        self.session = 0  # its id in ZooKeeper; 0 if there is none
         self.is_connected = False
-        """Whether there is a connection to ZooKeeper now."""
         self._layout = layout
         self._round_at = NEVER
 
@@ -195,7 +186,6 @@ class SessionStateMachine(ABC):
         self.is_connected = False
 
     def on_session_lost(self) -> None:
-        """Handle the end of the session: its nodes are gone."""
         self.on_disconnected()
         self.session = 0
 
@@ -216,42 +206,45 @@ class SessionStateMachine(ABC):
         """Return the requests that are due at `now`; None if nothing is due."""
         return None if self.next_due() > now else self.check_all(now)
 
+    def create_or_get(self, path: str, data: bytes) -> Generator[Request, Any, Node | None]:
+        """Create a node; return the new or the existing one, None if that was deleted in between."""
+        node: Node | None = yield CreateNode(path, data)
+        if node is None:
+            node = yield GetNode(path)
+        return node
+
     @abstractmethod
     def check_all(self, now: float) -> RequestSteps:
         """Check and correct all nodes."""
 
 
 class SessionThread:
-    """Runs `subject` in a thread from `start` to `close`, over one kazoo client.
+    """Runs a state machine in a thread from `start` to `close`, over one kazoo client.
 
-    `subject` returns generators of requests. They are sent one after the other, and only while the session is the one
-    for which they were computed. A lost connection or session is passed to `subject` in kazoo's thread, before
-    anything else happens. Other users of `subject` hold `condition`, and `wake` the thread when there is something to
-    do. `on_change` is called in threads of this class when `subject` has changed, and must not block.
+    The state machine returns generators of requests. They are sent one after the other, and only in the session for
+    which they were computed. A lost connection or session is passed to the state machine in kazoo's thread, before
+    anything else happens. Other users of the state machine hold `condition`, and `wake` the thread when there is
+    something to do. `on_change` is called in threads of this class when the state machine has changed, and must not
+    block.
     """
 
     def __init__(
         self,
         address: ZooKeeperAddress,
-        subject: SessionStateMachine,
+        state_machine: SessionStateMachine,
         on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.condition = threading.Condition()
-        self.failure: TfmqError | None = None
-        """The permanent error; None while there is none."""
+        self.failure: TfmqError | None = None  # a permanent one, which ended the thread
         self.is_started = self.is_closed = False
-        self._address, self._subject, self._on_change, self._clock = address, subject, on_change, clock
-        self._seconds = subject.session_seconds
-        self.client: KazooClient | None = None
-        """The client of kazoo; None before the start and after the end."""
+        self._address, self._state_machine, self._on_change, self._clock = address, state_machine, on_change, clock
+        self._seconds = state_machine.session_seconds
+        self.client: KazooClient | None = None  # from the start to the end
         self._thread = threading.Thread(target=self._run, name="tfmq-zookeeper", daemon=True)
 
     def start(self) -> None:
-        """Start to connect, retrying forever; returns immediately.
-
-        Raises NotSupported for an unsuitable kazoo.
-        """
+        """Start to connect, retrying forever; returns immediately. Raises NotSupported for an unsuitable kazoo."""
         client = new_client(self._address, self._seconds)
         self._record_session_timeout(client)
         client.add_listener(self._session_changed)
@@ -264,7 +257,7 @@ class SessionThread:
         self.condition.notify_all()
 
     def close(self, seconds: float) -> None:
-        """End the session, waiting at most `seconds`. If that is not enough it ends at its timeout."""
+        """End the session. If that takes longer than `seconds`, ZooKeeper ends it after its timeout."""
         with self.condition:
             self.is_closed = True
             self.wake()
@@ -278,48 +271,47 @@ class SessionThread:
             self._thread.join(seconds)
 
     def _record_session_timeout(self, client: KazooClient) -> None:
-        """Record the session timeout that ZooKeeper grants, which may be less than requested.
+        """Record the session timeout that ZooKeeper permits, which may be less than requested.
 
-        Kazoo does not expose it, so its connect function is replaced.
+        kazoo does not expose it, so its connect function is replaced.
         """
         handler = client._connection
         connect = getattr(handler, "_connect", None)
         if connect is None:
             raise NotSupported("This kazoo does not tell how long a session lasts: install kazoo 2.10 or 2.11.")
 
-        def connect_and_learn(*arguments: Any) -> Any:
+        def connect_and_record(*arguments: Any) -> Any:
             timeouts = connect(*arguments)
-            given = timeouts[0] / READ_TIMEOUT_SHARE / 1000
+            permitted = timeouts[0] / READ_TIMEOUT_SHARE / 1000
             with self.condition:
-                self._subject.session_seconds = min(self._seconds, given)
+                self._state_machine.session_seconds = min(self._seconds, permitted)
             return timeouts
 
-        handler._connect = connect_and_learn
+        handler._connect = connect_and_record
 
     def _session_changed(self, state: str) -> None:
-        """Pass a changed connection state to the subject, in kazoo's thread."""
+        """Pass a changed connection state to the state machine, in kazoo's thread."""
         with self.condition:
             client = self.client
             if client is None or self.is_closed:
                 return
             if state == "CONNECTED":
-                self._subject.on_connected(client.client_id[0])
+                self._state_machine.on_connected(client.client_id[0])
             elif state == "SUSPENDED":
-                self._subject.on_disconnected()
+                self._state_machine.on_disconnected()
             else:
-                self._subject.on_session_lost()
+                self._state_machine.on_session_lost()
             self.wake()
         self._notify()
 
     def _node_changed(self, _: Any) -> None:
-        """Handle a watch of ZooKeeper: a node that was read has changed."""
         with self.condition:
-            self._subject.request_round()
+            self._state_machine.request_round()
             self.wake()
 
     def _notify(self) -> None:
         with self.condition:
-            changed, self._subject.changed = self._subject.changed, False
+            changed, self._state_machine.changed = self._state_machine.changed, False
         if changed:
             self._on_change()
 
@@ -329,51 +321,51 @@ class SessionThread:
                 if self.is_closed or self.failure is not None:
                     return
                 now = self._clock()
-                course = self._subject.next_steps(now)
-                client, session = self.client, self._subject.session
-                if course is None or client is None:
-                    due = self._subject.next_due() - now
+                steps = self._state_machine.next_steps(now)
+                client, session = self.client, self._state_machine.session
+                if steps is None or client is None:
+                    due = self._state_machine.next_due() - now
                     self.condition.wait(None if due == float("inf") else max(due, 0.0))
                     continue
             try:
-                whole = self._run_steps(client, course, session)
+                completed = self._run_steps(client, steps, session)
             except Exception as error:  # otherwise the session would stay alive while its work has stopped unnoticed
-                whole, self._subject.changed = False, True
+                completed, self._state_machine.changed = False, True
                 self.failure = StoreFailed(f"Asking {self._address} failed: {error!r}", retriable=False)
                 self.failure.__cause__ = error
             self._notify()
             with self.condition:
-                if not whole and not self.is_closed:
+                if not completed and not self.is_closed:
                     self.condition.wait(RETRY_SECONDS)
-                    self._subject.request_round()
+                    self._state_machine.request_round()
 
-    def _run_steps(self, client: KazooClient, course: RequestSteps, session: int) -> bool:
-        """Send the requests of `course` one by one. Return False if it was interrupted."""
-        answer, request, asked_at = None, None, NEVER
+    def _run_steps(self, client: KazooClient, steps: RequestSteps, session: int) -> bool:
+        """Send the requests of `steps` one by one. Return False if a lost connection interrupted them."""
+        response, request, asked_at = None, None, NEVER
         try:
             while True:
                 with self.condition:
-                    if self.is_closed or self._subject.session != session:
-                        course.throw(ConnectionLost())
+                    if self.is_closed or self._state_machine.session != session:
+                        steps.throw(ConnectionLost())
                     if isinstance(request, WRITES):
-                        self._subject.on_write_answered(asked_at)
-                    request = course.send(answer)
+                        self._state_machine.on_write_answered(asked_at)
+                    request = steps.send(response)
                 asked_at = self._clock()
-                answer = self._send_step(client, course, request)
+                response = self._send_step(client, steps, request)
         except StopIteration:
             return True
         except ConnectionLost:
             return False
 
-    def _send_step(self, client: KazooClient, course: RequestSteps, request: Request) -> Any:
-        """Send a request and return its result. A failure is thrown into `course` and raised again."""
+    def _send_step(self, client: KazooClient, steps: RequestSteps, request: Request) -> Any:
+        """Send a request and return its result. A failure is thrown into `steps` and raised again."""
         try:
             return send_request(client, request, self._node_changed)
         except ConnectionLost as cut:
             failed = cut
         except NotAllowed as refused:
             failed = ConnectionLost()
-            self.failure, self._subject.changed = refused, True
+            self.failure, self._state_machine.changed = refused, True
         with self.condition:
-            course.throw(failed)
+            steps.throw(failed)
         raise failed

@@ -174,8 +174,8 @@ DATABASES: Final = (
         "rolled-back-offsets-count-as-saved",
         "offsets that a transaction rolled back are not committed",
         "tfmq/sql/offset_commit.py",
-        "    # optimisation.\n    _uncommitted[session] = []\n",
-        "    # optimisation.\n    _uncommitted[session] = list(_uncommitted[session])\n",
+        "discarding all of them is safe.\n    _uncommitted[session] = []\n",
+        "discarding all of them is safe.\n    _uncommitted[session] = list(_uncommitted[session])\n",
         [SESSIONS],
     ),
 )
@@ -185,8 +185,8 @@ ZOOKEEPER: Final = (
         "ranges-of-zookeeper-with-a-hole",
         "ranges are contiguous, and cover every partition",
         "tfmq/zookeeper/group_coordinator.py",
-        "            start = place * length + min(place, longer)\n",
-        "            start = place * length\n",
+        "            start = index * length + min(index, longer)\n",
+        "            start = index * length\n",
         [RANGES],
     ),
     Mutant(
