@@ -1,6 +1,7 @@
 """An effect is a value: where to, what, from which place of which source."""
 
 from journal.record.batch import Batch, Source
+from journal.record.format import make_log_id as log_id
 from tfmq.apply_target import (
     ARRIVALS_KEY,
     OFFSETS_KEY,
@@ -11,7 +12,6 @@ from tfmq.apply_target import (
     GroupPositions,
 )
 from tfmq.broker.catalog_state import ID_FIRST
-from tfmq.ids import log_id
 
 SOURCE = Source(2, 7, 100, 1)
 

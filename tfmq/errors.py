@@ -65,13 +65,11 @@ DetailValue = TypeVar("DetailValue", int, str)
 
 
 class TfmqError(Exception):
-    """An error of tfmq.
+    """An error of tfmq. `str(error)` is a sentence: what happened and, where it helps, what to do.
 
-    `str(error)` is a sentence: what happened and, where it helps, what to do.
-
-    `sentence` replaces the sentence of the class. `outcome` and `retriable` replace the values of the class
-    where the caller has more exact ones. All other keyword arguments become details. Details are sent with
-    the error, so they must be numbers, text, or lists and dicts of these.
+    `sentence` replaces the sentence of the class. `outcome` and `retriable` replace the values of the class where the
+    caller has more exact ones. All other keyword arguments become details, which are sent with the error: numbers,
+    text, or lists and dicts of these.
     """
 
     number: int = 1
@@ -150,8 +148,8 @@ class UnknownPartition(UnknownTopic):
 class Damaged(TfmqError):
     """The records from offset `first` up to, not including, `next` cannot be read.
 
-    For a transaction, the sentence names how many of its messages were lost; then the details have `state`,
-    `lost` and `messages`.
+    For a transaction, the sentence names how many of its messages were lost; then the details have `state`, `lost` and
+    `messages`.
     """
 
     number, code, outcome = 7, "damaged", NOT_DONE
@@ -187,10 +185,7 @@ class MessageTooLarge(TfmqError):
 
 
 class StorageStopped(TfmqError):
-    """The partition accepts no writes until an operator resumes it.
-
-    If the details have `reason` and no `sentence` is given, the sentence contains the reason.
-    """
+    """The partition accepts no writes until an operator resumes it. The sentence contains the detail `reason`."""
 
     number, code = 11, "storage_stopped"
     happened = "The partition is stopped and accepts no writes; tfmq topic show prints the reason."
@@ -279,10 +274,7 @@ class DecodeFailed(TfmqError):
 
 
 class DeliveryFailed(TfmqError):
-    """Some deliveries failed and the caller had not read their results; `deliveries` lists them.
-
-    `deliveries` is not pickled.
-    """
+    """Some deliveries failed and the caller had not read their results: `deliveries`, which is not pickled."""
 
     number, code = 24, "delivery_failed"
     happened = "Messages could not be delivered, and their results had not been read."
@@ -433,7 +425,6 @@ def _all_subclasses(root: type[TfmqError]) -> Iterator[type[TfmqError]]:
 
 CLASSES: tuple[type[TfmqError], ...] = tuple(sorted(_all_subclasses(TfmqError), key=lambda each: each.number))
 BY_CODE: Mapping[str, type[TfmqError]] = {each.code: each for each in CLASSES}
-BY_NUMBER: Mapping[int, type[TfmqError]] = {each.number: each for each in CLASSES}
 
 
 class ErrorReply(NamedTuple):
@@ -447,10 +438,7 @@ class ErrorReply(NamedTuple):
 
 
 def to_error_reply(error: BaseException) -> ErrorReply:
-    """Return the fields of an error reply.
-
-    An error that is no `TfmqError` becomes `internal_error`, without internal details.
-    """
+    """Return the fields of an error reply; any error but a `TfmqError` becomes `internal_error`."""
     if not isinstance(error, TfmqError):
         error = ServerError()
     return ErrorReply(error.number, error.code, error.outcome, error.sentence, dict(error.details))
@@ -459,8 +447,8 @@ def to_error_reply(error: BaseException) -> ErrorReply:
 def from_error_reply(number: int, code: str, outcome: str, sentence: str, details: Mapping[str, Any]) -> TfmqError:
     """Return the error for an error reply.
 
-    The code determines the class. An unknown code becomes a `TfmqError` with that code and number. An outcome
-    other than "not done" becomes "unknown".
+    The code determines the class; an unknown code becomes a `TfmqError` with that code and number. An outcome other
+    than "not done" becomes "unknown".
     """
     error = BY_CODE.get(code, TfmqError)(sentence)
     error.details = dict(details)

@@ -1,8 +1,8 @@
-"""Message ids and log ids: pack, format and parse them.
+"""Message ids: pack, take apart and format them; ranges of producer ids.
 
-A message id is the producer id (40 bits, never 0) and the producer sequence of the record (24 bits). It is
-unique in a broker and never reused. A log id is built the same way from the topic's incarnation and the
-partition.
+A message id is the producer id (40 bits, never 0) and the producer sequence of the record (24 bits). It is unique in a
+broker and never reused. A log id is built the same way from the topic's incarnation and the partition
+(`journal.record.format.make_log_id`).
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ SEQUENCES = 1 << SEQUENCE_BITS
 
 
 def pack_id(producer_id: int, sequence: int) -> int:
-    """Return the u64 that is stored in a record. Raises `ValueError` for numbers out of range."""
+    """Return the 64-bit id of a record. Raises ValueError for numbers out of range."""
     if not 0 < producer_id <= PRODUCER_MAX:
         raise ValueError(f"a producer id lies in 1..{PRODUCER_MAX}, not {producer_id}")
     if not 0 <= sequence <= SEQUENCE_MAX:
@@ -31,21 +31,9 @@ def sequence_of(record_id: int) -> int:
     return record_id & SEQUENCE_MAX
 
 
-def log_id(incarnation: int, partition: int) -> int:
-    """Return the id of a partition's log, which is stored in its block trailers."""
-    return pack_id(incarnation, partition)
-
-
 def format_id(record_id: int) -> str:
     """Format a message id as sixteen hexadecimal digits, so that texts sort like the numbers."""
     return f"{record_id:016x}"
-
-
-def parse_id(text: str) -> int:
-    """Parse the text of `format_id`. Raises `ValueError` for any other text."""
-    if len(text) != 16 or not set(text) <= set("0123456789abcdef"):
-        raise ValueError(f"a message id is sixteen hexadecimal digits, not {text!r}")
-    return int(text, 16)
 
 
 class IdRange(NamedTuple):
