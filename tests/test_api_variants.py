@@ -1,4 +1,4 @@
-"""Three faces, one contract: blocking, asyncio and Twisted have the same names, parameters and docs."""
+"""Three API variants, one contract: blocking, asyncio and Twisted have the same names, parameters and docs."""
 
 import inspect
 import re
@@ -12,7 +12,7 @@ from tfmq.client.admin.admin import AdminCore
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.producer.xa import XaBranches
 
-FACES = {
+API_VARIANTS = {
     "Producer": (tfmq.Producer, aio.Producer, twisted.Producer),
     "Consumer": (tfmq.Consumer, aio.Consumer, twisted.Consumer),
     "Admin": (tfmq.Admin, aio.Admin, twisted.Admin),
@@ -20,9 +20,9 @@ FACES = {
     "XAResource": (tfmq.XAResource, aio.XAResource, twisted.XAResource),
 }
 OTHERS = [
-    pytest.param(faces[0], other, id=f"{other.__module__}.{name}")
-    for name, faces in FACES.items()
-    for other in faces[1:]
+    pytest.param(variants[0], other, id=f"{other.__module__}.{name}")
+    for name, variants in API_VARIANTS.items()
+    for other in variants[1:]
 ]
 WITHOUT_WAITING = {"Producer": {"send_nowait"}}
 """Only who gets an acknowledged result from `send` needs another way to wait for nothing."""
@@ -31,9 +31,9 @@ REACTOR = {"reactor"}
 """A loop runs around those who await; a reactor may be another one than the installed."""
 
 
-def public(face: type) -> dict[str, Any]:
+def public(variant: type) -> dict[str, Any]:
     """Methods, inherited ones included."""
-    members = {name: inspect.getattr_static(face, name) for name in dir(face) if not name.startswith("_")}
+    members = {name: inspect.getattr_static(variant, name) for name in dir(variant) if not name.startswith("_")}
     return {name: each for name, each in members.items() if callable(each)}
 
 
@@ -61,15 +61,15 @@ def test_they_are_made_with_the_same_arguments(blocking: type, other: type) -> N
     assert [each.kind for each in theirs] == [each.kind for each in mine]
 
 
-@pytest.mark.parametrize("face", [tfmq, aio, twisted], ids=lambda face: face.__name__)
-def test_a_client_shows_its_arguments_without_a_broker(face: Any) -> None:
-    servers, name = "127.0.0.1:1", face.__name__
-    assert repr(face.Producer(servers, group="shop")) == f"<{name}.Producer 127.0.0.1:1 group='shop'>"
-    assert repr(face.Admin([servers, "b:2"])) == f"<{name}.Admin 127.0.0.1:1,b:2>"
-    consumer = face.Consumer(servers, topics="orders", group="billing")
+@pytest.mark.parametrize("variant", [tfmq, aio, twisted], ids=lambda variant: variant.__name__)
+def test_a_client_shows_its_arguments_without_a_broker(variant: Any) -> None:
+    servers, name = "127.0.0.1:1", variant.__name__
+    assert repr(variant.Producer(servers, group="shop")) == f"<{name}.Producer 127.0.0.1:1 group='shop'>"
+    assert repr(variant.Admin([servers, "b:2"])) == f"<{name}.Admin 127.0.0.1:1,b:2>"
+    consumer = variant.Consumer(servers, topics="orders", group="billing")
     assert repr(consumer) == f"<{name}.Consumer 127.0.0.1:1 topics='orders' group='billing'>"
-    assert "topics='o.*'" in repr(face.Consumer(servers, topics=re.compile("o.*")))
-    assert "topics=['a', 'b']" in repr(face.Consumer(servers, topics=["a", "b"]))
+    assert "topics='o.*'" in repr(variant.Consumer(servers, topics=re.compile("o.*")))
+    assert "topics=['a', 'b']" in repr(variant.Consumer(servers, topics=["a", "b"]))
 
 
 @pytest.mark.parametrize(("blocking", "other"), OTHERS)
@@ -82,37 +82,39 @@ def test_the_docs_are_the_same(blocking: type, other: type) -> None:
         assert public(other)[name].__doc__
 
 
-@pytest.mark.parametrize("face", [*FACES["Producer"], *FACES["Consumer"]], ids=lambda face: face.__module__)
-def test_every_argument_has_a_line_of_its_own_in_the_docs(face: type) -> None:
-    described = re.findall(r"^    (\w+): ", (inspect.getdoc(face) or "").partition("Args:\n")[2], re.MULTILINE)
-    assert described == [each.name for each in parameters(face) if each.name not in REACTOR]
+@pytest.mark.parametrize(
+    "variant", [*API_VARIANTS["Producer"], *API_VARIANTS["Consumer"]], ids=lambda variant: variant.__module__
+)
+def test_every_argument_has_a_line_of_its_own_in_the_docs(variant: type) -> None:
+    described = re.findall(r"^    (\w+): ", (inspect.getdoc(variant) or "").partition("Args:\n")[2], re.MULTILINE)
+    assert described == [each.name for each in parameters(variant) if each.name not in REACTOR]
 
 
-@pytest.mark.parametrize("name", FACES)
+@pytest.mark.parametrize("name", API_VARIANTS)
 def test_deferreds_give_what_coroutines_return(name: str) -> None:
-    _, asynchronous, deferred = FACES[name]
+    _, asynchronous, deferred = API_VARIANTS[name]
     for method, member in public(asynchronous).items():
         theirs, ours = returned(public(deferred)[method]), returned(member)
         assert theirs == (f"Deferred[{ours}]" if inspect.iscoroutinefunction(member) else ours), method
 
 
-@pytest.mark.parametrize("name", sorted(set(FACES) - {"XAResource"}))
+@pytest.mark.parametrize("name", sorted(set(API_VARIANTS) - {"XAResource"}))
 def test_each_is_entered_and_left_in_its_own_way(name: str) -> None:
-    blocking, *others = FACES[name]
+    blocking, *others = API_VARIANTS[name]
     assert hasattr(blocking, "__exit__")
     assert all(hasattr(other, "__aexit__") for other in others)
 
 
 @pytest.mark.parametrize("name", ["Producer", "Consumer", "Admin"])
 def test_each_is_made_of_the_same_parts(name: str) -> None:
-    """What one face has gained, and another not, is seen here even where no public name says so."""
+    """What one variant has gained, and another not, is seen here even where no public name says so."""
     options = {"topics": "orders"} if name == "Consumer" else {}
-    blocking, *others = [face("127.0.0.1:1", **options) for face in FACES[name]]
+    blocking, *others = [variant("127.0.0.1:1", **options) for variant in API_VARIANTS[name]]
     parts = vars(blocking).keys()
     for other in others:
         assert vars(other).keys() == parts, type(other).__module__
     if name == "Consumer":
-        handlers = [face._core.fetcher.failure_handler for face in (blocking, *others)]
+        handlers = [variant._core.fetcher.failure_handler for variant in (blocking, *others)]
         assert {type(each) for each in handlers} == {type(blocking._handling)}
 
 
@@ -120,8 +122,8 @@ def test_each_is_made_of_the_same_parts(name: str) -> None:
 def test_what_is_read_of_them_is_the_same(blocking: type, other: type) -> None:
     """Properties, inherited ones included, with their docs."""
 
-    def read(face: type) -> dict[str, str | None]:
-        members = {name: inspect.getattr_static(face, name) for name in dir(face) if name[0] != "_"}
+    def read(variant: type) -> dict[str, str | None]:
+        members = {name: inspect.getattr_static(variant, name) for name in dir(variant) if name[0] != "_"}
         return {name: inspect.getdoc(each) for name, each in members.items() if not callable(each)}
 
     assert read(other) == read(blocking)
@@ -138,9 +140,9 @@ def test_calls_come_to_the_same(blocking: type, other: type) -> None:
 
 
 def test_a_consumer_is_gone_through_in_its_own_way() -> None:
-    blocking, *others = FACES["Consumer"]
+    blocking, *others = API_VARIANTS["Consumer"]
     assert {"__iter__", "__next__"} <= vars(blocking).keys()
-    assert all({"__aiter__", "__anext__"} <= vars(other).keys() for other in others)
+    assert all({"__aiter__", "__anext__"} <= set(dir(other)) for other in others)
 
 
 def returned(member: Any) -> str:
@@ -157,11 +159,11 @@ def returned(member: Any) -> str:
     ],
 )
 def test_each_derived_method_runs_the_operation_of_its_name(name: str, core: type, written: set[str]) -> None:
-    for face in FACES[name]:
-        for method, member in public(face).items():
+    for variant in API_VARIANTS[name]:
+        for method, member in public(variant).items():
             if method not in written:
                 assert inspect.unwrap(member) is vars(core)[method], method
-                assert (member.__module__, member.__qualname__) == (face.__module__, f"{name}.{method}")
+                assert (member.__module__, member.__qualname__) == (variant.__module__, f"{name}.{method}")
 
 
 def test_the_twisted_client_runs_the_coroutines_of_the_asyncio_client() -> None:

@@ -1,16 +1,12 @@
-"""The asyncio consumer, a thin layer over `tfmq.client.consumer.core`.
-
-A cancelled call leaves the consumer usable.
-"""
+"""The asyncio consumer: `tfmq.client.consumer.core`, in coroutines. A cancelled call leaves the consumer usable."""
 
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Generic, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import tfmq.consumer
 from tfmq.client.api_variants import awaitable, copy_docs_from
-from tfmq.client.consumer.core import ConsumerCore, log
+from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import Codec, ReceivedMessage, Value
 from tfmq.client.consumer.options import (
     DEFAULT_STORE,
@@ -31,17 +27,16 @@ from tfmq.client.consumer.options import (
 from tfmq.client.drivers.asyncio import AsyncDriver
 from tfmq.client.worker.asyncio_runner import TaskRunner
 from tfmq.client.worker.listeners import Listener
-from tfmq.consumer_base import ConsumerHandle
+from tfmq.consumer_base import AwaitedConsumer
 from tfmq.hooks import Hook
 from tfmq.offsets.storage import OffsetStorage
 
 
 @copy_docs_from(tfmq.consumer.Consumer)
-class Consumer(ConsumerHandle, Generic[Value]):
+class Consumer(AwaitedConsumer[Value]):
     """`tfmq.Consumer` for asyncio: methods that wait are coroutines, and messages are read in `async for`.
 
-    The constructor uses neither network nor event loop; the consumer belongs to the loop in which it first
-    waits.
+    The constructor uses neither network nor event loop; the consumer belongs to the loop in which it first waits.
     """
 
     _driver: AsyncDriver
@@ -81,25 +76,6 @@ class Consumer(ConsumerHandle, Generic[Value]):
     ) -> None:
         self._connect(locals(), AsyncDriver, awaits=True)
 
-    async def __aiter__(self) -> AsyncIterator[ReceivedMessage[Value]]:
-        """Iterate over the messages without end, until `stop` is called."""
-        core = self._core
-        positions = core.positions
-        while (messages := await self._driver.run(core.next_batch())) is not None:
-            for message in messages:
-                positions.current = message
-                yield message
-
-    async def __anext__(self) -> ReceivedMessage[Value]:
-        """Wait for the next message and return it."""
-        self._driver.check_caller()
-        loop = self._loop = self._loop or aiter(self)
-        try:
-            return await anext(loop)
-        except BaseException:
-            self._loop = None
-            raise
-
     async def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage[Value]]:
         check_poll(timeout, max_messages)
         return await self._driver.run(self._core.poll(timeout, max_messages))
@@ -131,25 +107,3 @@ class Consumer(ConsumerHandle, Generic[Value]):
 
     async def close(self) -> None:
         await self._close(processed=False)
-
-    async def _close(self, processed: bool) -> None:
-        self._driver.check_caller()
-        try:
-            await self._driver.run(self._core.close(processed))
-        finally:
-            self._handling.close()
-            await self._driver.close()
-
-    async def __aenter__(self) -> "Consumer[Value]":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            await self._close(processed=True)
-            return
-        try:
-            await self._close(processed=False)
-        except Exception as closing:
-            log.warning("Closing after an error failed with another one: %s", closing)

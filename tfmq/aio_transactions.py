@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from inspect import iscoroutinefunction
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tfmq.transactions
 from tfmq.client.api_variants import awaitable, copy_docs_from
 from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.asyncio import AsyncDriver
-from tfmq.client.producer.core import ProducerCore
 from tfmq.client.producer.xa import XaBranches, check_xa_producer, notify_committed
 from tfmq.client.send.batch import Deliveries, Delivery
 from tfmq.client.send.delivery_time import Delay, DeliveryTime, Moment
 from tfmq.client.transaction.check_back import Check, InDoubt
 from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
+from tfmq.transactions import ProducerLike
 from tfmq.transactions import XAResource as BlockingXAResource
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Transaction(TransactionHandle):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Never called: `__enter__` raises. Python requires the method of a context manager."""
+        """Never called: `__enter__` raises. Python requires both methods of a context manager."""
 
     async def __aenter__(self) -> Transaction:
         self._driver.check_caller()
@@ -121,10 +121,7 @@ class Transaction(TransactionHandle):
 
 
 def checked_in(driver: AsyncDriver, function: Any) -> Check:
-    """Return a check-back function that any thread can call.
-
-    If `function` is a coroutine function, it is awaited in the driver's event loop.
-    """
+    """Return a check-back function for any thread; a coroutine function is awaited in the driver's event loop."""
     if not iscoroutinefunction(function):
         check: Check = function
         return check
@@ -137,18 +134,11 @@ def checked_in(driver: AsyncDriver, function: Any) -> Check:
     return ask
 
 
-class Resource(Protocol):
-    """What `XAResource` uses of a `tfmq.aio.Producer`."""
-
-    _core: ProducerCore
-    _driver: AsyncDriver
-
-
 @copy_docs_from(BlockingXAResource)
 class XAResource:
     """`tfmq.XAResource` for asyncio."""
 
-    def __init__(self, producer: Resource) -> None:
+    def __init__(self, producer: ProducerLike[AsyncDriver]) -> None:
         check_xa_producer(producer, AsyncDriver, "tfmq.aio")
         self._driver = producer._driver
         self._core = XaBranches(producer._core.transactions)

@@ -1,7 +1,4 @@
-"""The blocking consumer, a thin layer over `tfmq.client.consumer.core`.
-
-All waits are in the calling thread.
-"""
+"""The blocking consumer: `tfmq.client.consumer.core`, with all waits in the calling thread."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,13 +27,13 @@ from tfmq.client.consumer.options import (
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.worker.listeners import Listener
 from tfmq.client.worker.thread_runner import ThreadRunner
-from tfmq.consumer_base import ConsumerHandle
+from tfmq.consumer_base import BaseConsumer
 from tfmq.hooks import Hook
 from tfmq.offsets.storage import OffsetStorage
 
 
 @name_methods
-class Consumer(ConsumerHandle, Generic[Value]):
+class Consumer(BaseConsumer, Generic[Value]):
     """Reads topics, in a loop or by `poll`.
 
     The constructor does not connect. Leave `with`, or call `close`, at the end.
@@ -137,10 +134,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
             raise
 
     def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage[Value]]:
-        """Return up to `max_messages` as soon as there are any.
-
-        Returns [] after `timeout` seconds (None: no limit) without one.
-        """
+        """Return up to `max_messages` as soon as there are any, or [] after `timeout` seconds (None: wait on)."""
         check_poll(timeout, max_messages)
         return self._driver.run(self._core.poll(timeout, max_messages))
 
@@ -185,10 +179,7 @@ class Consumer(ConsumerHandle, Generic[Value]):
             self._driver.close()
 
     def close(self) -> None:
-        """Commit the acknowledged messages, without the current one, and leave the group.
-
-        Takes at most `timeout`.
-        """
+        """Commit the acknowledged messages, without the current one, and leave the group; takes at most `timeout`."""
         self._close(processed=False)
 
     def _close(self, processed: bool) -> None:

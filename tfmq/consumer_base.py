@@ -1,15 +1,17 @@
-"""The base class of the blocking, asyncio and Twisted consumers, with the set-up of `run`."""
+"""The base classes of the blocking, asyncio and Twisted consumers, with the set-up of `run`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, Generic, Self
 
 from tfmq.client.connection.addresses import describe_client
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.factory import in_process_state_folder, make_client_parts
 from tfmq.client.consumer.core import ConsumerCore
+from tfmq.client.consumer.message import ReceivedMessage, Value
 from tfmq.client.consumer.options import DEFAULT_STORE, check_arguments
 from tfmq.client.operation import Event, Executor
 from tfmq.client.worker.dead_letter_store import DeadLetterStore
@@ -22,12 +24,11 @@ from tfmq.errors import BadRequest, Closed
 
 log = logging.getLogger("tfmq.consumer")
 
-WORKERS_MAX: Final = 1000
-"""More threads in one process only wait for each other."""
+WORKERS_MAX: Final = 1000  # more threads in one process only wait for each other
 
 
-class ConsumerHandle:
-    """Base of the blocking, asyncio and Twisted consumers: the methods that do not wait."""
+class BaseConsumer:
+    """Base of all consumers: their set-up, and the methods that do not wait."""
 
     _core: ConsumerCore
     _driver: Any
@@ -35,7 +36,7 @@ class ConsumerHandle:
     def _connect(
         self, arguments: Mapping[str, Any], driver_type: Callable[[ClientConnection], Any], *, awaits: bool
     ) -> None:
-        """Create connection, driver and core from the arguments of the constructor; does no I/O.
+        """Create connection, driver and core from the arguments of the constructor, without I/O.
 
         `awaits`: the driver is that of an event loop. Raises `BadRequest`, `NotSupported`.
         """
@@ -58,10 +59,7 @@ class ConsumerHandle:
         self._loop: Any = None
 
     def _create_run(self, listener: Listener | None, workers: int, order: str, tracebacks: bool) -> HandlerRunner:
-        """Create a run (`HandlerRunner`) that has no workers yet.
-
-        Raises BadRequest for invalid arguments, Closed for a closed consumer.
-        """
+        """Create a run that has no workers yet. Raises BadRequest; Closed for a closed consumer."""
         core, options = self._core, self._core.options
         if core.closed:
             raise Closed("The consumer is closed, as it always is after a run; make a new one.")
@@ -97,7 +95,7 @@ class ConsumerHandle:
         return running
 
     def _open_dead_letter_store(self) -> DeadLetterStore | None:
-        """Open the dead-letter store; None without one, or without a group. Raises BadRequest."""
+        """Open the dead-letter store; None if there is none, or no group. Raises BadRequest."""
         options, link = self._core.options, self._core.link
         if options.dead_letters is None or options.group is None:
             return None
@@ -122,13 +120,55 @@ class ConsumerHandle:
         return self._listeners.on(topic)
 
     def stop(self) -> None:
-        """Stop iteration after the current message. `poll` returns [] afterwards.
-
-        Safe in any thread and in signal handlers.
-        """
+        """Stop iteration after the current message; `poll` then returns []. Safe in any thread and signal handler."""
         self._core.stop()
         self._driver.set_event(self._core.stop_requested)
 
     def __repr__(self) -> str:
         options = self._core.options
         return describe_client(self, self._core.link.servers, topics=options.subscription.shown, group=options.group)
+
+
+class AwaitedConsumer(BaseConsumer, Generic[Value]):
+    """Base of the asyncio and Twisted consumers, which are read in coroutines."""
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage[Value]]:
+        """Iterate over the messages without end, until `stop` is called."""
+        core = self._core
+        positions = core.positions
+        while (messages := await self._driver.run(core.next_batch())) is not None:
+            for message in messages:
+                positions.current = message
+                yield message
+
+    async def __anext__(self) -> ReceivedMessage[Value]:
+        """Wait for the next message and return it."""
+        self._driver.check_caller()
+        loop = self._loop = self._loop or aiter(self)
+        try:
+            return await anext(loop)
+        except BaseException:
+            self._loop = None
+            raise
+
+    async def _close(self, processed: bool) -> None:
+        self._driver.check_caller()
+        try:
+            await self._driver.run(self._core.close(processed))
+        finally:
+            self._handling.close()
+            await self._driver.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self._close(processed=True)
+            return
+        try:
+            await self._close(processed=False)
+        except Exception as closing:
+            log.warning("Closing after an error failed with another one: %s", closing)

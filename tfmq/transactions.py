@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tfmq.client.api_variants import blocking, name_methods
 from tfmq.client.consumer.external_offsets import transaction_positions
@@ -50,17 +50,15 @@ class Transaction(TransactionHandle):
         *,
         deliver_at: Moment | None = None,
     ) -> Delivery:
-        """Add one message; arguments like those of `Producer.send`.
+        """Add one message; arguments like those of `Producer.send`. The handle completes when the transaction ends.
 
-        The handle completes when the transaction ends.
+        A `delay` counts from the commit. The handle of a delayed message is in its result after the transaction is
+        committed.
 
-        A `delay` counts from the commit. The handle of a delayed message is in its result after the
-        transaction is committed.
-
-        Waits for a topic's partitions before its first message, and for buffer space if a transaction of more
-        than a megabyte grows faster than the broker accepts it. Raises `TransactionState` after the end,
-        `UnknownTopic`, `MessageTooLarge`, `TransactionTooLarge`, the errors of `Producer.send` for its
-        arguments, and the error because of which the transaction can only be rolled back.
+        Waits for a topic's partitions before its first message, and for buffer space if a transaction of more than a
+        megabyte grows faster than the broker accepts it. Raises `TransactionState` after the end, `UnknownTopic`,
+        `MessageTooLarge`, `TransactionTooLarge`, the errors of `Producer.send` for its arguments, and the error
+        because of which the transaction can only be rolled back.
         """
         core = self._core
         if (
@@ -102,10 +100,9 @@ class Transaction(TransactionHandle):
     ) -> Deliveries:
         """Add all of `payloads` with less work for each; return one handle for them all.
 
-        They are bytes, text, `Message`s or values for the codec.
-
-        At most a few megabytes of them are in memory. `delay` (counted from the commit) or `deliver_at`
-        applies to all messages without a time of their own. Waits and raises like `send`.
+        They are bytes, text, `Message`s or values for the codec; at most a few megabytes of them are in memory.
+        `delay` (counted from the commit) or `deliver_at` applies to all messages without a time of their own. Waits
+        and raises like `send`.
         """
         deliveries = self._driver.run(self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at)))
         self._driver.wake()
@@ -114,40 +111,38 @@ class Transaction(TransactionHandle):
     def commit_offsets(self, consumer: Consumer[Any]) -> None:
         """Commit the offsets of `consumer` together with this transaction.
 
-        All messages that `consumer` delivered so far, the current one included, are acknowledged if the
-        transaction commits: its group then continues after them. Otherwise they are delivered again, to the
-        next reader of the saved offset. In a handler of `run`: its own message, with all before it in its
-        partition; other handlers use their own transactions.
+        All messages that `consumer` delivered so far, the current one included, are acknowledged if the transaction
+        commits: its group then continues after them. Otherwise they are delivered again, to the next reader of the
+        saved offset. In a handler of `run`, only the handler's own message and those before it in its partition are
+        acknowledged: other handlers use their own transactions.
 
-        The consumer needs a group, commits="manual" and offsets="broker". If another member has the
-        partitions at the time of the commit, the commit raises `Fenced`, and the whole transaction is rolled
-        back. After any rollback, this consumer gets the same messages again. Raises `BadRequest` for an
-        unsuitable consumer, `Fenced`, `TransactionState`.
+        The consumer needs a group, commits="manual" and offsets="broker". If another member has the partitions at the
+        time of the commit, the commit raises `Fenced`, and the whole transaction is rolled back. After any rollback,
+        this consumer gets the same messages again. Raises `BadRequest` for an unsuitable consumer, `Fenced`,
+        `TransactionState`.
         """
-        standing = transaction_positions(consumer)
+        positions = transaction_positions(consumer)
         with self._driver.lock:
-            self._core.add_offsets(standing)
+            self._core.add_offsets(positions)
 
     def prepare(self) -> str:
-        """Run the first phase of a two-phase commit.
+        """Run the first phase of a two-phase commit; return "prepared", or "read_only" for an empty transaction.
 
-        Returns "prepared", or "read_only" for an empty transaction.
-
-        When it returns, the transaction with all its messages is durable, and remains until it is committed
-        or rolled back. Raises the reason why it could not be prepared; its state is then unchanged, unless
-        the error's outcome is "unknown".
+        When it returns, the transaction with all its messages is durable, and remains until it is committed or rolled
+        back. Raises the reason why it could not be prepared; its state is then unchanged, unless the error's outcome
+        is "unknown".
         """
         return self._driver.run(self._core.prepare())
 
     def commit(self) -> str:
-        """Commit.
+        """Commit the transaction; return "committed", "applying" or "read_only".
 
-        Returns "committed", "applying" or "read_only"; the same again for a committed transaction.
+        For a transaction that is committed already, the same is returned again.
 
-        Raises `TransactionRolledBack`, `HeuristicOutcome`, `Fenced` (offsets), `UnknownTopic`,
-        `StorageStopped`, `DiskFull` ...: then nothing of it is visible, and the commit may be repeated if the
-        cause is temporary. Only after an error with the outcome "unknown" it may have been committed: the
-        error's sentence describes how to find out.
+        Raises `TransactionRolledBack`, `HeuristicOutcome`, `Fenced` (offsets), `UnknownTopic`, `StorageStopped`,
+        `DiskFull` ...: then nothing of it is visible, and the commit may be repeated if the cause is temporary. Only
+        after an error with the outcome "unknown" it may have been committed: the error's sentence describes how to
+        find out.
         """
         try:
             return self._driver.run(self._core.commit())
@@ -155,9 +150,7 @@ class Transaction(TransactionHandle):
             self._core.notify_consumers()
 
     def rollback(self) -> str:
-        """Roll back: no message of it ever becomes visible.
-
-        Returns "rolled_back", also when repeated.
+        """Roll back: no message of it ever becomes visible. Returns "rolled_back", also when repeated.
 
         Raises `TransactionCommitted`, `HeuristicOutcome`.
         """
@@ -189,11 +182,14 @@ class Transaction(TransactionHandle):
             self._core.notify_consumers()
 
 
-class ProducerLike(Protocol):
-    """What `XAResource` uses of a `tfmq.Producer`."""
+Driver = TypeVar("Driver")
+
+
+class ProducerLike(Protocol[Driver]):
+    """The producer that an `XAResource` takes; a Protocol, because the producer's module imports this one."""
 
     _core: ProducerCore
-    _driver: BlockingDriver
+    _driver: Driver
 
 
 @name_methods
@@ -210,7 +206,7 @@ class XAResource:
     order.
     """
 
-    def __init__(self, producer: ProducerLike) -> None:
+    def __init__(self, producer: ProducerLike[BlockingDriver]) -> None:
         check_xa_producer(producer, BlockingDriver, "tfmq")
         self._driver = producer._driver
         self._core = XaBranches(producer._core.transactions)

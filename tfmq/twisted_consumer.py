@@ -1,15 +1,12 @@
-"""The Twisted consumer, a thin layer over `tfmq.client.consumer.core`.
-
-A cancelled Deferred leaves the consumer usable.
-"""
+"""The Twisted consumer: `tfmq.client.consumer.core`, with Deferreds. After a cancelled one it is still usable."""
 
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import tfmq.aio_consumer
 import tfmq.consumer
-from tfmq.client.api_variants import awaitable, copy_docs_from, shared
+from tfmq.client.api_variants import awaitable, copy_docs_from
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import Codec, ReceivedMessage, Value
 from tfmq.client.consumer.options import (
@@ -30,13 +27,13 @@ from tfmq.client.consumer.options import (
 )
 from tfmq.client.drivers.twisted import DeferredDriver, deferred, start_deferred
 from tfmq.client.worker.twisted_runner import DeferredRunner
-from tfmq.consumer_base import ConsumerHandle
+from tfmq.consumer_base import AwaitedConsumer
 from tfmq.hooks import Hook
 from tfmq.offsets.storage import OffsetStorage
 
 
 @copy_docs_from(tfmq.consumer.Consumer)
-class Consumer(ConsumerHandle, Generic[Value]):
+class Consumer(AwaitedConsumer[Value]):
     """`tfmq.Consumer` for Twisted: methods that wait return Deferreds; coroutines read in `async for`.
 
     `reactor` None: the installed one.
@@ -83,25 +80,6 @@ class Consumer(ConsumerHandle, Generic[Value]):
         if self._core.membership is not None:
             self._core.rebalance.start_await = start_deferred
 
-    async def __aiter__(self) -> AsyncIterator[ReceivedMessage[Value]]:
-        """Iterate over the messages without end, until `stop` is called."""
-        core = self._core
-        positions = core.positions
-        while (messages := await self._driver.run(core.next_batch())) is not None:
-            for message in messages:
-                positions.current = message
-                yield message
-
-    async def __anext__(self) -> ReceivedMessage[Value]:
-        """Wait for the next message and return it."""
-        self._driver.check_caller()
-        loop = self._loop = self._loop or aiter(self)
-        try:
-            return await anext(loop)
-        except BaseException:
-            self._loop = None
-            raise
-
     @deferred
     async def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage[Value]]:
         check_poll(timeout, max_messages)
@@ -123,8 +101,3 @@ class Consumer(ConsumerHandle, Generic[Value]):
         """,
     )
     close = deferred(tfmq.aio_consumer.Consumer.close)
-    _close = shared(tfmq.aio_consumer.Consumer._close)
-    __aexit__ = shared(tfmq.aio_consumer.Consumer.__aexit__)
-
-    async def __aenter__(self) -> "Consumer[Value]":
-        return self

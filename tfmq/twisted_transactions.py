@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import iscoroutinefunction, isgeneratorfunction, unwrap
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from twisted.internet.threads import blockingCallFromThread
 
@@ -12,10 +12,10 @@ import tfmq.transactions
 from tfmq.client.api_variants import awaitable, copy_docs_from, shared
 from tfmq.client.consumer.external_offsets import transaction_positions
 from tfmq.client.drivers.twisted import DeferredDriver, deferred
-from tfmq.client.producer.core import ProducerCore
 from tfmq.client.producer.xa import XaBranches, check_xa_producer, notify_committed
 from tfmq.client.transaction.check_back import Check, InDoubt
 from tfmq.client.transaction.transaction import TransactionCore, TransactionHandle
+from tfmq.transactions import ProducerLike
 from tfmq.transactions import XAResource as BlockingXAResource
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class Transaction(TransactionHandle):
 
 
 def checked_in(driver: DeferredDriver, function: Any) -> Check:
-    """Return a check-back function that any thread can call.
+    """Return a check-back function for any thread.
 
-    If `function` is a coroutine function, or made by `inlineCallbacks`, it runs in the reactor.
+    A coroutine function, or one made by `inlineCallbacks`, runs in the reactor.
     """
     if not iscoroutinefunction(function) and not isgeneratorfunction(unwrap(function)):
         check: Check = function
@@ -78,18 +78,11 @@ def checked_in(driver: DeferredDriver, function: Any) -> Check:
     return ask
 
 
-class Resource(Protocol):
-    """What `XAResource` uses of a `tfmq.twisted.Producer`."""
-
-    _core: ProducerCore
-    _driver: DeferredDriver
-
-
 @copy_docs_from(BlockingXAResource)
 class XAResource:
     """`tfmq.XAResource` for Twisted: methods return Deferreds."""
 
-    def __init__(self, producer: Resource) -> None:
+    def __init__(self, producer: ProducerLike[DeferredDriver]) -> None:
         check_xa_producer(producer, DeferredDriver, "tfmq.twisted")
         self._driver = producer._driver
         self._core = XaBranches(producer._core.transactions)

@@ -72,25 +72,25 @@ def results(call: Any) -> Iterator[Any]:
 
 
 def test_a_derived_method_passes_its_arguments_on_and_gives_the_result() -> None:
-    assert list(results(lambda face: face.join("a"))) == [["a", 2, False]] * 3
-    assert list(results(lambda face: face.join("a", 3, third=True))) == [["a", 3, True]] * 3
-    assert list(results(lambda face: face.join(second=4, first="b"))) == [["b", 4, False]] * 3
-    assert list(results(lambda face: face.length("a"))) == [3] * 3
+    assert list(results(lambda variant: variant.join("a"))) == [["a", 2, False]] * 3
+    assert list(results(lambda variant: variant.join("a", 3, third=True))) == [["a", 3, True]] * 3
+    assert list(results(lambda variant: variant.join(second=4, first="b"))) == [["b", 4, False]] * 3
+    assert list(results(lambda variant: variant.length("a"))) == [3] * 3
 
 
 @pytest.mark.parametrize(
-    ("face", "shown"), [(Blocking, "{}"), (Awaitable, "{}"), (Later, "Deferred[{}]")], ids=lambda each: str(each)
+    ("variant", "shown"), [(Blocking, "{}"), (Awaitable, "{}"), (Later, "Deferred[{}]")], ids=lambda each: str(each)
 )
-def test_a_derived_method_is_shown_as_a_written_one(face: type, shown: str) -> None:
+def test_a_derived_method_is_shown_as_a_written_one(variant: type, shown: str) -> None:
     for name, result in {"join": "list[Any]", "length": "int"}.items():
-        method: Any = getattr(face, name)
-        assert (method.__name__, method.__qualname__) == (name, f"{face.__name__}.{name}")
+        method: Any = getattr(variant, name)
+        assert (method.__name__, method.__qualname__) == (name, f"{variant.__name__}.{name}")
         assert (method.__module__, method.__doc__) == (__name__, "Join them.")
         parameters = inspect.signature(method).parameters
         assert parameters == inspect.signature(Core.join).parameters
         reported = inspect.signature(method).return_annotation
         assert str(reported).replace("typing.", "") == shown.format(result)
-        assert inspect.iscoroutinefunction(method) == (face is Awaitable)
+        assert inspect.iscoroutinefunction(method) == (variant is Awaitable)
 
 
 class First:
