@@ -1,10 +1,9 @@
 """Apply queues: effects to apply to each target, in order, with retries and back-pressure.
 
 Transactions (`tfmq.transaction.applier`) and delayed messages (`tfmq.delay.target_queue`) are two sources of effects,
-and each has one `ApplyQueue` for each target. The target stores the highest position that it has from a source, which
+and each has one `ApplyQueue` for each target. A target stores the highest position that it has from a source, which
 implies all lower ones. So a queue has one operation at a time, and after a start, an error or a resumption it first
-asks the target for that position. A target that rejects effects is blocked: its queue alone waits and tries again, and
-no other queue waits for it.
+asks the target for that position. A target that rejects effects blocks only its own queue, which tries again later.
 
 All of it is for the broker's thread only.
 """
@@ -24,17 +23,12 @@ from tfmq.errors import UnknownTopic
 
 RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 30.0
-"""Bounds of the pauses before a target that rejects effects is tried again; they double.
-
-A pause ends early when the target is resumed.
-"""
+"""Bounds of the pauses, which double, before a target that rejects effects is tried again."""
 IN_FLIGHT_BYTES_MAX: Final = 512 << 10
 """Maximum of bytes that the queues of a source together have written and that are not durable.
 
-Any fsync of another client has to write these bytes too. Measured with a 2 GB transaction: another client's
-send took 4.6 ms (p99 9.3) with 8 MiB, 1.6 ms (p99 3.3) with this value and slices of 256 KiB; the 2 GB took
-6 % longer.
-"""
+Any fsync of another client has to write these bytes too. Measured with a 2 GB transaction: another client's send took
+4.6 ms (p99 9.3) with 8 MiB, 1.6 ms (p99 3.3) with this value and slices of 256 KiB; the 2 GB took 6 % longer."""
 
 
 class InFlightLimit:
@@ -65,10 +59,7 @@ class InFlightLimit:
         return not self.in_flight_bytes or self.in_flight_bytes + size_bytes <= self._maximum
 
     def release(self, size_bytes: int) -> None:
-        """Stop counting bytes, and call the waiting callers that the limit permits now.
-
-        The bytes are durable, were not written, or their target has stopped.
-        """
+        """Stop counting bytes that are durable, were not written, or whose target has stopped; call waiting callers."""
         self.in_flight_bytes -= size_bytes
         # If `go` releases at once, the loop that called it continues: with recursion, thousands of callers could be
         # nested.
@@ -85,14 +76,12 @@ class InFlightLimit:
 
 
 class ApplyQueue(ABC):
-    """The effects to apply to one target, one operation at a time.
+    """The effects to apply to one target, whose key is `key`; one operation at a time.
 
-    `key`: that of the target. `busy`: an operation is running. `blocked_reason`: why the target rejects effects, "" if
-    it does not.
+    `blocked_reason`: why the target rejects effects, "" if it does not.
     """
 
-    contents: ClassVar[str]
-    """What the effects are, as a noun for log messages."""
+    contents: ClassVar[str]  # what the effects are, as a noun for log messages
     logger: ClassVar[logging.Logger]
 
     def __init__(self, key: int, queues: ApplyQueues[Any]) -> None:
@@ -101,7 +90,7 @@ class ApplyQueue(ABC):
         self.blocked_reason = ""
         self._queues = queues
         self._position_known = False
-        """Whether the effects that the target has already were removed from the queue."""
+        """Whether the effects that the target has were removed from the queue."""
         self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._pause_timer: Any = None
 
@@ -112,25 +101,22 @@ class ApplyQueue(ABC):
 
     @abstractmethod
     def _can_send(self) -> bool:
-        """Return whether the queue has something to send."""
+        """Return whether the queue has an effect to send."""
 
     @abstractmethod
     def _send(self) -> bool:
-        """Start the next operation, or remove what needs none; False if nothing can be done now.
+        """Start the next operation, or remove effects that need none; return False if nothing can be done now.
 
-        If False, the next turn of the broker or a notification lets the queue continue.
+        Then the next turn of the broker or a notification lets the queue continue.
         """
 
     @abstractmethod
     def _drop_applied(self, applied: tuple[int, int] | None) -> bool:
-        """Remove the effects that the target has: those up to the position `applied`.
-
-        Return whether something is left to send.
-        """
+        """Remove the effects up to the position `applied`; return whether something is left to send."""
 
     @abstractmethod
     def drop_all(self) -> None:
-        """Drop all effects, count and log them: the topic of the target is deleted."""
+        """Drop, count and log all effects: the topic of the target is deleted."""
 
     def send_next(self) -> None:
         """Start the next operation, unless one is running already, or a pause."""
@@ -139,7 +125,6 @@ class ApplyQueue(ABC):
                 return
 
     def _check_target(self) -> bool:
-        """Remove the effects that the target has; return whether something is left to send."""
         destination, key = self._queues.destination, self.key
         if key != OFFSETS_KEY and destination.display_name(key) is None:
             self.drop_all()
@@ -148,7 +133,7 @@ class ApplyQueue(ABC):
         return self._drop_applied(destination.last_applied(key, self._queues.source))
 
     def _failed(self, error: BaseException) -> None:
-        """Handle the failure of an effect: drop everything if the topic is deleted, else block."""
+        """Handle the failure of an effect: drop all effects if the topic is deleted, else block the queue."""
         self._position_known = False
         if isinstance(error, UnknownTopic):
             self.drop_all()
@@ -158,7 +143,7 @@ class ApplyQueue(ABC):
     # Blocked targets
 
     def target_resumed(self) -> None:
-        """Handle a target that accepts writes again; it may have lost what was not durable."""
+        """Handle that the target accepts writes again; what was not durable there may be lost."""
         self.retry()
 
     def retry(self) -> None:
@@ -173,7 +158,7 @@ class ApplyQueue(ABC):
         return self._pause_timer is not None
 
     def pause(self, seconds: float) -> None:
-        """Send nothing for that long; does nothing during another pause."""
+        """Send nothing for that long, unless a pause is running already."""
         if self._pause_timer is None:
             self._pause_timer = self._queues.timers.after(seconds, self._end_pause)
 
@@ -197,7 +182,7 @@ class ApplyQueue(ABC):
         self.pause(self._backoff.advance())
 
     def _unblock(self) -> None:
-        """Handle that an effect is written, so the target accepts effects again."""
+        """Handle a written effect: the target accepts effects again."""
         if self.blocked_reason:
             self.logger.info("%s accepts %s again", self._queues.target_name(self.key), self.contents)
             self.blocked_reason = ""
@@ -212,7 +197,7 @@ def _ignore() -> None:
 
 
 class ApplyQueues(Generic[Queue]):
-    """The queues of one source, by key of the target; those that are empty are removed.
+    """The queues of one source, by key of the target; empty queues are removed.
 
     `on_ready` is called whenever `write` gets work.
     """
@@ -229,7 +214,6 @@ class ApplyQueues(Generic[Queue]):
 
     @property
     def has_work(self) -> bool:
-        """Whether `write` has work."""
         return bool(self._ready_queues)
 
     def write(self) -> bool:
@@ -240,12 +224,12 @@ class ApplyQueues(Generic[Queue]):
         return bool(ready)
 
     def mark_ready(self, queue: Queue) -> None:
-        """Mark that the queue may have something to send in the next `write`."""
+        """Let `send_next` of this queue be called in the next `write`."""
         self._ready_queues[queue] = None
         self._on_ready()
 
     def continue_next_turn(self, queue: Queue) -> None:
-        """Continue this queue in the next turn of the broker: the limit of this turn is reached."""
+        """Continue this queue in the next turn of the broker, because the limit of this turn is reached."""
         if not self._next_turn:
             self.timers.after(0.0, self._start_turn)
         self._next_turn[queue] = None
@@ -256,7 +240,6 @@ class ApplyQueues(Generic[Queue]):
         self._on_ready()
 
     def remove_if_empty(self, queue: Queue) -> bool:
-        """Remove the queue if it is empty; return whether it was removed."""
         if not queue.is_empty or self._queues.get(queue.key) is not queue:
             return False
         queue.close()
@@ -275,12 +258,10 @@ class ApplyQueues(Generic[Queue]):
                 queue.retry()
 
     def target_name(self, key: int) -> str:
-        """Return the display name of a target."""
         if key == OFFSETS_KEY:
             return "the groups' offsets"
         return self.destination.display_name(key) or "a deleted topic"
 
     def close(self) -> None:
-        """Cancel the timers of all pauses."""
         for queue in self._queues.values():
             queue.close()

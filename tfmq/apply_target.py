@@ -1,10 +1,9 @@
-"""Effects of transactions and delayed messages, and the protocol that applies them.
+"""Effects of transactions and delayed messages, and the interface through which they are applied.
 
 An effect names its target (the key) and its source: the component that applies it, transactions or delayed messages,
 and the position in that source. The positions of one source only grow at a target. After a crash the highest applied
 position therefore shows what is still to be applied; an effect at or below that position is not applied again. Sources
-do not know partitions, topics or groups: they know an `ApplyTarget`. What else they need from the broker are `Timers`
-and `RunInWorker`.
+do not know partitions, topics or groups: they know an `ApplyTarget`, `Timers` and `RunInWorker`.
 """
 
 from array import array
@@ -39,15 +38,14 @@ class Append(NamedTuple):
 
     @property
     def key(self) -> int:
-        """The id of the partition's log."""
         return make_log_id(self.incarnation, self.partition)
 
 
 class GroupPositions(NamedTuple):
     """The next read positions of a group, and the group generation that committed them.
 
-    `positions` are (incarnation, partition, offset, ordinal, log epoch) of partitions that existed when the
-    commit was checked.
+    `positions` are (incarnation, partition, offset, ordinal, log epoch) of partitions that existed when the commit was
+    checked.
     """
 
     group: str
@@ -63,17 +61,15 @@ class CommitOffsets(NamedTuple):
 
     @property
     def key(self) -> int:
-        """`OFFSETS_KEY`: the offsets of all groups have one key."""
         return OFFSETS_KEY
 
 
 class AppendDelayed(NamedTuple):
-    """Delayed batches from `source`; each becomes messages of its partition when it is due.
+    """Delayed batches from `source`, in one atomic append; each becomes messages of its partition when it is due.
 
-    `data` of a batch is the arrival header (partition and due times as the client requested them), followed
-    by the records; `count` counts the records only. `decided_ms` has one broker time for each batch, from
-    which its relative delays count. The effect is written in one atomic append that stores the position of
-    `source`.
+    `data` of a batch is the arrival header (partition and due times as the client requested them), followed by the
+    records; `count` counts the records only. `decided_ms` has one broker time for each batch, from which its relative
+    delays count.
     """
 
     batches: Sequence[Batch]
@@ -82,7 +78,6 @@ class AppendDelayed(NamedTuple):
 
     @property
     def key(self) -> int:
-        """`ARRIVALS_KEY`: all delayed messages are appended to one log."""
         return ARRIVALS_KEY
 
 
@@ -92,8 +87,8 @@ Effect: TypeAlias = Append | CommitOffsets | AppendDelayed
 class StoredDelayedBatch(NamedTuple):
     """Where a delayed batch is stored in the arrival log; handles are made of these values.
 
-    Message n is for the partition with the log `log_id`, has the number `first_number` + n, and is due at the
-    n-th of `dues` (ms of broker time); a single value is valid for all messages.
+    Message n is for the partition with the log `log_id`, has the number `first_number` + n, and is due at the n-th of
+    `dues` (ms of broker time); a single value is valid for all messages.
     """
 
     log_id: int
@@ -102,9 +97,7 @@ class StoredDelayedBatch(NamedTuple):
 
 
 class AppendResult(NamedTuple):
-    """The result of a written effect.
-
-    It is durable when the target `key` is fsynced up to `end`.
+    """The result of a written effect, which is durable when the target `key` is fsynced up to `end`.
 
     `offsets` has the start offset of each batch of the effect, in their order. It is empty for an effect that was
     written before already, for read positions of groups, and for delayed batches, which are not in their partition
@@ -121,10 +114,7 @@ AppliedCallback: TypeAlias = Callable[[AppendResult | None, BaseException | None
 """Called with (result, None) when the effect is written, with (None, error) when it failed."""
 
 DurableCallback: TypeAlias = Callable[[BaseException | None], None]
-"""Called with None when an effect is durable; with an error if it cannot become durable.
-
-The error is for effects that cannot become durable before their target is resumed.
-"""
+"""Called with None when an effect is durable; with an error if it cannot be before its target is resumed."""
 
 RunInWorker: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
 """run(fn, done): call `fn()` in any thread, then `done(result, error)` in the broker's thread."""
@@ -147,8 +137,8 @@ class ApplyTarget(Protocol):
     def check_space(self, key: int, size_bytes: int) -> None:
         """Raise an error if `key` cannot accept `size_bytes` more bytes now. Reserves nothing.
 
-        Raises UnknownTopic (also where that incarnation was deleted), StorageStopped, DiskFull: the last also
-        when the reserved bytes and `size_bytes` together exceed the free space.
+        Raises UnknownTopic (also where that incarnation was deleted), StorageStopped, DiskFull: the last also when
+        the reserved bytes and `size_bytes` together exceed the free space.
         """
         ...
 
@@ -171,71 +161,69 @@ class ApplyTarget(Protocol):
     def last_durable(self, key: int, source: SourceId) -> tuple[int, int] | None:
         """Return the highest position (high, low) from `source` that is durable in `key`, or None.
 
-        No power failure and no resumption of the target can take that position back. For groups' offsets: the
-        highest position if `source` did not write there since the start; None while the offsets are stopped
-        or wait for disk space.
+        No power failure and no resumption of the target can take that position back. For groups' offsets it is the
+        highest position if `source` did not write there since the start, and None while the offsets are stopped or
+        wait for disk space.
         """
         ...
 
     def apply(self, effect: Effect, done: AppliedCallback) -> None:
         """Write the effect at the end of the turn, unless it was written before. Never raises.
 
-        Effects of one key are written in the order of the calls. Effects of one source that are queued for
-        one partition in the same turn are written in one append with the last one's position. The bytes of
+        Effects of one key are written in the order of the calls. Effects of one source that are queued for one
+        partition in the same turn are written in one append with the last one's position. The bytes of
         `effect.batches` must not change until `done` is called.
 
-        `done` gets UnknownTopic (deleted; the caller must discard the effect), StorageStopped or DiskFull
-        (not written, unless the error's outcome is "unknown": then `last_applied` shows it after the target
-        is resumed); any other error means the same as StorageStopped.
+        `done` gets UnknownTopic (deleted; the caller must discard the effect), StorageStopped or DiskFull (not
+        written, unless the error's outcome is "unknown": then `last_applied` shows it after the target is resumed);
+        any other error means the same as StorageStopped.
 
-        Because only the highest position counts, a source that must not lose an effect does not call this for
-        a key while an earlier call for that key is not answered, unless both may be joined. For the same
-        reason a stopped target answers StorageStopped until its sources were notified of the resumption:
-        effects that were written but not fsynced may be lost, and have to be written again before any later
-        effect.
+        Because only the highest position counts, a source that must not lose an effect does not call this for a key
+        while an earlier call for that key is not answered, unless both may be joined. For the same reason a stopped
+        target answers StorageStopped until its sources were notified of the resumption: effects that were written but
+        not fsynced may be lost, and have to be written again before any later effect.
         """
         ...
 
     def append_bytes_max(self, key: int) -> int:
-        """The maximum bytes of batches in one `Append` to `key`; a single block may be larger."""
+        """Return the maximum bytes of batches in one `Append` to `key`; a single block may be larger."""
         ...
 
     def begin_exclusive(self, key: int, source: SourceId) -> None:
         """Let only effects of `source` be appended to the partition, until `end_exclusive`.
 
-        So the slices of one large transaction are contiguous in the log. Other appends wait. Calls do not
-        nest. Has no effect on a deleted key, nor on `ARRIVALS_KEY`, where slices need not be contiguous.
+        So the slices of one large transaction are contiguous in the log. Other appends wait. Calls do not nest. Has
+        no effect on a deleted key, nor on `ARRIVALS_KEY`, where slices need not be contiguous.
         """
         ...
 
     def end_exclusive(self, key: int) -> None:
-        """End `begin_exclusive`. Does nothing if it was not called."""
+        """End `begin_exclusive`, if it was called."""
         ...
 
-    def is_durable(self, mark: AppendResult) -> bool:
-        """Return whether the result is durable, or its target was deleted. Cheap."""
+    def is_durable(self, result: AppendResult) -> bool:
+        """Return whether the effect with this result is durable, or its target was deleted. Cheap."""
         ...
 
-    def fsync_to(self, mark: AppendResult, done: DurableCallback) -> None:
-        """Fsync up to the end of `mark`. `done(None)` is also called if the target was deleted."""
+    def fsync_to(self, result: AppendResult, done: DurableCallback) -> None:
+        """Fsync up to the end of `result`. `done(None)` is also called if the target was deleted."""
         ...
 
     def check_offsets(self, rows: Sequence[Any], session: Any) -> list[GroupPositions]:
-        """Return the read positions in `rows`, as a client sent them, if that client may commit them.
+        """Return the read positions in `rows`, as a client sent them in its `session`, if it may commit them.
 
-        `session`: that of the client. Raises Fenced (the generation is over), NotAllowed, Busy (locked by another
-        transaction).
+        Raises Fenced (the generation is over), NotAllowed, Busy (locked by another transaction).
         """
         ...
 
     def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:
         """Lock the offsets of these groups and partitions for the transaction `epoch`. Never fails.
 
-        Until `unlock_offsets`, reading, committing and resetting these offsets raises Busy, which names
-        `xid`. Locks that the epoch already has remain.
+        Until `unlock_offsets`, reading, committing and resetting these offsets raises Busy, which names `xid`. Locks
+        that the epoch already has remain.
         """
         ...
 
     def unlock_offsets(self, epoch: int) -> None:
-        """Release all offset locks of the transaction `epoch`. Does nothing if there are none."""
+        """Release all offset locks of the transaction `epoch`."""
         ...

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-_DOUBLINGS_MAX = 60
-"""Enough for any maximum; a larger exponent would overflow a float."""
+_DOUBLINGS_MAX = 60  # enough for any maximum; a larger exponent would overflow a float
 
 
 def backoff_seconds(failures: int, first: float, maximum: float, spread: float = 0.0) -> float:
     """Return the pause after the `failures`-th consecutive failure; the first is 1.
 
-    `spread` is the fraction of the pause that is added: those that fail together then do not all retry
-    together.
+    `spread`: the fraction of the pause that is added, so that clients that fail together do not all retry together.
     """
     return min(maximum, first * 2.0 ** min(_DOUBLINGS_MAX, max(0, failures - 1))) * (1 + spread)
 
@@ -30,5 +28,4 @@ class Backoff:
         return seconds
 
     def reset(self) -> None:
-        """Begin with the first pause again, after a success."""
         self.seconds = self._first

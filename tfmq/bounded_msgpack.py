@@ -1,11 +1,11 @@
 """Bounded msgpack: decode bytes from a peer or a file with a limit on memory and depth.
 
-`unpack` is for peers. It raises `Malformed`, and nothing else, for every invalid input: text that is not UTF-8,
-lengths beyond the end, extension types, nesting deeper than `limits.HEADER_DEPTH`, more items than allowed, bytes
-after the value. A count is compared with the number of remaining bytes before anything of that size is allocated.
+`unpack` is for peers. It raises `Malformed`, and nothing else, for every invalid input: text that is not UTF-8, lengths
+beyond the end, extension types, nesting deeper than `limits.HEADER_DEPTH`, more items than allowed, bytes after the
+value. A count is compared with the number of remaining bytes before anything of that size is allocated.
 
-`unpack_stored` is for what a broker stored: a snapshot has as many items as the broker's limits permit, which may be
-millions, so that only the size of the data limits them, and the check is done by the C library.
+`unpack_stored` is for what a broker stored: a snapshot may have millions of items, so only the size of the data limits
+them, and the check is done by the C library.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,22 +31,18 @@ class Malformed(ValueError):
 
 
 def pack(value: Any) -> bytes:
-    """Encode `value` as msgpack.
-
-    Raises `ValueError`, `TypeError` or `OverflowError` for unsupported values.
-    """
+    """Encode as msgpack. Raises ValueError, TypeError or OverflowError for unsupported values."""
     packed: bytes = _Packer().pack(value)
     return packed
 
 
 def unpack(data: Buffer, *, text_keys: bool = True, items_max: int = limits.HEADER_ITEMS) -> Any:
-    """Decode the one value in `data`, of at most `items_max` items in total.
+    """Decode the one value in `data`, of at most `items_max` items in total. Raises `Malformed`.
 
-    `text_keys=False` also allows integers as keys of maps. Raises `Malformed`.
+    `text_keys=False` also allows integers as keys of maps.
 
-    A value of at most UNCHECKED_BYTES_MAX bytes is not checked before: it may be nested as deep as it has
-    bytes, which no decoder stack exceeds. Callers that pass parts of the value on unchanged must call
-    `check_depth`.
+    A value of at most UNCHECKED_BYTES_MAX bytes may be nested as deep as it has bytes, which no decoder stack exceeds.
+    Callers that pass parts of the value on unchanged must call `check_depth`.
     """
     if len(data) > UNCHECKED_BYTES_MAX:
         check_structure(data, items_max)
@@ -81,15 +77,15 @@ def _unpack_checked(data: Buffer) -> Any:
 def check_counts(data: Buffer) -> None:
     """Raise `Malformed` unless `data` has all items that its lists and maps announce.
 
-    After this check, decoding allocates memory in proportion to the size of `data`: without it, nested lists that
-    each announce as many items as there are bytes allocate that much for each level.
+    Without this check, nested lists that each announce as many items as there are bytes allocate that much memory for
+    each level.
     """
     for _ in _ends(data):
         pass
 
 
 def _ends(data: Buffer) -> Iterator[int]:
-    """Return the position where each value ends, without building the values."""
+    """Yield the position where each value ends, without building the values."""
     size = len(data)
     reader = msgpack.Unpacker(read_size=size, max_buffer_size=size)
     reader.feed(data)
@@ -107,7 +103,7 @@ def _ends(data: Buffer) -> Iterator[int]:
 
 @contextmanager
 def decoding(name: str) -> Iterator[None]:
-    """Raise `ValueError` with the name of what is decoded, for `Malformed` and for fields that do not fit."""
+    """Context that names what is decoded in a ValueError for `Malformed` and for fields that do not fit."""
     try:
         yield
     except (ValueError, TypeError, IndexError, KeyError) as error:
@@ -115,11 +111,8 @@ def decoding(name: str) -> Iterator[None]:
 
 
 def check_depth(value: Any) -> None:
-    """Raise `Malformed` for lists and maps that are nested too deep.
-
-    Iterates by level, so the stack cannot overflow.
-    """
-    level: list[Any] = [value]
+    """Raise `Malformed` for lists and maps that are nested too deep."""
+    level: list[Any] = [value]  # level by level: recursion could overflow the stack
     for _ in range(limits.HEADER_DEPTH):
         level = [
             item
@@ -170,10 +163,7 @@ FIRST_BYTES: Sequence[tuple[int, int, int]] = tuple(_first_byte_info(byte) for b
 
 
 def list_header(data: Buffer) -> tuple[int, int]:
-    """Return (item count, position of the first item) of the list that `data` begins with.
-
-    Returns (-1, 0) for another type.
-    """
+    """Return (item count, position of the first item) of the list that `data` begins with; (-1, 0) without a list."""
     kind, width, length = FIRST_BYTES[data[0]] if len(data) else (_REFUSED, 0, 0)
     if kind != _ARRAY or len(data) <= width + 1:
         return -1, 0
@@ -181,10 +171,7 @@ def list_header(data: Buffer) -> tuple[int, int]:
 
 
 def check_structure(data: Buffer, items_max: int = limits.HEADER_ITEMS) -> None:
-    """Check one packed value without building it: size, depth and at most `items_max` items.
-
-    Raises `Malformed`.
-    """
+    """Raise `Malformed` unless `data` is one value within the limits. Builds no objects."""
     end = len(data)
     position = items = 0
     unread = [1]  # how many items each open list or map still needs
@@ -209,16 +196,12 @@ def check_structure(data: Buffer, items_max: int = limits.HEADER_ITEMS) -> None:
             position += length
             continue
         length <<= size == _MAP
-        _check_count(length, end - position, items, len(unread), items_max)
+        if length > end - position:
+            raise Malformed(f"{length} values announced where {end - position} bytes are left")
+        if items + length > items_max:
+            raise Malformed(f"more than {items_max:d} values")
+        if len(unread) > limits.HEADER_DEPTH:
+            raise Malformed(f"nested deeper than {limits.HEADER_DEPTH:d} levels")
         unread.append(length)
     if position != end:
         raise Malformed("it ends in the middle of a value" if position > end else "bytes after the value")
-
-
-def _check_count(count: int, bytes_left: int, items: int, depth: int, items_max: int) -> None:
-    if count > bytes_left:
-        raise Malformed(f"{count} values announced where {bytes_left} bytes are left")
-    if items + count > items_max:
-        raise Malformed(f"more than {items_max:d} values")
-    if depth > limits.HEADER_DEPTH:
-        raise Malformed(f"nested deeper than {limits.HEADER_DEPTH:d} levels")

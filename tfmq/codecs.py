@@ -38,10 +38,7 @@ def select_codec(codec: CodecType | Mapping[str, CodecType] | None, topic: str) 
 
 
 def check_codec(codec: Any, method: str) -> None:
-    """Check that each codec has `method`, and that each key of a dict is a valid topic name.
-
-    Raises `BadRequest`.
-    """
+    """Check that each codec has `method`, and that the keys of a dict are valid topic names. Raises BadRequest."""
     for topic, each in codec.items() if isinstance(codec, Mapping) else ((None, codec),):
         if topic is not None and not is_valid_name(topic):
             raise BadRequest(f"codec= names {topic!r}, which is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
@@ -53,10 +50,7 @@ def check_codec(codec: Any, method: str) -> None:
 
 
 class _Json:
-    """JSON in UTF-8, without optional spaces.
-
-    `encode` raises `TypeError` or `ValueError` for unsupported values.
-    """
+    """JSON in UTF-8, without optional spaces. `encode` raises TypeError or ValueError for unsupported values."""
 
     def encode(self, value: Any) -> bytes:
         return _json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
@@ -123,8 +117,5 @@ msgpack = _MessagePack()
 
 
 def pydantic(model: type[Value]) -> Codec[Value]:
-    """Create the codec of one pydantic model.
-
-    Raises `ImportError` if pydantic is not installed, `BadRequest` for a type that pydantic cannot validate.
-    """
+    """Create the codec of a model or type. Raises ImportError without pydantic, BadRequest for an unsuitable type."""
     return _Pydantic(model)

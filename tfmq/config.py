@@ -1,8 +1,8 @@
-"""The configuration: merges `--set`, the environment, the file and the defaults.
+"""The configuration: `load` merges command line options, the environment, the file and the defaults.
 
-Use `load`. Precedence: flags and `--set` > `TFMQ_SECTION_KEY` > file > default. The origin of each value is
-kept. Any invalid value raises `ConfigError` with one sentence that names the origin and, for a misspelt key,
-the likely key.
+Precedence: options and `--set` > `TFMQ_SECTION_KEY` > file > default. The origin of each value is kept. Any invalid
+value raises `ConfigError` with one sentence that names the origin and, for a misspelt key, the likely key. The keys and
+their defaults are in `tfmq.settings_table`.
 """
 
 import difflib
@@ -36,11 +36,10 @@ DEFAULT = "default"
 
 PREFIX: Final = "TFMQ_"
 VARIABLES: Final = {f"{PREFIX}{key.replace('.', '_').upper()}": key for key in SETTINGS}
-"""The environment variable of each setting -> its key."""
 
 OTHER_VARIABLES: Final = ("TFMQ_SERVERS", "TFMQ_CLIENT_ID")
 OTHER_PREFIXES: Final = ("TFMQ_TEST_", "TFMQ_BENCH_", "TFMQ_MUTANTS_")
-"""Variables that clients, tests and tools read. Any other that begins with TFMQ_ is taken for a misspelt setting."""
+"""Variables that clients, tests and tools read. Any other TFMQ_ variable is taken for a misspelt setting."""
 
 _SERVICE: Final = re.compile(
     r"TFMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
@@ -49,10 +48,10 @@ _SERVICE: Final = re.compile(
 
 
 class SettingValue(NamedTuple):
-    """The value of one key in one source: the file, the environment, a flag or `--set`.
+    """The value of one key in one source: the file, the environment, an option or `--set`.
 
-    `origin` names the source for users. `topic`: the key is in the section of this topic; "" for the server's
-    own keys. `typed`: the source has types (TOML), so that a number as a string is rejected.
+    `origin` names the source for users. `topic`: the key is in the section of this topic; "" for the server's own keys.
+    `typed`: the source has types (TOML), so that a number as a string is rejected.
     """
 
     key: str
@@ -66,8 +65,8 @@ class SettingValue(NamedTuple):
 class Config:
     """The complete configuration; `Config()` has the defaults.
 
-    `limits` has every limit by name; `topic` the keys of `[topic."NAME"]` sections; `origins` the origin of
-    each key that is not a default.
+    `limits` has every limit by name; `topic` the keys of `[topic."NAME"]` sections; `origins` the origin of each key
+    that is not a default.
     """
 
     server: Server = field(default_factory=Server)
@@ -83,13 +82,11 @@ class Config:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, key: str) -> Any:
-        """Return the value of `section.key`."""
         section, name = key.split(".")
         return self.limits[name] if section == "limits" else getattr(getattr(self, section), name)
 
     @property
     def values(self) -> dict[str, Any]:
-        """Return all keys with their values."""
         return {key: self.value(key) for key in SETTINGS}
 
 
@@ -103,12 +100,11 @@ def load(
 ) -> Config:
     """Load the configuration. Raises `ConfigError`; also for a given file that cannot be read.
 
-    `flags`: key -> value of command line options such as `--data`; `sets`: "KEY=VALUE" texts. `again`: a
-    running server reads the configuration again.
+    `flags`: key -> value of command line options such as `--data`; `sets`: "KEY=VALUE" texts. `again`: a running server
+    reads the configuration again.
     """
     if file and again and Path(file).exists() and not Path(file).is_file():
-        # A pipe cannot be read twice: the server would block, or take the rest, which is empty, for the
-        # configuration.
+        # A pipe cannot be read twice: the server would block, or take the empty rest for the configuration.
         raise ConfigError(f"{file} is no regular file, and only such a one can be read again.")
     given = [
         *(_from_file(file) if file else ()),
@@ -151,8 +147,7 @@ def _build_config(
 def parse_value(key: str, value: Any, origin: str, topic: str = "", typed: bool = False) -> Any:
     """Check the value of a key and convert it to the type that the code uses.
 
-    The other parameters are as in `SettingValue`. Raises `ConfigError` for an unknown key or an invalid
-    value.
+    The other parameters are as in `SettingValue`. Raises `ConfigError` for an unknown key or an invalid value.
     """
     known = TOPIC_KEYS if topic else SETTINGS
     shown = f'topic."{topic}".{key}' if topic else key
@@ -176,15 +171,13 @@ def parse_value(key: str, value: Any, origin: str, topic: str = "", typed: bool 
 
 
 def _shorten(value: Any) -> str:
-    """Shorten a value for an error: it may be long."""
     return repr(value)[:80]
 
 
 def _suggestion(key: str, known: Iterable[str]) -> str:
     """Return ", did you mean ...?" for a similar key, or for the same word in another section."""
     known = list(known)
-    # A section name alone stands for its time or size: retention is retention.seconds, not the most similar
-    # word.
+    # A section name alone stands for its time or size: retention is retention.seconds, not the most similar word.
     near = [f"{key}.{last}" for last in ("seconds", "bytes") if f"{key}.{last}" in known][:1]
     near = near or difflib.get_close_matches(key, known, 1, 0.6)
     if not near:
@@ -202,7 +195,6 @@ def check_topic_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_topic_keys(keys: Iterable[str]) -> None:
-    """Raise `BadRequest` for a key that cannot be set for a topic."""
     for key in keys:
         if key not in TOPIC_KEYS:
             raise BadRequest(f"There is no key {_shorten(key)[1:-1]} of a topic{_suggestion(key, TOPIC_KEYS)}")
@@ -236,7 +228,7 @@ _DEFAULT_BOUNDS = {
     "transaction.timeout_seconds": "limits.transaction_seconds",
     "transaction.group_ttl_seconds": "limits.transaction_ttl_seconds",
 }
-"""A default time of the server -> the maximum that a client may request."""
+"""A default time of the server -> the limit on what a client may request."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -307,10 +299,7 @@ def _is_of_others(name: str, value: str) -> bool:
 
 
 def _near_variable(name: str) -> str:
-    """Return the end of the error sentence for an unknown environment variable.
-
-    It names the variable that was probably meant, and its key, or the command that lists the settings.
-    """
+    """Return the end of the error for an unknown environment variable: the variable that was probably meant."""
     word = name.upper().removeprefix(PREFIX)
     near = [each for each, key in VARIABLES.items() if key.split(".")[1] == word.lower()]
     near = near or [each for last in ("SECONDS", "BYTES") if (each := f"{PREFIX}{word}_{last}") in VARIABLES]
@@ -352,20 +341,15 @@ def _split_key(key: str) -> list[str]:
 
 
 class ReloadResult(NamedTuple):
-    """What a running server does with a new configuration."""
+    """The configuration after a reload; `changed` values as "KEY = VALUE (was VALUE)"; keys that need a restart."""
 
     config: Config
     changed: list[str]
-    """Changed values that are effective now, as "KEY = VALUE (was VALUE)"."""
     needs_restart: list[str]
-    """Changed keys that need a restart."""
 
 
 def merge_reload(old: Config, new: Config) -> ReloadResult:
-    """Return `old` with the values of `new` that can change without a restart.
-
-    Raises `ConfigError`.
-    """
+    """Return `old` with the values of `new` that can change without a restart. Raises `ConfigError`."""
     values: dict[str, Any] = {}
     changed, later = [], []
     origins = {key: origin for key, origin in new.origins.items() if key in RELOADED or key not in SETTINGS}
@@ -400,7 +384,6 @@ def _changed_topics(old: Config, new: Config) -> list[str]:
 
 
 def config_rows(config: Config) -> list[tuple[str, Any, str]]:
-    """Return (key, value, origin) of every key, then those of the topics."""
     found = [(key, config.value(key), config.origins.get(key, DEFAULT)) for key in SETTINGS]
     for topic, values in config.topic.items():
         for key, value in values.items():

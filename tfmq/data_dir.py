@@ -22,17 +22,14 @@ from tfmq.errors import NOT_DONE, ConfigError
 META_NAME: Final = "meta"
 VERSION_NAME: Final = "version"
 """In `meta`: the JSON file with the format version and the node id."""
-FORMAT: Final = 1
-"""The version of the data folder's layout."""
+FORMAT: Final = 1  # of the data folder's layout
 STARTING_NAME: Final = "starting"
 START_FILES: Final = frozenset({META_NAME, LOCK_NAME, STARTING_NAME})
-"""A broker, or the process that starts one, creates these first. A folder with one of them must have a
-catalog."""
+"""What a broker, or the process that starts one, creates first. A folder with one of these must have a catalog."""
 OWN_FOLDERS: Final = frozenset({META_NAME, "transactions", "delay"})
-"""A folder with one of these is a data folder, and so is one with a partition (`is_partition_folder`). `lock`
-and `starting` alone are not enough: other programs have files of these names too."""
-FOLDER_NAMES: Final = (META_NAME, "transactions", "delay", "delay/arrivals", "archive")
-"""Folders in a data folder, besides those of partitions."""
+"""A folder with one of these is a data folder, and so is one with a partition. `lock` and `starting` alone are not
+enough: other programs have files of these names too."""
+FOLDER_NAMES: Final = (META_NAME, "transactions", "delay", "delay/arrivals", "archive")  # besides those of partitions
 IGNORED_NAMES: Final = frozenset(
     {
         LOCK_NAME,
@@ -46,8 +43,8 @@ IGNORED_NAMES: Final = frozenset(
         ".gitkeep",
     }
 )
-"""Names that an empty folder may contain: files that a start creates before DATA/meta, a log file that the
-shell opened, the folder of a mounted disk, files of a version control system."""
+"""Names that an empty folder may contain: files that a start creates before DATA/meta, a log file that the shell
+opened, the folder of a mounted disk, files of a version control system."""
 
 
 _CHECKSUM_PATTERN = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTALL)
@@ -55,21 +52,17 @@ _CHECKSUM_PATTERN = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTAL
 FOLDER_MISSING: Final = "its folder was gone at a start"
 """How the reason of a partition's stop begins when its folder was not there."""
 LOSSES: Final = (FOLDER_MISSING, FILES_GONE)
-"""How the reason of the stop of a log begins that has lost everything it held."""
+"""How the reason of the stop of a log begins if the log has lost everything."""
 
 
 class VersionFile(NamedTuple):
-    """The content of DATA/meta/version.
-
-    `checked`: it has a checksum; files of older releases have none.
-    """
+    """The content of DATA/meta/version. Files of older releases have no checksum."""
 
     node: str
     has_checksum: bool
 
 
 def encode_version(node: str) -> bytes:
-    """Encode the file: format, node, and the CRC-32 of the text before the last comma."""
     text = json.dumps({"format": FORMAT, "node": node})[:-1].encode()
     return b'%s, "crc": "%08x"}\n' % (text, crc32(text))
 
@@ -95,10 +88,7 @@ def decode_version(data: bytes, path: str) -> VersionFile:
 
 
 def check_data_folder(path: str) -> None:
-    """Raise `ConfigError` for a folder with files of other programs.
-
-    Raises OSError if it cannot be read.
-    """
+    """Raise ConfigError for a folder with files of other programs, OSError if it cannot be read."""
     try:
         names = sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -118,8 +108,8 @@ def check_data_folder(path: str) -> None:
 def is_broker_folder(names: Iterable[str], children: Callable[[str], Iterable[str]]) -> bool:
     """Return whether the folder with the entries `names` is a data folder, even an incomplete one.
 
-    `children` lists the entries of the subfolder NAME. A folder such as `dbus-1` is named like a partition
-    but may belong to another program, so it must contain a log. Raises OSError.
+    `children` lists the entries of a subfolder. A folder such as `dbus-1` is named like a partition but may belong to
+    another program, so it must contain a log. Raises OSError.
     """
     if OWN_FOLDERS.intersection(names):
         return True
@@ -139,10 +129,7 @@ def is_partition_folder(names: Iterable[str]) -> bool:
 
 
 def path_error_advice(error: BaseException, data: str) -> str | None:
-    """Return advice for a path in the data folder `data` that exists but has the wrong type or rights.
-
-    Two sentences without a line end; None for another error.
-    """
+    """Return advice for a path in the data folder `data` that has the wrong type or rights; None for another error."""
     if not isinstance(error, OSError) or not isinstance(error.filename, str):
         return None
     path = error.filename
@@ -168,7 +155,7 @@ def path_error_advice(error: BaseException, data: str) -> str | None:
 
 
 def _blocking_component(path: str) -> str:
-    """Return the component of `path` that is no folder: the system's error names the whole path."""
+    """Return the component of `path` that is no folder; the system's error names the whole path."""
     above = os.path.dirname(path)
     while above not in ("", "/") and not os.path.isdir(above):
         path, above = above, os.path.dirname(above)
@@ -176,10 +163,7 @@ def _blocking_component(path: str) -> str:
 
 
 def new_journal_advice(meta: str) -> str:
-    """Return what to do where DATA/transactions is missing or does not match.
-
-    `meta` is DATA/meta.
-    """
+    """Return what to do where DATA/transactions is missing or does not match; `meta` is DATA/meta."""
     return (
         "Put back the folder that belongs to this data; or, if the transactions that were prepared are to be"
         f" forgotten, move this one away and make an empty file {meta}/new-journal, then start again"
@@ -187,7 +171,7 @@ def new_journal_advice(meta: str) -> str:
 
 
 def new_delay_advice(meta: str) -> str:
-    """Return what to do where DATA/delay is missing or does not match. `meta` is DATA/meta."""
+    """Return what to do where DATA/delay is missing or does not match; `meta` is DATA/meta."""
     return (
         "Put back the folder that belongs to this data; or, if the messages that wait in it are to be given up, move"
         f" this one away and make an empty file {meta}/new-delay, then start again"
@@ -200,12 +184,11 @@ ADDRESS_NAME: Final = "address"
 
 
 def write_address(data: str, address: str) -> None:
-    """Write DATA/address: where this data folder's broker listens, for `file:PATH` clients.
+    """Write DATA/address, by which `file:PATH` clients find this broker: one line, `HOST:PORT PROCESS`.
 
-    The file has one line, `HOST:PORT PROCESS`. It exists from "ready" until a clean stop begins. A file that
-    remained after a kill is recognized by DATA/lock, which then is not locked, or is locked by another
-    process. The file is replaced atomically. An error of the disk is only logged: clients that have the
-    address can still connect.
+    The file exists from "ready" until a clean stop begins. After a kill it remains, and DATA/lock, which is then not
+    locked or locked by another process, shows that it is old. It is replaced atomically. An error of the disk is only
+    logged: clients that have the address can still connect.
     """
     path = os.path.join(data, ADDRESS_NAME)
     beside = f"{path}.{os.getpid()}"
@@ -218,7 +201,6 @@ def write_address(data: str, address: str) -> None:
 
 
 def remove_address(data: str) -> None:
-    """Remove DATA/address, so that no new client connects."""
     path = os.path.join(data, ADDRESS_NAME)
     try:
         os.unlink(path)

@@ -16,10 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tfmq.errors import BadRequest, ConnectionFailed
 
 START_SECONDS = 15.0
-"""Maximum time between start and `ready`. An argument of `local_server`, because recovery after a crash may
-take longer."""
-STOP_SECONDS = 10.0
-"""Time between SIGTERM and SIGKILL."""
+STOP_SECONDS = 10.0  # between SIGTERM and SIGKILL
 _PR_SET_PDEATHSIG = 1
 
 
@@ -36,9 +33,9 @@ def local_server(
         with tfmq.local_server("./data") as servers:
             tfmq.Producer(servers)
 
-    `settings`: keys as in the configuration file, for example {"log.segment_bytes": 1 << 20}. The broker also
-    ends when this process dies. Raises `ConnectionFailed`, with the broker's last output, if it is not ready
-    in time.
+    `settings`: keys as in the configuration file, for example {"log.segment_bytes": 1 << 20}. `start_seconds`: how
+    long the start may take; recovery after a crash may need more. The broker also ends when this process dies. Raises
+    `ConnectionFailed`, with the broker's last output, if it is not ready in time.
     """
     if not isinstance(path, str | os.PathLike):
         raise BadRequest(f"A broker's data are in a folder; {path!r} is no path.")
@@ -53,7 +50,6 @@ def local_server(
 
 
 def _wait_until_ready(child: _ServerProcess, deadline: float, seconds: float) -> str:
-    """Return the address in the line `ready HOST:PORT`."""
     stream = child.process.stdout
     assert stream is not None
     line = b""
@@ -76,11 +72,10 @@ def _wait_until_ready(child: _ServerProcess, deadline: float, seconds: float) ->
 
 
 class _ServerProcess:
-    """The child process that runs tfmq-server, and the thread that starts and watches it.
+    """The child process that runs tfmq-server, and the thread that starts it.
 
-    A thread starts the process, because Linux ends the child when the *thread* that started it ends. The
-    thread then reads the child's standard error, so that the child never blocks on it, and keeps the last
-    bytes.
+    A thread starts the process, because Linux ends the child when the *thread* that started it ends. The thread then
+    reads the child's standard error, so that the child never blocks on it, and keeps the last bytes.
     """
 
     KEPT_BYTES = 4096
@@ -116,13 +111,11 @@ class _ServerProcess:
             self._last_output = (self._last_output + line)[-self.KEPT_BYTES :]
 
     def last_output_text(self) -> str:
-        """Return the last output on standard error, as a sentence."""
         self._thread.join(0.5)
-        said = self._last_output.decode(errors="replace").strip()
-        return f"It said: {said}" if said else "It said nothing."
+        output = self._last_output.decode(errors="replace").strip()
+        return f"It said: {output}" if output else "It said nothing."
 
     def stop(self) -> None:
-        """Send SIGTERM, and SIGKILL after `STOP_SECONDS`."""
         process = self.process
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -138,10 +131,7 @@ class _ServerProcess:
 
 
 def terminate_with_parent() -> Callable[[], None] | None:
-    """Return a function that a child runs first, so that Linux ends it when its parent ends.
-
-    None elsewhere.
-    """
+    """Return a function for `preexec_fn` that lets Linux end the child with its parent; None elsewhere."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl

@@ -6,9 +6,8 @@
 
     tfmq.Producer(hooks=[Count()])
 
-A hook must not wait for the broker. `before_send` and `before_handle` run in the caller's thread, and what
-they raise reaches the caller. `after_send` runs in the thread that reads the connection, and what it raises
-is logged.
+A hook must not wait for the broker. `before_send` and `before_handle` run in the caller's thread, and what they raise
+reaches the caller. `after_send` runs in the thread that reads the connection, and what it raises is logged.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from typing import Any
 from tfmq.errors import BadRequest, TfmqError
 from tfmq.message import Message, SendResult
 
-TRACE_PARENT = "traceparent"
-"""The property that carries a W3C trace context."""
+TRACE_PARENT = "traceparent"  # the property with a W3C trace context
 
 
 class Hook:
@@ -56,11 +54,10 @@ def check_hooks(hooks: Any, *methods: str) -> tuple[Any, ...]:
 
 
 class Tracing(Hook):
-    """Propagates OpenTelemetry spans in the property `traceparent`.
+    """Propagates OpenTelemetry spans in the property `traceparent`. Needs the package opentelemetry-api.
 
-    `before_send` stores the active span in the message; `before_handle` makes the sender's span the parent of
-    what the handler does. Needs the package opentelemetry-api; the constructor raises `ImportError` without
-    it.
+    `before_send` stores the active span in the message; `before_handle` makes the sender's span the parent of what the
+    handler does. The constructor raises `ImportError` without the package.
     """
 
     def __init__(self) -> None:

@@ -190,7 +190,6 @@ SCHEDULES_PER_PAGE = Limit(500, "schedules", "one page of a list fits in one hea
 
 
 def _limits_by_name() -> dict[str, Limit]:
-    """Return the limits above by name, and set the `name` of each."""
     found = {}
     for constant, value in globals().items():
         if isinstance(value, Limit):
@@ -205,19 +204,13 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def is_valid_name(name: object) -> bool:
-    """Return whether `name` is valid for a topic, a group, a member or a client.
-
-    Valid are `[A-Za-z0-9._-]{1,249}`, but not `.` or `..`.
-    """
+    """Return whether `name` (of a topic, a group, a member or a client) is `[A-Za-z0-9._-]{1,249}`, not `.` or `..`."""
     return isinstance(name, str) and len(name) <= NAME_LENGTH and is_valid_short_name(name)
 
 
 @lru_cache(1024)
 def is_valid_short_name(name: str) -> bool:
-    """As `is_valid_name`, for strings of at most NAME_LENGTH characters.
-
-    Cached, because the same few names are in most requests.
-    """
+    """As `is_valid_name`, for strings of at most NAME_LENGTH characters; cached for the names of all requests."""
     return _NAME.fullmatch(name) is not None and name not in (".", "..")
 
 

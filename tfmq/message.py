@@ -1,7 +1,7 @@
 """Types that producers and consumers share, and the codec of a record's attribute.
 
-The attribute of a record is one msgpack map with small integers as keys, in ascending order. Readers ignore
-unknown keys. docs/protocol.md has the table.
+The attribute of a record is one msgpack map with small integers as keys, in ascending order (docs/protocol.md). Readers
+ignore unknown keys.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,7 @@ DELAY: Final = 5  # reserved: the delay of a message, in ms
 ATTEMPTS: Final = 6
 REDRIVES: Final = 7
 
-BORN_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999, the largest time that `datetime` supports."""
+BORN_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999, the latest that `datetime` supports
 
 _COUNT_KEYS: Final = frozenset({ATTEMPTS, REDRIVES})
 _NO_PROPERTIES: Final[dict[str, str]] = {}  # shared, never modified
@@ -33,13 +32,11 @@ Key = bytes | str
 
 
 class Message(NamedTuple):
-    """A message to send.
+    """A message to send. `payload` None is a tombstone; types other than bytes and text need a codec.
 
-    `payload` None is a tombstone; types other than bytes and text need a codec.
-
-    `key`: messages with the same key keep their order · `tag`: one word for filters · `properties`: text to
-    text · `partition`: replaces the selector's choice · `delay` (seconds or timedelta) or `deliver_at` (aware
-    datetime, or seconds since 1970): the delivery time of a delayed message.
+    `key`: messages with the same key keep their order · `tag`: one word for filters · `properties`: text to text ·
+    `partition`: replaces the selector's choice · `delay` (seconds or timedelta) or `deliver_at` (aware datetime, or
+    seconds since 1970): the delivery time of a delayed message.
     """
 
     payload: Any
@@ -54,8 +51,8 @@ class Message(NamedTuple):
 class Attribute(NamedTuple):
     """The decoded attribute of a record.
 
-    `born_ms`: when the sender created the message, in ms since 1970, or None · `attempts`: how often its
-    handler failed · `redrives`: how often it was a dead letter and was sent again.
+    `born_ms`: when the sender created the message, in ms since 1970, or None · `attempts`: how often its handler
+    failed · `redrives`: how often it was a dead letter and was sent again.
     """
 
     born_ms: int | None = None
@@ -69,10 +66,10 @@ class Attribute(NamedTuple):
 class SendResult(NamedTuple):
     """The result of one message, or of `count` consecutive messages of one batch.
 
-    `offset` and `message_id` are those of the first message; `offset` is None where it is unknown (a delayed
-    message, or acks "none"). `durability`: "synced", "written" or "none". `delayed`: the handle of a delayed
-    message, or a sequence of handles for several messages. It is None for other messages, if the broker's
-    reply was lost and the broker no longer has the handle, and in a transaction that another process commits.
+    `offset` and `message_id` are those of the first message; `offset` is None where it is unknown (a delayed message,
+    or acks "none"). `durability`: "synced", "written" or "none". `delayed`: the handle of a delayed message, or a
+    sequence of handles for several messages. It is None for other messages, if the broker's reply was lost and the
+    broker no longer has the handle, and in a transaction that another process commits.
     """
 
     topic: str
@@ -103,10 +100,7 @@ class Partition(NamedTuple):
 
 
 def text_bytes(text: str) -> bytes:
-    """Encode text as UTF-8.
-
-    Raises UnicodeEncodeError with advice for a text that UTF-8 cannot encode.
-    """
+    """Encode text as UTF-8. Raises UnicodeEncodeError with advice for a text that UTF-8 cannot encode."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -146,8 +140,8 @@ def encode_attribute(
 ) -> bytes:
     """Encode the attribute; b"" if all values are empty, and the record then has no attribute.
 
-    Raises `TypeError` for values that are not text, `MessageTooLarge` for values above a limit, `ValueError`
-    for text that UTF-8 cannot encode or a time out of range.
+    Raises `TypeError` for values that are not text, `MessageTooLarge` for values above a limit, `ValueError` for text
+    that UTF-8 cannot encode or a time out of range.
     """
     attribute: dict[int, Any] = {}
     if born_ms is not None:

@@ -1,8 +1,8 @@
-"""All configuration keys: section, type, default, accepted values and explanation.
+"""All settings: section, key, type, default, accepted values and explanation.
 
-A section is a frozen dataclass with a `setting` for each key. conf/server.toml and
-docs/configuration.md are generated from this module. A key marked `later` only reserves its name: any value
-but its default is rejected until a later release implements it.
+A section is a frozen dataclass with a `setting` for each key. conf/server.toml and docs/configuration.md are generated
+from this module. A key marked `later` only reserves its name: any value but its default is rejected until a later
+release implements it.
 """
 
 import re
@@ -16,8 +16,8 @@ from tfmq.units import parse_duration, parse_size
 class Kind(Protocol):
     """The values that a key accepts.
 
-    `read` returns the value as the code uses it, or raises ValueError, whose text ends the sentence "KEY must
-    be". `is_text`: a value may be a string even in the file, where numbers and booleans have types.
+    `read` returns the value as the code uses it, or raises ValueError, whose text ends the sentence "KEY must be".
+    `is_text`: a value may be a string even in the file, where numbers and booleans have types.
     """
 
     text: str
@@ -31,8 +31,6 @@ def _is_number(value: Any) -> bool:
 
 
 class Integer:
-    """A whole number. With `is_size` a number of bytes, which may also be a text with a unit."""
-
     def __init__(self, low: int, high: int, *, is_size: bool = False) -> None:
         self.low, self.high = low, high
         kind = "a size in bytes, or like 64MiB," if is_size else "a whole number"
@@ -49,13 +47,10 @@ class Integer:
 
 
 def _without_exponent(number: float) -> str:
-    """Format without an exponent: 3153600000, not 3.1536e+09."""
     return f"{number:.0f}" if number == int(number) else f"{number:g}"
 
 
 class Duration:
-    """A time in seconds, or a text with a unit."""
-
     is_text = True
 
     def __init__(self, low: float, high: float) -> None:
@@ -71,8 +66,6 @@ class Duration:
 
 
 class Boolean:
-    """True or false."""
-
     text = "true or false"
     is_text = False
     _WORDS: ClassVar[dict[str, bool]] = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
@@ -86,8 +79,6 @@ class Boolean:
 
 
 class Choice:
-    """One of several words."""
-
     is_text = True
 
     def __init__(self, *words: str) -> None:
@@ -142,8 +133,6 @@ class ZooKeeperAddress:
 
 
 class DelayLevels:
-    """A list of delays, each a time in seconds or a text with a unit."""
-
     text = 'a list of times, such as ["1s", "5min"]'
     is_text = True
 
@@ -154,15 +143,12 @@ class DelayLevels:
 
 
 class Setting(NamedTuple):
-    """The metadata of a key: its kind, its explanation, and the release that implements it."""
-
     kind: Kind
     line: str
     later: str = ""
 
 
 def setting(default: Any, kind: Kind, line: str, later: str = "") -> Any:
-    """Return the field of a section's dataclass for one key; the parameters are those of `Setting`."""
     return field(default=default, metadata={"setting": Setting(kind, line, later)})
 
 
@@ -370,8 +356,7 @@ RELOADED_LIMITS: tuple[str, ...] = (
     "schedules_bytes",
     "schedule_payload_bytes",
 )
-"""Limits that the server reads at each use. The others size structures at the start, or bound the content of
-files."""
+"""Limits that the server reads at each use. The others size structures at the start, or bound the content of files."""
 
 RELOADED: frozenset[str] = frozenset(
     (
@@ -383,4 +368,4 @@ RELOADED: frozenset[str] = frozenset(
         *(f"limits.{name}" for name in RELOADED_LIMITS),
     )
 )
-"""Keys that take effect on SIGHUP, besides all topic keys; the others need a restart."""
+"""Keys that take effect on SIGHUP; the others need a restart."""
