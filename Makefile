@@ -5,6 +5,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.complete
 
+# Where bytecode is not written, each server and client that a test starts compiles the whole product again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup system demo check format test test-long bench docs clean
 
 help: ## this list

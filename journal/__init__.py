@@ -1,13 +1,4 @@
-"""Storage library: logs of checksummed records in segment files.
-
-No network, independent of the broker.
-
-    from journal import open_log, records
-
-    with open_log("orders") as log:
-        log.append_payloads([b"first", b"second"])
-        log.force()
-        print([record.payload for record in records(log)])
+"""Storage library: logs of checksummed records in segment files. docs/journal.md shows how to use it.
 
 Names are loaded on first use: a client that only encodes records never loads the log.
 """
@@ -26,11 +17,11 @@ if TYPE_CHECKING:
     from journal.fsync import Forcer as Forcer
     from journal.log.checkpoint import State as State
     from journal.log.log import Log as Log
+    from journal.log.options import LogOptions as LogOptions
     from journal.log.readonly import StoredRecord as StoredRecord
     from journal.log.readonly import open_log as open_log
     from journal.log.readonly import records as records
     from journal.log.recovery_rules import Recovery as Recovery
-    from journal.log.segments import LogOptions as LogOptions
     from journal.record.batch import PLAIN as PLAIN
     from journal.record.batch import Appended as Appended
     from journal.record.batch import Batch as Batch
@@ -39,34 +30,26 @@ if TYPE_CHECKING:
     from journal.record.block import Block as Block
     from journal.record.block import blocks_of as blocks_of
 
-_HOME = {
-    "Appended": "journal.record.batch",
-    "Batch": "journal.record.batch",
-    "Block": "journal.record.block",
-    "Chunk": "journal.record.batch",
-    "Clock": "journal.clock",
-    "Disk": "journal.disk",
-    "Forcer": "journal.fsync",
-    "JournalError": "journal.errors",
-    "Log": "journal.log.log",
-    "LogOptions": "journal.log.segments",
-    "PLAIN": "journal.record.batch",
-    "RealDisk": "journal.disk",
-    "Recovery": "journal.log.recovery_rules",
-    "Source": "journal.record.batch",
-    "State": "journal.log.checkpoint",
-    "SystemClock": "journal.clock",
-    "StoredRecord": "journal.log.readonly",
-    "blocks_of": "journal.record.block",
-    "open_log": "journal.log.readonly",
-    "records": "journal.log.readonly",
+_NAMES = {
+    "journal.clock": "Clock SystemClock",
+    "journal.disk": "Disk RealDisk",
+    "journal.errors": "JournalError",
+    "journal.fsync": "Forcer",
+    "journal.log.checkpoint": "State",
+    "journal.log.log": "Log",
+    "journal.log.options": "LogOptions",
+    "journal.log.readonly": "StoredRecord open_log records",
+    "journal.log.recovery_rules": "Recovery",
+    "journal.record.batch": "PLAIN Appended Batch Chunk Source",
+    "journal.record.block": "Block blocks_of",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> object:
-    """A public name, from the module that defines it."""
+    """Import the module that defines the public name `name`, and return the object."""
     if name not in _HOME:
         raise AttributeError(f"journal has no public name {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -1,4 +1,4 @@
-"""Clocks, passed as arguments: the journal reads no other clock. Tests pass a simulated one."""
+"""Clocks, passed as arguments: the journal reads the time only from them. Tests pass a simulated one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds from a fixed point; never decreases. For intervals and deadlines."""
-        ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC. May jump in both directions; only stored and displayed."""
-        ...
+        """Milliseconds since 1970-01-01 UTC. May jump in both directions."""
 
     def wall_us(self) -> int:
         """Microseconds since 1970-01-01 UTC, consistent with `wall_ms`."""
-        ...
 
 
 class SystemClock:

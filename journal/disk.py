@@ -1,10 +1,10 @@
 """The disk: every file call of the journal goes through a `Disk` argument and its `File`s.
 
-`RealDisk` is the system's; `journal.testing.SimulatedDisk` separates bytes that are not durable and can
-discard them. Paths are strings joined with "/". Errors are `OSError`, except `Locked` and `Full`: no space or
-quota, from calls that write bytes or create an entry; no descriptor left, from calls that open a file. A
-failed fsync is always an `OSError`, even if it reports "no space": accepted bytes are lost, which stops a
-log, while after `Full` the log continues.
+`RealDisk` is the system's; `journal.testing.SimulatedDisk` separates bytes that are not durable and can discard them.
+Paths are strings joined with "/". Errors are `OSError`, with two exceptions. `Locked` is raised for a lock that another
+process holds. `Full` is raised if no space or quota is left, by calls that write bytes or create an entry; and if no
+descriptor is left, by calls that open a file. A failed fsync is always an `OSError`, even if its reason is "no space":
+accepted bytes are lost, so the log must stop, while after `Full` it continues.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from journal.errors import Full, Locked
 
-__all__ = ["BUFFERS_MAX", "Bytes", "Disk", "File", "Lock", "RealDisk", "write_all"]
-
 FILE_MODE: Final = 0o640
 FOLDER_MODE: Final = 0o750
 """Messages are private; the group may read them for backups."""
 
 HOLDER_SIZE_MAX: Final = 64
-"""A lock file has a process id; a longer content was not written by this library."""
+"""Maximum bytes read from a lock file, which has the process id of its holder."""
 
 
 class Lock(Protocol):
@@ -43,80 +41,61 @@ class Disk(Protocol):
 
     def open_read(self, path: str) -> File:
         """Open an existing file for reading only; raises `IsADirectoryError` if it is a folder."""
-        ...
 
     def open_write(self, path: str) -> File:
         """Open an existing file for reading and writing."""
-        ...
 
     def create(self, path: str) -> File:
         """Create an empty file for reading and writing; raises `FileExistsError` if it exists.
 
         Its name is durable only after `force_folder` of the folder.
         """
-        ...
 
     def exists(self, path: str) -> bool:
         """True if there is a file or a folder."""
-        ...
 
     def is_folder(self, path: str) -> bool:
         """True if there is a folder."""
-        ...
 
     def list(self, path: str) -> list[str]:
         """Names in a folder, sorted."""
-        ...
 
     def make_folder(self, path: str) -> None:
         """Create a folder in an existing one; raises `FileExistsError` if it exists."""
-        ...
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder."""
-        ...
 
     def rename(self, source: str, target: str) -> None:
-        """Rename atomically, also if power is lost; replaces a file at `target`.
-
-        Durable only after `force_folder`.
-        """
-        ...
+        """Rename atomically, also if power is lost; replaces a file at `target`. Durable only after `force_folder`."""
 
     def unlink(self, path: str) -> None:
         """Remove a file's name; raises `FileNotFoundError` if there is none."""
-        ...
 
     def force_folder(self, path: str) -> None:
         """Make the creates, renames and removals in this folder durable."""
-        ...
 
     def open_anchor(self, path: str) -> File:
         """Open a handle on the file system of the folder `path`, for `sync_file_system`.
 
-        Open it at the start and keep it: the system counts write errors per open handle.
+        Open the handle at the start and keep it open: only write errors after its opening are reported through it.
         """
-        ...
 
     def sync_file_system(self, anchor: File) -> None:
         """Fsync every file and folder of the file system at once (Linux only, else `OSError` ENOSYS).
 
-        Raises `OSError` if any write on the file system failed since the last call on this anchor; only each
-        file's own `force` reports which file lost bytes.
+        Raises `OSError` if any write on the file system has failed since the last call with this anchor. Only the
+        `force` of each single file tells which file lost bytes.
         """
-        ...
 
     def free_space(self, path: str) -> int:
         """Bytes that can be written on the file system of `path`."""
-        ...
 
     def size(self, path: str) -> int:
         """Size of a file in bytes."""
-        ...
 
     def lock(self, path: str) -> Lock:
         """Lock the file `path`, created if necessary; raises `Locked` if another process holds it."""
-        ...
 
 
 class RealDisk:
@@ -134,7 +113,7 @@ class RealDisk:
     def open_read(self, path: str) -> RealFile:
         descriptor = _open(path, os.O_RDONLY)
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            # The system can open a folder too, and the error of the first read would not name it.
+            # The system can open a folder too, but the error of the first read would not name the path.
             os.close(descriptor)
             raise folder_error(path)
         return RealFile(descriptor, path)
@@ -146,7 +125,7 @@ class RealDisk:
         return RealFile(_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), path)
 
     def exists(self, path: str) -> bool:
-        # Not os.path.lexists: it treats a path without access permission as missing.
+        # os.path.lexists would treat a path without access permission as missing.
         try:
             os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -196,8 +175,7 @@ class RealDisk:
         _fsync_and_close(descriptor)
 
     def _fsync_folder_with_spare(self, path: str, flags: int) -> None:
-        """Fsync a folder when no descriptor is left, by using the reserved one."""
-        # An fsync cannot be postponed as an open can, so one descriptor is reserved for it.
+        # An open can be repeated later, an fsync cannot. So one descriptor is reserved for the fsync of a folder.
         with self._spare_lock:
             if self._spare >= 0:
                 os.close(self._spare)
@@ -239,8 +217,7 @@ class RealDisk:
             if isinstance(error, BlockingIOError):
                 raise Locked(path, holder) from error
             raise
-        # The process id is only information for a process that is refused: a full disk must not prevent a
-        # start.
+        # The process id only informs a process that finds the file locked: a full disk must not prevent a start.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -254,10 +231,8 @@ class RealLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Release the lock; repeated calls do nothing."""
-        # The file stays, so that two processes cannot lock different files of that name. The lock is released
-        # explicitly: a child forked meanwhile also has the descriptor, so that closing ours would not release
-        # it.
+        # The file is not removed, so that two processes cannot lock different files of that name. The lock is released
+        # explicitly: a child forked meanwhile also has the descriptor, so that closing ours would not release it.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             try:
@@ -267,10 +242,7 @@ class RealLock:
 
 
 def check_no_folders(disk: Disk, folder: str, children: Iterable[str]) -> None:
-    """Check that none of these names in `folder` is a folder.
-
-    Raises IsADirectoryError for the first that is.
-    """
+    """Check that none of these names in `folder` is a folder. Raises IsADirectoryError for the first that is."""
     for name in children:
         if disk.is_folder(f"{folder}/{name}"):
             raise folder_error(f"{folder}/{name}")
@@ -285,7 +257,7 @@ def not_a_folder_error(path: str) -> NotADirectoryError:
 
 
 def _open(path: str, flags: int) -> int:
-    """Open a descriptor. Raises Full if there is no space for a new file or no descriptor left."""
+    """Open a descriptor. Raises Full if there is no space for a new file, or no descriptor left."""
     try:
         return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
@@ -295,7 +267,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def _open_spare() -> int:
-    """Return a new descriptor to keep in reserve; -1 if none is left."""
+    """Return a descriptor to keep in reserve; -1 if none is left."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -311,7 +283,7 @@ def _fsync_and_close(descriptor: int) -> None:
 
 def _load_syncfs() -> Any:
     """Return syncfs(2) of the C library, which Python's os lacks."""
-    # A call through `CDLL` lets other threads run.
+    # During a call through `CDLL`, which releases the interpreter lock, other threads run.
     function = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if function is not None:
         function.argtypes = [ctypes.c_int]
@@ -330,7 +302,7 @@ BUFFERS_MAX: Final = 1024
 
 FULL_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 NO_DESCRIPTOR_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""An open that fails with these can be retried later: too many connections must not stop a log."""
+"""An open that fails with one of these may succeed later: too many connections must not stop a log."""
 
 NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 """Flag for a read that does not wait for the disk; None if the system lacks it (macOS)."""
@@ -344,47 +316,30 @@ class File(Protocol):
 
     def size(self) -> int:
         """Size of the file in bytes, durable or not."""
-        ...
 
     def pread(self, size: int, position: int) -> bytes:
         """Read `size` bytes from `position`; fewer only at the end of the file."""
-        ...
 
     def pread_into(self, buffer: bytearray | memoryview, position: int) -> int:
-        """Fill `buffer` from `position`.
-
-        Return the bytes read, fewer than its size only at the end of the file.
-        """
-        ...
+        """Fill `buffer` from `position`. Return the bytes read, fewer than its size only at the end of the file."""
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
         """As `pread`, but None if the read would wait for the disk, or if the system cannot check that."""
-        ...
 
     def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
-        """Write up to `BUFFERS_MAX` buffers; return the bytes written, which may be fewer.
-
-        See `write_all`.
-        """
-        ...
+        """Write up to `BUFFERS_MAX` buffers; return the bytes written, which may be fewer. See `write_all`."""
 
     def force(self) -> None:
         """Fsync: every byte written before the call, and the file size, are durable on return.
 
         Raises `OSError`; the bytes may then be lost, and a second call proves nothing.
         """
-        ...
 
     def truncate(self, size: int) -> None:
         """Truncate the file to `size` bytes, or extend it with zeros."""
-        ...
 
     def close(self) -> None:
-        """Close the file; repeated calls do nothing.
-
-        Never close a file with bytes that are not durable: their error would be lost.
-        """
-        ...
+        """Close the file. Its bytes must be durable: closing can hide a write error. Repeated calls do nothing."""
 
 
 class RealFile:
@@ -475,13 +430,12 @@ class RealFile:
 def write_all(file: File, buffers: Sequence[Bytes], position: int) -> int:
     """Write every byte of `buffers` from `position` on and return their number.
 
-    Uses one `pwritev` if the system accepts it whole; else continues after short writes, in steps of
-    `BUFFERS_MAX`. Raises `Full` or `OSError`; any prefix of the bytes may then be in the file.
+    Continues after short writes. After `Full` or `OSError`, any number of the first bytes may be in the file.
     """
     total = sum(map(len, buffers))
     if len(buffers) <= BUFFERS_MAX and file.pwritev(buffers, position) == total:
         return total
-    # After a short write, which is rare, every buffer is written once more from `position`: that is simpler.
+    # After a short write, which is rare, all buffers are written again from `position`: simpler than to continue.
     rest = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
     done = 0
     while done < total:
@@ -494,14 +448,14 @@ def write_all(file: File, buffers: Sequence[Bytes], position: int) -> int:
 
 
 def create_anew(disk: Disk, path: str) -> File:
-    """Create a file, in the place of one that an unfinished change left. Raises Full, OSError."""
+    """Create an empty file, in place of a file that an interrupted change has left at `path`. Raises Full, OSError."""
     if disk.exists(path):
         disk.unlink(path)
     return disk.create(path)
 
 
 def write_new_file(disk: Disk, path: str, pieces: Iterable[Bytes]) -> None:
-    """Create a file anew, write the pieces and fsync it; the caller fsyncs the folder. Raises Full, OSError."""
+    """Create a file, write the pieces and fsync the file; the caller fsyncs the folder. Raises Full, OSError."""
     file = create_anew(disk, path)
     position = 0
     try:
@@ -510,7 +464,7 @@ def write_new_file(disk: Disk, path: str, pieces: Iterable[Bytes]) -> None:
     except Full:
         file.close()
         raise
-    # Left open after a failed fsync: closing it could hide the error.
+    # If this fsync fails, the file stays open, because closing it could hide the error.
     file.force()
     file.close()
 
@@ -528,14 +482,14 @@ def raise_full_or_error(error: OSError, path: str) -> NoReturn:
 
 
 def with_path(error: OSError, path: str) -> OSError:
-    """Add `path` to the error: a call on a descriptor does not name the file."""
+    """Add `path` to the error, because the error of a call on a descriptor does not name the file."""
     if error.filename is None:
         error.filename = path
     return error
 
 
 def _drop_written(rest: list[memoryview], count: int) -> None:
-    """Remove `count` written bytes from a reversed list of buffers."""
+    """Remove the first `count` bytes, which were written, from `rest`, the buffers in reverse order."""
     while count:
         last = rest.pop()
         if len(last) > count:
@@ -545,31 +499,24 @@ def _drop_written(rest: list[memoryview], count: int) -> None:
 
 
 class ClosableFile(Protocol):
-    """An object that can be closed."""
-
     def close(self) -> None: ...
 
 
 class FileReferences:
-    """References to a set of files: a file removed from the set is closed when it is unused.
+    """Counts the users of a set of files: a file removed from the set is closed when it has no user. Any thread.
 
-    A user of the set acquires a reference before it reads the list of files. The owner replaces the list
-    before it retires a file, so that a file in use is never closed. Any thread. `with` holds a reference for
-    the time of the block.
+    A user acquires a reference before it reads the owner's list of files. The owner removes a file from that list
+    before it passes the file to `retire`. So a file is never closed while it is used.
     """
 
     def __init__(self) -> None:
-        # Reentrant: garbage collection inside `acquire` may end a generator of this thread, which then calls
-        # `release`.
+        # Reentrant: garbage collection inside `acquire` may end a generator of this thread, whose end calls `release`.
         self._lock = threading.RLock()
         self._count = 0
         self._retired: list[ClosableFile] = []
 
     def acquire(self) -> None:
-        """Acquire a reference: files retired from now on are not closed before `release`.
-
-        References are counted.
-        """
+        """Keep files that are retired from now on open until `release`. References are counted."""
         with self._lock:
             self._count += 1
 
@@ -579,15 +526,13 @@ class FileReferences:
         if self._retired:
             self._close_retired()
 
-    def __enter__(self) -> None:
-        self.acquire()
+    __enter__ = acquire
 
     def __exit__(self, *error: object) -> None:
         self.release()
 
     def retire(self, files: Iterable[ClosableFile]) -> None:
-        """Close files as soon as there are no references, perhaps immediately."""
-        gone = list(files)  # first, so that a concurrent release does not see half of the files
+        gone = list(files)  # before the lock is taken, because `files` may be a generator
         with self._lock:
             self._retired.extend(gone)
         self._close_retired()

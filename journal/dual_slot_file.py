@@ -1,11 +1,8 @@
-"""A small file with two alternating checksummed slots; the newest valid slot counts.
+"""A small file with two checksummed slots, written in turn; the newest valid slot counts.
 
-    slot        magic 4 bytes | crc u32 | sequence u64 | size u32 | payload | undefined
-                crc: CRC-32 of sequence, size and payload
-
-All numbers are big-endian. Slot n starts at n times the slot size, so that a torn write damages one slot
-only. A write goes to the slot that does not have the last durable payload: that one stays valid until a newer
-one is durable, even after many writes without fsync.
+A torn write damages only the slot that is written. A write never goes to the slot of the last durable payload: that
+slot stays valid until a newer payload is durable, even after many writes without an fsync. The format is in
+docs/formats/mark.md.
 """
 
 from __future__ import annotations
@@ -37,15 +34,11 @@ class DualSlotFile:
         self._disk = disk
         self._sequence: int | None = None
         self._next_slot = 1
-        """Slot of the next write."""
         self._was_fsynced = False
-        """True once this object has fsynced the file: what an earlier process wrote may not be durable."""
+        """False until the first write: bytes that an earlier process wrote may not be durable, so it fsyncs first."""
 
     def read(self) -> tuple[int, bytes] | None:
-        """(sequence, payload) of the newest valid slot; None if nothing was ever written.
-
-        Raises Corrupt if the file has data but no valid slot, OSError.
-        """
+        """(sequence, payload) of the newest valid slot; None without a file. Raises Corrupt if no slot is valid."""
         data = self._read_slots()
         found = [(*slot, number) for number in (0, 1) if (slot := self._decode(data, number)) is not None]
         if found:
@@ -66,10 +59,9 @@ class DualSlotFile:
         return [(n * size, (n + 1) * size) for n in bad]
 
     def write(self, payload: bytes, fsync: bool) -> int:
-        """Write the older slot and return its sequence.
+        """Write `payload` to one slot and return its sequence. With `fsync`, slot and file name are durable on return.
 
-        With `fsync` durable on return, with the folder entry. Raises TooLarge if the payload does not fit a
-        slot, Full, OSError.
+        Raises TooLarge if the payload does not fit a slot, Full, OSError.
         """
         if SLOT_HEADER.size + len(payload) > SLOT_SIZE:
             raise TooLarge("a slot's payload", len(payload), SLOT_SIZE - SLOT_HEADER.size)
@@ -77,7 +69,7 @@ class DualSlotFile:
             try:
                 self.read()
             except Corrupt:
-                # Both slots are lost: this write defines the content of the file again.
+                # Both slots are lost, so this write alone defines the content of the file.
                 self._sequence = 0
         assert self._sequence is not None
         sequence = self._sequence + 1
@@ -102,7 +94,6 @@ class DualSlotFile:
         return sequence
 
     def _read_slots(self) -> bytes:
-        """Both slots; b"" without a file."""
         if not self._disk.exists(self.path):
             return b""
         with closing(self._disk.open_read(self.path)) as file:

@@ -1,22 +1,6 @@
 """Errors of the journal. All derive from `JournalError`, so that a caller can catch them all.
 
 An `OSError` from the disk is passed on unchanged, except a full disk (`Full`) and a held lock (`Locked`).
-
-    JournalError
-     +- Corrupt          bytes on the disk are not what was written
-     |   +- Lost         they were damaged, and a repair has removed them
-     +- BadBatch         a batch passed to append is not well formed
-     +- OutOfRange
-     |   +- BelowStart   deleted by retention or truncation
-     |   +- BeyondEnd    not written yet
-     +- NotARecord       the offset is inside a record
-     +- CutAway          the reader's position was truncated since it was read
-     +- Stopped          the log accepts no writes until an operator acts
-     +- Full             no space, no descriptor; writing continues when there is some
-     +- NewerFormat      a later version of this library wrote the file
-     +- Locked           another process has the folder open
-     +- Closed           used after close
-     +- TooLarge         larger than a limit allows
 """
 
 from __future__ import annotations
@@ -29,9 +13,9 @@ class JournalError(Exception):
 class Corrupt(JournalError):
     """Bytes on the disk fail a check.
 
-    `path` names the file; `first` and `next` are the range that cannot be trusted, `first <= x < next`:
-    offsets if the file is a segment, else positions; both are equal if the error concerns the whole file or
-    folder. `reason` names the check.
+    `path` names the file, `reason` the check. `first <= x < next` is the range that cannot be trusted, in offsets if
+    the file is a segment, else in positions. `first` and `next` are equal if the error concerns the whole file or
+    folder.
     """
 
     def __init__(self, path: str, first: int, next: int, reason: str) -> None:
@@ -86,10 +70,7 @@ class NotARecord(JournalError):
 
 
 class CutAway(JournalError):
-    """Recovery truncated the log at `cut` after the reader had read up to `offset`.
-
-    The records after `cut` are lost.
-    """
+    """After the reader had read up to `offset`, recovery truncated the log at `cut`; what followed is lost."""
 
     def __init__(self, offset: int, cut: int) -> None:
         super().__init__(f"the log was truncated at {cut} since offset {offset} was read; continue at {cut}")
@@ -98,10 +79,7 @@ class CutAway(JournalError):
 
 
 class Stopped(JournalError):
-    """The log accepts no writes, also after restarts, until an operator resumes it.
-
-    Reads are possible.
-    """
+    """The log accepts no writes, also after restarts, until an operator resumes it. Reads are possible."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the log is stopped for writes: {reason}")
@@ -127,10 +105,7 @@ class NewerFormat(JournalError):
 
 
 class Locked(JournalError):
-    """Another process holds the lock file `path`.
-
-    `holder` is its process id from the file, if any.
-    """
+    """Another process holds the lock file `path`. `holder` is its process id from the file, if any."""
 
     def __init__(self, path: str, holder: str = "") -> None:
         by = f" by process {holder}" if holder else ""

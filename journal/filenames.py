@@ -1,14 +1,4 @@
-"""File and folder names: the only module that builds or parses them.
-
-    DATA/TOPIC-PARTITION/<32 digits>.zxQueue   a segment, named by the offset of its first byte
-                         <32 digits>.index     its index
-                         <32 digits>.state     a snapshot of the state of the log up to that offset
-                         <32 digits>.torn      bytes that recovery truncated at that offset
-                         log.mark              checkpoint: durable offset, epochs, stopped, clean
-    DATA/transactions/<16 digits>.journal      a file of the transaction journal, by its number
-                      <20 digits>.snapshot     a snapshot of its state, by the checkpoint's number
-                      checkpoint               the two valid snapshots, and the durable LSN
-                      <32 digits>.torn         bytes that recovery truncated at that LSN
+"""File and folder names: the only module that builds or parses them. docs/architecture.md has the tree.
 
 A name chosen by a peer (a topic, a group) becomes part of a path only after `is_valid_name`.
 """
@@ -16,6 +6,7 @@ A name chosen by a peer (a topic, a group) becomes part of a path only after `is
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -24,10 +15,10 @@ INDEX_SUFFIX: Final = ".index"
 LOG_SNAPSHOT_SUFFIX: Final = ".state"
 TORN_SUFFIX: Final = ".torn"
 DAMAGED_SUFFIX: Final = ".damaged"
-"""Appended to a file's name: the file before a repair, kept until an operator removes it."""
+"""Suffix of the copy that a repair keeps of a file as it was before, until an operator removes it."""
 
 REPAIRED_SUFFIX: Final = ".repaired"
-"""Appended to a file's name: an unfinished repair, renamed when it is complete and fsynced."""
+"""Suffix of a file that a repair is writing. It is renamed when it is complete and fsynced."""
 
 LOG_CHECKPOINT_NAME: Final = "log.mark"
 LOCK_NAME: Final = "lock"
@@ -37,19 +28,19 @@ JOURNAL_SUFFIX: Final = ".journal"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 CHECKPOINT_NAME: Final = "checkpoint"
 NEW_SUFFIX: Final = ".new"
-"""Appended to a snapshot's name until it is complete and fsynced."""
+"""Suffix of a snapshot until it is complete and fsynced."""
 
 OFFSET_DIGITS: Final = 32
-"""Zero-padded, with room for any u64: names in one folder sort by offset."""
+"""Digits of an offset in a file name, zero-padded and enough for any u64: names sort by offset."""
 
 OFFSET_MAX: Final = (1 << 64) - 1
-"""A file with a higher number in its name does not belong to the log."""
+"""A file whose name has a higher number does not belong to the log."""
 
 NAME_SIZE_MAX: Final = 249
-"""A topic's folder is its name, a dash and a partition number; file systems allow 255 bytes."""
+"""Maximum bytes of a topic's name. With a dash and a partition number it names a folder, which may have 255 bytes."""
 
 PARTITION_MAX: Final = (1 << 24) - 1
-"""A log's id leaves 24 bits for the partition."""
+"""A log's id has 24 bits for the partition."""
 
 _JOURNAL_NAME = re.compile(r"([0-9]{16})\.journal")
 _SNAPSHOT_NAME = re.compile(r"([0-9]{20})\.snapshot")
@@ -72,6 +63,16 @@ def parse_segment_name(name: str, suffix: str = SEGMENT_SUFFIX) -> int | None:
     return int(match[1])
 
 
+def numbers_in(names: Iterable[str], parse: Callable[[str], int | None]) -> list[int]:
+    """The numbers that `parse` finds in file names, sorted."""
+    return sorted(number for number in map(parse, names) if number is not None)
+
+
+def segment_offsets(names: Iterable[str], suffix: str = SEGMENT_SUFFIX) -> list[int]:
+    """Offsets of the segments among file names, sorted."""
+    return numbers_in(names, partial(parse_segment_name, suffix=suffix))
+
+
 index_name = partial(segment_name, suffix=INDEX_SUFFIX)
 """Name of the index of the segment that starts at an offset."""
 
@@ -81,7 +82,7 @@ log_snapshot_name = partial(segment_name, suffix=LOG_SNAPSHOT_SUFFIX)
 parse_log_snapshot_name = partial(parse_segment_name, suffix=LOG_SNAPSHOT_SUFFIX)
 
 torn_name = partial(segment_name, suffix=TORN_SUFFIX)
-"""Name of the file for the bytes that recovery truncates at an offset."""
+"""Name of the file for the bytes that recovery truncates at an offset and keeps for an analysis."""
 
 parse_torn_name = partial(parse_segment_name, suffix=TORN_SUFFIX)
 
@@ -109,12 +110,8 @@ def is_transactions_file(name: str) -> bool:
     # Unfinished files and files that a repair has set aside have a suffix after their name.
     for suffix in (NEW_SUFFIX, REPAIRED_SUFFIX, DAMAGED_SUFFIX):
         name = name.removesuffix(suffix)
-    return (
-        name == CHECKPOINT_NAME
-        or parse_journal_name(name) is not None
-        or parse_snapshot_name(name) is not None
-        or parse_torn_name(name) is not None
-    )
+    parsers = (parse_journal_name, parse_snapshot_name, parse_torn_name)
+    return name == CHECKPOINT_NAME or any(parse(name) is not None for parse in parsers)
 
 
 def log_checkpoint_name() -> str:
@@ -122,15 +119,11 @@ def log_checkpoint_name() -> str:
 
 
 def partition_folder(topic: str, partition: int) -> str:
-    """Name of a partition's folder in the data folder. `topic` has passed `is_valid_name`."""
     return f"{topic}-{partition}"
 
 
 def parse_partition_folder(name: str) -> tuple[str, int] | None:
-    """(topic, partition) of a partition's folder name.
-
-    None if `partition_folder` does not make it.
-    """
+    """(topic, partition) of a partition's folder name; None if `partition_folder` would never return `name`."""
     match = _FOLDER.fullmatch(name)
     if match is None or not is_valid_name(match[1]) or int(match[2]) > PARTITION_MAX:
         return None
@@ -138,10 +131,7 @@ def parse_partition_folder(name: str) -> tuple[str, int] | None:
 
 
 def is_partition_file(name: str, suffix: str = SEGMENT_SUFFIX) -> bool:
-    """True if the journal may have created a file of this name in a partition's folder.
-
-    Including unfinished files.
-    """
+    """True if the journal may have created a file of this name in a partition's folder, finished or not."""
     if name.startswith(LOG_CHECKPOINT_NAME):
         return True
     match = _OFFSET_NAME.fullmatch(name)
@@ -150,16 +140,12 @@ def is_partition_file(name: str, suffix: str = SEGMENT_SUFFIX) -> bool:
 
 
 def is_trace(name: str) -> bool:
-    """True if `name` is that of a snapshot or an index.
-
-    A log has such a file only if it has had a segment.
-    """
+    """True if `name` is that of a snapshot or an index. A log has such a file only if it has had a segment."""
     match = _OFFSET_NAME.fullmatch(name)
     return match is not None and match[2] in (INDEX_SUFFIX, LOG_SNAPSHOT_SUFFIX)
 
 
 def is_set_aside(name: str) -> bool:
-    """True if a repair has set aside a file or folder of this name."""
     return _ASIDE_NAME.fullmatch(name) is not None
 
 
@@ -170,5 +156,4 @@ def is_valid_name(name: str) -> bool:
 
 
 def join(folder: str, name: str) -> str:
-    """Join a path with "/", as all paths of the journal."""
     return f"{folder}/{name}"

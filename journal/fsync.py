@@ -1,13 +1,12 @@
-"""Group commit: one fsync at a time serves all waiters, one syncfs several files.
+"""Group commit: one fsync at a time serves all waiters, and one syncfs several files. A failed fsync is never retried.
 
-The owner's thread calls `want`, `dirty` and `flush_all`. The fsyncs run in a worker through `run(fn, done)`,
-which calls `fn()` anywhere and then `done(result, error)` in the owner's thread. Requests that arrive during
-an fsync are served by the next one, which starts before the waiters of the previous one are called.
+The thread that owns the logs calls the Forcer. The fsyncs run in a worker through `run(fn, done)`, which calls `fn()`
+in any thread and then `done(result, error)` in the owner's. Requests during an fsync are served by the next one.
 
-A single dirty file is fsynced by itself, without a worker where the system can (`journal.linux_aio`) and is
-not slower; several files by one `syncfs`. A failed syncfs does not name a file and reports the error only
-once, so after one every file whose bytes are not yet verified gets an fsync of its own, which does name it.
-Logs whose own fsync fails are stopped, the others continue. Nothing is ever retried.
+A single dirty file is fsynced by itself, without a worker where the system can do that (`journal.linux_aio`) and it is
+not slower. Several dirty files are made durable by one `syncfs`. A failed syncfs does not name the files whose bytes
+are lost, and the system reports the error only once. So after a failed syncfs each file is fsynced by itself: this
+fsync tells whether that file is damaged. A log whose own fsync fails is stopped, the other logs continue.
 """
 
 from __future__ import annotations
@@ -30,32 +29,25 @@ Waiter = Callable[[Exception | None], None]
 RunInWorker = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
 
 SLOW_FACTOR: Final = 4.0
-"""`auto`: a syncfs slower by this factor than fsyncs of its files one by one also writes data of other
-programs.
-"""
+"""Method "auto": a syncfs is slow if it takes this many times as long as fsyncs of its files one by one. The likely
+cause is that it also writes data of other programs."""
 SLOW_SECONDS: Final = 0.02
-"""A faster syncfs is never called slow: short fsyncs vary by more than the factor."""
+"""A syncfs that takes less time than this is never slow: the times of short fsyncs vary by more than SLOW_FACTOR."""
 SLOW_ROUNDS: Final = 3
-"""After this many consecutive slow syncfs calls, fsync files individually for PAUSE_SECONDS."""
+"""After this many consecutive slow syncfs calls, files are fsynced one by one for PAUSE_SECONDS."""
 PAUSE_SECONDS: Final = 60.0
 SMOOTHING: Final = 0.2
-"""Weight of the newest measurement of a single fsync."""
+"""Weight of the newest measurement in the running mean of the time that an fsync of one file takes."""
 MEDIAN_STEP: Final = 1.15
-"""Factor of one step: adapts to a tenfold change within 17 measurements and oscillates little."""
+"""A measurement changes the running median by this factor: it follows a tenfold change within 17 measurements."""
 PROBE_ROUNDS: Final = 128
-"""One single fsync out of this many uses the slower method: below one in a hundred, so that a p99 does not
-show it.
-"""
+"""One of this many fsyncs of a single file uses the slower method, to measure that again: too few to affect a p99."""
 KERNEL_BONUS: Final = 1.2
-"""The kernel may be slower by this factor: it costs the owner a quarter less CPU time per fsync (measured).
-"""
+"""The kernel method is used even if slower by this factor: it saves the owner a quarter of the CPU time (measured)."""
 
 
 class FsyncTarget(Protocol):
-    """A log that a Forcer fsyncs, such as journal.log.log.Log.
-
-    All members are used in the owner's thread.
-    """
+    """A log that a Forcer fsyncs, such as journal.log.log.Log. All members are used in the owner's thread."""
 
     @property
     def stopped(self) -> str | None: ...
@@ -65,21 +57,16 @@ class FsyncTarget(Protocol):
     def end_offset(self) -> int: ...
     def force_plan(self) -> FsyncPlan | None:
         """Plan an fsync of everything written so far; None if nothing needs it or the log is stopped."""
-        ...
 
     def force_done(self, plan: FsyncPlan, error: Exception | None) -> Callable[[], None] | None:
-        """Record the result of an fsync: advance `forced_offset`, or stop.
+        """Record the end of the fsync of `plan`: advance `forced_offset`, or if there is an `error`, stop the log.
 
-        Returns follow-up file work for a worker, or None.
+        Returns file work that is to be done in a worker, or None.
         """
-        ...
 
 
 class FsyncPlan(NamedTuple):
-    """The state of one log when its fsync is planned: an fsync of `file` makes everything before `end` durable.
-
-    The other fields are for the log's own `force_done`.
-    """
+    """The state of a log when its fsync is planned: an fsync of `file` makes everything before `end` durable."""
 
     log: FsyncTarget
     gate: FsyncGate
@@ -91,10 +78,7 @@ class FsyncPlan(NamedTuple):
 
 
 class _SyncfsSpeed:
-    """Decides from measured times whether one syncfs may replace the fsyncs of several files.
-
-    For the method "auto". A syncfs is slow if it also writes other programs' data.
-    """
+    """Decides for the method "auto" from measured times whether one syncfs may replace several fsyncs."""
 
     def __init__(self) -> None:
         self._single = 0.0
@@ -102,15 +86,13 @@ class _SyncfsSpeed:
         self._pause_until = float("-inf")
 
     def is_fast(self, now: float) -> bool:
-        """True unless the last syncfs calls were slow, for PAUSE_SECONDS; `now`: monotonic, s."""
+        """False for PAUSE_SECONDS after several slow syncfs calls. `now`: monotonic time (s)."""
         return now >= self._pause_until
 
     def record_fsync(self, seconds: float) -> None:
-        """Record the duration of the fsync of one file."""
         self._single += (seconds - self._single) * (SMOOTHING if self._single else 1.0)
 
     def record_syncfs(self, seconds: float, files: int, now: float) -> None:
-        """Record how long a syncfs took that was made for `files` files."""
         limit = max(SLOW_SECONDS, SLOW_FACTOR * files * self._single)
         self._slow = self._slow + 1 if seconds > limit else 0
         if self._slow >= SLOW_ROUNDS:
@@ -119,19 +101,18 @@ class _SyncfsSpeed:
 
 
 class _FsyncMethods:
-    """Whether the kernel or a worker fsyncs a single file faster, as seen by the owner's thread.
+    """Measures, in the owner's thread, whether the kernel (Linux AIO) or a worker fsyncs a single file faster.
 
-    On an idle machine the kernel does. On a busy one its thread, which is bound to the owner's processor, may
-    wait there (3 ms measured, where a worker that moved to the other processor took 0.3 ms).
+    On an idle machine the kernel does. On a busy machine the kernel's thread may have to wait, because it is bound to
+    the owner's processor (measured: 3 ms, against 0.3 ms in a worker that moved to another processor).
     """
 
     def __init__(self) -> None:
         self._seconds = {"kernel": 0.0, "worker": 0.0}
-        """A running median of each: one step up or down per measurement, so that outliers do not count more."""
+        """Running medians. A measurement moves its median by one step, so that outliers count no more than others."""
         self._round = 0
 
     def record(self, method: Literal["kernel", "worker"], seconds: float) -> None:
-        """Record how long a single fsync took."""
         known = self._seconds[method]
         if not known:
             self._seconds[method] = seconds
@@ -139,18 +120,17 @@ class _FsyncMethods:
             self._seconds[method] = known * MEDIAN_STEP if seconds > known else known / MEDIAN_STEP
 
     def use_kernel(self) -> bool:
-        """True if the next single fsync should use the kernel."""
-        # The slower method is tried now and then, since conditions change.
+        # The slower method is tried now and then, because the times change.
         self._round = (self._round + 1) % PROBE_ROUNDS
         faster = self._seconds["kernel"] <= KERNEL_BONUS * self._seconds["worker"]
         return faster if self._round else not faster
 
 
 class Forcer:
-    """Fsyncs a set of logs on behalf of waiters; see the module docstring for how.
+    """Fsyncs a set of logs for waiters, as the module docstring describes.
 
-    `anchor_path`: a folder on the file system of all these logs. `begin` (`AioFsyncQueue.start`), if the
-    system has it, fsyncs a single file without a worker.
+    `anchor_path`: a folder on the file system of all these logs. `begin` (`AioFsyncQueue.start`): starts an fsync of a
+    single file without a worker; None if the system cannot do that.
     """
 
     def __init__(
@@ -179,9 +159,9 @@ class Forcer:
         self._failures = 0
         """How often a syncfs has failed."""
         self._verified: WeakKeyDictionary[FsyncTarget, int] = WeakKeyDictionary()
-        """How many failures there had been when an fsync of the log's own file succeeded; none is stored as 0."""
+        """The value of `_failures` when an fsync of the log's own file last succeeded; a missing log counts as 0."""
         self.forces = 0
-        """Fsync rounds so far; `joint_forces` of them were one syncfs."""
+        """Rounds of fsyncs so far. `joint_forces` counts those that were one syncfs."""
         self.joint_forces = 0
 
     @property
@@ -190,12 +170,10 @@ class Forcer:
         return not self._in_progress and not self._waiting and not self._dirty
 
     def want(self, log: FsyncTarget, offset: int, waiter: Waiter, *, start: bool = True) -> None:
-        """Call `waiter(None)` once `log` is durable up to `offset`.
+        """Call `waiter(None)` once `log` is durable up to `offset`, or `waiter(error)` if the log is stopped before.
 
-        Call `waiter(error)` if it stops before.
-
-        `start=False` leaves the start of the next fsync to `start`, so that a caller with several logs can
-        add them all first and one fsync serves them. Raises BeyondEnd.
+        With `start=False` no fsync starts until `start` is called: a caller with several logs adds them all first, and
+        then one fsync serves them. Raises BeyondEnd.
         """
         if log.forced_offset >= offset:
             self._results.append((waiter, None))
@@ -216,10 +194,7 @@ class Forcer:
         self._dirty[log] = None
 
     def flush_all(self, waiter: Waiter) -> None:
-        """Fsync every log that is dirty or being fsynced.
-
-        Then call `waiter(None)`, or with the first error.
-        """
+        """Fsync every log that is dirty or being fsynced; then call `waiter(None)`, or with the first error."""
         logs = [*{plan.log: None for plan in self._in_progress} | self._dirty]
         left = len(logs) + 1
         failed: list[Exception] = []
@@ -289,14 +264,10 @@ class Forcer:
     def _complete(
         self, plans: list[FsyncPlan], results: list[Exception | None] | None, error: BaseException | None
     ) -> None:
-        """Record the results of a round of fsyncs, start the next one, and call waiters. Owner's thread.
-
-        `results` is None if the fsyncs did not run; `error` is the reason.
-        """
+        """Record the results of fsyncs, start the next one, call waiters. `results`: None if the fsyncs did not run."""
         self._in_progress = []
         if results is None:
-            # An error of this code or of the thread, not of the disk; what is on the disk is unknown all the
-            # same.
+            # The error is one of this code or of the thread, not of the disk. But it is unknown what is on the disk.
             results = [RuntimeError(f"the fsync did not run: {error!r}")] * len(plans)
         work = []
         for plan, result in zip(plans, results, strict=True):
@@ -310,10 +281,9 @@ class Forcer:
             self._run(job, _raise_error)
 
     def _end_waits(self, log: FsyncTarget, *, again: bool) -> None:
-        """Queue the results of those waiters of `log` whose offset is durable, or of all if it is stopped.
+        """Queue the results for waiters of `log`: success if their offset is durable, an error if the log is stopped.
 
-        `again`: other waiters wait for the next fsync of the log. If False, there will be none, and they get
-        an error.
+        `again`: the other waiters wait for the next fsync of the log. If False, no fsync follows: they get an error.
         """
         rest, durable = [], log.forced_offset
         for offset, waiter in self._waiting.pop(log, ()):
@@ -322,7 +292,7 @@ class Forcer:
             else:
                 rest.append((offset, waiter))
         if rest and (log.stopped is not None or not again):
-            # A log that needs no fsync and is not stopped was closed while a waiter was left.
+            # A log that is not stopped but needs no fsync was closed before this waiter's offset became durable.
             error = Closed() if log.stopped is None else Stopped(log.stopped)
             self._results.extend((waiter, error) for _, waiter in rest)
         elif rest:
@@ -330,10 +300,7 @@ class Forcer:
             self._dirty[log] = None
 
     def _call_waiters(self) -> None:
-        """Call the queued waiters, each with its error or None.
-
-        Waits that end during such a call are queued after them, so that waiters are called in order.
-        """
+        """Call the queued waiters in order. Results that are queued during such a call follow after them."""
         if self._calling_waiters:
             return
         self._calling_waiters = True
@@ -345,7 +312,7 @@ class Forcer:
             self._calling_waiters = False
 
     def _fsync_all(self, plans: list[FsyncPlan]) -> list[Exception | None]:
-        """Fsync all plans in a worker and return one result per plan. One call at a time."""
+        """Fsync all plans and return one result per plan. Runs in a worker, one call at a time."""
         anchor = self._anchor
         if anchor is None or len(plans) == 1 or not self._use_syncfs():
             return [self._fsync_one(plan) for plan in plans]
@@ -353,9 +320,8 @@ class Forcer:
         try:
             self._disk.sync_file_system(anchor)
         except OSError:
-            # The error does not name the files whose bytes are lost, and is not reported again: from now on
-            # every log is suspect until an fsync of its own has succeeded, also logs that are not part of
-            # this round.
+            # The error does not name the files whose bytes are lost, and is not reported again. So from now on every
+            # log, also one that is not part of this round, needs an fsync of its own before a syncfs counts for it.
             self._failures += 1
         else:
             self.joint_forces += 1
@@ -383,7 +349,6 @@ class Forcer:
 
 
 def _raise_error(_: Any, error: BaseException | None) -> None:
-    """Raise the error of the file work that `force_done` returned."""
     # The work handles disk errors itself; any other error is a bug and must be visible.
     if error is not None:
         raise error
@@ -394,10 +359,7 @@ NEVER_CLOSED: list[File] = []
 
 
 class FsyncFile(Protocol):
-    """A file of a log; a sealed one is durable and only read.
-
-    `end`: end of its bytes as an offset of the log.
-    """
+    """A file of a log. `sealed`: the file is durable and only read. `end`: the log's offset at the end of the file."""
 
     sealed: bool
 
@@ -412,13 +374,11 @@ FsyncFileType = TypeVar("FsyncFileType", bound=FsyncFile)
 
 
 class FsyncGate:
-    """Fsyncs of one log's files: one at a time, and none after one that failed.
+    """Fsyncs the files of one log: one at a time, and none after one that failed.
 
-    The system reports a failed fsync to one caller only: a concurrent or later call would succeed. So the
-    error is kept and every later fsync raises it; nothing is retried. Any thread, except `start` and the end
-    of an fsync started by it, which run in the owner's thread.
-
-    `references` keep the files open during an fsync.
+    The system reports a failed fsync to one caller only: a concurrent or later call would succeed. So the error is kept
+    and every later fsync raises it. Any thread may use the gate, except that `start`, and the callback of the fsync
+    that it started, run in the owner's thread. `references` keep the files open during an fsync.
     """
 
     def __init__(self, references: FileReferences) -> None:
@@ -430,10 +390,7 @@ class FsyncGate:
         self._in_progress: AioFsync | None = None
 
     def fsync(self, file: FsyncFile, how: Callable[[], None] | None = None) -> None:
-        """Fsync a file, unless it is sealed.
-
-        `how` replaces the fsync and runs before any other can start. Raises OSError.
-        """
+        """Fsync `file`, or call `how` instead if given; a sealed file needs no fsync. Raises OSError."""
         with self._references, self._lock:
             flight = self._in_progress
             if flight is not None:
@@ -449,10 +406,7 @@ class FsyncGate:
                 raise
 
     def start(self, file: FsyncFile, start: StartFsync, callback: FsyncCallback) -> bool:
-        """Start an fsync of a file without a thread and call `callback(error)` at its end.
-
-        Return False if none was started; the caller then calls `fsync`, which makes it or raises the reason.
-        """
+        """Start an fsync without a worker; `callback(error)` at its end. False: not possible, call `fsync` instead."""
         if self._in_progress is not None or not self._lock.acquire(blocking=False):
             return False
         try:
@@ -471,15 +425,12 @@ class FsyncGate:
     def _on_end(self, callback: FsyncCallback, error: OSError | None) -> None:
         if error is not None:
             self._error = self._error or error
-        self._in_progress = None  # last: a worker that no longer waits for the fsync must see the error
+        self._in_progress = None  # last: a worker that then no longer waits for this fsync must see its error
         self._references.release()
         callback(error)
 
     def keep_unsynced_open(self, files: Sequence[FsyncFileType], durable: int) -> list[FsyncFileType]:
-        """Return those of `files` with bytes that may not be durable, and keep them open for good.
-
-        They must never be closed. The log is durable up to `durable`.
-        """
+        """Return those `files` that may have bytes after the durable offset `durable`; they are never closed again."""
         unforced = [file for file in files if not file.sealed and (file.end > durable or self._error)]
         NEVER_CLOSED.extend(file.file for file in unforced)
         return unforced

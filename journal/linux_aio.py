@@ -1,9 +1,8 @@
 """Asynchronous fsync: fdatasync through Linux AIO, without a thread.
 
-A thread that fsyncs must be woken and gets the interpreter lock only when the owner is idle; here one call
-passes the fsync to the kernel, and an eventfd reports its end. The effect and the error are the same (in the
-kernel both are `vfs_fsync`). Python's `os` lacks these calls, so they are made through ctypes; where the
-system lacks them, `AioFsyncQueue.open` returns None and the caller fsyncs in a thread.
+A worker that fsyncs must be woken, and gets the interpreter lock only when the calling thread is idle. With AIO, one
+call passes the fsync to the kernel, and an eventfd reports its end; effect and errors are those of fdatasync. Python's
+`os` lacks these calls, so they are made through ctypes. Where the system lacks them, the caller fsyncs in a thread.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from typing import Any, Final, NamedTuple
 from journal.disk import File, RealFile
 
 FsyncCallback = Callable[[OSError | None], None]
-"""Called once, in the owner's thread, with the error of an fsync or None."""
+"""Called once, in the owner's thread, with the error of the fsync or None."""
 
 CONCURRENT_MAX: Final = 64
-"""Concurrent fsyncs: a forcer has one, and there may be several forcers."""
+"""Maximum concurrent fsyncs of a queue: each forcer has at most one in progress, and there may be several forcers."""
 WAIT_SECONDS: Final = 0.05
-"""Time that `AioFsync.wait` blocks before it checks whether another thread has collected the result."""
+"""`AioFsync.wait` blocks this long before it checks whether another thread has collected the result."""
 
 
 class _SystemCallNumbers(NamedTuple):
@@ -48,7 +47,7 @@ _TIME: Final = Struct("<qq")
 
 
 class AioFsync:
-    """One fsync in progress. `done` is set at its end; `error` is then its result."""
+    """One fsync in progress. When it has ended, `done` is True, and `error` is its error or None."""
 
     __slots__ = ("_queue", "callback", "done", "error", "path")
 
@@ -60,24 +59,18 @@ class AioFsync:
         self.error: OSError | None = None
 
     def wait(self) -> OSError | None:
-        """Block in any thread until the fsync has ended, and return its error or None.
-
-        The owner calls `callback` all the same.
-        """
+        """Wait in any thread for the end of the fsync and return its error. The owner still has to call `callback`."""
         while not self.done:
             self._queue.collect(WAIT_SECONDS)
         return self.error
 
 
 StartFsync = Callable[[File, FsyncCallback], AioFsync | None]
-"""`AioFsyncQueue.start`."""
+"""The type of `AioFsyncQueue.start`."""
 
 
 class AioFsyncQueue:
-    """Fsyncs of single files. The owner's thread makes all calls except `AioFsync.wait`.
-
-    Made by `open`.
-    """
+    """Fsyncs of single files. The owner's thread makes all calls except `AioFsync.wait`."""
 
     def __init__(self, calls: _SystemCallNumbers, context: int, descriptor: int) -> None:
         self._calls = calls
@@ -94,12 +87,8 @@ class AioFsyncQueue:
     def open(cls) -> AioFsyncQueue | None:
         """Open a queue; None if the system has no AIO or forbids it."""
         calls = _MACHINES.get(platform.machine())
-        if (
-            not sys.platform.startswith("linux")
-            or sys.byteorder != "little"
-            or calls is None
-            or _call_holding_lock is None
-        ):
+        is_known = sys.platform.startswith("linux") and sys.byteorder == "little"
+        if not is_known or calls is None or _call_holding_lock is None:
             return None
         context = ctypes.c_ulong(0)
         if _call_holding_lock(calls.setup, CONCURRENT_MAX, ctypes.addressof(context), 0, 0, 0) != 0:
@@ -107,7 +96,7 @@ class AioFsyncQueue:
         return cls(calls, context.value, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
 
     def fileno(self) -> int:
-        """An eventfd, readable when an fsync has ended; read it, then call `drain_ended`."""
+        """An eventfd, which is readable when an fsync has ended. The caller reads it, then calls `drain_ended`."""
         return self._descriptor
 
     @property
@@ -116,11 +105,7 @@ class AioFsyncQueue:
         return bool(self._in_progress or self._ended)
 
     def start(self, file: File, callback: FsyncCallback) -> AioFsync | None:
-        """Start an fsync of what was written to `file`.
-
-        None, without effect, if the system does not accept it. The caller of `drain_ended` then calls
-        `callback(error)`.
-        """
+        """Start an fsync of what was written to `file`; None, without effect, if the system refuses it."""
         if not isinstance(file, RealFile) or len(self._in_progress) >= CONCURRENT_MAX:
             return None
         number = next(self._numbers)
@@ -133,27 +118,17 @@ class AioFsyncQueue:
         return flight
 
     def drain_ended(self) -> list[AioFsync]:
-        """Return the fsyncs that have ended, each once; the caller must call their `callback`."""
+        """Return each ended fsync once. The caller must call the `callback` of each."""
         self.collect(0.0)
-        ended = []
-        while self._ended:
-            ended.append(self._ended.popleft())
-        return ended
+        return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def collect(self, seconds: float) -> None:
-        """Collect ended fsyncs; wait up to `seconds` for one. Any thread. Raises OSError."""
+        """Collect ended fsyncs; if there are none, wait up to `seconds` for one. Any thread. Raises OSError."""
         events = ctypes.create_string_buffer(_EVENT.size * CONCURRENT_MAX)
         time = ctypes.create_string_buffer(_TIME.pack(0, int(seconds * 1e9)))
         call = _call_releasing_lock if seconds else _call_holding_lock
-        least = 1 if seconds else 0
-        count = call(
-            self._calls.getevents,
-            self._context,
-            least,
-            CONCURRENT_MAX,
-            ctypes.addressof(events),
-            ctypes.addressof(time),
-        )
+        addresses = (ctypes.addressof(events), ctypes.addressof(time))
+        count = call(self._calls.getevents, self._context, 1 if seconds else 0, CONCURRENT_MAX, *addresses)
         if count < 0 and (code := ctypes.get_errno()) != errno.EINTR:
             raise OSError(code, f"the results of fsyncs cannot be read: {os.strerror(code)}")
         for number in range(count):
@@ -164,7 +139,7 @@ class AioFsyncQueue:
             self._ended.append(flight)
             flight.done = True
         if count > 0 and seconds:
-            # The owner may have been woken and found nothing before these were appended to `_ended`.
+            # The owner may have been woken by these results, and found none before they were appended to `_ended`.
             os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:
@@ -184,6 +159,6 @@ def _system_call(library: Any) -> Any:
 
 
 _call_holding_lock: Final = _system_call(ctypes.PyDLL(None, use_errno=True))
-"""Keeps the interpreter lock: for calls that never wait."""
+"""System call that keeps the interpreter lock, for calls that never wait."""
 _call_releasing_lock: Final = _system_call(ctypes.CDLL(None, use_errno=True))
-"""Releases the interpreter lock."""
+"""System call that releases the interpreter lock, so that other threads run while it waits."""

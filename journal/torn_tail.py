@@ -1,4 +1,4 @@
-"""Copies of the bytes that recovery truncates after the last valid append: `<offset or LSN>.torn`."""
+"""What recovery does with the end of the last file: it copies what it truncates, and rewrites the rest."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from journal import filenames
-from journal.disk import Disk, create_anew, write_all
+from journal.disk import Disk, File, create_anew, write_all
 from journal.errors import Full
 
 TORN_SIZE_MAX: Final = 16 << 20
-"""Maximum bytes of a truncated tail that are copied: enough for an analysis, but not a second log."""
+"""Maximum bytes of a truncated tail that are copied: enough for an analysis, without filling the disk."""
 TORN_FILES_MAX: Final = 4
-"""Copies of truncated tails that are kept; older ones are removed."""
+"""Number of copies of truncated tails that are kept; older ones are removed."""
+PIECE_BYTES: Final = 1 << 20
 
 
 @dataclass
 class RecoveryReport:
     """Report of one recovery: what it found and did.
 
-    `labels`: rows of the decision tables, in order. `walked_bytes` were replayed. `cut_bytes` were truncated and, up
-    to a limit, copied to `torn_path`; `rewritten_bytes` of a tail that was not durable were rewritten and fsynced.
-    `warnings` are sentences for an operator.
+    `labels`: the rows of the decision tables that applied, in order. `walked_bytes`: bytes that were replayed.
+    `cut_bytes`: bytes truncated at the end, of which up to TORN_SIZE_MAX were copied to `torn_path`. `rewritten_bytes`:
+    bytes that may not have been durable, and were rewritten and fsynced. `warnings`: sentences for an operator.
     """
 
     labels: list[str] = field(default_factory=list)
@@ -33,9 +34,9 @@ class RecoveryReport:
 
 
 def copy_torn_tail(disk: Disk, folder: str, offset: int, data: bytes, report: RecoveryReport, place: str) -> None:
-    """Copy a tail to a file of its own. On a full disk only add a warning, so that the start succeeds.
+    """Copy the truncated bytes `data` to a file of their own; `offset` is in its name.
 
-    `place`: the offset as the warning names it. Raises OSError.
+    If the disk is full, only add a warning, which says `place`, so that the start succeeds.
     """
     path = filenames.join(folder, filenames.torn_name(offset))
     try:
@@ -52,3 +53,16 @@ def copy_torn_tail(disk: Disk, folder: str, offset: int, data: bytes, report: Re
     for name in kept[:-TORN_FILES_MAX]:
         if filenames.join(folder, name) != path:
             disk.unlink(filenames.join(folder, name))
+
+
+def is_zeros(file: File, position: int, end: int) -> bool:
+    pieces = range(position, end, PIECE_BYTES)
+    return all(not file.pread(min(PIECE_BYTES, end - at), at).strip(b"\0") for at in pieces)
+
+
+def rewrite_durably(file: File, position: int, end: int) -> None:
+    """Write the same bytes again from `position` to `end`, and fsync: bytes read after a crash may not be durable."""
+    while position < end:
+        piece = file.pread(min(PIECE_BYTES, end - position), position)
+        position += write_all(file, [piece], position)
+    file.force()

@@ -1,7 +1,7 @@
 """Entry point for Spark, which finds data sources in top-level modules named pyspark_*.
 
-Spark imports all such modules. If one cannot be imported, Spark finds none of the others either. So where a
-requirement is missing, this module defines a data source that raises the ImportError when it is used.
+Spark imports all such modules. If one of these modules cannot be imported, Spark finds no data source at all. So if a
+requirement of tfmq is missing, this module defines a data source that raises the ImportError when it is used.
 """
 
 from typing import Any

@@ -27,6 +27,8 @@ def test_both_faces_have_the_same_methods_with_the_same_parameters() -> None:
     for name in blocking.keys() - BLOCKING_ONLY:
         ours, theirs = inspect.signature(blocking[name]), inspect.signature(asynchronous[name])
         assert ours.parameters == theirs.parameters, name
+        if name == "arrow_batches":  # The others return an AsyncIterator.
+            continue
         assert (ours.return_annotation, blocking[name].__doc__) == (
             theirs.return_annotation,
             asynchronous[name].__doc__,

@@ -67,7 +67,7 @@ ONLY_FOR = {
     "rich": ("tfmq/cli/", "tfmq/spark/pipelines/", "tools/"),
     "click": ("tfmq/cli/", "tfmq/server/main.py", "tfmq/spark/pipelines/", "tools/"),
     "pyspark": ("tfmq/spark/", "pyspark_tfmq/", "tools/"),
-    "pyarrow": ("tfmq/arrow/", "tfmq/spark/", "tools/"),
+    "pyarrow": ("tfmq/arrow/", "tfmq/spark/", "tfmq/client/send/columns", "tfmq/client/consumer/columns", "tools/"),
     "numpy": ("tfmq/arrow/", "tfmq/spark/", "tools/"),
     "matplotlib": ("tfmq/spark/pipelines/", "tools/"),
     "pickle": (),

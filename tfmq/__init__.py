@@ -1,11 +1,11 @@
-"""tfmq: a message broker in Python. `pip install tfmq`, `tfmq-server`, and
+"""tfmq: a message broker in Python. After `pip install tfmq`, start `tfmq-server`, then:
 
     with tfmq.Producer() as producer:
         producer.send("greetings", "hello").result()
     for message in tfmq.Consumer(topics="greetings"):
         print(message.text)
 
-Importing it is light: what a name needs is loaded when the name is first used.
+Importing this package is fast: what a name needs is loaded when the name is first used.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """The asyncio API: the classes of `tfmq`, with coroutines in place of methods that wait.
 
 Names, parameters and guarantees are those of `tfmq.Producer`, `tfmq.Consumer` and `tfmq.Admin`. A client
-belongs to the event loop that first uses it; creating one needs no loop.
+belongs to the event loop that first uses it; creating a client needs no loop.
 
     async with tfmq.aio.Producer() as producer:
         result = await producer.send("orders", b"...", key="42")
@@ -116,6 +116,10 @@ class Producer:
         """In asyncio: wait for all acknowledgements, and return the list of results."""
         deliveries = await self._driver.run(self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at)))
         return await deliveries
+
+    async def send_arrow(self, table: Any, topic: str) -> list[SendResult]:
+        """In asyncio: wait for all acknowledgements, and return the list of results."""
+        return await (await self._driver.run(self._core.send_arrow(table, topic)))
 
     cancel = awaitable(ProducerCore.cancel)
     reschedule = awaitable(ProducerCore.reschedule)

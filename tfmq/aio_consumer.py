@@ -1,8 +1,8 @@
 """The asyncio consumer: `tfmq.client.consumer.core`, in coroutines. A cancelled call leaves the consumer usable."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import tfmq.consumer
 from tfmq.client.api_variants import awaitable, copy_docs_from
@@ -79,6 +79,11 @@ class Consumer(AwaitedConsumer[Value]):
     async def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage[Value]]:
         check_poll(timeout, max_messages)
         return await self._driver.run(self._core.poll(timeout, max_messages))
+
+    def arrow_batches(
+        self, columns: Iterable[str] | None = None, *, timeout: float | None = None
+    ) -> AsyncIterator[Any]:
+        return self._read_columns(columns, timeout)
 
     commit = awaitable(ConsumerCore.commit)
     seek = awaitable(ConsumerCore.seek)

@@ -1,9 +1,10 @@
 """Effects of transactions and delayed messages, and the interface through which they are applied.
 
-An effect names its target (the key) and its source: the component that applies it, transactions or delayed messages,
-and the position in that source. The positions of one source only grow at a target. After a crash the highest applied
-position therefore shows what is still to be applied; an effect at or below that position is not applied again. Sources
-do not know partitions, topics or groups: they know an `ApplyTarget`, `Timers` and `RunInWorker`.
+An effect is a change of one target: an append to a partition or to the arrival log, or new offsets of groups. It names
+its target by a key, and its source: the component that applies it (transactions or delayed messages) and the position
+in that source. At a target, the positions of one source only grow. So after a crash the highest applied position shows
+which effects are still to be applied; an effect at or below that position is not applied again. Sources do not know
+partitions, topics or groups: they know an `ApplyTarget`, `Timers` and `RunInWorker`.
 """
 
 from array import array
@@ -44,8 +45,7 @@ class Append(NamedTuple):
 class GroupPositions(NamedTuple):
     """The next read positions of a group, and the group generation that committed them.
 
-    `positions` are (incarnation, partition, offset, ordinal, log epoch) of partitions that existed when the commit was
-    checked.
+    `positions` are (incarnation, partition, offset, index, log epoch) of existing partitions.
     """
 
     group: str
@@ -65,11 +65,11 @@ class CommitOffsets(NamedTuple):
 
 
 class AppendDelayed(NamedTuple):
-    """Delayed batches from `source`, in one atomic append; each becomes messages of its partition when it is due.
+    """Delayed batches from `source`, to be written to the arrival log in one atomic append.
 
-    `data` of a batch is the arrival header (partition and due times as the client requested them), followed by the
-    records; `count` counts the records only. `decided_ms` has one broker time for each batch, from which its relative
-    delays count.
+    `data` of a batch is an arrival header (the partition, and the due times as the client requested them), followed by
+    the records; `count` counts the records only. `decided_ms` has the time of the commit for each batch, in broker
+    time: a relative delay counts from it.
     """
 
     batches: Sequence[Batch]
@@ -87,8 +87,8 @@ Effect: TypeAlias = Append | CommitOffsets | AppendDelayed
 class StoredDelayedBatch(NamedTuple):
     """Where a delayed batch is stored in the arrival log; handles are made of these values.
 
-    Message n is for the partition with the log `log_id`, has the number `first_number` + n, and is due at the n-th of
-    `dues` (ms of broker time); a single value is valid for all messages.
+    Message n of the batch, counted from 0, is for the partition with the log `log_id`, has the number `first_number` +
+    n, and is due at entry n of `dues` (ms of broker time). If `dues` has a single entry, it is valid for all messages.
     """
 
     log_id: int
@@ -99,9 +99,9 @@ class StoredDelayedBatch(NamedTuple):
 class AppendResult(NamedTuple):
     """The result of a written effect, which is durable when the target `key` is fsynced up to `end`.
 
-    `offsets` has the start offset of each batch of the effect, in their order. It is empty for an effect that was
-    written before already, for read positions of groups, and for delayed batches, which are not in their partition
-    yet: for those, `delayed` has one row for each batch.
+    `offsets` has the start offset of each batch of the effect, in the order of the batches. It is empty for an effect
+    that had been written before, for offsets of groups, and for delayed batches, which are not in their partition yet.
+    For delayed batches, `delayed` has one row for each batch.
     """
 
     key: int
@@ -129,10 +129,7 @@ class Timers(Protocol):
 
 
 class ApplyTarget(Protocol):
-    """The targets of effects, by key: a log id, `OFFSETS_KEY` or `ARRIVALS_KEY`.
-
-    All methods are called in the broker's thread. Callbacks run in that thread, immediately or later.
-    """
+    """The targets of effects, by key. All methods are called, and all callbacks run, in the broker's thread."""
 
     def check_space(self, key: int, size_bytes: int) -> None:
         """Raise an error if `key` cannot accept `size_bytes` more bytes now. Reserves nothing.
@@ -161,9 +158,9 @@ class ApplyTarget(Protocol):
     def last_durable(self, key: int, source: SourceId) -> tuple[int, int] | None:
         """Return the highest position (high, low) from `source` that is durable in `key`, or None.
 
-        No power failure and no resumption of the target can take that position back. For groups' offsets it is the
-        highest position if `source` did not write there since the start, and None while the offsets are stopped or
-        wait for disk space.
+        No power failure and no resumption of the target can take that position back. For the groups' offsets this is
+        true only if `source` has not written there since the start; the result is None while those offsets are stopped
+        or wait for disk space.
         """
         ...
 
@@ -171,17 +168,18 @@ class ApplyTarget(Protocol):
         """Write the effect at the end of the turn, unless it was written before. Never raises.
 
         Effects of one key are written in the order of the calls. Effects of one source that are queued for one
-        partition in the same turn are written in one append with the last one's position. The bytes of
-        `effect.batches` must not change until `done` is called.
+        partition in the same turn are written in one append with the last one's position. The bytes of `effect.batches`
+        must not change until `done` is called.
 
-        `done` gets UnknownTopic (deleted; the caller must discard the effect), StorageStopped or DiskFull (not
-        written, unless the error's outcome is "unknown": then `last_applied` shows it after the target is resumed);
-        any other error means the same as StorageStopped.
+        `done` gets UnknownTopic if the topic was deleted: the caller must discard the effect. It gets StorageStopped or
+        DiskFull if the effect was not written; if the error's outcome is "unknown", the effect may be written, and
+        `last_applied` shows that after the target is resumed. Any other error means the same as StorageStopped.
 
-        Because only the highest position counts, a source that must not lose an effect does not call this for a key
-        while an earlier call for that key is not answered, unless both may be joined. For the same reason a stopped
-        target answers StorageStopped until its sources were notified of the resumption: effects that were written but
-        not fsynced may be lost, and have to be written again before any later effect.
+        A source that must not lose an effect waits until the effect is answered before it applies the next one to the
+        same key, unless both may be written in one append. Otherwise a later effect that is written could hide an
+        earlier one that is not, because only the highest position counts. For the same reason a stopped target answers
+        StorageStopped until its sources were notified of the resumption: effects that were written but not fsynced may
+        be lost, and have to be written again before any later effect.
         """
         ...
 
@@ -190,10 +188,10 @@ class ApplyTarget(Protocol):
         ...
 
     def begin_exclusive(self, key: int, source: SourceId) -> None:
-        """Let only effects of `source` be appended to the partition, until `end_exclusive`.
+        """Let only effects of `source` be appended to the partition, until `end_exclusive`; other appends wait.
 
-        So the slices of one large transaction are contiguous in the log. Other appends wait. Calls do not nest. Has
-        no effect on a deleted key, nor on `ARRIVALS_KEY`, where slices need not be contiguous.
+        So the slices of one large transaction are contiguous in the log. Calls do not nest. The call has no effect on a
+        deleted key, nor on `ARRIVALS_KEY`, where slices need not be contiguous.
         """
         ...
 
@@ -210,17 +208,14 @@ class ApplyTarget(Protocol):
         ...
 
     def check_offsets(self, rows: Sequence[Any], session: Any) -> list[GroupPositions]:
-        """Return the read positions in `rows`, as a client sent them in its `session`, if it may commit them.
-
-        Raises Fenced (the generation is over), NotAllowed, Busy (locked by another transaction).
-        """
+        """Return the read positions in `rows`, which a client sent. Raises Fenced, NotAllowed, Busy (locked)."""
         ...
 
     def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:
         """Lock the offsets of these groups and partitions for the transaction `epoch`. Never fails.
 
         Until `unlock_offsets`, reading, committing and resetting these offsets raises Busy, which names `xid`. Locks
-        that the epoch already has remain.
+        that this transaction already has remain.
         """
         ...
 

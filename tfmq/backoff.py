@@ -8,7 +8,8 @@ _DOUBLINGS_MAX = 60  # enough for any maximum; a larger exponent would overflow 
 def backoff_seconds(failures: int, first: float, maximum: float, spread: float = 0.0) -> float:
     """Return the pause after the `failures`-th consecutive failure; the first is 1.
 
-    `spread`: the fraction of the pause that is added, so that clients that fail together do not all retry together.
+    `spread`: the fraction of the pause that is added to it. Callers pass a random fraction, so that clients that fail
+    together do not all retry together.
     """
     return min(maximum, first * 2.0 ** min(_DOUBLINGS_MAX, max(0, failures - 1))) * (1 + spread)
 

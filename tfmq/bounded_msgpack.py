@@ -18,8 +18,8 @@ from tfmq import limits
 
 Buffer = bytes | bytearray | memoryview
 
-# Smaller values are decoded without a check of their structure: their nested empty arrays allocate at most
-# about 200 kB, and the check would cost more than that.
+# Values up to this size are decoded without a check of their structure: even if they are nested empty arrays, they
+# allocate at most about 200 kB, which costs less than the check.
 UNCHECKED_BYTES_MAX = 256
 
 _unpackb = msgpack.unpackb
@@ -41,8 +41,8 @@ def unpack(data: Buffer, *, text_keys: bool = True, items_max: int = limits.HEAD
 
     `text_keys=False` also allows integers as keys of maps.
 
-    A value of at most UNCHECKED_BYTES_MAX bytes may be nested as deep as it has bytes, which no decoder stack exceeds.
-    Callers that pass parts of the value on unchanged must call `check_depth`.
+    A value of at most UNCHECKED_BYTES_MAX bytes is decoded whatever its depth, which is at most the number of its bytes
+    and overflows no stack. Callers that pass parts of such a value on unchanged must call `check_depth`.
     """
     if len(data) > UNCHECKED_BYTES_MAX:
         check_structure(data, items_max)
@@ -77,8 +77,8 @@ def _unpack_checked(data: Buffer) -> Any:
 def check_counts(data: Buffer) -> None:
     """Raise `Malformed` unless `data` has all items that its lists and maps announce.
 
-    Without this check, nested lists that each announce as many items as there are bytes allocate that much memory for
-    each level.
+    Without this check, a value of nested lists that each announce as many items as there are bytes makes the decoder
+    allocate that much memory for each level.
     """
     for _ in _ends(data):
         pass
@@ -103,7 +103,7 @@ def _ends(data: Buffer) -> Iterator[int]:
 
 @contextmanager
 def decoding(name: str) -> Iterator[None]:
-    """Context that names what is decoded in a ValueError for `Malformed` and for fields that do not fit."""
+    """Context that replaces `Malformed`, and errors of fields that do not fit, by a ValueError that contains `name`."""
     try:
         yield
     except (ValueError, TypeError, IndexError, KeyError) as error:
@@ -130,9 +130,10 @@ _ARRAY, _MAP, _STRING, _REFUSED = -1, -2, -3, -4
 
 
 def _first_byte_info(byte: int) -> tuple[int, int, int]:
-    """Return what the first byte of a value says: the row of FIRST_BYTES.
+    """Return what the first byte of a msgpack value says about its size: a row of the table FIRST_BYTES.
 
-    It is (total bytes or kind, bytes of the length word, length if the first byte contains it).
+    The row is (size of the value in bytes or its kind, number of bytes of the length that follows, length if the first
+    byte contains it).
     """
     if byte <= 0x7F or byte >= 0xE0:
         return 1, 0, 0

@@ -50,8 +50,8 @@ _SERVICE: Final = re.compile(
 class SettingValue(NamedTuple):
     """The value of one key in one source: the file, the environment, an option or `--set`.
 
-    `origin` names the source for users. `topic`: the key is in the section of this topic; "" for the server's own keys.
-    `typed`: the source has types (TOML), so that a number as a string is rejected.
+    `origin` names the source for users. `topic`: the topic in whose section the key is; "" for the server's own keys.
+    `typed`: the source has types (TOML), so that a string is rejected where a number is needed.
     """
 
     key: str
@@ -65,8 +65,8 @@ class SettingValue(NamedTuple):
 class Config:
     """The complete configuration; `Config()` has the defaults.
 
-    `limits` has every limit by name; `topic` the keys of `[topic."NAME"]` sections; `origins` the origin of each key
-    that is not a default.
+    `limits`: limit's name -> value. `topic`: topic -> the values of its section `[topic."NAME"]`, by key. `origins`:
+    key -> where its value comes from, for each key that has not its default.
     """
 
     server: Server = field(default_factory=Server)
@@ -100,8 +100,8 @@ def load(
 ) -> Config:
     """Load the configuration. Raises `ConfigError`; also for a given file that cannot be read.
 
-    `flags`: key -> value of command line options such as `--data`; `sets`: "KEY=VALUE" texts. `again`: a running server
-    reads the configuration again.
+    `flags`: key -> value of command line options such as `--data`; `sets`: the texts "KEY=VALUE" of `--set`. `again`:
+    whether a running server reads the configuration again; `file` must then be a regular file.
     """
     if file and again and Path(file).exists() and not Path(file).is_file():
         # A pipe cannot be read twice: the server would block, or take the empty rest for the configuration.

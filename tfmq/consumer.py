@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Generic, Literal
+from typing import Any, Generic, Literal
 
 from tfmq.client.api_variants import blocking, name_methods
 from tfmq.client.consumer.core import ConsumerCore, log
@@ -38,16 +38,17 @@ class Consumer(BaseConsumer, Generic[Value]):
 
     The constructor does not connect. Leave `with`, or call `close`, at the end.
 
-    A message is acknowledged when the next one is requested, a polled batch when `poll` is called again, both when
-    `with` ends without an exception. The consumer waits for a topic that does not exist; reading never creates one.
+    A message is acknowledged when the next message is requested; a batch from `poll`, when `poll` is called again.
+    When `with` ends without an exception, the last message or batch is acknowledged too. The consumer waits for a topic
+    that does not exist; reading never creates a topic.
 
     Args:
         servers: "host:port", several with commas or as a list. None: $TFMQ_SERVERS, otherwise 127.0.0.1:8367.
         topics: a name, several names, or a compiled pattern.
         partitions: pairs (topic, number), or numbers of partitions of the topics. None: all of them.
         group: the name under which offsets are saved and partitions are shared with other members.
-        start: where reading begins; in a group only where it has no offset. "earliest", "latest", an offset (bytes),
-            `tfmq.Ordinal(n)`, or an aware datetime (append time).
+        start: where reading begins; in a group only where the group has no offset. "earliest", "latest", an offset
+            (bytes), `tfmq.Ordinal(n)`, or an aware datetime (append time).
         read: "forced" delivers only durable messages; "written" also messages that are not fsynced yet.
         on_damage: "stop" raises `Damaged`; "skip" logs the damaged range and continues after it.
         on_out_of_range: "stop" raises `OffsetOutOfRange` when the offset no longer exists; "earliest" and "latest"
@@ -58,7 +59,7 @@ class Consumer(BaseConsumer, Generic[Value]):
         retries: for `run`: how often a message is tried again after its first failure, before it is a dead letter.
         dead_letters: for `run`: where dead letters are stored. A path or a SQLAlchemy URL, "topic:NAME", or None: stop
             with the error. Default: an SQLite file on this machine for each broker and group, logged at the start.
-        tags: only messages with one of these tags. "a || b" is both, "*" is all.
+        tags: only messages with one of these tags. "a || b" stands for both, "*" for all.
         where: a function of a message; only messages for which it returns a true value are delivered.
         codec: makes `message.value` from the payload, see `tfmq.codecs`; one for all topics, or a dict by topic.
         hooks: see `tfmq.Hook`.
@@ -138,6 +139,27 @@ class Consumer(BaseConsumer, Generic[Value]):
         check_poll(timeout, max_messages)
         return self._driver.run(self._core.poll(timeout, max_messages))
 
+    def arrow_batches(self, columns: Iterable[str] | None = None, *, timeout: float | None = None) -> Iterator[Any]:
+        """Iterate over the messages as Arrow record batches (`pyarrow.RecordBatch`), without an object for each.
+
+        Each batch has messages of one partition, in order, verified by the checksums of their blocks. `columns` are
+        names of docs/arrow.md; None: key, value, partition, offset and timestamp. Ends after `timeout` seconds
+        without a message (None: waits without end), and after `stop`. A batch is acknowledged when the next one is
+        requested, and when `with` ends without an exception; `commit` and transactions work as with messages.
+
+        Raises `BadRequest` for an unknown column, for a consumer with tags, where= or a codec, or with
+        commits="before"; `ImportError` without pyarrow; `Damaged`, `DecodeFailed` and the other errors of `poll`.
+        """
+        core = self._core
+        with self._driver.lock:
+            core.start_columns(columns)
+        try:
+            while (batch := self._driver.run(core.next_columns(timeout))) is not None:
+                yield batch
+        finally:
+            with self._driver.lock:
+                core.end_columns()
+
     commit = blocking(ConsumerCore.commit)
     seek = blocking(ConsumerCore.seek)
     pause = blocking(ConsumerCore.pause)
@@ -166,8 +188,8 @@ class Consumer(BaseConsumer, Generic[Value]):
         Args:
             listener: called with each message of a topic that has no listener of its own.
             workers: how many messages are handled at the same time.
-            order: a message waits for the one before it in its "partition", for the one before it with its "key", or
-                for "none".
+            order: which earlier message must be handled before a message: the one before it in its "partition", the
+                one before it with its "key", or "none".
             signals: SIGTERM and SIGINT finish the current messages; a second one ends at once (main thread only).
             tracebacks: log the traceback of each failed call (logger `tfmq.consumer`); False: only the error's class.
         """

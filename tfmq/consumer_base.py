@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Generic, Self
 
@@ -38,7 +38,7 @@ class BaseConsumer:
     ) -> None:
         """Create connection, driver and core from the arguments of the constructor, without I/O.
 
-        `awaits`: the driver is that of an event loop. Raises `BadRequest`, `NotSupported`.
+        `awaits`: whether the driver is one for an event loop. Raises `BadRequest`, `NotSupported`.
         """
         options = check_arguments(arguments, awaits=awaits)
         link, driver, self._wall_clock = make_client_parts(
@@ -150,6 +150,16 @@ class AwaitedConsumer(BaseConsumer, Generic[Value]):
         except BaseException:
             self._loop = None
             raise
+
+    async def _read_columns(self, columns: Iterable[str] | None, timeout: float | None) -> AsyncIterator[Any]:
+        self._driver.check_caller()
+        core = self._core
+        core.start_columns(columns)
+        try:
+            while (batch := await self._driver.run(core.next_columns(timeout))) is not None:
+                yield batch
+        finally:
+            core.end_columns()
 
     async def _close(self, processed: bool) -> None:
         self._driver.check_caller()

@@ -25,10 +25,10 @@ VERSION_NAME: Final = "version"
 FORMAT: Final = 1  # of the data folder's layout
 STARTING_NAME: Final = "starting"
 START_FILES: Final = frozenset({META_NAME, LOCK_NAME, STARTING_NAME})
-"""What a broker, or the process that starts one, creates first. A folder with one of these must have a catalog."""
+"""What a broker, or the process that starts it, creates first. A folder with one of these must have a catalog."""
 OWN_FOLDERS: Final = frozenset({META_NAME, "transactions", "delay"})
-"""A folder with one of these is a data folder, and so is one with a partition. `lock` and `starting` alone are not
-enough: other programs have files of these names too."""
+"""A folder with one of these is a data folder, and so is a folder with a partition. The names `lock` and `starting`
+alone prove nothing, because other programs have such files too."""
 FOLDER_NAMES: Final = (META_NAME, "transactions", "delay", "delay/arrivals", "archive")  # besides those of partitions
 IGNORED_NAMES: Final = frozenset(
     {
@@ -50,9 +50,9 @@ opened, the folder of a mounted disk, files of a version control system."""
 _CHECKSUM_PATTERN = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTALL)
 
 FOLDER_MISSING: Final = "its folder was gone at a start"
-"""How the reason of a partition's stop begins when its folder was not there."""
+"""The reason of a partition's stop begins with this text if the partition's folder was missing."""
 LOSSES: Final = (FOLDER_MISSING, FILES_GONE)
-"""How the reason of the stop of a log begins if the log has lost everything."""
+"""The reason of a log's stop begins with one of these texts if the log has lost everything."""
 
 
 class VersionFile(NamedTuple):
@@ -186,9 +186,9 @@ ADDRESS_NAME: Final = "address"
 def write_address(data: str, address: str) -> None:
     """Write DATA/address, by which `file:PATH` clients find this broker: one line, `HOST:PORT PROCESS`.
 
-    The file exists from "ready" until a clean stop begins. After a kill it remains, and DATA/lock, which is then not
-    locked or locked by another process, shows that it is old. It is replaced atomically. An error of the disk is only
-    logged: clients that have the address can still connect.
+    The file exists from the time at which the broker is ready until a clean stop begins. After a kill it remains;
+    DATA/lock, which is then not locked or locked by another process, shows that the file is old. The file is replaced
+    atomically. An error of the disk is only logged: clients that have the address can still connect.
     """
     path = os.path.join(data, ADDRESS_NAME)
     beside = f"{path}.{os.getpid()}"

@@ -148,8 +148,8 @@ class UnknownPartition(UnknownTopic):
 class Damaged(TfmqError):
     """The records from offset `first` up to, not including, `next` cannot be read.
 
-    For a transaction, the sentence names how many of its messages were lost; then the details have `state`, `lost` and
-    `messages`.
+    If the error is about a transaction, the sentence says how many of its messages were lost, and the details have
+    `state`, `lost` and `messages`.
     """
 
     number, code, outcome = 7, "damaged", NOT_DONE

@@ -56,8 +56,8 @@ def check_hooks(hooks: Any, *methods: str) -> tuple[Any, ...]:
 class Tracing(Hook):
     """Propagates OpenTelemetry spans in the property `traceparent`. Needs the package opentelemetry-api.
 
-    `before_send` stores the active span in the message; `before_handle` makes the sender's span the parent of what the
-    handler does. The constructor raises `ImportError` without the package.
+    `before_send` stores the active span in the message. `before_handle` makes the sender's span the parent of the spans
+    that the handler creates. The constructor raises `ImportError` without the package.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ MIB = 1 << 20
 class Limit(int):
     """One limit: an int (the default) with its name, hard cap, unit and reason.
 
-    A limit without a `cap` cannot be configured. `name` is that of the constant, in lower case.
+    A limit without a `cap` cannot be configured. `name` is the name of the constant in lower case.
     """
 
     name: str
@@ -220,7 +220,7 @@ def effective_limits(settings: Mapping[str, int]) -> dict[str, int]:
 
 
 def received_limits(found: Mapping[str, object]) -> dict[str, int]:
-    """Return the limits that a broker sent, none above its cap; the default for a missing one.
+    """Return the limits that a broker sent, each at most its cap here; the default for a missing limit.
 
     Raises `ValueError` for a value that is no number.
     """

@@ -68,8 +68,8 @@ class SendResult(NamedTuple):
 
     `offset` and `message_id` are those of the first message; `offset` is None where it is unknown (a delayed message,
     or acks "none"). `durability`: "synced", "written" or "none". `delayed`: the handle of a delayed message, or a
-    sequence of handles for several messages. It is None for other messages, if the broker's reply was lost and the
-    broker no longer has the handle, and in a transaction that another process commits.
+    sequence of handles for several. `delayed` is None for messages without a delay, in a transaction that another
+    process commits, and if the broker's reply was lost and the broker no longer has the handle.
     """
 
     topic: str

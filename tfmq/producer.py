@@ -25,7 +25,7 @@ from tfmq.transactions import Transaction, XAResource
 
 @name_methods
 class Producer:
-    """Sends messages in batches, in order for each partition, stored once even if repeated.
+    """Sends messages in batches, in order for each partition; a batch that is sent again is stored only once.
 
         with tfmq.Producer() as producer:
             producer.send("orders", b"...", key="42").result().offset
@@ -35,13 +35,14 @@ class Producer:
 
     Args:
         servers: "host:port", several with commas or as a list. None: $TFMQ_SERVERS, otherwise 127.0.0.1:8367.
-        group: the name of a group of producers: each member is asked about prepared transactions of all members.
+        group: the name of a group of producers. The broker asks any member about prepared transactions of all members.
         acks: when a send is acknowledged: "synced" (on the disk), "written" (in the operating system), "none" (no
             reply). None: the broker's setting `server.acks`.
         linger_ms: how long a batch waits for more messages while no caller waits for it.
         batch_bytes: the size at which a batch is full.
         buffer_bytes: memory for messages that are not acknowledged yet; when it is full, `send` waits.
-        selector: a `PartitionSelector` or the name of one. None: by the key; without a key in turn, by batch.
+        selector: a `PartitionSelector` or the name of one. None: by the key; messages without a key go to the
+            partitions in turn, by batch.
         codec: encodes payloads of types other than bytes and text, see `tfmq.codecs`; one for all topics, or a dict
             with one for each topic.
         timeout: seconds that `send` waits for buffer space, and after which an undelivered message fails.
@@ -133,7 +134,7 @@ class Producer:
     ) -> Deliveries:
         """Send all of `payloads` with less work for each; return one handle for them all.
 
-        They are bytes, text, `Message`s or values for the codec.
+        The payloads are bytes, text, `Message`s or values for the codec.
 
         `delay`, counted from the moment at which a payload is read from the iterable, or `deliver_at` applies
         to all messages without a time of their own.
@@ -146,6 +147,13 @@ class Producer:
         deliveries = self._driver.run(self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at)))
         self._driver.wake()
         return deliveries
+
+    def send_arrow(self, table: Any, topic: str) -> Deliveries:
+        deliveries = self._driver.run(self._core.send_arrow(table, topic))
+        self._driver.wake()
+        return deliveries
+
+    send_arrow.__doc__ = ProducerCore.send_arrow.__doc__
 
     cancel = blocking(ProducerCore.cancel)
     reschedule = blocking(ProducerCore.reschedule)
@@ -194,7 +202,7 @@ class Producer:
     def resume(self, xid: str) -> Transaction:
         """Return the latest transaction with that xid, which any process may have begun.
 
-        It can be committed or rolled back, and its `state` can be read. Raises `UnknownTransaction`.
+        The transaction can be committed or rolled back, and its `state` can be read. Raises `UnknownTransaction`.
         """
         return Transaction(self._driver.run(self._core.transactions.resume(xid)))
 
@@ -204,7 +212,7 @@ class Producer:
         The broker sends check-backs for prepared transactions without an outcome to one connected producer of
         the group (`Producer(group=...)`), for the transactions of all members. `transaction` has `xid`,
         `epoch`, `prepared_at` and `topics`; the function returns "commit", "rollback", or None: unknown, ask
-        again later. It runs in its own thread; an exception is logged and means None. Several registered
+        again later. `function` runs in its own thread; an exception is logged and means None. Several registered
         functions are called in turn until one returns an outcome. Raises `BadRequest` without a group.
         """
         with self._driver.lock:

@@ -17,7 +17,7 @@ class Kind(Protocol):
     """The values that a key accepts.
 
     `read` returns the value as the code uses it, or raises ValueError, whose text ends the sentence "KEY must be".
-    `is_text`: a value may be a string even in the file, where numbers and booleans have types.
+    `is_text`: whether a value may be a string even in the file, where numbers and booleans have types.
     """
 
     text: str

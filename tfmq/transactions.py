@@ -28,7 +28,7 @@ class Transaction(TransactionHandle):
             tx.commit_offsets(consumer)
 
     Leaving `with` commits; an exception rolls back and is raised to the caller. A prepared transaction
-    remains prepared after an exception: the process that prepared it decides. Created by
+    remains prepared after an exception: the process that prepared it decides. Transactions are created by
     `Producer.transaction`, `begin` and `resume`. Any number of threads may send in one transaction, and a
     producer may have many at once. A forked child cannot continue its parent's transaction.
     """
@@ -100,7 +100,7 @@ class Transaction(TransactionHandle):
     ) -> Deliveries:
         """Add all of `payloads` with less work for each; return one handle for them all.
 
-        They are bytes, text, `Message`s or values for the codec; at most a few megabytes of them are in memory.
+        The payloads are bytes, text, `Message`s or values for the codec; at most a few megabytes are in memory.
         `delay` (counted from the commit) or `deliver_at` applies to all messages without a time of their own. Waits
         and raises like `send`.
         """
@@ -137,12 +137,12 @@ class Transaction(TransactionHandle):
     def commit(self) -> str:
         """Commit the transaction; return "committed", "applying" or "read_only".
 
-        For a transaction that is committed already, the same is returned again.
+        For a transaction that is committed already, the same result is returned again.
 
         Raises `TransactionRolledBack`, `HeuristicOutcome`, `Fenced` (offsets), `UnknownTopic`, `StorageStopped`,
-        `DiskFull` ...: then nothing of it is visible, and the commit may be repeated if the cause is temporary. Only
-        after an error with the outcome "unknown" it may have been committed: the error's sentence describes how to
-        find out.
+        `DiskFull` ...: then no message is visible, and the commit may be repeated if the cause is temporary. Only
+        after an error with the outcome "unknown" the transaction may have been committed: the error's sentence
+        describes how to find out.
         """
         try:
             return self._driver.run(self._core.commit())
@@ -150,7 +150,7 @@ class Transaction(TransactionHandle):
             self._core.notify_consumers()
 
     def rollback(self) -> str:
-        """Roll back: no message of it ever becomes visible. Returns "rolled_back", also when repeated.
+        """Roll back: no message of the transaction ever becomes visible. Returns "rolled_back", also when repeated.
 
         Raises `TransactionCommitted`, `HeuristicOutcome`.
         """

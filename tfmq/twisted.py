@@ -7,7 +7,7 @@ Names, parameters and guarantees are those of `tfmq.Producer`, `tfmq.Consumer` a
 
 A client belongs to one reactor: the argument `reactor`, or the installed one when the client is first used;
 creating a client needs none. A Deferred may be cancelled: the caller stops waiting, and the client continues.
-Invalid arguments fail the Deferred too.
+Errors about invalid arguments are reported by the Deferred too.
 """
 
 from __future__ import annotations
@@ -104,6 +104,10 @@ class Producer:
 
     send_many = deferred(
         tfmq.aio.Producer.send_many,
+        """In Twisted: the Deferred waits for all acknowledgements; its result is the list of results.""",
+    )
+    send_arrow = deferred(
+        tfmq.aio.Producer.send_arrow,
         """In Twisted: the Deferred waits for all acknowledgements; its result is the list of results.""",
     )
     cancel = deferred(awaitable(ProducerCore.cancel))

@@ -1,7 +1,7 @@
-"""The Twisted consumer: `tfmq.client.consumer.core`, with Deferreds. After a cancelled one it is still usable."""
+"""The Twisted consumer: `tfmq.client.consumer.core`, with Deferreds. A cancelled call leaves the consumer usable."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import tfmq.aio_consumer
@@ -84,6 +84,11 @@ class Consumer(AwaitedConsumer[Value]):
     async def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage[Value]]:
         check_poll(timeout, max_messages)
         return await self._driver.run(self._core.poll(timeout, max_messages))
+
+    def arrow_batches(
+        self, columns: Iterable[str] | None = None, *, timeout: float | None = None
+    ) -> AsyncIterator[Any]:
+        return self._read_columns(columns, timeout)
 
     commit = deferred(awaitable(ConsumerCore.commit))
     seek = deferred(awaitable(ConsumerCore.seek))

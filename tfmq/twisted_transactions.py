@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Transaction(TransactionHandle):
     """`tfmq.transactions.Transaction` for Twisted: methods return Deferreds.
 
-    Coroutines may use `async with`. If the Deferred of such a coroutine is cancelled inside it, the
+    Coroutines may use `async with`. If the Deferred of such a coroutine is cancelled inside the block, the
     transaction is rolled back.
     """
 
@@ -64,7 +64,7 @@ class Transaction(TransactionHandle):
 
 
 def checked_in(driver: DeferredDriver, function: Any) -> Check:
-    """Return a check-back function for any thread.
+    """Return `function` as a check-back function that any thread may call.
 
     A coroutine function, or one made by `inlineCallbacks`, runs in the reactor.
     """

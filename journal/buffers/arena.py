@@ -1,9 +1,9 @@
-"""Arenas of the buffer pool: chunks of memory, and slabs made from their pages.
+"""Arenas of the buffer pool: chunks of memory, and slabs made from their pages, in the sizes of Netty 4's allocator.
 
-The sizes are those of Netty 4's allocator: a chunk of 16 MiB has 2,048 pages of 8 KiB. A request is *tiny*
-(below 512 bytes, rounded up to a multiple of 16), *small* (a power of two below a page), a *run* (a power of
-two of pages, up to a chunk) or *huge* (above a chunk: mapped alone, never pooled). A rounded size is below
-twice the request, but at least 16 bytes.
+A chunk of 16 MiB has 2,048 pages of 8 KiB. A request has one of four kinds. *Tiny* is below 512 bytes, rounded up to a
+multiple of 16; *small* is rounded up to a power of two below a page; a *run* is rounded up to a power of two of pages,
+at most a chunk; *huge* is above a chunk, and is mapped alone and never pooled. A rounded size is below twice the
+request, but at least 16 bytes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 
 class Allocation(NamedTuple):
-    """Allocated memory: `size` bytes of `view` from `position`.
+    """Allocated memory: `size` bytes of `view` from `position` on.
 
-    `chunk` is None for a huge allocation, which has a mapping of its own; `slab` is None for a run of pages.
+    `chunk` is None for a huge allocation, which has a mapping of its own. `slab` is None if whole pages are allocated.
     """
 
     view: memoryview
@@ -31,16 +31,15 @@ class Allocation(NamedTuple):
 class Arena:
     """Allocates and frees memory under one lock. Thread-safe.
 
-    A pool has several arenas, so that threads rarely wait for each other. Slabs with a free element are in
-    one dict per size, tiny and small sizes separate, as in Netty 4. The last slab of a size is kept when it
-    becomes empty, because the next request of that size is likely soon.
+    A pool has several arenas, so that threads rarely wait for each other. When the last slab with free elements of a
+    size becomes empty, its page is kept, because the next request of that size is likely soon.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._chunks = ChunkLists()
-        self._tiny: dict[int, dict[Slab, None]] = {}
-        self._small: dict[int, dict[Slab, None]] = {}
+        self._free_slabs: dict[int, dict[Slab, None]] = {}
+        """Slabs with a free element, by the size of their elements."""
         self._all_slabs: dict[Slab, None] = {}
         self.huge_bytes = 0
 
@@ -76,15 +75,11 @@ class Arena:
                 self._free_element(allocation.slab, allocation.position)
 
     def trim(self) -> int:
-        """Return unused memory to the system: empty slabs, empty chunks, free pages of the others.
-
-        Returns the number of bytes (address space of chunks, memory of pages).
-        """
+        """Return unused memory to the system. Returns the bytes: address space of chunks, and memory of pages."""
         with self._lock:
-            for lists in (self._tiny, self._small):
-                for slabs in lists.values():
-                    for slab in [slab for slab in slabs if slab.empty]:
-                        self._drop_slab(slab)
+            for slabs in self._free_slabs.values():
+                for slab in [slab for slab in slabs if slab.empty]:
+                    self._drop_slab(slab)
             dropped = self._chunks.drop_empty() * CHUNK_BYTES
             return dropped + sum(chunk.trim() for chunk in self._chunks)
 
@@ -101,11 +96,10 @@ class Arena:
             return self._chunks.counts()
 
     def slab_count(self) -> int:
-        """Number of pages that are split into elements (slabs)."""
         return len(self._all_slabs)
 
     def _slabs(self, size: int) -> dict[Slab, None]:
-        return (self._tiny if size < TINY_LIMIT else self._small).setdefault(size, {})
+        return self._free_slabs.setdefault(size, {})
 
     def _slab_with_room(self, size: int) -> Slab:
         slabs = self._slabs(size)
@@ -125,7 +119,7 @@ class Arena:
 
     def _drop_slab(self, slab: Slab) -> None:
         del self._slabs(slab.element_bytes)[slab], self._all_slabs[slab]
-        self._chunks.free(slab.chunk, page_leaf(slab.position))
+        self._chunks.free(slab.chunk, slab.node)
 
     def _allocate_run(self, depth: int) -> tuple[MemoryChunk, int]:
         try:
@@ -135,10 +129,9 @@ class Arena:
 
 
 class Slab:
-    """A page at `position` of `chunk`, split into elements of `element_bytes`.
+    """A page at `position` of `chunk`, split into elements of `element_bytes`. Protected by the arena's lock.
 
-    A bitmap in one integer has a bit for each free element; the first free one is its lowest set bit. Not
-    thread-safe: protected by the arena's lock.
+    An integer is the bitmap of the free elements; its lowest set bit is the first free element.
     """
 
     __slots__ = ("_all", "_free", "chunk", "element_bytes", "node", "position")
@@ -184,7 +177,7 @@ TREE_DEPTH = 11
 CHUNK_BYTES = PAGE_BYTES << TREE_DEPTH
 TINY_STEP = 16
 TINY_LIMIT = 512
-"""From this size on, sub-page sizes double instead of growing by 16: less than half is wasted either way."""
+"""Below this, rounded sizes are multiples of 16; from this size to a page they are powers of two."""
 
 
 def rounded_size(size: int) -> int:
@@ -197,30 +190,24 @@ def rounded_size(size: int) -> int:
 
 
 def run_depth(size: int) -> int:
-    """Tree level whose nodes are runs of `size` bytes.
-
-    `size` is rounded, between a page and a chunk.
-    """
+    """Return the level of a chunk's tree whose nodes are runs of `size` bytes (rounded, from a page to a chunk)."""
     return TREE_DEPTH - (size // PAGE_BYTES).bit_length() + 1
 
 
 NOTHING_FREE = TREE_DEPTH + 1
-"""Value of a node with nothing free below it."""
+"""Value of a tree node below which nothing is free."""
 
 _LEVELS = bytes(max(node, 1).bit_length() - 1 for node in range(2 << TREE_DEPTH))
 
 
 class MemoryChunk:
-    """16 MiB of anonymous memory, whose pages are allocated in runs by a buddy tree.
+    """16 MiB of anonymous memory, whose pages are allocated in runs by a buddy tree. Protected by the arena's lock.
 
-    The tree is a complete binary tree in an array (children of n: 2n and 2n + 1; the leaves are pages). Each
-    node has the level of the largest free run below it, so that a run is found by one walk down, and
-    allocated or freed by one walk up: the buddy system (Knowlton 1965) in Netty 4's form. The memory is
-    mapped: pages that were never touched cost nothing.
-
-    `used_bytes` counts allocated runs, slabs included. `view` covers all of the memory; a slice of it keeps
-    the mapping alive, so that a chunk removed from its arena is unmapped with its last slice. Not
-    thread-safe: protected by the arena's lock.
+    The tree is a complete binary tree in an array (children of n: 2n and 2n + 1; the leaves are pages). The value of a
+    node is the tree level of the largest free run below the node. So a run is found by one walk down, and allocated or
+    freed by one walk up: the buddy system (Knowlton 1965) in Netty 4's form. `used_bytes` counts allocated runs, also
+    those that are slabs. A slice of `view` keeps the mapping alive: a chunk that was removed from its arena is unmapped
+    when its last slice is gone.
     """
 
     __slots__ = ("_mapping", "_tree", "used_bytes", "view")
@@ -233,7 +220,7 @@ class MemoryChunk:
 
     @property
     def usage_percent(self) -> int:
-        """Allocated share; 0 only if nothing is allocated, 100 only if everything is."""
+        """Allocated share of the chunk; 0 only if nothing is allocated, 100 only if everything is."""
         if not self.used_bytes:
             return 0
         return max(1, self.used_bytes * 100 // CHUNK_BYTES)
@@ -263,7 +250,7 @@ class MemoryChunk:
         self._update_parents(node)
 
     def _is_split(self, node: int) -> bool:
-        """True if the node is NOTHING_FREE because of its children and is not a run itself."""
+        """True if the node has nothing free because both its children are used, so that it is no run itself."""
         # If the node were an allocated run, its children would still have the values of free nodes.
         left = node << 1
         return left < len(self._tree) and self._tree[left] == NOTHING_FREE and self._tree[left + 1] == NOTHING_FREE
@@ -282,10 +269,7 @@ class MemoryChunk:
             tree[node] = best
 
     def trim(self) -> int:
-        """Return the memory of free runs to the system; they read as zeros afterwards.
-
-        Returns the number of bytes.
-        """
+        """Return the memory of free runs to the system, after which they read as zeros. Returns the bytes."""
         total = 0
         for node in self._free_runs():
             position, size = run_position(node)
@@ -304,36 +288,30 @@ class MemoryChunk:
 
 
 def map_memory(size: int) -> mmap.mmap:
-    # Only private memory can be returned page by page.
+    # Of a shared mapping, the system would not take back single pages.
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def run_position(node: int) -> tuple[int, int]:
-    """Return (position in the chunk, size in bytes) of the run at tree node `node`."""
+    """(position in the chunk, size in bytes) of the run at tree node `node`."""
     level = _LEVELS[node]
     size = CHUNK_BYTES >> level
     return (node - (1 << level)) * size, size
 
 
-def page_leaf(position: int) -> int:
-    """Return the tree's leaf for the page that holds byte `position` of a chunk."""
-    return (1 << TREE_DEPTH) + position // PAGE_BYTES
-
-
 UNREACHABLE = 1000
 RANGES_PERCENT = ((-UNREACHABLE, 25), (1, 50), (25, 75), (50, 100), (75, 100), (100, UNREACHABLE))
-"""(minimum, limit) of each list: a chunk moves up at or above `limit`, down below `minimum`."""
+"""(minimum, limit) of the usage in each list: a chunk moves up at `limit` or more, and down below `minimum`."""
 SEARCH_ORDER = (3, 2, 1, 0, 4)
-"""Indices into RANGES_PERCENT in search order; the last list has only full chunks and is not searched."""
+"""Indices of lists in the order of the search. The last list is left out, because its chunks are full."""
 
 
 class ChunkLists:
-    """The chunks of an arena, in lists by usage. Each chunk is in exactly one list.
+    """The chunks of an arena, each in one of several lists by usage. Protected by the arena's lock.
 
-    The ranges overlap, so that a chunk at a limit does not move back and forth. Half-full chunks are searched
-    first: full ones would be searched in vain, and nearly empty ones can become empty and be unmapped. Empty
-    chunks that never left the first list stay, so that the pool does not map and unmap at every burst. Ranges
-    and order are Netty 4's. Not thread-safe: protected by the arena's lock.
+    The ranges of the lists are Netty 4's. They overlap, so that a chunk near a limit does not move back and forth.
+    Half-full chunks are searched first: fuller ones rarely have room, and emptier ones may become empty and be
+    unmapped. An empty chunk that never left the first list stays, so that not every burst maps and unmaps memory.
     """
 
     def __init__(self) -> None:
@@ -350,10 +328,7 @@ class ChunkLists:
         return tuple(map(len, self._lists))
 
     def allocate(self, depth: int) -> tuple[MemoryChunk, int]:
-        """Allocate a run at tree level `depth`, in a new chunk if no other has one.
-
-        Return (chunk, node).
-        """
+        """Allocate a run at tree level `depth`, in a new chunk if no chunk has room. Return (chunk, node)."""
         for index in SEARCH_ORDER:
             for chunk in self._lists[index]:
                 if node := chunk.allocate(depth):
@@ -366,12 +341,12 @@ class ChunkLists:
         return chunk, node
 
     def free(self, chunk: MemoryChunk, node: int) -> None:
-        """Free a run; remove the chunk if it is then empty and not in the first list."""
+        """Free a run. If the chunk is then empty, and not in the first list, remove it."""
         chunk.free(node)
         self._move_by_usage(chunk)
 
     def drop_empty(self) -> int:
-        """Remove every empty chunk, also those of the first list; return their number."""
+        """Remove all empty chunks, also those of the first list; return their number."""
         empty = [chunk for chunk in self._list_index if not chunk.used_bytes]
         for chunk in empty:
             self._remove(chunk)

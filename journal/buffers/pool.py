@@ -15,15 +15,13 @@ from typing import NamedTuple
 from journal.buffers.arena import PAGE_BYTES, TINY_LIMIT, Allocation, Arena, rounded_size
 
 ARENA_COUNT = 2
-"""Arenas of a pool: one for the thread that serves and one for all others; more only help with many busy
-threads.
-"""
+"""Arenas of a pool: one for the thread that runs the broker, one for all others. More help only many busy threads."""
 
 logger = logging.getLogger("journal.buffers")
 
 
 class PoolStats(NamedTuple):
-    """Statistics of a pool. Bytes are rounded sizes, as allocated from chunks."""
+    """Statistics of a pool. Bytes are counted in rounded sizes, as they are allocated from chunks."""
 
     live_count: int
     """Buffers that are not released."""
@@ -31,16 +29,16 @@ class PoolStats(NamedTuple):
     cached_bytes: int
     huge_bytes: int
     chunk_counts: tuple[int, ...]
-    """Chunks of 16 MiB by usage, the emptiest list first."""
+    """Number of chunks (16 MiB each) in each usage list, the emptiest list first."""
     slab_count: int
     allocated_count: int
     cache_hit_count: int
     forgotten_count: int
-    """Buffers that were dropped without a release (counted in debug mode only)."""
+    """Buffers that were garbage-collected without a release (counted in debug mode only)."""
 
 
 class Leak(NamedTuple):
-    """Buffers that were not released: where they were allocated, their size, their number."""
+    """Buffers that were not released: where they were allocated, their total size, their number."""
 
     place: str
     size_bytes: int
@@ -52,11 +50,10 @@ class _Local(threading.local):
 
 
 class Pool:
-    """Pool of buffers. Thread-safe.
+    """Pool of buffers. Thread-safe. With `debug` each buffer records where it was allocated, which costs time.
 
-    With `debug` each buffer records where it was allocated, which costs time. A thread allocates from one
-    arena, assigned round-robin, through a cache of its own; a buffer of another arena is returned to it
-    immediately.
+    Each thread gets one of the arenas and allocates from that arena through a cache of its own. A released buffer of
+    another arena is not cached but returned to its arena immediately.
     """
 
     def __init__(self, arena_count: int = ARENA_COUNT, *, debug: bool = False) -> None:
@@ -71,18 +68,17 @@ class Pool:
         self._dropped: deque[tuple[str, int]] = deque()
 
     def allocate(self, size: int) -> Buffer:
-        """Allocate a buffer of exactly `size` bytes with one reference.
-
-        Raises ValueError below 0, MemoryError without memory.
-        """
+        """Allocate a buffer of exactly `size` bytes with one reference. Raises ValueError, MemoryError."""
         if size < 0:
             raise ValueError(f"a buffer cannot have {size} bytes")
         cache = self._local.cache or self._new_cache()
         whole = rounded_size(size)
         allocation = cache.allocate(whole) or cache.arena.allocate(whole)
-        if self._debug:
-            return self._trace(allocation, size)
-        return Buffer(allocation, size, self._free)
+        if not self._debug:
+            return Buffer(allocation, size, self.free)
+        buffer = TracedBuffer(allocation, size, self)
+        self._traced.add(buffer)
+        return buffer
 
     def stats(self) -> PoolStats:
         """Return the current statistics; other threads may change them at the same time."""
@@ -106,7 +102,7 @@ class Pool:
         )
 
     def leaks(self) -> list[Leak]:
-        """Buffers not released, by place of allocation, the most bytes first. Empty without `debug`."""
+        """Buffers not released, by place of allocation, those with most bytes first. Empty without `debug`."""
         found = [(buffer.allocated_at, buffer.size) for buffer in list(self._traced) if buffer.holds]
         counted: dict[str, list[int]] = {}
         for allocation, size in [*found, *self._dropped]:
@@ -117,17 +113,15 @@ class Pool:
         return [Leak(allocation, size, count) for allocation, (size, count) in ordered]
 
     def trim(self) -> int:
-        """Return unused memory to the system: this thread's cache, empty slabs, empty chunks, free pages.
-
-        Returns the number of bytes (address space of chunks, memory of pages).
-        """
+        """Return unused memory of this thread's cache and of the arenas to the system; return the number of bytes."""
         if self._local.cache:
             self._local.cache.drain()
         with self._lock:
             self._drain_ended_threads()
         return sum(arena.trim() for arena in self._arenas)
 
-    def _free(self, allocation: Allocation) -> None:
+    def free(self, allocation: Allocation) -> None:
+        """Put the memory of a released buffer into this thread's cache, or free it."""
         cache = self._local.cache or self._new_cache()
         counts = cache.counts
         counts.released += 1
@@ -149,21 +143,16 @@ class Pool:
             self._ended_counts.add(cache.counts)
             cache.drain()
 
-    def _trace(self, place: Allocation, size: int) -> Buffer:
-        buffer = TracedBuffer(place, size, self._free, self._report_dropped)
-        self._traced.add(buffer)
-        return buffer
-
-    def _report_dropped(self, size: int, place: str) -> None:
+    def report_dropped(self, size: int, place: str) -> None:
         self._dropped.append((place, size))
         logger.warning("a buffer of %d bytes was dropped without a release; allocated at %s", size, place)
 
 
 _LAST_REFERENCE = True
 _OTHER_REFERENCE = False
-"""Entries of a buffer's reference list: the first is _LAST_REFERENCE, so it is popped last."""
+"""Entries of a buffer's list of references: _LAST_REFERENCE is always the first entry, so it is popped last."""
 STACK_FRAMES = 6
-"""Stack frames recorded per allocation: enough to see the caller and its purpose."""
+"""Stack frames that are recorded for each allocation: enough to see the caller and its purpose."""
 
 
 class Released(RuntimeError):
@@ -173,9 +162,8 @@ class Released(RuntimeError):
 class Buffer:
     """`size` bytes of pooled memory with a reference count; the initial contents are undefined.
 
-    The allocation has one reference; `retain` adds one, `release` removes one. After the last release the
-    memory is reused. Slices of `view` made before are not tracked: retain the buffer for a reader that gets
-    one. References may be added and removed in several threads.
+    A new buffer has one reference. After the last release the memory is reused, although slices of `view` may still
+    exist: so retain the buffer for each reader that gets a slice. Several threads may add and remove references.
     """
 
     __slots__ = ("_allocation", "_free", "_holds", "_view", "size")
@@ -185,8 +173,8 @@ class Buffer:
         self._allocation = allocation
         self._view = allocation.view[allocation.position : allocation.position + size]
         self._free = free
-        # The length of the list is the reference count: popping is atomic, and the thread that pops
-        # _LAST_REFERENCE frees the memory.
+        # The length of the list is the reference count. Popping is atomic, so exactly one thread pops _LAST_REFERENCE,
+        # and this thread frees the memory.
         self._holds = [_LAST_REFERENCE]
 
     @property
@@ -195,11 +183,6 @@ class Buffer:
         if not self._holds:
             raise Released(f"a buffer of {self.size} bytes was used after its release")
         return self._view
-
-    @property
-    def capacity(self) -> int:
-        """Bytes that the buffer takes from the pool."""
-        return self._allocation.size
 
     @property
     def holds(self) -> int:
@@ -219,34 +202,28 @@ class Buffer:
         return self
 
     def release(self) -> None:
-        """Remove a reference; the last one returns the memory to the pool. Raises Released after that."""
+        """Remove a reference; the last release returns the memory to the pool. Raises Released after that."""
         try:
             last = self._holds.pop()
         except IndexError:
             raise Released(f"a buffer of {self.size} bytes was released twice") from None
         if last:
-            # An object that exports the view, such as a NumPy array, prevents its release; the memory is
-            # returned all the same.
+            # An object that exports the view, such as a NumPy array, prevents the release of the view; the memory is
+            # returned to the pool nevertheless.
             with contextlib.suppress(BufferError):
                 self._view.release()
             self._free(self._allocation)
 
 
 class TracedBuffer(Buffer):
-    """A buffer that records its allocation, and reports a garbage collection without release."""
+    """A buffer that records where it was allocated, and reports if it is garbage-collected without a release."""
 
     __slots__ = ("__weakref__", "_report_dropped", "_stack")
 
-    def __init__(
-        self,
-        allocation: Allocation,
-        size: int,
-        free: Callable[[Allocation], None],
-        report_dropped: Callable[[int, str], None],
-    ) -> None:
-        super().__init__(allocation, size, free)
-        self._report_dropped = report_dropped
-        self._stack = traceback.extract_stack(limit=STACK_FRAMES + 3)[:-3]
+    def __init__(self, allocation: Allocation, size: int, pool: Pool) -> None:
+        super().__init__(allocation, size, pool.free)
+        self._report_dropped = pool.report_dropped
+        self._stack = traceback.extract_stack(limit=STACK_FRAMES + 2)[:-2]
 
     @property
     def allocated_at(self) -> str:
@@ -261,19 +238,17 @@ class TracedBuffer(Buffer):
 TINY_COUNT_MAX = 512
 SMALL_COUNT_MAX = 256
 RUN_COUNT_MAX = 64
-"""Maximum allocations of one size in a cache, by kind: a full set costs some hundred KiB of the smallest
-sizes.
-"""
+"""Maximum allocations of each size in a cache, by kind. For the smallest sizes this is some hundred KiB."""
 RUN_BYTES_MAX = 1 << 20
-"""Larger runs are not cached: few are in use, and each is large."""
+"""Larger runs are not cached, because few are in use and each is large."""
 CACHE_BYTES_MAX = 4 << 20
-"""Maximum size of a thread's cache: a quarter of a chunk."""
+"""Maximum bytes in a thread's cache: a quarter of a chunk."""
 TRIM_INTERVAL = 8192
-"""Requests between two reductions of a cache to the sizes in use."""
+"""Requests after which a cache frees the allocations that it has not needed since the last time."""
 
 
 class AllocationCounts:
-    """Allocation counters of one thread; their sum over the threads is the pool's."""
+    """Allocation counters of one thread; the pool's statistics are the sums over the threads."""
 
     __slots__ = ("allocated", "allocated_bytes", "hits", "released", "released_bytes")
 
@@ -286,11 +261,10 @@ class AllocationCounts:
 
 
 class ThreadCache:
-    """Thread cache: freed allocations of one arena by rounded size.
+    """Freed allocations of one arena by rounded size, for one thread: a request for such a size takes no lock.
 
-    The next request of a cached size takes no lock. Limited in bytes and per size. Every TRIM_INTERVAL
-    requests, the lowest number of allocations of each size since the last time is returned to the arena:
-    these were never needed. Used by one thread only.
+    Every TRIM_INTERVAL requests, as many allocations of each size are returned to the arena as were in the cache all
+    the time since the last trim, because they were not needed.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -321,7 +295,7 @@ class ThreadCache:
         return allocation
 
     def try_cache(self, allocation: Allocation) -> bool:
-        """Cache a freed allocation; False if there is no room for it."""
+        """Put a freed allocation into the cache; False if it is too large, of another arena, or the cache is full."""
         size = allocation.size
         if size > RUN_BYTES_MAX or self.cached_bytes + size > CACHE_BYTES_MAX or allocation.arena is not self.arena:
             return False

@@ -1,9 +1,7 @@
 """What all verifications and repairs have in common: findings, their report, and the replacement of a file.
 
-A damaged file is replaced by a new one that is written beside it, fsynced and renamed. The original is kept as
-`<name>.damaged` until `remove_originals`. A power loss at any time leaves the complete original or the complete
-result under the file's name. What is verified in a format, which of it is damage, and what a new file contains
-is decided in the module of the format.
+A damaged file is replaced by a new one that is written beside it, fsynced and renamed: after a power loss the name
+refers to either the old or the new file. The original is kept as `<name>.damaged` until `remove_originals`.
 """
 
 from __future__ import annotations
@@ -21,9 +19,10 @@ from journal.filenames import DAMAGED_SUFFIX, REPAIRED_SUFFIX
 Progress = Callable[[str, int, int], None]
 """Called with (path, bytes of the file that are done, size of the file)."""
 
-COPY_SIZE: Final = 1 << 20
-"""Bytes that are copied at a time."""
+Patches = Sequence[tuple[int, bytes]]
+"""(position, bytes) of changes to a copy of a file."""
 
+COPY_SIZE: Final = 1 << 20
 DAMAGE: Final = "damage"
 NOTE: Final = "note"
 
@@ -36,9 +35,9 @@ def no_progress(path: str, done: int, size: int) -> None:
 class Finding:
     """One finding of a verification.
 
-    `first <= x < next` are offsets in a segment, positions in any other file. `field` names what is
-    inconsistent. `weight` is "damage" (written data is unreliable) or "note" (the next start corrects it).
-    `may_lose`, of a note: acknowledged data may be lost there, and the files do not say whether any is.
+    `first <= x < next` are offsets in a segment, positions in any other file. `field` names what is inconsistent.
+    `weight`: "damage" (data that was written is unreliable) or "note" (the next start corrects it). `may_lose`: set in
+    a note if acknowledged data may be lost there; the files do not tell whether any is.
     """
 
     file: str
@@ -52,7 +51,7 @@ class Finding:
 
 @dataclass
 class VerifyReport:
-    """What was verified, and the findings. `bytes`, `blocks` and `records` count what is valid."""
+    """What was verified, and the findings. `bytes`, `blocks` and `records` count only what is valid."""
 
     segments: int = 0
     bytes: int = 0
@@ -62,7 +61,7 @@ class VerifyReport:
 
     @property
     def damaged(self) -> bool:
-        """True if there is any finding except notes."""
+        """True if any finding is damage; False if all are notes."""
         return any(finding.weight == DAMAGE for finding in self.findings)
 
     def add(self, path: str, what: str, field: str, weight: str = DAMAGE) -> None:
@@ -72,7 +71,7 @@ class VerifyReport:
 
 @dataclass
 class Verifier:
-    """One verification of `folder`. `records`: verify the checksum of each record too."""
+    """One verification of `folder`. `records`: whether to verify the checksum of each single record too."""
 
     disk: Disk
     folder: str
@@ -91,22 +90,18 @@ class Verifier:
         self.report.findings.append(Finding(path, first, next, what, field, weight, may_lose))
 
     def add_error(self, error: Corrupt, field: str, weight: str = DAMAGE, what: str = "") -> None:
-        """Add a finding where a file could not be read; `what`: instead of the reason of the error."""
+        """Add a finding for the error of a read. `what`: text to use instead of the reason of the error."""
         found = Finding(error.path, error.first, error.next, what or error.reason, field, weight)
         self.report.findings.append(found)
 
     def add_unknown_name(self, name: str) -> None:
-        """Note a file that the journal did not create."""
+        """Add a note about a file that the journal did not create."""
         self.add_finding(name, 0, 0, "a name that the journal does not use", "name", NOTE)
 
 
 @dataclass(frozen=True)
 class RepairedFile:
-    """One repair: of `file`, or of its positions `first <= x < next`.
-
-    Of its messages `kept` still exist and `lost` are lost. `reason` as found; `note`: what was done, and what is
-    unknown.
-    """
+    """One repair, of `file` or of its positions `first <= x < next`, with `kept` and `lost` messages there."""
 
     file: str
     first: int = 0
@@ -118,9 +113,9 @@ class RepairedFile:
 
 
 def keep_original(disk: Disk, path: str) -> None:
-    """Copy a file aside, so that its name always exists. Raises OSError, Full."""
+    """Copy a file that is to be replaced to `<path>.damaged`. Raises OSError, Full."""
     kept = path + DAMAGED_SUFFIX
-    # The copy of an earlier repair is the original.
+    # If an earlier repair made such a copy, that one is the original, and stays.
     if not disk.exists(kept):
         with closing(disk.open_read(path)) as file:
             _write_copy(disk, kept + REPAIRED_SUFFIX, path, file.size())
@@ -128,18 +123,12 @@ def keep_original(disk: Disk, path: str) -> None:
 
 
 def replace_file(
-    disk: Disk,
-    path: str,
-    size: int,
-    patches: Sequence[tuple[int, bytes]],
-    *,
-    obsolete: str = "",
-    progress: Progress = no_progress,
+    disk: Disk, path: str, size: int, patches: Patches, *, obsolete: str = "", progress: Progress = no_progress
 ) -> None:
-    """Replace a file by its first `size` bytes with `patches`, (position, bytes), which may extend beyond them.
+    """Replace a file by its first `size` bytes with the changes `patches`, which may extend it. Durable on return.
 
-    `obsolete`: a file that is derived from it and deleted before, if it exists. With a `size` of 0 nothing of the
-    file is read, which may be missing. Durable on return. Raises OSError, Full.
+    `obsolete`: path of a file derived from this one (an index), which is deleted before. If `size` is 0, the file at
+    `path` may be missing. Raises OSError, Full.
     """
     _write_copy(disk, path + REPAIRED_SUFFIX, path, size, patches, progress)
     if obsolete and disk.exists(obsolete):
@@ -151,12 +140,7 @@ def replace_file(
 
 
 def _write_copy(
-    disk: Disk,
-    path: str,
-    source: str,
-    size: int,
-    patches: Sequence[tuple[int, bytes]] = (),
-    progress: Progress = no_progress,
+    disk: Disk, path: str, source: str, size: int, patches: Patches = (), progress: Progress = no_progress
 ) -> None:
     copy = create_anew(disk, path)
     if size:
@@ -167,13 +151,13 @@ def _write_copy(
                 progress(source, position + part, size)
     for position, data in patches:
         write_all(copy, [data], position)
-    # After a failed fsync the copy stays open: it is not renamed, and the caller gets the error.
+    # If this fsync fails, the copy stays open and is not renamed, and the caller gets the error.
     copy.force()
     copy.close()
 
 
 def remove_originals(disk: Disk, folder: str) -> list[str]:
-    """Delete the original files kept by repairs; return their names. Folders set aside are kept."""
+    """Delete the original files that repairs have kept; return their names. Folders are not deleted."""
     found = [name for name in disk.list(folder) if filenames.is_set_aside(name)]
     found = [name for name in found if not disk.is_folder(filenames.join(folder, name))]
     for name in found:

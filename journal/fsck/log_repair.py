@@ -1,13 +1,8 @@
-"""Offline repair of damaged segments, on an operator's command.
+"""Offline repair of a log, on an operator's command. Undamaged records keep their offsets and ordinals.
 
-Other offsets and ordinals do not change.
-
-Each damaged range is replaced by one of the same size with a new block trailer; the segment is replaced as
-`journal.fsck.findings` describes.
-
-A tail after the last valid block of the last segment is left to the next start, which decides what to
-truncate; only what the checkpoint reports as durable is repaired too. No other process may write in the
-folder.
+Each damaged range is replaced by a block of the same size with a new block trailer, in which fillers (records of zeros)
+take the place of lost records. What follows the last valid block of the last segment is left to the next start, which
+decides what to truncate, except for what the checkpoint reports as durable. No other process may write in the folder.
 """
 
 from __future__ import annotations
@@ -24,7 +19,15 @@ from journal import filenames
 from journal.disk import Disk
 from journal.errors import Corrupt, NewerFormat
 from journal.fsck.findings import Progress, keep_original, no_progress, replace_file
-from journal.fsck.log_verify import NO_SEGMENT, DamagedRange, find_log_id, named_trailer, opened_segment, scan_segment
+from journal.fsck.log_verify import (
+    NO_SEGMENT,
+    DamagedRange,
+    compare_index,
+    find_log_id,
+    named_trailer,
+    opened_segment,
+    scan_segment,
+)
 from journal.log.checkpoint import (
     LogCheckpoint,
     LogCheckpointFile,
@@ -56,7 +59,7 @@ from journal.record.format import (
 )
 
 RANGE_SIZE_MIN: Final = TRAILER_SIZE + HEADER_SIZE
-"""Minimum size of a range that becomes a block, unless it has exactly the size of a block trailer."""
+"""Minimum size of a range that can become a block with records. A range of just a trailer's size can become one too."""
 
 SNAPSHOT_NOTE: Final = (
     "set aside; a start uses the previous snapshot, or reads every existing record. What was stored only in records"
@@ -82,8 +85,9 @@ DELAYED = "delayed messages and schedules"
 
 
 class PendingRecords(NamedTuple):
-    """Records that a source appends to a log at the next start, unless the log's position is at or above theirs.
+    """Records that a source (a transaction journal) has for a log.
 
+    The next start applies them to the log, except those up to the position of the source that the log has already.
     `source`: (kind, id) as in block trailers. `records`: position in the source -> record id, by rising position.
     """
 
@@ -92,16 +96,16 @@ class PendingRecords(NamedTuple):
 
 
 FindPending = Callable[[int], PendingRecords | None]
-"""Returns what a transaction journal has for the log with this id; None if that cannot be known."""
+"""Takes a log's id, and returns what a transaction journal has for that log; None if that cannot be known."""
 
 
 @dataclass(frozen=True)
 class RepairedRange:
-    """One repair: of a range of offsets `first <= x < next` of `file`, or of a whole file. `reason` as found.
+    """One repair, of a range of offsets `first <= x < next` of `file` or of a whole file. `reason`: what was damaged.
 
-    Of its ordinals, from `first_ordinal` on, `kept` are records that still exist and `lost` were replaced by
-    `fillers`, as (offset, size, count). `source_lost`: the block trailer was lost, and with it the source of
-    the append. `note` says what that means for transactions and delayed messages that were being applied.
+    Of the ordinals of the range, which begin at `first_ordinal`, `kept` are records that still exist, and `lost` were
+    replaced by `fillers` (records of zeros), given as (offset, size, count). `source_lost`: whether the block trailer
+    was lost, and with it the source of the append. `note`: what follows for transactions and delayed messages.
     """
 
     file: str
@@ -129,21 +133,17 @@ def repair(
 ) -> list[RepairedRange]:
     """Repair every damaged segment of a partition's folder.
 
-    `starts`: offsets at which a reader continues, all ends of appends, with their ordinals: no new block
-    extends over one. Those of the snapshots and the durable offset are added. `expected`: the id of the log as
-    the caller knows it, which counts where the files of the folder name two equally often. `pending`: what a
-    start will apply to the log, so that no record is kept that is then applied a second time.
-
-    Raises Corrupt if a segment cannot be repaired (it has no valid block trailer), NewerFormat, Full,
-    OSError; segments repaired before stay repaired.
+    `starts`: offset -> ordinal of places, all ends of appends, where a reader will continue: no new block extends over
+    one. The offsets of the snapshots, and the durable offset, are added. `expected`: the log's id as the caller knows
+    it; decides if equally many files have two different ids. `pending`: what a start will apply to the log; records
+    that it would apply a second time are not kept. Raises Corrupt if a segment cannot be repaired (it has no valid
+    block trailer), NewerFormat, Full, OSError; segments that were repaired before stay repaired.
     """
-    bases = sorted(
-        base for name in disk.list(folder) if (base := filenames.parse_segment_name(name, suffix)) is not None
-    )
+    bases = filenames.segment_offsets(disk.list(folder), suffix)
     paths = [filenames.join(folder, filenames.segment_name(base, suffix)) for base in bases]
     log_id = _find_log_id(disk, folder, paths, expected)
     if log_id is None and not bases and disk.exists(filenames.join(folder, filenames.log_checkpoint_name())):
-        log_id = expected  # nothing says it but the caller
+        log_id = expected  # no file has the id, only the caller knows it
     if log_id is None:
         return []
     repairer = _LogRepairer(disk, folder, log_id, suffix, bases, dry_run, pending, progress or no_progress)
@@ -156,10 +156,7 @@ Plan = tuple[RepairedRange, "RebuiltRange"]
 
 @dataclass
 class _LogRepairer:
-    """One repair of a log: the snapshots and the checkpoint, because they say where the log must continue.
-
-    Then the segments in order. `bases`: offsets of the segments.
-    """
+    """One repair of a log: first snapshots and checkpoint, which say where the log must continue, then the segments."""
 
     disk: Disk
     folder: str
@@ -172,28 +169,28 @@ class _LogRepairer:
     done: list[RepairedRange] = field(default_factory=list)
     checkpoint: LogCheckpoint | None = None
     checkpoint_fault: str = ""
-    """Why the checkpoint cannot be used; "" if it can."""
+    """Why the checkpoint cannot be used; "" if it is valid."""
     known: dict[int, int] = field(default_factory=dict)
-    """Offsets at which a reader may continue, with their ordinals."""
+    """Offset -> ordinal of places at which a reader may continue."""
     ordinal: int | None = None
-    """The ordinal after the blocks that were walked, None if it is not known, and their last sound trailer."""
+    """The ordinal after the blocks read so far, None if it is not known. `previous` is the last valid block trailer."""
     previous: BlockTrailer | None = None
     pending_known: bool = False
-    """Whether the next two were read, at the first block that has lost its source."""
+    """True once `pending` and `applied` were read, which the first block needs that has lost its source."""
     pending: PendingRecords | None = None
     applied: tuple[int, int] | None = None
-    """Up to which position of its source `pending` is applied to this log."""
+    """The position of the source of `pending` up to which its records are applied in this log; None if none is."""
 
     def __post_init__(self) -> None:
         self.checkpoint_file = LogCheckpointFile(self.disk, self.folder, self.log_id)
 
     def run(self, starts: Mapping[int, int]) -> None:
-        """Repair the files; `done` says what was done, or with `dry_run` would be."""
+        """Repair the files. Then `done` lists the repairs that were made, or with `dry_run` would be."""
         self._read_checkpoint()
         self._repair_snapshots()
         checkpoint = self.checkpoint
         if checkpoint is not None and (checkpoint.stopped or "").startswith(FILES_GONE):
-            # The log takes messages again that stopped because all its files were gone.
+            # The log was stopped because all its files were gone. The repair lets it accept messages again.
             self._add(self.checkpoint_file.path, f"stopped: {checkpoint.stopped}", GIVEN_UP_NOTE)
             self._write_checkpoint(checkpoint._replace(stopped=None))
         own = {}
@@ -204,14 +201,14 @@ class _LogRepairer:
         self.known = {**own, **starts}
         proof = own if self.bases else self.known
         if self.checkpoint is not None and max(proof) > self.checkpoint.durable:
-            # A snapshot describes only what was forced: up to there the log was on the disk.
+            # A snapshot describes only durable records, so the log was durable up to its offset.
             durable = max(proof)
             self.checkpoint = self.checkpoint._replace(durable=durable, durable_ordinal=proof[durable])
         if not self.bases and not self._create_segment():
             return
         first = self.checkpoint.first if self.checkpoint is not None else self.bases[0]
         if not self.dry_run and any(first <= start < self.bases[0] for start in starts):
-            # A reader continues before the first segment: add a segment, which is filled with fillers.
+            # A reader will continue before the first segment. A segment is added there, which then gets fillers.
             self._create_empty(first)
             self.bases.insert(0, first)
         if self._has_segment():
@@ -223,8 +220,7 @@ class _LogRepairer:
         elif self._has_segment():
             marks = self.checkpoint_file.read()
             if marks is not None and self.checkpoint_file.damaged_slots():
-                if not self.dry_run:
-                    self.checkpoint_file.write_durably(marks)
+                self._write_checkpoint(marks)
                 reason = "one of its two slots is not whole"
                 self._add(self.checkpoint_file.path, reason, "written again from the other one")
 
@@ -234,7 +230,6 @@ class _LogRepairer:
         self.done.append(RepairedRange(path, reason=reason, note=note))
 
     def _read_checkpoint(self) -> None:
-        """Read the checkpoint. One of another log than the records are of is not believed."""
         try:
             self.checkpoint = self.checkpoint_file.read()
         except Corrupt as error:
@@ -244,17 +239,15 @@ class _LogRepairer:
             self.checkpoint_fault = "it is missing or empty, and there are segments, or were"
 
     def _snapshots(self) -> Iterator[tuple[str, Snapshot | Corrupt]]:
-        for name in self.disk.list(self.folder):
-            offset = filenames.parse_log_snapshot_name(name)
-            if offset is not None:
-                path = filenames.join(self.folder, name)
-                try:
-                    yield path, read_snapshot(self.disk, self.folder, offset, self.log_id)
-                except Corrupt as error:
-                    yield path, error
+        for offset in filenames.numbers_in(self.disk.list(self.folder), filenames.parse_log_snapshot_name):
+            path = filenames.join(self.folder, filenames.log_snapshot_name(offset))
+            try:
+                yield path, read_snapshot(self.disk, self.folder, offset, self.log_id)
+            except Corrupt as error:
+                yield path, error
 
     def _repair_snapshots(self) -> None:
-        """Set aside unreadable snapshots: a start then uses the previous one, or reads every record."""
+        """Rename unreadable snapshots: a start then uses the previous snapshot, or reads every record."""
         for path, content in self._snapshots():
             if isinstance(content, Corrupt):
                 if not self.dry_run:
@@ -278,7 +271,7 @@ class _LogRepairer:
         self._add(path, self.checkpoint_fault, CHECKPOINT_NOTE)
 
     def _checkpoint_from_segments(self) -> LogCheckpoint:
-        """Return the lowest marks that are true of the segments: what block trailers say is durable, and no more."""
+        """Return a checkpoint that reports as durable only what block trailers in the segments report as durable."""
         first_ordinal: int | None = None
         durable, forced_ordinal, append_time, epoch = self.bases[0], 0, 0, 0
         ordinals: dict[int, int] = {}
@@ -311,19 +304,16 @@ class _LogRepairer:
                     yield segment, item
 
     def _create_empty(self, base: int) -> None:
-        self.disk.create(filenames.join(self.folder, filenames.segment_name(base, self.suffix))).close()
+        Segment.create(self.disk, self.folder, base, self.log_id, self.suffix).close()
         self.disk.force_folder(self.folder)
 
     def _has_segment(self) -> bool:
-        """False where a dry run would create the only segment."""
+        """Whether the first segment exists. It does not if it was to be created, but this is a dry run."""
         name = filenames.segment_name(self.bases[0], self.suffix)
         return self.disk.exists(filenames.join(self.folder, name))
 
     def _create_segment(self) -> bool:
-        """Where no segment is left, create one where the log is known to have ended, as a start would.
-
-        Return False if the log never had one.
-        """
+        """If there is no segment, create one at the known end of the log; False if the log never had a segment."""
         end, checkpoint = max(self.known, default=0), self.checkpoint
         if checkpoint is None and not self.checkpoint_fault:
             return False
@@ -333,9 +323,6 @@ class _LogRepairer:
         if checkpoint is None or checkpoint.first == end:
             self._add(self.folder, NO_SEGMENT, f"an empty one begins at {end}; {GONE_NOTE}")
         if not self.dry_run:
-            index = filenames.join(self.folder, filenames.index_name(end))
-            if self.disk.exists(index):
-                self.disk.unlink(index)
             self._create_empty(end)
         return True
 
@@ -370,8 +357,8 @@ class _LogRepairer:
                 built = SegmentIndex(index, base, self.log_id)
                 pieces = [
                     (piece, before)
-                    for stretch, before in self._damaged_ranges(segment, built)
-                    for piece in _split_at_read_positions(stretch, base, self.known)
+                    for damaged, before in self._damaged_ranges(segment, built)
+                    for piece in _split_at_read_positions(damaged, base, self.known)
                 ]
                 plans = [_plan_repair(segment, piece, before) for piece, before in pieces]
                 repeated = self._find_repeated_ids(base, plans)
@@ -384,35 +371,29 @@ class _LogRepairer:
                 if not plans and not surplus:
                     self._repair_index(segment, built)
                 elif not self.dry_run:
-                    patches = [(repaired.first - base, salvaged.data) for repaired, salvaged in plans]
+                    patches = [(repaired.first - base, rebuilt.data) for repaired, rebuilt in plans]
                     keep_original(self.disk, segment.path)
                     replace_file(self.disk, segment.path, segment.size, patches, obsolete=index, progress=self.progress)
                 self.done += [repaired for repaired, _ in plans] + surplus
 
     def _repair_index(self, segment: Segment, built: SegmentIndex) -> None:
-        """Write the index of a valid segment again if an entry is wrong. A start creates a missing one."""
+        """Write the index of a valid segment again if the index file has a wrong entry. A start adds a missing file."""
         if not self.disk.exists(built.path):
             return
-        found = SegmentIndex.load(self.disk, built.path, segment.base, segment.log_id, segment.size)
-        built.close_run()
-        pairs = zip(found.entries(), built.entries(), strict=False)
-        if found.fault is None and all(entry == right for entry, right in pairs):
+        fault, difference = compare_index(self.disk, built.path, segment, built)
+        if fault is None and difference is None:
             return
         if not self.dry_run:
             self.disk.unlink(built.path)
             built.write(self.disk)
             built.close()
-        reason = found.fault or "its entries disagree with the block trailers"
+        reason = fault or "its entries disagree with the block trailers"
         self._add(built.path, reason, "written again from the segment")
 
     def _damaged_ranges(
         self, segment: Segment, built: SegmentIndex
     ) -> Iterator[tuple[DamagedRange, BlockTrailer | None]]:
-        """Yield what must be repaired, each with the last valid block trailer before it; the other blocks are added
-        to `built`.
-
-        A range that is too short for a block is extended over the following block.
-        """
+        """Yield each damaged range with the last valid trailer before it. Valid blocks are added to `built`."""
         waiting: DamagedRange | None = None
         for item in scan_segment(segment):
             if isinstance(item, DamagedRange):
@@ -423,6 +404,7 @@ class _LogRepairer:
                 else:
                     waiting = item if item.ordinal is not None else item._replace(ordinal=self.ordinal)
             elif waiting is not None and not _fits_block(waiting):
+                # A range that is too short for a block is extended over the following block.
                 end, ordinal = item.next - segment.base, item.control.next_ordinal
                 waiting = waiting._replace(next=end, next_ordinal=ordinal, trailer=item.control)
             else:
@@ -437,10 +419,7 @@ class _LogRepairer:
             self.ordinal = waiting.next_ordinal
 
     def _damaged_tail(self, segment: Segment, waiting: DamagedRange | None) -> DamagedRange | None:
-        """Return the damaged range at the segment's end, up to where the log is known to continue.
-
-        None if nowhere.
-        """
+        """Return the damaged range at the segment's end, up to where the log must continue; None if nothing follows."""
         if waiting is not None and waiting.next_ordinal is not None:
             return waiting
         first = waiting.first if waiting is not None else segment.size
@@ -453,18 +432,19 @@ class _LogRepairer:
         waiting = waiting._replace(next=offset - segment.base, next_ordinal=next_ordinal)
         if known_between is None or waiting.ordinal is None:
             return waiting
-        # Both sides of a segment's start are damaged, so the distribution of the ordinals is unknown. This range
-        # gets what its own records prove, and if it has room for more, what the other side does not prove.
+        # The ranges before and after the start of the next segment are both damaged, and only their total number of
+        # ordinals is known. This range gets the ordinals that its own records prove. If it may have had more, it gets
+        # all that the other range does not prove.
         known, more = minimum_count(_range_bytes(segment, waiting), segment.log_id)
         total = max(0, next_ordinal - waiting.ordinal)
         count = min(total, max(known, total - known_between) if more else known)
         return waiting._replace(next_ordinal=waiting.ordinal + count)
 
     def _next_known(self, base: int) -> tuple[int, int, int | None]:
-        """(offset at which the log continues after a segment, or -1; next known ordinal; how many ordinals damaged
-        ranges before that have at least, None if there are none).
+        """Return (offset where the log continues after a segment, or -1; next known ordinal; ordinals in between).
 
-        The ordinal is the first known one of the next segments, else that of the durable offset.
+        The ordinal is the first one known in the next segments, else that of the durable offset. The last value is the
+        minimum number of ordinals of damaged ranges before that ordinal, None if there are no such ranges.
         """
         bases = self.bases[self.bases.index(base) + 1 :]
         shared: int | None = None
@@ -480,33 +460,28 @@ class _LogRepairer:
         return bases[0] if bases else self.checkpoint.durable, self.checkpoint.durable_ordinal, shared
 
     def _find_repeated_ids(self, base: int, plans: list[Plan]) -> set[int]:
-        """Return ids of records that would be kept although a later block has them again."""
-        # If a block trailer is lost, so is the information that a transaction or a delayed message was applied: a
-        # start has then applied it once more.
-        wanted: dict[int, int] = {}
-        for repaired, salvaged in plans:
-            if repaired.source_lost:
-                for piece in salvaged.pieces:
-                    id = _id_at(salvaged.data, piece.position)
-                    # The broker's own records have one id, as the notes of the arrivals.
-                    if piece.kept and id >> SEQUENCE_BITS >= LEASED_ID_FIRST:
-                        wanted[id] = repaired.next
+        """Return the ids of records that would be kept although a later block has the same records again."""
+        # If a block trailer is lost, its source is lost too. A start may then have applied the same transaction or
+        # delayed message again, in a later block.
+        wanted = {id: repaired.next for repaired, rebuilt in plans if repaired.source_lost for id in rebuilt.kept_ids}
         found: set[int] = set()
         for block in self._valid_blocks(self.bases[self.bases.index(base) :]) if wanted else ():
             ids = {record.id for record in records_of(block.data)}
             found.update(id for id in ids & wanted.keys() if block.offset >= wanted[id])
         return found
 
-    # What a transaction journal applies at the next start: what is above the highest position of the block trailers
-    # and the newest snapshot. Records of a lost trailer are above it: kept as they are, they would be there twice.
+    # The applied position of the transaction journal is the highest one in the block trailers and the newest snapshot.
+    # The next start applies everything above. That includes records whose trailer is lost: kept, they would be twice.
 
     def _settle(
-        self, segment: Segment, stretch: DamagedRange, before: BlockTrailer | None, repeated: set[int], plan: Plan
+        self, segment: Segment, damaged: DamagedRange, before: BlockTrailer | None, repeated: set[int], plan: Plan
     ) -> Plan:
-        """Return the plan with the source of what it keeps, or without what the next start applies again."""
+        """Return the plan, changed so that no record is stored twice after the next start.
+
+        Either the new trailer gets the source of the records, or the records that the start will apply are left out.
+        """
         repaired, rebuilt = plan
-        kept = [_id_at(rebuilt.data, piece.position) for piece in rebuilt.pieces if piece.kept]
-        kept = [record_id for record_id in kept if record_id >> SEQUENCE_BITS >= LEASED_ID_FIRST]
+        kept = rebuilt.kept_ids
         if not repaired.source_lost or not kept:
             return plan
         if not self.pending_known:
@@ -522,20 +497,21 @@ class _LogRepairer:
             if self.applied is None or position > self.applied
         }
         here = [position for position, record_id in waiting.items() if record_id in ids]
-        # Of delayed messages nothing here says which were being applied.
+        # No file here tells which delayed messages were being applied.
         others = is_partition and len(here) < len(kept)
         note = UNCERTAIN + (SOURCE_UNKNOWN.format(DELAYED) if others else "")
         if not here:
             return replace(repaired, note=note), rebuilt
         last = max(here)
-        # A delayed message without its arrival header is no longer delivered, so those are always applied again.
+        # The arrival log, which stores delayed messages first, is excluded: its messages are lost without their arrival
+        # header (the record before a batch, with its due times). So there all are left out and applied again.
         if is_partition and len(here) == sum(position <= last for position in waiting):
             self.applied = last
             source = (*self.pending.source, *last)
-            plan = _plan_repair(segment, stretch, before, repeated, source)
+            plan = _plan_repair(segment, damaged, before, repeated, source)
             return replace(plan[0], note=note + SOURCE_DERIVED), plan[1]
         dropped = {waiting[position] for position in here}
-        plan = _plan_repair(segment, stretch, before, {*repeated, *dropped})
+        plan = _plan_repair(segment, damaged, before, {*repeated, *dropped})
         return replace(plan[0], note=note + APPLIED_AGAIN.format(len(here))), plan[1]
 
     def _read_pending(self) -> None:
@@ -548,7 +524,7 @@ class _LogRepairer:
         snapshot, _ = SnapshotFiles(self.disk, self.folder, self.log_id).load_newest(filenames.OFFSET_MAX)
         found = [snapshot.sources[source]] if snapshot is not None and source in snapshot.sources else []
         for _, item in self._scanned(self.bases):
-            # A damaged range keeps the trailer that is its own.
+            # A damaged range whose own trailer is valid keeps that trailer, and so its source.
             trailer = item.trailer if isinstance(item, DamagedRange) else item.control
             if trailer is not None and (trailer.source_kind, trailer.source_id) == source:
                 found.append((trailer.source_high, trailer.source_low))
@@ -556,10 +532,10 @@ class _LogRepairer:
 
 
 def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | None) -> int | None:
-    """The id of the log, as most of its files say: one of them may be another log's. None if none says it.
+    """Return the id of the log that most of its files have, because one file may be another log's; None if none has.
 
-    Of two that as many files name, `expected` counts, otherwise the one of the segments, unless it differs in one bit:
-    marks and snapshots have a checksum over it, block trailers have none.
+    If two ids are equally frequent, `expected` decides. Otherwise the segments' id counts, unless the other differs in
+    one bit and is in the checkpoint or a snapshot: their checksums cover the id, those of block trailers do not.
     """
     votes = Counter(id for path in segments if (id := find_log_id(disk, path)) is not None)
     checked: Counter[int] = Counter()
@@ -580,19 +556,19 @@ def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | N
     return next((id for id in others if id in checked and (id ^ first).bit_count() == 1), first)
 
 
-def _split_at_read_positions(stretch: DamagedRange, base: int, starts: Mapping[int, int]) -> Iterator[DamagedRange]:
-    """Split a range at the read positions, unless a part would be too small for a block."""
+def _split_at_read_positions(damaged: DamagedRange, base: int, starts: Mapping[int, int]) -> Iterator[DamagedRange]:
+    """Split a range where readers will continue, except where a part would be too small for a block."""
     for offset in sorted(starts):
         position, ordinal = offset - base, starts[offset]
-        rest = stretch.next - position
-        if stretch.first + RANGE_SIZE_MIN <= position and (rest >= RANGE_SIZE_MIN or rest == TRAILER_SIZE):
-            yield stretch._replace(next=position, next_ordinal=ordinal, trailer=None)
-            stretch = stretch._replace(first=position, ordinal=ordinal)
-    yield stretch
+        rest = damaged.next - position
+        if damaged.first + RANGE_SIZE_MIN <= position and (rest >= RANGE_SIZE_MIN or rest == TRAILER_SIZE):
+            yield damaged._replace(next=position, next_ordinal=ordinal, trailer=None)
+            damaged = damaged._replace(first=position, ordinal=ordinal)
+    yield damaged
 
 
-def _fits_block(stretch: DamagedRange) -> bool:
-    size = stretch.next - stretch.first
+def _fits_block(damaged: DamagedRange) -> bool:
+    size = damaged.next - damaged.first
     return size == TRAILER_SIZE or size >= RANGE_SIZE_MIN
 
 
@@ -602,31 +578,28 @@ def _id_at(data: bytes, position: int) -> int:
 
 def _plan_repair(
     segment: Segment,
-    stretch: DamagedRange,
+    damaged: DamagedRange,
     before: BlockTrailer | None,
     repeated: Collection[int] = (),
     source: tuple[int, int, int, int] | None = None,
 ) -> Plan:
-    """Plan the repair of one range.
+    """Plan the repair of one range. Raises Corrupt if the range cannot be repaired.
 
-    Records with `repeated` ids are dropped if its trailer is lost. `source`: (kind, id, position) of the new trailer,
-    if the old one is lost and something else says it.
-
-    Raises Corrupt if the range cannot be repaired.
+    If the range's trailer is lost, records with ids in `repeated` are left out, and `source` (kind, id, high, low), if
+    it is known, becomes that of the new trailer.
     """
-    first, next = segment.base + stretch.first, segment.base + stretch.next
-    if not _fits_block(stretch) or stretch.next_ordinal is None:
-        raise Corrupt(segment.path, first, next, f"too few bytes are left to repair it: {stretch.reason}")
-    ordinal = stretch.ordinal
+    first, next = segment.base + damaged.first, segment.base + damaged.next
+    if not _fits_block(damaged) or damaged.next_ordinal is None:
+        raise Corrupt(segment.path, first, next, f"too few bytes are left to repair it: {damaged.reason}")
+    ordinal = damaged.ordinal
     if ordinal is None:
-        # The log's first block: no earlier block determines its ordinal, so only the file's own records
-        # count.
-        ordinal = 0 if segment.base == 0 else stretch.next_ordinal
-    count = max(0, stretch.next_ordinal - ordinal)
-    data = _range_bytes(segment, stretch)
-    data = without_foreign(data, first, segment.log_id, stretch.ordinal, stretch.next_ordinal)
-    # The fields of the old block trailer, or else the previous block's.
-    closing = stretch.trailer
+        # This is the log's first block, whose ordinal no earlier block determines.
+        ordinal = 0 if segment.base == 0 else damaged.next_ordinal
+    count = max(0, damaged.next_ordinal - ordinal)
+    data = _range_bytes(segment, damaged)
+    data = without_foreign(data, first, segment.log_id, damaged.ordinal, damaged.next_ordinal)
+    # The new trailer takes its fields from the old one; if that is lost, from the previous block's trailer.
+    closing = damaged.trailer
     if closing is None:
         times = (before.append_time, before.epoch, before.durable_offset) if before is not None else (0, 0, 0)
         closing = BlockTrailer(0, 0, 0, *times, ordinal, first)
@@ -634,41 +607,39 @@ def _plan_repair(
     if source is not None:
         kind, source_id, high, low = source
         closing = closing._replace(source_kind=kind, source_id=source_id, source_high=high, source_low=low)
-    salvaged = rebuild_range(data, count, segment.log_id, closing)
-    if repeated and stretch.trailer is None:
+    rebuilt = rebuild_range(data, count, segment.log_id, closing)
+    if repeated and damaged.trailer is None:
         left = bytearray(data)
-        for piece in salvaged.pieces:
+        for piece in rebuilt.pieces:
             if piece.kept and _id_at(data, piece.position) in repeated:
                 left[piece.position : piece.position + piece.size] = bytes(piece.size)
-        salvaged = rebuild_range(bytes(left), count, segment.log_id, closing)
-    fillers = tuple((first + p.position, p.size, p.count) for p in salvaged.pieces if not p.kept)
-    lost_source = stretch.trailer is None and source is None
+        rebuilt = rebuild_range(bytes(left), count, segment.log_id, closing)
+    fillers = tuple((first + p.position, p.size, p.count) for p in rebuilt.pieces if not p.kept)
+    lost_source = damaged.trailer is None and source is None
     repaired = RepairedRange(
-        segment.path, first, next, stretch.reason, ordinal, salvaged.kept, salvaged.lost, fillers, lost_source
+        segment.path, first, next, damaged.reason, ordinal, rebuilt.kept, rebuilt.lost, fillers, lost_source
     )
-    return repaired, salvaged
+    return repaired, rebuilt
 
 
-def _range_bytes(segment: Segment, stretch: DamagedRange) -> bytes:
-    """Bytes of a range; zeros where the file has lost its end."""
-    size = stretch.next - stretch.first
-    return segment.pread(size, stretch.first).ljust(size, b"\0")
+def _range_bytes(segment: Segment, damaged: DamagedRange) -> bytes:
+    """Bytes of a damaged range, with zeros where the end of the file is missing."""
+    size = damaged.next - damaged.first
+    return segment.pread(size, damaged.first).ljust(size, b"\0")
 
 
 RANGE_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
-"""A longer range is a lost part of the disk: it becomes fillers alone, each with its own block trailer."""
+"""A longer range is a lost part of the disk: all of it becomes fillers, each with a block trailer."""
 
 SEARCH_SIZE_MAX: Final = 4 << 20
-"""Scan at most this many bytes for the next valid record (about one second); then the rest is lost."""
+"""Maximum bytes searched for the next valid record (about one second); then the rest counts as lost."""
 
 UNKNOWN: Final = -1
+"""Number of ordinals of a gap whose records cannot be counted."""
 
 
 class RangePiece(NamedTuple):
-    """`size` bytes at `position` of a range: a record that is kept, or a gap for a filler.
-
-    `count` is the number of ordinals; UNKNOWN if it cannot be determined.
-    """
+    """`size` bytes at `position` of a range: a record that is kept, or a gap for a filler with `count` ordinals."""
 
     position: int
     size: int
@@ -677,8 +648,7 @@ class RangePiece(NamedTuple):
 
 
 class Trailer(NamedTuple):
-    """A block trailer whose own checksum holds, at `position` of the stretch. The checksum covers `control`, not the
-    `log_id` in the header."""
+    """A block trailer with a valid checksum at `position` of a range. The checksum does not cover `log_id`."""
 
     position: int
     log_id: int
@@ -686,76 +656,80 @@ class Trailer(NamedTuple):
 
 
 class RebuiltRange(NamedTuple):
-    """The replacement of a range: `data` of the same size. `kept` and `lost` count ordinals."""
+    """The replacement of a range: `data`, of the same size. `kept` and `lost`: numbers of ordinals."""
 
     data: bytes
     pieces: list[RangePiece]
     kept: int
     lost: int
 
+    @property
+    def kept_ids(self) -> list[int]:
+        """Ids of the kept records, except of the broker's own records, several of which may have the same id."""
+        ids = [_id_at(self.data, piece.position) for piece in self.pieces if piece.kept]
+        return [id for id in ids if id >> SEQUENCE_BITS >= LEASED_ID_FIRST]
 
-def rebuild_range(stretch: bytes, count: int, log_id: int, closing: BlockTrailer) -> RebuiltRange:
-    """Build a valid range of the same size, with `count` ordinals, from a damaged one. No I/O.
 
-    Offsets and ordinals never change: records with a valid checksum stay at their position, gaps become
-    fillers, and a new block trailer replaces the old one in the last 100 bytes. A record's checksum covers
-    its body only: ids and flags are as found, not verified. `closing` has the offset, first ordinal, append
-    time, epoch, durable offset, source and more-follows. The range must have the size of a trailer, or at
-    least a record header's more. Raises ValueError.
+def rebuild_range(data: bytes, count: int, log_id: int, closing: BlockTrailer) -> RebuiltRange:
+    """Build a valid range of the same size, with `count` ordinals, from a damaged one. Raises ValueError.
+
+    Records with a valid checksum stay at their position, gaps become fillers, and a new block trailer replaces the last
+    100 bytes. A record's checksum covers only its body: ids and flags are kept as found, not verified. `closing` gives
+    the new trailer's offset, first ordinal, append time, epoch, durable offset, source and more-follows. The range must
+    have the size of a trailer, or at least a record header more.
     """
-    room = len(stretch) - TRAILER_SIZE
+    room = len(data) - TRAILER_SIZE
     if room < 0 or 0 < room < HEADER_SIZE:
-        raise ValueError(f"{len(stretch)} bytes cannot be a block")
-    if len(stretch) > RANGE_SIZE_MAX:
-        return _fill_range(len(stretch), count, log_id, closing)
-    pieces = _assign_counts(_merge_short_gaps(list(_split_pieces(stretch[:room], log_id))), count)
+        raise ValueError(f"{len(data)} bytes cannot be a block")
+    if len(data) > RANGE_SIZE_MAX:
+        return _fill_range(len(data), count, log_id, closing)
+    pieces = _assign_counts(_merge_short_gaps(list(_split_pieces(data[:room], log_id))), count)
     if pieces is None:
         pieces = [RangePiece(0, room, count, False)] if room else []
-    parts = [
-        stretch[p.position : p.position + p.size] if p.kept else make_filler(log_id, p.size, p.count) for p in pieces
-    ]
+    parts = [data[p.position : p.position + p.size] if p.kept else make_filler(log_id, p.size, p.count) for p in pieces]
     records = b"".join(parts)
     trailer = closing._replace(records=count, size=room, crc=crc32(records))
     kept = sum(piece.count for piece in pieces if piece.kept)
     return RebuiltRange(records + encode_trailer(log_id, trailer), pieces, kept, count - kept)
 
 
-def minimum_count(stretch: bytes, log_id: int) -> tuple[int, bool]:
-    """(ordinals that a range has at least, whether it may have more)."""
-    if len(stretch) > RANGE_SIZE_MAX:
+def minimum_count(data: bytes, log_id: int) -> tuple[int, bool]:
+    """Return (minimum number of ordinals that a range has, whether it may have had more)."""
+    if len(data) > RANGE_SIZE_MAX:
         return 0, True
-    pieces = _merge_short_gaps(list(_split_pieces(stretch[: max(0, len(stretch) - TRAILER_SIZE)], log_id)))
+    pieces = _merge_short_gaps(list(_split_pieces(data[: max(0, len(data) - TRAILER_SIZE)], log_id)))
     return sum(p.count for p in pieces if p.count != UNKNOWN), any(p.count == UNKNOWN for p in pieces)
 
 
-def without_foreign(stretch: bytes, offset: int, log_id: int, ordinal: int | None, next_ordinal: int | None) -> bytes:
-    """`stretch`, which stands at `offset` of the log `log_id`, with zeros in the place of blocks of another offset or
-    of another log: their records are there, or were, and would be delivered twice. `ordinal` is that of the stretch's
-    first record, `next_ordinal` that of the first after it.
+def without_foreign(data: bytes, offset: int, log_id: int, ordinal: int | None, next_ordinal: int | None) -> bytes:
+    """Return `data`, a range at `offset` of the log `log_id`, with zeros in place of blocks that belong elsewhere.
 
-    Only a block trailer whose checksum holds says that its block is foreign, and only where the chain of lengths has
-    one: bytes of a payload that look like one say nothing. It speaks for the bytes that it covers if their CRC-32
-    holds, otherwise for the records that follow each other without a gap up to it, and for those after it up to the
-    next gap or block trailer.
+    Blocks of another offset or another log would otherwise be delivered twice. `ordinal`: that of the range's first
+    record; `next_ordinal`: that of the first record after the range.
 
-    The checksum does not cover the log's id. A block trailer that names this place and these ordinals, and an id that
-    differs in one bit and that no other here has, is this log's own, with a flipped bit.
+    A block is foreign only if a block trailer with a valid checksum says so, at a position to which the lengths of the
+    records lead: so bytes in a payload that imitate a trailer do not count. If the CRC-32 of the trailer's block is
+    valid, that block is foreign. If not, the records that precede the trailer without a gap are foreign, and those that
+    follow up to the next gap or block trailer.
+
+    The checksum does not cover the log id. So a trailer with this offset and these ordinals, whose id differs from
+    `log_id` in one bit and occurs only once here, is this log's own, with a flipped bit.
     """
-    room = len(stretch) - TRAILER_SIZE
-    if room < 0 or len(stretch) > RANGE_SIZE_MAX:
-        return stretch
-    pieces = list(_split_pieces(stretch[:room], log_id))
-    # Where the chain of lengths has a block trailer, or may have had one: between records, at the end of a gap of
-    # unknown contents, at the end of the stretch.
+    room = len(data) - TRAILER_SIZE
+    if room < 0 or len(data) > RANGE_SIZE_MAX:
+        return data
+    pieces = list(_split_pieces(data[:room], log_id))
+    # The positions where block trailers may be: where the records' lengths lead to one, at the end of a gap of unknown
+    # contents, and at the end of the range.
     ends = [p.position + p.size for p in pieces if p.count == UNKNOWN or (p.count == 0 and not p.kept)]
-    places = [end - TRAILER_SIZE for end in [*ends, len(stretch)] if end >= TRAILER_SIZE]
-    found = ((place, named_trailer(stretch, place)) for place in places)
+    places = [end - TRAILER_SIZE for end in [*ends, len(data)] if end >= TRAILER_SIZE]
+    found = ((place, named_trailer(data, place)) for place in places)
     trailers = [Trailer(place, *trailer) for place, trailer in found if trailer is not None]
     named = Counter(trailer.log_id for trailer in trailers)
 
     def is_own(trailer: Trailer) -> bool:
         control = trailer.control
-        if control.offset + control.size != offset + trailer.position:
+        if control.end != offset + trailer.position:
             return False
         if trailer.log_id == log_id:
             return True
@@ -768,26 +742,26 @@ def without_foreign(stretch: bytes, offset: int, log_id: int, ordinal: int | Non
 
     edges = [(p.position, p.position + p.size) for p in pieces if p.count == UNKNOWN]
     edges += [(trailer.position, trailer.position + TRAILER_SIZE) for trailer in trailers]
-    # Up to where an own block trailer says that its block begins, the bytes are not those of a foreign one.
+    # The bytes of an own block, from the offset that its trailer has, are not those of a foreign block before it.
     begun = {trailer.position: trailer.control.offset - offset for trailer in trailers if is_own(trailer)}
-    left = bytearray(stretch)
+    left = bytearray(data)
     for trailer in trailers:
         if is_own(trailer):
             continue
         position, end = trailer.position, trailer.position + TRAILER_SIZE
         first = position - trailer.control.size
-        if first < 0 or crc32(memoryview(stretch)[first:position]) != trailer.control.crc:
-            # A gap that ends with this block trailer is lost anyway; what lies before it is not this one's.
+        if first < 0 or crc32(memoryview(data)[first:position]) != trailer.control.crc:
+            # A gap before this trailer is lost anyway; what precedes the gap does not belong to this trailer.
             floors = (after if after <= position else before for before, after in edges if before < position)
             first = max(0, first, *floors)
-        following = min((before for before, _ in edges if before >= end), default=len(stretch))
+        following = min((before for before, _ in edges if before >= end), default=len(data))
         next = end if begun.get(following) == end else following
         left[first:next] = bytes(next - first)
     return bytes(left)
 
 
 def _fill_range(size: int, count: int, log_id: int, closing: BlockTrailer) -> RebuiltRange:
-    """Replace a range by fillers alone; the first has all ordinals."""
+    """Replace a range by fillers only; the first filler has all `count` ordinals."""
     parts, pieces = [], []
     position = 0
     trailer = closing
@@ -808,42 +782,32 @@ def _fill_range(size: int, count: int, log_id: int, closing: BlockTrailer) -> Re
 def _split_pieces(data: bytes, log_id: int) -> Iterator[RangePiece]:
     position, end = 0, len(data)
     while position < end:
-        size = _record_size_at(data, position)
-        count = _count_if_valid(data, position, size, log_id)
+        size, count = _record_at(data, position, log_id)
+        kept = False
         if _is_trailer(data, position, log_id):
-            size = TRAILER_SIZE
-            yield RangePiece(position, size, 0, False)
+            size, count = TRAILER_SIZE, 0
         elif count is not None:
-            yield RangePiece(position, size, count, True)
-        elif (mended := _size_of_flipped(data, position)) is not None:
-            size = mended
-            yield RangePiece(position, size, 1, False)
+            kept = True
+        elif (flipped := _size_of_flipped(data, position)) is not None:
+            size, count = flipped, 1
         elif _continues_at(data, position + size, log_id):
-            # What follows is in order, so the length is right and one record is lost.
-            yield RangePiece(position, size, 1, False)
+            # A valid record follows, so this record's length is right, and only this record is lost.
+            count = 1
         else:
-            size = (
-                next(
-                    (
-                        p
-                        for p in range(position + HEADER_SIZE, min(end, position + SEARCH_SIZE_MAX))
-                        if _starts_valid_records(data, p, log_id)
-                    ),
-                    end,
-                )
-                - position
-            )
-            yield RangePiece(position, size, UNKNOWN, False)
+            places = range(position + HEADER_SIZE, min(end, position + SEARCH_SIZE_MAX))
+            size = next((place for place in places if _starts_valid_records(data, place, log_id)), end) - position
+            count = UNKNOWN
+        yield RangePiece(position, size, count, kept)
         position += size
 
 
 def _size_of_flipped(data: bytes, position: int) -> int | None:
-    """The size of a record of which one bit of the length is wrong, as its checksum proves; None if it is none: so that
-    nothing in its payload is taken for what follows it."""
+    """Return the size of a record if flipping one bit of its length makes its checksum valid; else None."""
+    # Without this, the search for the next record could find one inside of this record's payload.
     if position + HEADER_SIZE > len(data):
         return None
     length, checksum, id, flag = HEADER.unpack_from(data, position)
-    if not id >> 24 or flag & FLAG_REFUSED_MASK:
+    if not id >> SEQUENCE_BITS or flag & FLAG_REFUSED_MASK:
         return None
     body = memoryview(data)[position + HEADER_SIZE :]
     for bit in range(LENGTH.size * 8):
@@ -853,40 +817,34 @@ def _size_of_flipped(data: bytes, position: int) -> int | None:
     return None
 
 
-def _record_size_at(data: bytes, position: int) -> int:
-    """Size of the record according to the header at `position`; beyond any end if there is no header."""
+def _record_at(data: bytes, position: int, log_id: int) -> tuple[int, int | None]:
+    """Return (size, number of ordinals) of the record at `position`; None instead of the number if it is invalid."""
     if position + HEADER_SIZE > len(data):
-        return RECORD_SIZE_MAX
-    return HEADER_SIZE + int(LENGTH.unpack_from(data, position)[0])
-
-
-def _count_if_valid(data: bytes, position: int, size: int, log_id: int) -> int | None:
-    """Number of ordinals of a record with a valid checksum; None if it is invalid."""
+        return RECORD_SIZE_MAX, None
+    length, checksum, id, flag = HEADER.unpack_from(data, position)
+    size = HEADER_SIZE + int(length)
     if position + size > len(data):
-        return None
-    _, checksum, id, flag = HEADER.unpack_from(data, position)
+        return size, None
     if flag == FLAG_FILLER and id == log_id:
-        return int(checksum)
-    if not id >> 24 or flag & FLAG_REFUSED_MASK:
-        return None
+        return size, int(checksum)
+    if not id >> SEQUENCE_BITS or flag & FLAG_REFUSED_MASK:
+        return size, None
     body = memoryview(data)[position + HEADER_SIZE : position + size]
     try:
         split_body(body, flag)
     except BadRecord:
-        return None
-    return 1 if crc32(body) == checksum else None
+        return size, None
+    return size, 1 if crc32(body) == checksum else None
 
 
 def _continues_at(data: bytes, position: int, log_id: int) -> bool:
     """True if the range ends at `position`, or a valid record starts there."""
-    if position == len(data):
-        return True
-    return position < len(data) and _count_if_valid(data, position, _record_size_at(data, position), log_id) is not None
+    return position == len(data) or _record_at(data, position, log_id)[1] is not None
 
 
 def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
-    """True for a block trailer of any log, also one with damage: then its length and two of its flag, its id and its
-    checksum say it."""
+    """True for a block trailer of any log, even a damaged one: then its length, and two of flag, id and checksum, must
+    be right."""
     if position + TRAILER_SIZE > len(data):
         return False
     length, checksum, id, flag = HEADER.unpack_from(data, position)
@@ -895,19 +853,19 @@ def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
     body = memoryview(data)[position + HEADER_SIZE : position + TRAILER_SIZE]
     if flag == FLAG_TRAILER:
         return bool(id == log_id) or crc32(body) == checksum
-    # Of the broker's own records some have the number of their log as their id, but none begins like this.
+    # Other own records of the broker may have their log's id as id, but none of their bodies begins with this version.
     return bool(id == log_id) and body[:2] == TRAILER_VERSION.to_bytes(2, "big") and crc32(body) == checksum
 
 
 def _starts_valid_records(data: bytes, position: int, log_id: int) -> bool:
-    """True if a valid record starts at `position`, followed by another one or the end."""
-    # Two records, so that bytes in a payload are unlikely to be taken for a record.
-    size = _record_size_at(data, position)
-    return _count_if_valid(data, position, size, log_id) is not None and _continues_at(data, position + size, log_id)
+    """True if a valid record starts at `position`, and another one or the end of the range follows."""
+    # One valid record is not enough, because a payload may contain bytes that look like one.
+    size, count = _record_at(data, position, log_id)
+    return count is not None and _continues_at(data, position + size, log_id)
 
 
 def _merge_short_gaps(pieces: list[RangePiece]) -> list[RangePiece]:
-    """Merge adjacent gaps of unknown count, and gaps too short for a filler with a neighbour."""
+    """Merge adjacent gaps of unknown count, and each gap that is too short for a filler with its neighbour."""
     found: list[RangePiece] = []
     for piece in pieces:
         last = found[-1] if found else None
@@ -922,7 +880,7 @@ def _merge_short_gaps(pieces: list[RangePiece]) -> list[RangePiece]:
 
 
 def _assign_counts(pieces: list[RangePiece], count: int) -> list[RangePiece] | None:
-    """Assign a count to every gap so that the sum is `count`; None if that is impossible."""
+    """Give each gap of unknown count a number so that all pieces have `count` ordinals; None if that is impossible."""
     known = sum(piece.count for piece in pieces if piece.count != UNKNOWN)
     rest = count - known
     gaps = [number for number, piece in enumerate(pieces) if piece.count == UNKNOWN]

@@ -1,11 +1,8 @@
-"""Offline verification of a log: a segment file, a partition's folder, or a data folder.
+"""Offline verification of a log: a segment file, a partition's folder, or a data folder. Only reads.
 
-Checks every block against its trailer, blocks and segments against each other, each index, snapshot and
-checkpoint against the segments; with `records` also every record's own checksum, flag, id and attribute. Only
-reads. The caller must hold the data folder's lock, so that no other process writes.
-
-`scan_segment` and `find_log_id` are also used by repair: they find out to which log a file belongs, so that
-they work on a single file.
+Every block is checked against its trailer, blocks and segments against each other, and each index, snapshot and
+checkpoint against the segments; with `records` also every record's own checksum, flag, id and attribute. The caller
+must hold the lock of the data folder, so that no other process writes.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -53,7 +51,7 @@ from journal.record.format import (
 )
 
 LOG_ID_VOTES_MAX: Final = 64
-"""Control records that are asked for the id of their log."""
+"""Number of block trailers that are read to find the id of a segment's log."""
 
 _TRAILER_HEADER: Final = re.compile(
     re.escape(TRAILER_BODY.size.to_bytes(4, "big")) + b".{4}(.{8})" + re.escape(FLAG_TRAILER.to_bytes(4, "big")),
@@ -64,9 +62,9 @@ _TRAILER_HEADER: Final = re.compile(
 class DamagedRange(NamedTuple):
     """Positions `first <= x < next` of a segment that are damaged, and why.
 
-    `ordinal` is that of the first lost record, None if no earlier block determines it; `next_ordinal` that of
-    the record after the range, None if none follows. `trailer` is that of the range, if the range is
-    one block whose records alone are damaged. `version` is set if a newer library wrote the trailer there.
+    `ordinal`: that of the first lost record, None if no earlier block determines it. `next_ordinal`: that of the first
+    record after the range, None if no valid block follows. `trailer`: the range's own block trailer, if the range is
+    one block of which only the records are damaged. `version`: that of the trailer, if a newer library wrote it.
     """
 
     first: int
@@ -84,10 +82,7 @@ def opened_segment(disk: Disk, folder: str, base: int, log_id: int, suffix: str)
 
 
 def scan_segment(segment: Segment) -> Iterator[Block | DamagedRange]:
-    """Yield every byte of `segment`, in order, as verified blocks and damaged ranges.
-
-    Raises OSError.
-    """
+    """Yield the whole `segment` in order, as verified blocks and the damaged ranges between them. Raises OSError."""
     position, ordinal = 0, None
     while position < segment.size:
         try:
@@ -108,10 +103,10 @@ def scan_segment(segment: Segment) -> Iterator[Block | DamagedRange]:
 
 
 def find_log_id(disk: Disk, path: str) -> int | None:
-    """The id that most of the first block trailers of a segment file carry; None if none is whole.
+    """Return the log id that most of the first block trailers of a segment file have; None if no trailer is valid.
 
-    Those of the whole blocks that follow each other from the file's beginning count, so that no bytes of a payload do;
-    where there are none, those that are found after the damage.
+    Trailers count that follow valid blocks from the beginning of the file on, so that none of them is part of a
+    payload. Only if there are none, trailers count that are found after damage.
     """
     proven: Counter[int] = Counter()
     others: Counter[int] = Counter()
@@ -125,7 +120,7 @@ def find_log_id(disk: Disk, path: str) -> int | None:
 
 
 def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
-    """(id of the log, whether all before is whole) of the block trailers of a file whose checksum holds."""
+    """Yield (log id, whether everything before in the file is valid) of each block trailer with a valid checksum."""
     position, span = 0, SCAN_SIZE
     is_proven, is_block_start = True, True
     while position < size:
@@ -165,13 +160,28 @@ def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
 
 
 def named_trailer(data: bytes, position: int) -> tuple[int, BlockTrailer] | None:
-    """The log that the block trailer at `position` names, and what it says; None if its checksum does not hold. Raises
-    Incomplete."""
+    """Return (log id, trailer) of the block trailer at `position`, of any log; None if invalid. Raises Incomplete."""
     log_id = int.from_bytes(data[position + TRAILER_KEY_POSITION :][:8], "big")
     try:
         return log_id, decode_trailer(data, position, log_id)
     except BadBlockTrailer:
         return None
+
+
+def compare_index(
+    disk: Disk, path: str, segment: Segment, built: SegmentIndex
+) -> tuple[str | None, tuple[int, str] | None]:
+    """Compare an index file with `built`, the index made from the segment.
+
+    Return (what is wrong with the file, (number, field) of the first entry that differs); None for each if nothing is.
+    """
+    index = SegmentIndex.load(disk, path, segment.base, segment.log_id, segment.size)
+    built.close_run()
+    for number, (entry, right) in enumerate(zip(index.entries(), built.entries(), strict=False)):
+        if entry != right:
+            field = next(n for n, a, b in zip(entry._fields, entry, right, strict=True) if a != b)
+            return index.fault, (number, field.replace("_", " "))
+    return index.fault, None
 
 
 NO_SEGMENT: Final = "bytes are missing: there is no segment file, and there was one"
@@ -181,7 +191,7 @@ NOT_CLOSED: Final = (
 )
 
 STOPPED = "stopped: "
-"""Before the reason, in what is told of a log that takes no writes."""
+"""The beginning of the note about a stopped log; the reason of the stop follows."""
 
 
 def verify(
@@ -192,10 +202,7 @@ def verify(
     suffix: str = filenames.SEGMENT_SUFFIX,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Verify the file or folder at `path`.
-
-    Raises OSError; FileNotFoundError if there is nothing to verify.
-    """
+    """Verify the file or folder at `path`. Raises OSError; FileNotFoundError if there is nothing to verify."""
     report = VerifyReport()
     path = path.rstrip("/") or "/"
     folder, _, name = path.rpartition("/")
@@ -219,10 +226,7 @@ def verify(
 
 @dataclass
 class _FolderVerifier(Verifier):
-    """Verification of one partition's folder.
-
-    The expected values continue from segment to segment.
-    """
+    """Verification of one partition's folder. Each segment must continue where the one before ends."""
 
     suffix: str
     log_id: int | None = None
@@ -230,25 +234,21 @@ class _FolderVerifier(Verifier):
     previous: BlockTrailer | None = None
     end: int | None = None
     append_end: int = 0
-    """Offset after the last whole append, or after damage that valid blocks follow."""
+    """Offset after the last whole append, or after damage that is followed by valid blocks."""
     trailers_durable: int = 0
-    """The highest offset that a block trailer says to be durable."""
+    """The highest offset that a block trailer reports as durable."""
     described: int = 0
-    """The highest offset of a snapshot: one is written only of what is forced."""
+    """The highest offset of a valid snapshot. A snapshot is written only after the log is durable up to its offset."""
 
     def verify(self, children: list[str], is_whole: bool = True) -> None:
-        bases = self._bases_in(children)
-        newest = bases[-1:] if is_whole else self._bases_in(self.disk.list(self.folder))[-1:]
+        bases = filenames.segment_offsets(children, self.suffix)
+        newest = filenames.segment_offsets(self.disk.list(self.folder), self.suffix)[-1:]
         for base in bases:
             self._verify_segment(base, last=[base] == newest)
         for child in children:
             self._verify_other_file(child)
         if is_whole:
             self._verify_checkpoint(bases, any(map(filenames.is_trace, children)))
-
-    def _bases_in(self, children: list[str]) -> list[int]:
-        found = (filenames.parse_segment_name(child, self.suffix) for child in children)
-        return sorted(base for base in found if base is not None)
 
     def _verify_segment(self, base: int, last: bool) -> None:
         file = filenames.segment_name(base, self.suffix)
@@ -294,21 +294,18 @@ class _FolderVerifier(Verifier):
         if sound:
             self._verify_index(segment, built)
 
-    def _report_damage(self, file: str, segment: Segment, stretch: DamagedRange, last: bool) -> None:
-        first, next = segment.base + stretch.first, segment.base + stretch.next
-        if last and stretch.next_ordinal is None:
-            self._report_tail(file, first, first, next, stretch.reason, "block")
+    def _report_damage(self, file: str, segment: Segment, damaged: DamagedRange, last: bool) -> None:
+        first, next = segment.base + damaged.first, segment.base + damaged.next
+        if last and damaged.next_ordinal is None:
+            self._report_tail(file, first, first, next, damaged.reason, "block")
         else:
-            self.add_finding(file, first, next, f"cannot be read: {stretch.reason}", "block")
-            self.append_end = next  # as a start does, which applies the appends before it
-        self.ordinal = stretch.next_ordinal
+            self.add_finding(file, first, next, f"cannot be read: {damaged.reason}", "block")
+            self.append_end = next  # a start also accepts the appends before such damage, even an unfinished one
+        self.ordinal = damaged.next_ordinal
         self.previous = None
 
     def _report_tail(self, file: str, first: int, position: int, end: int, reason: str, field: str) -> None:
-        """Report what follows the last whole append, from `first` on, as a start decides on it.
-
-        Valid blocks end at `position`, the file at `end`.
-        """
+        """Report what follows the last whole append, from `first` on. Valid blocks end at `position`."""
         append_end = min(self.append_end, position)
         row = decide(TAIL_RULES, TailFacts(position, append_end, end, self._known_durable(), None, False))
         if row.decision is TailAction.LOST:
@@ -318,10 +315,9 @@ class _FolderVerifier(Verifier):
         self.add_finding(file, first, end, what, field, NOTE, may_lose=True)
 
     def _known_durable(self) -> int:
-        """The highest offset that is known to be durable, as a start knows it: by the checkpoint, a snapshot or a block
-        trailer."""
+        """The highest offset that the checkpoint, a snapshot or a block trailer reports as durable, as at a start."""
         durable = self.trailers_durable
-        # What is wrong with these files has findings of its own.
+        # Damage to these files is ignored here, because it is reported by findings of their own.
         with suppress(Corrupt, NewerFormat):
             log_id = self.log_id if self.log_id is not None else read_log_id(self.disk, self.folder)
             if log_id is not None:
@@ -333,21 +329,18 @@ class _FolderVerifier(Verifier):
 
     def _verify_block(self, file: str, block: Block) -> None:
         trailer, previous = block.control, self.previous
+        report = partial(self.add_finding, file, block.offset, block.next)
         if self.ordinal is not None and trailer.first_ordinal != self.ordinal:
-            what = f"starts with ordinal {trailer.first_ordinal}, {self.ordinal} was expected"
-            self.add_finding(file, block.offset, block.next, what, "first ordinal")
+            report(f"starts with ordinal {trailer.first_ordinal}, {self.ordinal} was expected", "first ordinal")
         if trailer.durable_offset > block.offset:
-            what = f"durable up to {trailer.durable_offset} before it was written"
-            self.add_finding(file, block.offset, block.next, what, "forced")
+            report(f"durable up to {trailer.durable_offset} before it was written", "forced")
         if previous is not None and trailer.epoch < previous.epoch:
-            what = f"epoch {trailer.epoch} after epoch {previous.epoch}"
-            self.add_finding(file, block.offset, block.next, what, "epoch")
+            report(f"epoch {trailer.epoch} after epoch {previous.epoch}", "epoch")
         if previous is not None and trailer.append_time < previous.append_time:
             what = f"appended at {trailer.append_time} ms, the one before at {previous.append_time}"
-            self.add_finding(file, block.offset, block.next, what, "append time", NOTE)
+            report(what, "append time", NOTE)
         if trailer.source_kind > SOURCE_SUCCESSION:
-            what = f"source kind {trailer.source_kind} is unknown"
-            self.add_finding(file, block.offset, block.next, what, "source")
+            report(f"source kind {trailer.source_kind} is unknown", "source")
         if self.records:
             self._verify_records(file, block)
         self.ordinal, self.previous = trailer.next_ordinal, trailer
@@ -378,19 +371,15 @@ class _FolderVerifier(Verifier):
         path = filenames.join(self.folder, file)
         if not self.disk.exists(path):
             return
-        index = SegmentIndex.load(self.disk, path, segment.base, segment.log_id, segment.size)
-        if index.fault is not None:
-            self.add_finding(file, 0, self.disk.size(path), index.fault, "entry", NOTE)
-        built.close_run()
-        for number, (entry, right) in enumerate(zip(index.entries(), built.entries(), strict=False)):
-            if entry != right:
-                name = next(n for n, a, b in zip(entry._fields, entry, right, strict=True) if a != b)
-                what = f"entry {number} does not match the block trailers"
-                self.add_finding(file, 0, self.disk.size(path), what, name.replace("_", " "), NOTE)
-                return
+        fault, difference = compare_index(self.disk, path, segment, built)
+        if fault is not None:
+            self.add_finding(file, 0, self.disk.size(path), fault, "entry", NOTE)
+        if difference is not None:
+            number, field = difference
+            what = f"entry {number} does not match the block trailers"
+            self.add_finding(file, 0, self.disk.size(path), what, field, NOTE)
 
     def _verify_other_file(self, child: str) -> None:
-        """Verify a snapshot, and report names that the journal does not use."""
         offset = filenames.parse_log_snapshot_name(child)
         if offset is not None and self.log_id is not None:
             try:
@@ -440,7 +429,8 @@ class _FolderVerifier(Verifier):
             what = f"it describes the log up to {self.described}, the segments end at {end}"
             self.add_finding(filenames.log_snapshot_name(self.described), end, self.described, what, "offset")
         elif not marks.clean and marks.first < end and end in (bases[-1], self.described):
-            # A roll makes the next file before it writes the snapshot at its begin.
+            # A roll writes a snapshot at the end of the segment and creates the next file. Where that file is empty or
+            # missing, messages in it may have been lost.
             empty = end == bases[-1]
             name = filenames.segment_name(end, self.suffix) if empty else file
             what = "the newest file is empty" if empty else f"no file follows the snapshot at {end}"
@@ -451,7 +441,6 @@ class _FolderVerifier(Verifier):
 
 
 def _record_error(data: memoryview, record: Record) -> tuple[str, str] | None:
-    """(what, field) of the first error in a user's record, or None."""
     if not record.id >> SEQUENCE_BITS:
         return "no producer has id 0", "id"
     if record.flag & FLAG_REFUSED_MASK:

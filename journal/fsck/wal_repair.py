@@ -1,18 +1,15 @@
-"""Offline repair of a damaged transaction journal, on an operator's command.
+"""Offline repair of a damaged transaction journal, on an operator's command. Undamaged entries keep their LSNs.
 
-Other LSNs do not change.
-
-A file ends where the next one starts: bytes after that place are removed. Unreadable bytes become a filler of
-the same size, so that everything valid keeps its LSN; headers, missing files and the checkpoint are created
-again from the other files. What a start truncates by itself is left to it. Files are replaced as
-`journal.fsck.findings` describes, and the repair can be repeated. No other process may write in the folder.
+Bytes after the place where the next file starts are removed. Unreadable bytes become a filler of the same size.
+Headers, missing files and the checkpoint are created again from the other files. What a start truncates by itself is
+left to the next start. The repair can be repeated. No other process may write in the folder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -35,7 +32,7 @@ from journal.wal.entry import ENTRY_SIZE_MAX, HEADER_SIZE, encode_filler
 from journal.wal.file import FILE_HEADER_SIZE, JournalFile, JournalFileHeader, encode_header
 
 FILLER_SIZE_MAX: Final = 16 << 20
-"""A longer gap becomes several fillers."""
+"""Maximum size of a filler; a longer gap becomes several fillers."""
 
 NO_LSN: Final = -1
 
@@ -46,7 +43,7 @@ STATE_LOST: Final = "both snapshots are lost: outcomes, and what was prepared be
 
 @dataclass(frozen=True)
 class RepairedJournalRange:
-    """As `RepairedFile`, but `lost_bytes` are lost: the messages in them cannot be counted."""
+    """As `RepairedFile`. In addition `lost_bytes` are lost, in which messages cannot be counted."""
 
     file: str
     first: int = 0
@@ -63,8 +60,8 @@ def repair_journal(
 ) -> list[RepairedJournalRange]:
     """Repair the journal in `folder`; return what was done, or with `dry_run` would be done.
 
-    `known_lsn`: highest LSN of a decision that was applied outside of the journal: the journal reached beyond
-    it. Raises Corrupt if no file has the journal's id, NewerFormat, Full, OSError.
+    `known_lsn`: highest LSN of a decision that was applied outside of the journal; the journal must have reached beyond
+    this LSN. Raises Corrupt if no file has the journal's id, NewerFormat, Full, OSError.
     """
     with closing(JournalScan(disk, folder)) as scan:
         if scan.identity is None:
@@ -75,22 +72,23 @@ def repair_journal(
         return _JournalRepairer(scan, scan.identity, dry_run, known_lsn).run()
 
 
+@dataclass
 class _JournalRepairer:
-    """One repair: the checkpoint first, because it determines the needed files. Then the files in order."""
+    """One repair: first the checkpoint, because it determines which files are needed, then the files in order."""
 
-    def __init__(self, scan: JournalScan, identity: tuple[int, int], dry_run: bool, known: int) -> None:
-        self.disk = scan.disk
-        self.folder = scan.folder
-        self.scan = scan
-        self.identity = identity
-        self.dry_run = dry_run
-        self.known_end = known + HEADER_SIZE if known != NO_LSN else 0
-        self.done: list[RepairedJournalRange] = []
-        self.checkpoint_path = scan.checkpoint_file.path
+    scan: JournalScan
+    identity: tuple[int, int]
+    dry_run: bool
+    known_lsn: int
+    done: list[RepairedJournalRange] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.disk, self.folder = self.scan.disk, self.scan.folder
 
     def run(self) -> list[RepairedJournalRange]:
         base, durable_lsn, file_number = self._repair_checkpoint()
-        durable_lsn = max(durable_lsn, self.known_end)
+        if self.known_lsn != NO_LSN:
+            durable_lsn = max(durable_lsn, self.known_lsn + HEADER_SIZE)
         listed = {file.number: file for file in base.files}
         found = self.scan.files_facts()
         unfinished = found is not None and found.files and found.is_last_unfinished
@@ -108,14 +106,14 @@ class _JournalRepairer:
             elif file is not None and number >= begin:
                 end = max(end, file.end)
             elif live is None and number < begin:
-                # Needed by the older snapshot only, or not at all, and its end is unknown.
+                # Only the older snapshot may need this file, and the end of the file is unknown.
                 continue
             first = self._repair_file(number, file, live.first if live is not None else first, end)
         return self.done
 
     def _repair_checkpoint(self) -> tuple[SnapshotHead, int, int]:
-        """(the snapshot from which a start will replay, durable LSN, highest file number)."""
-        scan, checkpoint = self.scan, self.scan.checkpoint
+        """Return (the snapshot from which a start will replay, durable LSN, highest file number)."""
+        scan, checkpoint, path = self.scan, self.scan.checkpoint, self.scan.checkpoint_file.path
         durable_lsn = checkpoint.durable_lsn if checkpoint is not None else 0
         number = checkpoint.file_number if checkpoint is not None else 0
         if scan.start_snapshot is not None:
@@ -126,24 +124,24 @@ class _JournalRepairer:
         else:
             heads, note = self._create_empty_snapshot()
         reason = scan.checkpoint_fault or "no snapshot that it names is valid"
-        self.done.append(RepairedJournalRange(self.checkpoint_path, reason=reason, note=note))
+        self.done.append(RepairedJournalRange(path, reason=reason, note=note))
         pointers = tuple(SnapshotPointer(head.number, head.lsn) for head in heads[:SNAPSHOTS_KEPT])
         if not self.dry_run:
-            if self.disk.exists(self.checkpoint_path):
-                self._set_aside(self.checkpoint_path)
+            if self.disk.exists(path):
+                self._set_aside(path)
             new = JournalCheckpoint(*self.identity, durable_lsn, number, pointers)
             JournalCheckpointFile(self.disk, self.folder).write_durably(new)
         return heads[0], durable_lsn, number
 
     def _set_aside(self, path: str) -> None:
-        """Rename the file so that its name is free, unless an original is already kept."""
+        """Free the file's name by renaming the file; if an earlier repair has kept an original, remove the file."""
         if self.disk.exists(path + filenames.DAMAGED_SUFFIX):
             self.disk.unlink(path)
         else:
             self.disk.rename(path, path + filenames.DAMAGED_SUFFIX)
 
     def _create_empty_snapshot(self) -> tuple[list[SnapshotHead], str]:
-        """Create an empty snapshot, from which the newest files without a gap are replayed."""
+        """Create an empty snapshot. A start with it replays the newest files that follow each other without a gap."""
         scan = self.scan
         number = max([*scan.snapshots, *scan.snapshot_faults, 0]) + 1
         run = len(scan.files) - 1
@@ -153,7 +151,8 @@ class _JournalRepairer:
             head = SnapshotHead(self.identity[0], number, 0, ())
             note = "every entry that was ever written is replayed instead"
         else:
-            # A file is created before the first one of these: its filler shows a replay that entries were lost.
+            # The snapshot also lists a file before the oldest of the files to be replayed. The repair creates that file
+            # with a filler, from which a replay sees that entries were lost.
             file = scan.files[run]
             first = file.first - FILE_HEADER_SIZE - HEADER_SIZE
             if first < 0:
@@ -170,10 +169,7 @@ class _JournalRepairer:
         return [head], note
 
     def _repair_file(self, number: int, file: JournalFile | None, first: int, end: int) -> int:
-        """Repair one file, which starts at LSN `first` and must reach `end` (0: as far as it does).
-
-        Return its end.
-        """
+        """Repair one file from LSN `first` to at least `end` (0: as far as the file reaches); return its end."""
         path = self.scan.path(number)
         first = file.first if file is not None else first
         patches: list[tuple[int, bytes]] = []
@@ -210,8 +206,8 @@ class _JournalRepairer:
         durable_lsn = max(end, self.scan.durable_lsn(file))
         for gap in self.scan.scan_file(file):
             if isinstance(gap, JournalGap) and gap.first < durable_lsn:
-                # After the last snapshot's LSN there may be too few bytes, of another file, for a filler: it
-                # is extended if nothing follows.
+                # After the last snapshot's LSN there may be too few bytes for a filler. If no valid entry follows, the
+                # gap is extended, so that a filler fits.
                 ends = [start + HEADER_SIZE for start in self._snapshot_lsns(gap)]
                 yield gap if gap.is_followed else gap._replace(next=max(gap.next, end, *ends))
 
@@ -224,7 +220,6 @@ class _JournalRepairer:
         patches: list[tuple[int, bytes]],
         found: list[RepairedJournalRange],
     ) -> None:
-        """Add fillers for a gap. Raises Corrupt if it is too small for one."""
         size = gap.next - gap.first
         position = gap.first - first
         if size < HEADER_SIZE:
@@ -236,10 +231,7 @@ class _JournalRepairer:
             patches.append((lsn - first, encode_filler(part, lsn, 0, self.scan.seed)))
 
     def _fillers(self, gap: JournalGap) -> Iterator[tuple[int, int]]:
-        """Yield (LSN, size) of the fillers of a gap.
-
-        One starts at each LSN at which a replay may start.
-        """
+        """Yield (LSN, size) of the fillers of a gap. A filler starts at each LSN where a replay may start."""
         for begin, end in pairwise([gap.first, *sorted(self._snapshot_lsns(gap)), gap.next]):
             for part in _filler_sizes(end - begin):
                 yield begin, part
@@ -250,7 +242,6 @@ class _JournalRepairer:
 
 
 def _filler_sizes(size: int) -> Iterator[int]:
-    """Sizes of fillers that together have `size` bytes."""
     limit = min(FILLER_SIZE_MAX, ENTRY_SIZE_MAX)
     while size > limit + HEADER_SIZE:
         yield limit

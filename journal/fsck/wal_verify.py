@@ -1,7 +1,7 @@
-"""Offline verification of the transaction journal: checkpoint, snapshots, files and entries.
+"""Offline verification of the transaction journal: checkpoint, snapshots, files and entries. Only reads.
 
-Only reads. The report is that of journal.fsck.findings, with files as segments, entries as blocks and
-messages as records. The caller must hold the data folder's lock, so that no other process writes.
+In the report, files count as segments, entries as blocks, messages as records. The caller must hold the lock of the
+data folder, so that no other process writes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from journal.disk import Disk
 from journal.errors import Corrupt
 from journal.fsck.findings import DAMAGE, NOTE, Progress, Verifier, VerifyReport
 from journal.log.recovery_rules import decide
-from journal.record.format import BadRecord, checksum_matches, records_of, split_id
+from journal.record.format import LEASED_ID_FIRST, BadRecord, checksum_matches, records_of, split_id
 from journal.wal.checkpoint import JournalCheckpoint, JournalCheckpointFile, JournalSnapshotFiles, SnapshotHead
 from journal.wal.entry import (
     HEADER,
@@ -35,11 +35,6 @@ from journal.wal.entry import (
 from journal.wal.file import FILE_HEADER_SIZE, SCAN_SIZE, JournalFile, JournalFileHeader, decode_header
 from journal.wal.recovery_rules import FILES_RULES, FilesAction, FilesFacts, JournalFileFacts, without_surplus
 
-LEASED_ID_MIN: Final = 16
-"""Smaller producer ids are the broker's own. Its records precede a producer's (the arrival header before a
-delayed batch) and are not counted by a piece.
-"""
-
 SURPLUS: Final = "{} bytes are after the end of the file, where the next one starts; a start ignores them"
 
 
@@ -50,18 +45,15 @@ def is_journal(disk: Disk, folder: str) -> bool:
 
 
 def verify_journal(disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None) -> VerifyReport:
-    """Verify the journal in `folder`; with `records` also every message's own checksum.
-
-    Raises NewerFormat, OSError.
-    """
+    """Verify the journal in `folder`; with `records` also every message's own checksum. Raises NewerFormat, OSError."""
     with closing(JournalScan(disk, folder)) as scan:
         return _JournalVerifier(scan, records, progress).run()
 
 
 def unrepaired_damage(disk: Disk, folder: str) -> Corrupt | None:
-    """Return damage in `folder` for which a start is refused; None if there is none.
+    """Return damage, still there after a repair, because of which a start is refused; None if there is none.
 
-    For use after a repair, which must leave none. Raises NewerFormat, OSError.
+    Raises NewerFormat, OSError.
     """
     if not is_journal(disk, folder):
         return None
@@ -69,8 +61,8 @@ def unrepaired_damage(disk: Disk, folder: str) -> Corrupt | None:
         found = _JournalVerifier(scan, False, None).run().findings
         facts = scan.files_facts()
         obsolete = {scan.path(file.number) for file in facts.obsolete} if facts is not None else ()
-    # Messages that fail the checksum of their block are refused by the commit, not by a start, which removes obsolete
-    # files without reading them.
+    # Two kinds of damage do not refuse a start: messages that fail their block's checksum, which the commit refuses;
+    # and damage in obsolete files, which a start removes without reading them.
     refused = [each for each in found if each.weight == DAMAGE and each.field != "block"]
     left = next((each for each in refused if each.file not in obsolete), None)
     if left is None:
@@ -79,8 +71,6 @@ def unrepaired_damage(disk: Disk, folder: str) -> Corrupt | None:
 
 
 class _JournalVerifier(Verifier):
-    """One verification of a transaction journal."""
-
     def __init__(self, scan: JournalScan, records: bool, progress: Progress | None) -> None:
         super().__init__(scan.disk, scan.folder, VerifyReport(), records, progress)
         self.scan = scan
@@ -116,7 +106,7 @@ class _JournalVerifier(Verifier):
             self.add_error(error, "snapshot", weight, what)
 
     def _verify_files(self) -> None:
-        """Report what a start would report about the files together, and each unusable header."""
+        """Report what a start would report about the files together, and each invalid header."""
         scan = self.scan
         found = scan.files_facts()
         row = None if found is None else decide(FILES_RULES, found)
@@ -183,7 +173,7 @@ class _JournalVerifier(Verifier):
 
 
 def _piece_error(content: AppendMsg, records: bool) -> str:
-    """Return the first invalid checksum of a piece, as a sentence; "" if all are valid."""
+    """Return a sentence about the first invalid checksum in the messages of an entry; "" if all are valid."""
     view = memoryview(content.data)
     start = 0
     for size, _, crc in content.blocks:
@@ -198,7 +188,8 @@ def _piece_error(content: AppendMsg, records: bool) -> str:
         found = list(records_of(view))
     except BadRecord as error:
         return f"its records are invalid at {error.position}: {error.reason}"
-    own = [record.id for record in found if split_id(record.id)[0] >= LEASED_ID_MIN]
+    # The count of an entry leaves out the broker's own records, as the arrival header before a delayed batch.
+    own = [record.id for record in found if split_id(record.id)[0] >= LEASED_ID_FIRST]
     if len(own) != content.count:
         return f"{len(own)} records, its header has {content.count}"
     bad = next((record for record in found if not checksum_matches(view, record)), None)
@@ -206,10 +197,7 @@ def _piece_error(content: AppendMsg, records: bool) -> str:
 
 
 class JournalGap(NamedTuple):
-    """LSNs `first <= x < next` of a file that cannot be read.
-
-    `is_followed`: a valid entry follows in the file.
-    """
+    """LSNs `first <= x < next` of a file that cannot be read. `is_followed`: a valid entry follows in the file."""
 
     first: int
     next: int
@@ -220,9 +208,9 @@ class JournalGap(NamedTuple):
 class JournalScan:
     """The contents of a journal's folder, damaged or not, for offline verification and repair.
 
-    Nothing is changed, and no damage raises an error: a file without a valid header is located by its
-    neighbours, and a missing checkpoint is replaced by what files and snapshots contain. No other process may
-    write meanwhile. `close` closes the files. Raises NewerFormat, OSError.
+    Nothing is changed, and no damage raises an error: the LSN of a file without a valid header is found from its
+    entries, snapshots or neighbours; a missing checkpoint is replaced by what files and snapshots contain. No other
+    process may write meanwhile. `close` closes the files. Raises NewerFormat, OSError.
     """
 
     def __init__(self, disk: Disk, folder: str) -> None:
@@ -231,20 +219,20 @@ class JournalScan:
         self.checkpoint_file = JournalCheckpointFile(disk, folder)
         self.checkpoint: JournalCheckpoint | None = None
         self.checkpoint_fault = ""
-        """Why the checkpoint cannot be used; "" if it can."""
+        """Why the checkpoint cannot be used; "" if it is valid."""
         self.snapshots: dict[int, SnapshotHead] = {}
-        """Valid snapshots by number."""
+        """The heads of valid snapshots, by number."""
         self.snapshot_faults: dict[int, Corrupt] = {}
         self.files: tuple[JournalFile, ...] = ()
-        """Files whose position in the journal is known, without surplus bytes."""
+        """Files whose first LSN is known, without bytes after their ends."""
         self.surplus: dict[int, int] = {}
-        """Bytes after the end of a file, by number. They do not belong to the journal."""
+        """By file number, the bytes after the end of the file, which do not belong to the journal."""
         self.head_faults: dict[int, str] = {}
-        """Why the header of a file cannot be used, by number."""
+        """By file number, why the header of the file cannot be used."""
         self.identity: tuple[int, int] | None = None
-        """(journal id, salt), if any file still has them."""
+        """(journal id, salt); None if no file has them any more."""
         self._misplaced: set[int] = set()
-        """Numbers of files with the valid header, and so the entries, of another file."""
+        """Numbers of files that have the valid header, and so the entries, of a file with another number."""
         self._read_checkpoint()
         firsts = self._read_heads()
         self._read_snapshots()
@@ -252,24 +240,23 @@ class JournalScan:
 
     @property
     def seed(self) -> int:
-        """Initial value of the checksums; 0 if unknown."""
+        """Initial value of the checksums; 0 if the journal's id and salt are unknown."""
         return 0 if self.identity is None else checksum_seed(*self.identity)
 
     @property
     def numbers(self) -> list[int]:
-        found = map(filenames.parse_journal_name, self.disk.list(self.folder))
-        return sorted(number for number in found if number is not None)
+        return filenames.numbers_in(self.disk.list(self.folder), filenames.parse_journal_name)
 
     @property
     def start_snapshot(self) -> SnapshotHead | None:
-        """The snapshot from which a start replays; None if there is none."""
+        """The snapshot from which a start replays; None if no valid one is in the checkpoint."""
         if self.checkpoint is None:
             return None
         named = (pointer.number for pointer in self.checkpoint.snapshots)
         return next((self.snapshots[number] for number in named if number in self.snapshots), None)
 
     def files_facts(self) -> FilesFacts | None:
-        """Facts for the file rules of a start; None if a start does not get that far."""
+        """Return the facts for a start's rules about files; None if a start is refused before it applies them."""
         base, checkpoint = self.start_snapshot, self.checkpoint
         if base is None or checkpoint is None:
             return None
@@ -278,10 +265,7 @@ class JournalScan:
         return FilesFacts(files, base.files, named[-1], base.lsn, checkpoint.durable_lsn, checkpoint.file_number)
 
     def durable_lsn(self, file: JournalFile) -> int:
-        """Highest LSN reported as durable: the end of a file that has a successor.
-
-        Else what the checkpoint, the snapshot or any valid entry of the file reports.
-        """
+        """Return the LSN up to which a file is durable: its end, or for the last file, what is reported."""
         if file is not self.files[-1]:
             return file.end
         known = [file.first, self.checkpoint.durable_lsn if self.checkpoint is not None else 0]
@@ -297,10 +281,7 @@ class JournalScan:
             file.close()
 
     def scan_file(self, file: JournalFile, lsn: int = 0) -> Iterator[JournalEntry | JournalGap]:
-        """Yield the valid entries of a file and the gaps between them, from `lsn` on.
-
-        Views of an entry are valid until the next one.
-        """
+        """Yield the valid entries of a file from `lsn` on, and the gaps. An entry is valid only until the next one."""
         lsn = max(lsn, file.first + FILE_HEADER_SIZE)
         while lsn < file.end:
             try:
@@ -323,7 +304,6 @@ class JournalScan:
             self.checkpoint_fault = "it is missing"
 
     def _read_heads(self) -> dict[int, int]:
-        """Read the headers; return the first LSN of each file with a valid header, by number."""
         heads: dict[int, JournalFileHeader] = {}
         for number in self.numbers:
             with closing(self.disk.open_read(self.path(number))) as file:
@@ -339,10 +319,7 @@ class JournalScan:
         return {number: head.first for number, head in heads.items() if number not in self.head_faults}
 
     def _locate_files(self, firsts: dict[int, int]) -> None:
-        """Open the files.
-
-        The start of one without a header comes from an entry in it, a snapshot or its neighbours.
-        """
+        """Open the files. Without a header, the first LSN is found from an entry, a snapshot or neighbour files."""
         listed = {file.number: file.first for head in self.snapshots.values() for file in head.files}
         sizes = {number: self.disk.size(self.path(number)) for number in self.numbers}
         for number in self.head_faults:
@@ -365,7 +342,7 @@ class JournalScan:
         )
 
     def _first_lsn_of(self, number: int) -> int | None:
-        """Return the first LSN of a file, computed from the first valid entry near its start."""
+        """Return the LSN of a file's first byte, computed from a valid entry near its start; None without one."""
         with closing(self.disk.open_read(self.path(number))) as file:
             data = memoryview(file.pread(SCAN_SIZE, 0))
         for position, lsn in possible_headers(data):
@@ -379,11 +356,7 @@ class JournalScan:
         if self.identity is None:
             return
         reader = JournalSnapshotFiles(self.disk, self.folder, self.identity[0])
-        wanted = {
-            number
-            for name in self.disk.list(self.folder)
-            if (number := filenames.parse_snapshot_name(name)) is not None
-        }
+        wanted = set(filenames.numbers_in(self.disk.list(self.folder), filenames.parse_snapshot_name))
         if self.checkpoint is not None:
             wanted |= {pointer.number for pointer in self.checkpoint.snapshots}
         for number in sorted(wanted):
@@ -401,7 +374,7 @@ class JournalScan:
 
 
 def unverified_description(file: JournalFile, lsn: int) -> str:
-    """Describe a damaged entry by its own unverified header; "" if that is impossible."""
+    """Describe a damaged entry by its own header, which may be wrong; "" if there is no usable header."""
     data = file.pread(HEADER_SIZE + 12, lsn)
     if len(data) < HEADER_SIZE + 12:
         return ""

@@ -1,30 +1,22 @@
-"""The checkpoint of a log, `log.mark`: what must be known before a record is read.
+"""The checkpoint of a log (`log.mark`), which has what must be known before a record is read; and its snapshots.
 
-Also the log's snapshots.
-
-The file has two alternating slots (journal.dual_slot_file). Payload of a slot, big-endian:
-
-    version u16 | bits u16 (0 clean, 1 stopped) | log id u64 | first u64 | first ordinal u64 | forced u64
-    | forced ordinal u64 | append time u64 ms | epoch u32 | starts u16 | reason size u16
-    | starts x (epoch u32, offset u64) | reason, UTF-8
-
-`forced`, the durable offset, is a lower bound and always the end of an append. It is rewritten without an
-fsync, at most once a second, after the fsync that it reports. `first` is the first offset since retention or
-truncation. A change of epoch, first, stopped or clean is written to both slots, each fsynced, before it takes
-effect: a slot that is damaged or torn loses at most a newer durable offset.
+The durable offset in `log.mark` is a lower bound: after an fsync of the log it is rewritten, at most once a second and
+without an fsync of its own. A change of epoch, first offset, stop reason or `clean` is written to both slots of the
+file, each fsynced, before it takes effect. The formats are in docs/formats/mark.md and docs/formats/state.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 from zlib import crc32
 
+from journal import filenames
 from journal.disk import Disk, read_file, write_new_file
 from journal.dual_slot_file import CheckpointFile, DualSlotFile
 from journal.errors import Corrupt, NewerFormat
-from journal.filenames import NEW_SUFFIX, join, log_checkpoint_name, log_snapshot_name, parse_log_snapshot_name
 from journal.record.block import Block
 
 VERSION: Final = 1
@@ -35,36 +27,27 @@ BIT_STOPPED: Final = 2
 
 EPOCH_CLOCK_MIN: Final = 1 << 30
 EPOCH_CLOCK_MAX: Final = 0xF000_0000
-"""Epochs from a clock are limited to this value: a clock that is wrong by a century still leaves room for
-more epochs than a log can have.
-"""
+"""Highest epoch taken from a clock: even if the clock is wrong by a century, a log never runs out of epochs."""
 
 STARTS_MAX: Final = 128
-"""Epoch starts that are remembered; they fit in a slot. After that the two oldest are merged, which is safe
-but makes some readers go back further than necessary.
-"""
+"""Number of epoch starts that fit in a slot. If there are more, two are merged, which is safe (`add_epoch_start`)."""
 
 REASON_SIZE_MAX: Final = 1000
-"""Maximum bytes of the reason of a stop: what is left of a slot, rounded down."""
+"""Maximum bytes of the reason of a stop: what else is in a slot leaves this room, rounded down."""
 
 REWRITE_SECONDS: Final = 1.0
-"""Minimum time between rewrites of the durable offset without an fsync: it only reduces the checks at a
-start.
-"""
+"""Minimum time between rewrites of the durable offset without an fsync. They only save checks at the next start."""
 
 
 class WrongLog(Corrupt):
-    """The folder belongs to another log, for example to an earlier topic of the same name.
-
-    Nothing in it is changed.
-    """
+    """The folder belongs to another log, for example of an earlier topic with the same name. Nothing was changed."""
 
 
 class LogCheckpoint(NamedTuple):
-    """The checkpoint of a log: what its file `log.mark` says.
+    """The content of `log.mark`, the checkpoint of a log.
 
-    `starts`: (epoch, offset at which the log was truncated when the epoch began), offsets rising. `stopped`:
-    why the log accepts no writes, None if it does. `clean`: nothing follows the durable offset.
+    `starts`: (epoch, offset that the end of the log had when the epoch began), by rising offset. `stopped`: why the log
+    accepts no writes; None if it does. `clean`: the log was closed, so nothing follows the durable offset.
     """
 
     first: int
@@ -79,7 +62,7 @@ class LogCheckpoint(NamedTuple):
 
 
 def encode_checkpoint(log_id: int, checkpoint: LogCheckpoint) -> bytes:
-    """Encode a checkpoint as the payload of a slot; a too long reason of a stop is shortened."""
+    """Encode a checkpoint as the payload of a slot. A stop reason that is too long is shortened."""
     reason = (checkpoint.stopped or "").encode()[:REASON_SIZE_MAX]
     bits = BIT_CLEAN * checkpoint.clean | BIT_STOPPED * (checkpoint.stopped is not None)
     head = CHECKPOINT_HEADER.pack(VERSION, bits, log_id, *checkpoint[:6], len(checkpoint.starts), len(reason))
@@ -87,10 +70,7 @@ def encode_checkpoint(log_id: int, checkpoint: LogCheckpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, path: str, log_id: int) -> LogCheckpoint:
-    """Decode a checkpoint from the payload of a slot.
-
-    Raises NewerFormat, WrongLog; Corrupt if sizes do not match.
-    """
+    """Decode a checkpoint from the payload of a slot. Raises NewerFormat, WrongLog; Corrupt if sizes do not match."""
     if len(data) < CHECKPOINT_HEADER.size:
         raise Corrupt(path, 0, len(data), "shorter than its fixed part")
     version, bits, found_id, *numbers, count, reason_size = CHECKPOINT_HEADER.unpack_from(data)
@@ -109,11 +89,8 @@ def decode_checkpoint(data: bytes, path: str, log_id: int) -> LogCheckpoint:
 
 
 def read_log_id(disk: Disk, folder: str) -> int | None:
-    """Return the id of the log in `folder`; None if it has no checkpoint (yet).
-
-    Raises Corrupt, NewerFormat, OSError.
-    """
-    path = join(folder, log_checkpoint_name())
+    """Return the id in `log.mark`; None without the file. Raises Corrupt, NewerFormat, OSError."""
+    path = filenames.join(folder, filenames.log_checkpoint_name())
     found = DualSlotFile(disk, path).read()
     if found is None:
         return None
@@ -125,22 +102,19 @@ def read_log_id(disk: Disk, folder: str) -> int | None:
 
 
 def add_epoch_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> tuple[tuple[int, int], ...]:
-    """Return `starts` with a new epoch at `offset`.
-
-    Earlier ones at or above `offset` are removed as redundant.
-    """
+    """Return `starts` with a new epoch at `offset`, without those at or above `offset`, which say no more."""
     kept = [start for start in starts if start[1] < offset]
     kept.append((epoch, offset))
     if len(kept) > STARTS_MAX:
-        # Epochs from a clock are even if nothing was truncated. Earlier releases counted from 1 and always truncated.
+        # Epochs made from a clock are even if nothing was truncated. Earlier releases counted from 1, with truncations.
         uncut = next((start for start in kept if start[0] >= EPOCH_CLOCK_MIN and start[0] % 2 == 0), None)
         if uncut is not None:
-            # Nothing was truncated when this epoch began: its only use is to recognise readers of another
-            # copy of the folder.
+            # Nothing was truncated when this epoch began. Its start only serves to recognise readers of another copy of
+            # the folder.
             kept.remove(uncut)
         else:
-            # The two oldest starts become one. A reader whose epoch is between the two is sent back to the
-            # lower offset, further than necessary, which is safe.
+            # The two oldest starts become one with the lower offset. A reader whose epoch is between the two goes back
+            # further than necessary, which is safe.
             kept[:2] = [(kept[1][0], kept[0][1])]
     return tuple(kept)
 
@@ -148,7 +122,7 @@ def add_epoch_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int
 def next_epoch(epoch: int, wall_ms: int, *, truncated: bool) -> int:
     """Return the epoch after `epoch`: odd if the log was truncated (`truncated`), even if not.
 
-    The clock's second is used if it is higher, so that a folder and an older copy of it that is started later
+    The seconds of the clock are used if they are higher. So a folder and an older copy of it that is started later
     do not use the same epoch for different records.
     """
     found = max(epoch + 1, min(wall_ms // 1000, EPOCH_CLOCK_MAX))
@@ -156,7 +130,7 @@ def next_epoch(epoch: int, wall_ms: int, *, truncated: bool) -> int:
 
 
 def truncated_since(starts: tuple[tuple[int, int], ...], epoch: int) -> int | None:
-    """Lowest offset at which the log was truncated after `epoch`; None if it was not."""
+    """Return the lowest offset at which the log was truncated after `epoch`; None if it was not truncated since."""
     return next((offset for start, offset in starts if start > epoch), None)
 
 
@@ -164,49 +138,30 @@ class LogCheckpointFile(CheckpointFile[LogCheckpoint]):
     """The file `log.mark`. `read` also raises WrongLog."""
 
     def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
-        path = join(folder, log_checkpoint_name())
-        super().__init__(
-            disk,
-            path,
-            lambda checkpoint: encode_checkpoint(log_id, checkpoint),
-            lambda data: decode_checkpoint(data, path, log_id),
-        )
+        path = filenames.join(folder, filenames.log_checkpoint_name())
+        encode = partial(encode_checkpoint, log_id)
+        super().__init__(disk, path, encode, lambda data: decode_checkpoint(data, path, log_id))
 
-
-# Format of a snapshot file, `<32 digits>.state`, big-endian:
-#
-#
-#      magic "TFST" | version u16 | zero u16 | log id u64 | offset u64 | next ordinal u64 | append time u64 ms
-#      | sources u32 | state size u64 | CRC-32 u32 of everything else
-#      | sources x (kind u32, id u64, high u64, low u64) | state
-#
-#
-# The checksum has the same position in every version, so that a flipped bit is not taken for a newer format.
 
 MAGIC: Final = b"TFST"
 HEADER: Final = Struct(">4sHHQQQQIQI")
 SOURCE: Final = Struct(">IQQQ")
 CRC: Final = Struct(">I")
 SNAPSHOTS_KEPT: Final = 2
-"""Snapshots kept: the newest, and the previous one in case the newest cannot be read."""
+"""Number of snapshots kept: the newest, and the one before in case the newest cannot be read."""
 
 SourcePositions = Mapping[tuple[int, int], tuple[int, int]]
 
 
 class State(Protocol):
-    """In-memory state that is rebuilt from a log, for example the sequences of its producers.
+    """State in memory that a user of the log derives from its records, for example the sequences of producers.
 
-    At open, `load` is called once, then `apply` for each verified block after the snapshot, in order, append
-    by append. `dump` is called by the owner between appends and must describe exactly what was appended so
-    far.
+    When the log is opened, `load` is called once, then `apply` for each verified block after the snapshot, in order,
+    append by append. The owner's thread calls `dump` between appends; it must describe exactly what was appended.
     """
 
     def load(self, data: bytes) -> None:
-        """Replace the state by a dump; b"" is the state of an empty log.
-
-        Raises ValueError for an invalid dump.
-        """
-        ...
+        """Replace the state by what `dump` returned, b"" for an empty log. Raises ValueError for invalid bytes."""
 
     def dump(self) -> bytes: ...
 
@@ -216,22 +171,19 @@ class State(Protocol):
 class EmptyState:
     """Empty state, for a log whose records need none."""
 
-    def load(self, data: bytes) -> None:
-        """Ignore the empty dump."""
+    def load(self, data: bytes) -> None: ...
 
     def dump(self) -> bytes:
-        """Return the empty dump."""
         return b""
 
-    def apply(self, block: Block) -> None:
-        """Ignore the block."""
+    def apply(self, block: Block) -> None: ...
 
 
 class Snapshot(NamedTuple):
-    """State of a log before `offset`, so that a start need not read all records.
+    """State of a log before `offset`, with which a start need not read the records before `offset`.
 
-    `ordinal` is that of the next record. `sources` has the highest applied position of each source: retention
-    may have removed the block trailers that record it.
+    `ordinal`: that of the next record. `sources`: how far each source (for example a transaction journal)
+    was applied, because retention may have removed the block trailers that tell this.
     """
 
     offset: int
@@ -270,7 +222,7 @@ def decode_snapshot(data: bytes, path: str, log_id: int) -> Snapshot:
 
 def read_snapshot(disk: Disk, folder: str, offset: int, log_id: int) -> Snapshot:
     """Read the snapshot at `offset` in `folder`. Raises Corrupt, NewerFormat, OSError."""
-    path = join(folder, log_snapshot_name(offset))
+    path = filenames.join(folder, filenames.log_snapshot_name(offset))
     snapshot = decode_snapshot(read_file(disk, path), path, log_id)
     if snapshot.offset != offset:
         raise Corrupt(path, 0, 0, f"describes offset {snapshot.offset}")
@@ -278,10 +230,7 @@ def read_snapshot(disk: Disk, folder: str, offset: int, log_id: int) -> Snapshot
 
 
 def read_snapshot_log_id(disk: Disk, path: str) -> int | None:
-    """Return the log id in the snapshot at `path`; None if the file is damaged.
-
-    Raises NewerFormat, OSError.
-    """
+    """Return the log id in the snapshot at `path`; None if the file is damaged. Raises NewerFormat, OSError."""
     data = read_file(disk, path)
     if len(data) < HEADER.size:
         return None
@@ -294,10 +243,10 @@ def read_snapshot_log_id(disk: Disk, path: str) -> int | None:
 
 
 class SnapshotFiles:
-    """The snapshot files in one log's folder. `write` may run in a worker; one thread at a time.
+    """The snapshot files in one log's folder. `write` may run in a worker, but in one thread at a time.
 
-    A snapshot is written only after the log is durable up to its offset, which is also its name. It is
-    renamed to its name when it is complete. The two newest are kept, so that damage to one leaves the other.
+    A snapshot's name is its offset. It is written only after the log is durable up to that offset. The two newest are
+    kept, so that one remains if the other is damaged.
     """
 
     def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
@@ -312,32 +261,27 @@ class SnapshotFiles:
         return tuple(self._offsets)
 
     def load_newest(self, end: int) -> tuple[Snapshot | None, list[Corrupt]]:
-        """Return the newest valid snapshot at or before `end`, and the errors of the damaged ones.
-
-        Records the valid ones in `offsets`. Raises NewerFormat.
-        """
+        """Return the newest valid snapshot up to `end`, and the errors of the damaged ones. Raises NewerFormat."""
         found, damaged = None, []
         self._offsets = []
-        offsets = map(parse_log_snapshot_name, self._disk.list(self._folder))
-        for offset in sorted((offset for offset in offsets if offset is not None), reverse=True):
-            if offset > end:
-                continue
-            try:
-                snapshot = read_snapshot(self._disk, self._folder, offset, self._log_id)
-            except Corrupt as error:
-                damaged.append(error)
-                continue
-            found = found or snapshot
-            self._offsets.insert(0, offset)
+        for offset in reversed(filenames.numbers_in(self._disk.list(self._folder), filenames.parse_log_snapshot_name)):
+            if offset <= end:
+                try:
+                    snapshot = read_snapshot(self._disk, self._folder, offset, self._log_id)
+                except Corrupt as error:
+                    damaged.append(error)
+                else:
+                    found = found or snapshot
+                    self._offsets.insert(0, offset)
         return found, damaged
 
     def write(self, snapshot: Snapshot) -> None:
         """Make `snapshot` durable, then remove those that are no longer kept. Raises OSError, Full."""
         if snapshot.offset in self._offsets:
             return
-        path = join(self._folder, log_snapshot_name(snapshot.offset))
-        write_new_file(self._disk, path + NEW_SUFFIX, [encode_snapshot(self._log_id, snapshot)])
-        self._disk.rename(path + NEW_SUFFIX, path)
+        path = filenames.join(self._folder, filenames.log_snapshot_name(snapshot.offset))
+        write_new_file(self._disk, path + filenames.NEW_SUFFIX, [encode_snapshot(self._log_id, snapshot)])
+        self._disk.rename(path + filenames.NEW_SUFFIX, path)
         self._disk.force_folder(self._folder)
         self._offsets = sorted([*self._offsets, snapshot.offset])
         self.prune(snapshot.offset)
@@ -347,7 +291,7 @@ class SnapshotFiles:
         keep = {offset for offset in self._offsets if offset <= end}
         keep = set(sorted(keep)[-SNAPSHOTS_KEPT:])
         for name in self._disk.list(self._folder):
-            offset = parse_log_snapshot_name(name.removesuffix(NEW_SUFFIX))
-            if offset is not None and (name.endswith(NEW_SUFFIX) or offset not in keep):
-                self._disk.unlink(join(self._folder, name))
+            offset = filenames.parse_log_snapshot_name(name.removesuffix(filenames.NEW_SUFFIX))
+            if offset is not None and (name.endswith(filenames.NEW_SUFFIX) or offset not in keep):
+                self._disk.unlink(filenames.join(self._folder, name))
         self._offsets = sorted(keep)

@@ -1,16 +1,9 @@
 """The index of a segment: where to start the search for an offset, an ordinal or a time.
 
-One entry covers a run of whole blocks of at least 64 KiB (the last one of a sealed segment may be shorter),
-so that a million small sends do not make a million entries. Entries are contiguous from the start of the
-segment. The file is a copy of the index in memory, appended to without an fsync and fully derived from the
-block trailers: `load` accepts its valid entries up to the first invalid one, and the segment adds the rest by
-walking.
-
-    first ordinal u64 | position u64 | append time u64 | log id u64 | size u32 | records u32 | epoch u32 | CRC
-    u32
-
-Big-endian, 48 bytes. The CRC-32 covers the segment's first offset (8 bytes) and the entry's first 44 bytes,
-so that an entry of another segment is invalid. The format is described in docs/formats/index.md.
+One entry covers a run of whole blocks of at least 64 KiB; the last run of a sealed segment may be shorter. The index
+file is a copy of the index in memory, written without an fsync, because the index can be rebuilt from the block
+trailers: `load` accepts the entries before the first invalid one, and the segment adds the rest. The format is in
+docs/formats/index.md.
 """
 
 from __future__ import annotations
@@ -36,20 +29,18 @@ _CRC: Final = Struct(">I")
 _BASE: Final = Struct(">Q")
 
 RUN_SIZE_MIN: Final = 64 << 10
-"""Minimum bytes that an entry covers: the maximum that a search walks inside a run, unless one block is
-larger.
-"""
+"""Minimum bytes of blocks that an entry covers. A search walks at most this much after the entry's start, unless one
+block is larger."""
 
 WRITE_COUNT: Final = 16
-"""Entries are written in groups of this size: one small write, and after a crash one walk, per MiB of
-records.
-"""
+"""Entries are written in groups of this number, one small write per MiB of records. After a crash the entries of at
+most one group are missing and are rebuilt from the segment."""
 
 
 class IndexEntry(NamedTuple):
-    """A run of blocks. `position` and `size` refer to the segment.
+    """An entry: a run of blocks at `position` in the segment, of `size` bytes, with `records` ordinals.
 
-    `append_time` (ms) is the latest in the segment up to the run's end, `epoch` that of the run's last block.
+    `append_time` (ms): the latest in the segment up to the end of the run. `epoch`: that of the last block of the run.
     """
 
     first_ordinal: int
@@ -61,25 +52,19 @@ class IndexEntry(NamedTuple):
 
 
 class IndexPosition(NamedTuple):
-    """Start of a block in the segment, and the ordinal of its first record.
-
-    The ordinal is None if it is not known.
-    """
+    """Start of a block in the segment, and the ordinal of its first record, None if unknown."""
 
     position: int
     ordinal: int | None
 
 
 class SegmentIndex:
-    """Index of one segment: its entries, and the open run that has no entry yet.
-
-    Not thread-safe for changes; searches may run concurrently with `add`, which only appends.
-    """
+    """The entries of one segment, and the open run, whose blocks have no entry yet. `add` does not disturb searches."""
 
     def __init__(self, path: str, base: int, log_id: int) -> None:
         self.path = path
         self.fault: str | None = None
-        """Why the file was not accepted completely; None if it was valid."""
+        """What was missing or invalid when the file was loaded; None if nothing was."""
         self._log_id = log_id
         self._seed = crc32(_BASE.pack(base))
         self._base = base
@@ -89,11 +74,11 @@ class SegmentIndex:
         self._epochs = array("I")
         self._written = 0
         self.is_due = False
-        """Whether the file lacks WRITE_COUNT entries or more: they should be written."""
+        """True if the file lacks WRITE_COUNT entries or more, so that it should be written."""
         self._file: File | None = None
         self._open_run = IndexPosition(0, None)
         self.end = 0
-        """Position up to which blocks were added."""
+        """Position in the segment up to which blocks were added."""
         self.end_ordinal: int | None = None
         """Ordinal after the added blocks; None if there are none."""
         self._time = 0
@@ -103,8 +88,7 @@ class SegmentIndex:
     def load(cls, disk: Disk, path: str, base: int, log_id: int, size: int) -> SegmentIndex:
         """Load the valid entries of the file at `path` for a segment of `size` bytes. Raises OSError.
 
-        `fault` is set to what was missing or invalid; the next write overwrites the invalid rest. No more is
-        read than a segment of that size can need.
+        `fault` says what was missing or invalid; the next write overwrites the invalid rest.
         """
         index = cls(path, base, log_id)
         if not disk.exists(path):
@@ -116,11 +100,9 @@ class SegmentIndex:
         return index
 
     def __len__(self) -> int:
-        """Number of entries."""
         return len(self._ordinals)
 
     def entries(self) -> Iterator[IndexEntry]:
-        """Yield all entries in order."""
         for number in range(len(self)):
             yield self.entry(number)
 
@@ -146,7 +128,7 @@ class SegmentIndex:
         return self._time
 
     def add(self, control: BlockTrailer) -> None:
-        """Add the next block. Its run also covers damage between it and the previous block."""
+        """Add the next block. If damage lies between the previous block and this one, their run covers it."""
         position, ordinal = self._open_run
         if ordinal is None:
             self._open_run = IndexPosition(position, control.first_ordinal)
@@ -158,12 +140,11 @@ class SegmentIndex:
             self.close_run()
 
     def close_run(self) -> None:
-        """Close the open run with an entry, even if it is short. Called when the segment is sealed."""
+        """End the open run with an entry, even if the run is short; called when the segment is sealed."""
         position, ordinal = self._open_run
         if self.end == position or ordinal is None:
             return
-        # The ordinals are appended last: their count is the number of entries that a search in another thread
-        # sees.
+        # The ordinals are appended last, because a search in another thread takes their count as the number of entries.
         self._times.append(self._time)
         self._epochs.append(self._epoch)
         self._positions.append(position)
@@ -172,7 +153,7 @@ class SegmentIndex:
         self.is_due = len(self._ordinals) - self._written >= WRITE_COUNT
 
     def truncate(self, position: int) -> None:
-        """Remove every run that ends after `position`; the caller adds the remaining blocks again."""
+        """Remove all runs that end after `position`; the caller adds the blocks before `position` again."""
         while len(self) and self._open_run.position > position:
             self._open_run = IndexPosition(self._positions.pop(), self._ordinals.pop())
             self._times.pop()
@@ -186,33 +167,28 @@ class SegmentIndex:
         self.is_due = False
 
     def by_position(self, position: int) -> IndexPosition:
-        """Last known block start at or before `position`."""
+        """Return the last known start of a block at or before `position`."""
         count = len(self)
         if not count or position >= self._open_run.position:
             return self._open_run
         return self._position_of(bisect_right(self._positions, position, 0, count) - 1)
 
     def by_ordinal(self, ordinal: int) -> IndexPosition:
-        """Last known block start whose first ordinal is at most `ordinal`.
-
-        If none, the segment's start.
-        """
+        """Return the last known start of a block whose first ordinal is at most `ordinal`, else the segment's start."""
         count = len(self)
         if not count or (self._open_run.ordinal is not None and ordinal >= self._open_run.ordinal):
             return self._open_run
         return self._position_of(max(0, bisect_right(self._ordinals, ordinal, 0, count) - 1))
 
     def by_time(self, time_ms: int) -> IndexPosition:
-        """Block start at or before the first block appended at or after `time_ms`."""
+        """Return a start of a block, not later than the first block that was appended at or after `time_ms`."""
         count = len(self)
         number = bisect_left(self._times, time_ms, 0, count)
         return self._position_of(number) if number < count else self._open_run
 
     def write(self, disk: Disk) -> None:
-        """Append the entries that the file lacks. Not fsynced.
-
-        Raises Full or OSError; the entries remain to be written.
-        """
+        """Append to the file the entries that it lacks, without an fsync. If this raises Full or OSError, the next
+        call writes them."""
         if len(self) == self._written and not self.fault:
             return
         if self._file is None:
@@ -234,11 +210,12 @@ class SegmentIndex:
             file.close()
 
     def _append_valid(self, data: bytes, size: int) -> str | None:
-        """Append the valid entries in `data`. Return why the first invalid one was rejected, or None."""
+        """Add the entries in `data` up to the first invalid one; return what is wrong with that, or None."""
         for place in range(0, len(data) - ENTRY_SIZE + 1, ENTRY_SIZE):
-            ordinal, position, time, log_id, run_size, records, epoch, crc = ENTRY.unpack_from(data, place)
-            if crc32(data[place : place + ENTRY_SIZE - _CRC.size], self._seed) != crc or log_id != self._log_id:
+            entry = self._decode(data[place : place + ENTRY_SIZE])
+            if entry is None:
                 return f"entry {place // ENTRY_SIZE} is wrong"
+            ordinal, position, time, run_size, records, epoch = entry
             start, first = self._open_run
             if position != start or not run_size or first not in (None, ordinal):
                 return f"entry {place // ENTRY_SIZE} does not follow the one before"
@@ -257,6 +234,15 @@ class SegmentIndex:
     def _position_of(self, number: int) -> IndexPosition:
         return IndexPosition(self._positions[number], self._ordinals[number])
 
+    def _decode(self, data: bytes) -> IndexEntry | None:
+        """Decode an entry; None if it is short, or its CRC or its log id is wrong."""
+        if len(data) < ENTRY_SIZE:
+            return None
+        ordinal, position, time, log_id, size, records, epoch, crc = ENTRY.unpack(data)
+        if crc32(data[: ENTRY_SIZE - _CRC.size], self._seed) != crc or log_id != self._log_id:
+            return None
+        return IndexEntry(ordinal, position, time, size, records, epoch)
+
     def _encode(self, number: int) -> bytes:
         ordinal, position, time, size, records, epoch = self.entry(number)
         head = ENTRY.pack(ordinal, position, time, self._log_id, size, records, epoch, 0)[: -_CRC.size]
@@ -264,14 +250,12 @@ class SegmentIndex:
 
 
 UNINDEXED_BYTES_MAX: Final = 8 << 20
-"""The owner leaves at most some MiB of its segment without entries; more means that entries are missing."""
+"""Maximum bytes at the end of a segment without entries. The log's owner leaves at most some MiB; so if there are more,
+the file lacks entries."""
 
 
 class InvalidIndex(JournalError):
-    """The index file at `path` is invalid.
-
-    Nothing is lost: the index can be built from the segment.
-    """
+    """The index file at `path` is invalid. No data is lost: the index can be rebuilt from the segment."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -279,14 +263,12 @@ class InvalidIndex(JournalError):
 
 
 class OnDiskIndex(SegmentIndex):
-    """Read-only `SegmentIndex` that is searched on disk, reading only the entries that a search needs.
+    """An index that is searched in its file, for a process that reads another process's log.
 
-    For processes that read another process's log one position at a time: loading an index costs its size, a
-    search costs its logarithm. The CRC of each entry is checked, and the block trailer before the position it
-    names. Only `size` bytes of the segment count, even if the files have grown. Every search raises
-    InvalidIndex, OSError.
-
-    `pread(size, position)` reads the segment, `blocks` yields its valid blocks from a block start on.
+    Loading an index would cost its size; a search in the file costs the logarithm of that. Each entry used is verified
+    by its CRC and by the block trailer that must end where the entry says. `size`: bytes of the segment that count,
+    even if the files have grown. `pread(size, position)` reads the segment; `blocks(position)` yields its valid blocks
+    from a block start on. Every search raises InvalidIndex, OSError.
     """
 
     def __init__(
@@ -355,21 +337,14 @@ class OnDiskIndex(SegmentIndex):
         return self._position_of(count) if count < self._count else self._open_run
 
     def _read(self, number: int) -> IndexEntry | None:
-        """Read an entry; None if its CRC or its log id is wrong."""
-        data = self._entries_file.pread(ENTRY_SIZE, number * ENTRY_SIZE)
-        if len(data) < ENTRY_SIZE:
-            return None
-        ordinal, position, time, log_id, size, records, epoch, crc = ENTRY.unpack(data)
-        if crc32(data[: ENTRY_SIZE - _CRC.size], self._seed) != crc or log_id != self._log_id:
-            return None
-        return IndexEntry(ordinal, position, time, size, records, epoch)
+        return self._decode(self._entries_file.pread(ENTRY_SIZE, number * ENTRY_SIZE))
 
     def _position_of(self, number: int) -> IndexPosition:
         entry = self.entry(number)
         return self._verify(IndexPosition(entry.position, entry.first_ordinal))
 
     def _verify(self, place: IndexPosition) -> IndexPosition:
-        """Return `place` if a block ends there, and the next ordinal in its trailer is that of `place`.
+        """Return `place` if a block ends there, and the ordinal after that block is the one in `place`.
 
         Raises InvalidIndex.
         """
@@ -386,7 +361,7 @@ class OnDiskIndex(SegmentIndex):
 
     @cached_property
     def _after_last_entry(self) -> tuple[int | None, int]:
-        """(first ordinal, latest append time) of the segment's blocks after the last entry."""
+        """(first ordinal, latest append time) of the blocks after the last entry; (None, 0) if there are none."""
         ordinal, newest = None, 0
         for block in self._blocks(self._open_run.position):
             ordinal = block.control.first_ordinal if ordinal is None else ordinal

@@ -1,11 +1,10 @@
-"""The log of one partition: segments that form one range of offsets.
+"""The log of one partition: segments that together form one range of offsets.
 
-Guarantees: an append is stored completely or not at all; offsets and ordinals of durable records are never
-reused; durable data is never discarded by recovery; after a failed fsync the log accepts no writes until
-`resume`.
+Guarantees: an append is stored completely or not at all; offsets and ordinals of durable records are never reused;
+recovery never discards durable data; after a failed fsync the log accepts no writes until `resume`.
 
-Threads: one owner thread (the reactor's) calls everything, except methods that are documented as safe in a
-worker thread or concurrently with the owner.
+Threads: one owner thread (in the broker the reactor's) makes all calls, except of methods that are documented as safe
+in a worker thread or concurrently with the owner.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from journal.errors import BadBatch, Closed, Full, Stopped, TooLarge
 from journal.filenames import join
 from journal.fsync import FsyncPlan
 from journal.log.checkpoint import EmptyState, State
+from journal.log.options import LogOptions
 from journal.log.reader import LogReader, RawReadContext, WouldBlock
 from journal.log.recovery import LogRecovery
 from journal.log.recovery_rules import Damage, Recovery
 from journal.log.retention import SegmentAge, count_expired
-from journal.log.segments import LogOptions, SegmentSet
+from journal.log.segments import SegmentSet
 from journal.log.writer import LogWriter, size_bound
-from journal.record.batch import PLAIN, Appended, Batch, Chunk, Source, succession_source, verify_batch
+from journal.record.batch import PLAIN, Appended, Batch, Chunk, Source, verify_batch
 from journal.record.block import Block
 from journal.record.block_trailer import TRAILER_SIZE, contains_trailer_header
 from journal.record.format import (
@@ -38,28 +38,12 @@ from journal.record.format import (
     split_id,
 )
 
-__all__ = [
-    "PLAIN",
-    "Appended",
-    "Batch",
-    "Chunk",
-    "EmptyState",
-    "Log",
-    "LogOptions",
-    "Recovery",
-    "Source",
-    "State",
-    "UnsyncedRecords",
-    "Upto",
-    "succession_source",
-]  # fmt: skip
-
 Upto = Literal["forced", "written"]
 DEFAULTS: Final = LogOptions()
 
 
 class UnsyncedRecords(NamedTuple):
-    """Records that a power loss could discard: `since` is the monotonic time (s) of the first."""
+    """Records that a power loss could discard: their number, and the monotonic time (s) of the first one's append."""
 
     records: int
     since: float
@@ -68,8 +52,7 @@ class UnsyncedRecords(NamedTuple):
 class Log:
     """The log of one partition, made by `Log.open`. Offsets are bytes, ordinals count records.
 
-    The module docstring has its guarantees and threads. Every property is O(1) except where documented, and safe in
-    any thread.
+    Every property is O(1) except where documented, and safe in any thread.
     """
 
     def __init__(self, disk: Disk, folder: str, log_id: int, clock: Clock, options: LogOptions, state: State) -> None:
@@ -98,12 +81,11 @@ class Log:
         state: State | None = None,
         start_offset: int = 0,
     ) -> Log:
-        """Recover and return the log in the existing `folder`.
+        """Recover the log in the existing `folder` and return it. An empty folder becomes a log that starts at
+        `start_offset`.
 
-        If the folder has no log, create one that starts at `start_offset`. Calls `state.load` once, then
-        `state.apply` for each verified block after the snapshot. May run in a worker.
-
-        Raises NewerFormat, Corrupt (WrongLog: the folder belongs to another log id), OSError, Full.
+        Calls `state.load` once, then `state.apply` for each verified block after the loaded snapshot. May run in a
+        worker. Raises NewerFormat, Corrupt (WrongLog: the folder belongs to another log id), OSError, Full.
         """
         log = cls(disk, folder, log_id, clock, options, EmptyState() if state is None else state)
         log._recover(start_offset, resume=False)
@@ -125,7 +107,7 @@ class Log:
 
     @property
     def end_offset(self) -> int:
-        """Offset of the next block; everything before is written, though perhaps not durable."""
+        """Offset of the next block. Everything before this offset is written, but perhaps not durable."""
         return self._segment_set.end
 
     @property
@@ -152,7 +134,7 @@ class Log:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the log; increases whenever an end that was not durable may have been lost."""
+        """Epoch of the log: rises when a start may have cut off records, or continues an older copy of the folder."""
         return self._segment_set.epoch
 
     @property
@@ -182,36 +164,28 @@ class Log:
 
     @property
     def waits_for_space(self) -> bool:
-        """True if recovery found data after the end that a full disk kept it from making durable.
-
-        `before_append` completes the recovery.
-        """
+        """True if a full disk keeps recovery from making the end of the log durable; the next append tries again."""
         return self._segment_set.pending_recovery is not None
 
     @property
     def whole_end(self) -> tuple[int, int]:
-        """(offset, ordinal) of the end.
-
-        If the log `waits_for_space`, of the end that recovery will restore.
-        """
+        """(offset, ordinal) of the end of the log; while `waits_for_space`, of the end that recovery will restore."""
         segment_set = self._segment_set
-        return (
-            segment_set.pending_end
-            if segment_set.pending_recovery is not None
-            else (segment_set.end, segment_set.end_ordinal)
-        )
+        if segment_set.pending_recovery is not None:
+            return segment_set.pending_end
+        return segment_set.end, segment_set.end_ordinal
 
     @property
     def damage(self) -> list[Damage]:
-        """(first, next, reason) of each range that is known to be unreadable."""
+        """(first, next, reason) of each range of offsets, `first <= x < next`, that is known to be unreadable."""
         return list(self._segment_set.damage)
 
     def applied(self, kind: int, id: int) -> tuple[int, int] | None:
-        """Highest position of a source that was appended, durable or not; None if there is none."""
+        """Highest position of the source (`kind`, `id`) among all appends, durable or not; None if it has none."""
         return self._segment_set.applied_positions.applied.get((kind, id))
 
     def settled(self, kind: int, id: int) -> tuple[int, int] | None:
-        """Highest durable position of a source, which neither a power loss nor `resume` can revert."""
+        """As `applied`, but among durable appends only: neither a power loss nor `resume` can lower it."""
         segment_set = self._segment_set
         with segment_set.lock:
             return segment_set.applied_positions.durable((kind, id), segment_set.durable)
@@ -226,33 +200,30 @@ class Log:
 
     @property
     def oldest_ms(self) -> int | None:
-        """Time of the append that holds the first record, in ms; None if the log is empty.
-
-        The first call reads.
-        """
+        """Append time (ms) of the first record; None if the log is empty. The first call reads from the disk."""
         return self._reader.oldest_ms() if self.count else None
 
     def before_append(self, size_bytes: int) -> Callable[[], None] | None:
-        """Return the file work that an append of `size_bytes` of records needs first.
+        """Return the file work that must precede an append of `size_bytes` of records; None if there is none.
 
-        None: append at once. The work (a roll with its fsync and snapshot, or clearing `clean`) may run in a
-        worker; no append may run until it returns, reads may. The work raises Stopped or Full, and the append
-        then fails with the same error. `append` does the work inline if the caller did not. Raises Stopped,
-        Closed.
+        The work (a new segment, or the note in the checkpoint that the log is not closed cleanly) may run in a worker.
+        Reads are possible meanwhile, appends are not. If the work raises Stopped or Full, the append fails with that
+        error. `append` does the work itself if the caller did not. Raises Stopped, Closed.
         """
         if self.closed or self._segment_set.stopped is not None:
             self._writable()
         return self._writer.prepare(size_bound(size_bytes))
 
     def check(self, batch: Batch, before: bytes = b"") -> None:
-        """Check all limits, flags, ids and block checksums of `batch`. Any thread. Raises BadBatch.
+        """Check limits, flags, ids and block checksums of `batch`. Any thread. Raises BadBatch.
 
-        `before` is up to HEADER_SIZE bytes that precede the batch in the same append.
+        `before`: the last bytes (up to HEADER_SIZE) before the batch in the same append. They are needed because a
+        forbidden block trailer could begin in them and end in the batch.
         """
         data = batch.data if isinstance(batch.data, bytes | bytearray) else bytes(batch.data)
         verify_batch(data, *batch[1:], verify=self.options.verify)
-        # After a torn write, recovery could not tell a block trailer of this log inside of a payload from a
-        # real one. The trailer's header may also begin in the preceding bytes.
+        # A payload could imitate a block trailer of this log, and after a torn write recovery could not tell the two
+        # apart. The header of such a trailer may also begin in the preceding bytes.
         if contains_trailer_header(data, self.log_id) or (
             before and contains_trailer_header(before + data[:HEADER_SIZE], self.log_id)
         ):
@@ -261,9 +232,8 @@ class Log:
     def append(self, batches: Sequence[Batch], source: Source = PLAIN, checked: bool = False) -> list[Appended]:
         """Append all batches in one atomic write and return one result per batch.
 
-        An append that is larger than `segment_bytes` gets a segment of its own. `checked`: the caller has
-        already called `check`. Raises BadBatch, Full (nothing was appended; continue when there is space),
-        Stopped, Closed.
+        An append that is larger than `segment_bytes` gets a segment of its own. `checked`: the caller has already
+        called `check`. Raises BadBatch, Full (nothing was appended; try again when there is space), Stopped, Closed.
         """
         if self.closed or self._segment_set.stopped is not None:
             self._writable()
@@ -275,16 +245,16 @@ class Log:
         return self._writer.append(batches, source).results
 
     def append_control(self, source: Source) -> Appended:
-        """Append a block trailer that has only a source (`succession_source`). Raises as `append`."""
+        """Append a block trailer without records, only to store `source` (`succession_source`). Raises as `append`."""
         self._writable()
         append = self._writer.append((), source)
         return Appended([], append.end_ordinal, append.end, append.trailers[0].append_time)
 
     def append_payloads(self, payloads: Sequence[bytes]) -> Appended:
-        """Append payloads as records, for use without a broker.
+        """Append payloads as records, for use of the log without a broker.
 
-        The producer id is the log's own incarnation, the sequence is the ordinal. Raises as `append`, and
-        ValueError if `payloads` is empty.
+        A record's id is the log's own incarnation and the record's ordinal. Raises as `append`, and ValueError if
+        `payloads` is empty.
         """
         if not payloads:
             raise ValueError("append_payloads needs at least one payload")
@@ -302,15 +272,18 @@ class Log:
         return results[0]._replace(positions=runs) if len(results) == 1 else results[0]
 
     def append_stream(self, stream: Readable, producer_id: int, sequence: int, count: int) -> Appended:
-        """Append the records read from `stream`, of any length, as one atomic batch.
+        """Append the records in `stream` as one verified, atomic batch.
 
-        The stream is spooled and verified before anything is written. Raises as `append`, and what
-        `stream.read` raises.
+        Their ids must be those of `producer_id` from `sequence` on, and their number `count`. Raises as `append` and as
+        `stream.read`.
         """
         self._writable()
         with Spool(self._disk, self.folder) as spool:
             spool.fill(stream, self.options.segment_bytes)
-            found = count_verified(spool, producer_id, sequence, self.options.verify)
+            found = 0
+            for batch in spool_batches(spool, producer_id, sequence):
+                verify_batch(*batch, verify=self.options.verify)
+                found += batch.count
             if found != count or not found:
                 raise BadBatch(f"the stream holds {found} records, {count} were announced")
             bound = size_bound(spool.size) + TRAILER_SIZE * (spool.size // PIECE_BYTES + 1)
@@ -325,15 +298,12 @@ class Log:
     # Reading: any thread, concurrently with the owner.
 
     def read(self, offset: int, max_bytes: int, *, upto: Upto = "forced", epoch: int | None = None) -> Chunk:
-        """Read whole blocks, starting with the one that holds `offset`.
+        """Read whole blocks, at most `max_bytes` but at least one block, from the block that holds `offset`.
 
-        At least one, even above `max_bytes`.
-
-        `epoch`: the highest epoch that the reader has seen. A stopped log is readable up to its durable offset
-        only. At an offset inside a range that a repair filled, the reader skips to the end of the filler.
-
-        Raises BelowStart, BeyondEnd, NotARecord, CutAway, Corrupt (a damaged range: continue at `.next`),
-        OSError, Closed.
+        `upto`: read to the durable offset ("forced") or to the end; a stopped log only to its durable offset. `epoch`:
+        the highest epoch that the reader has seen; CutAway if the log was truncated below `offset` since. If a repair
+        has replaced the record at `offset` by a filler, reading continues after the filler. Raises BelowStart,
+        BeyondEnd, NotARecord, CutAway, Corrupt (a damaged range: continue at `.next`), OSError, Closed.
         """
         return self._readable().read(offset, max_bytes, upto == "forced", epoch, cached=False)
 
@@ -347,33 +317,23 @@ class Log:
             return None
 
     def block_of_record(self, offset: int, *, upto: Upto = "forced", cached: bool = False) -> Block | None:
-        """Return the verified block of the record at `offset`, found by the next block trailer.
+        """Return the verified block of the record at `offset`, found by searching the next block trailer.
 
-        `cached`: return None if the read would wait for the disk. Raises as `read`; BeyondEnd also for data
-        that is not readable yet.
+        `cached`: return None if the read would wait for the disk, or if no valid trailer was found. Raises as `read`;
+        BeyondEnd also for data after the limit that `upto` sets.
         """
         return self._readable().block_of_record(offset, upto == "forced", cached)
 
     def unproven(self, *, cached: bool = False) -> RawReadContext:
-        """Context manager that yields `read(offset, size)` for unverified bytes.
-
-        For callers that have already verified the block.
-        """
+        """Context manager that yields `read(offset, size)`, which checks nothing: for bytes known to be valid."""
         return self._readable().unproven(cached)
 
     def seek_offset(self, offset: int) -> int:
-        """Nearest start of a record at or before `offset`, clamped to the log.
-
-        Raises Corrupt, OSError.
-        """
+        """Nearest start of a record at or before `offset`, clamped to the log. Raises Corrupt, OSError."""
         return self._readable().seek_offset(offset)
 
     def offset_of_ordinal(self, ordinal: int) -> tuple[int, int]:
-        """(offset, ordinal) of the record `ordinal`.
-
-        Below the first record: the first; above the last: the end; in a damaged range: the next readable
-        record.
-        """
+        """(offset, ordinal) of the record `ordinal`, or of the next readable one; at most the end of the log."""
         return self._readable().offset_of_ordinal(ordinal)
 
     def offset_of_time(self, ms: int) -> int:
@@ -386,18 +346,12 @@ class Log:
         return self._reader
 
     def flush_due(self, now: float) -> float | None:
-        """Monotonic time (s) at which an fsync is due; at most `now`: immediately.
-
-        None: nothing is due.
-        """
-        segment_set, since = self._segment_set, self._writer.dirty_since
+        """Monotonic time (s) at which an fsync is due, immediately if not after `now`; None if no fsync is due."""
+        segment_set = self._segment_set
         if segment_set.durable >= segment_set.end or segment_set.stopped is not None:
             return None
-        messages, seconds = self.options.flush_messages, self.options.flush_seconds
         records = segment_set.end_ordinal - segment_set.durable_ordinal
-        if not messages or not seconds or records >= messages:
-            return min(now, since)
-        return since + seconds
+        return self.options.fsync_due(records, self._writer.dirty_since, now)
 
     def force(self) -> None:
         """Fsync everything written so far, in this thread. Raises Stopped, Closed."""
@@ -414,9 +368,9 @@ class Log:
         return FsyncPlan(self, self._writer.gate, segment_set.segments[-1], *position, now, snapshot)
 
     def force_done(self, plan: FsyncPlan, error: Exception | None) -> Callable[[], None] | None:
-        """Record the result of an fsync: advance `forced_offset`, or stop the log.
+        """Record the end of the fsync of `plan`: advance `forced_offset`, or if there is an `error`, stop the log.
 
-        Returns follow-up file work for a worker, or None.
+        Returns file work that is to be done in a worker, or None.
         """
         segment_set, writer = self._segment_set, self._writer
         if plan.gate is not writer.gate:
@@ -435,10 +389,7 @@ class Log:
         return lambda: writer.complete_fsync(plan.snapshot)
 
     def note_work(self) -> Callable[[], None] | None:
-        """Return work for a worker that rewrites an outdated durable offset in `log.mark`.
-
-        None if the one in the file is current.
-        """
+        """Return work for a worker: write the durable offset to `log.mark`. None if the file has it already."""
         writer = self._writer
         return writer.rewrite_checkpoint_unsynced if writer.checkpoint_outdated and not self.closed else None
 
@@ -446,10 +397,7 @@ class Log:
         self._writer.stop(reason)
 
     def set_options(self, options: LogOptions) -> None:
-        """Replace the options of this log; data that is already stored is not changed.
-
-        The suffix cannot change, and `archive_folder` must exist. Raises ValueError.
-        """
+        """Replace the options of this log, for later appends. Raises ValueError if the suffix changes."""
         if options.suffix != self.options.suffix:
             raise ValueError(f"the suffix of a log cannot change: it is {self.options.suffix}")
         self.options = self._writer.options = options
@@ -457,8 +405,8 @@ class Log:
     def truncate_before(self, offset: int) -> int:
         """Delete everything before the block that holds `offset`; return the new first offset.
 
-        `offset` is at most the end. May run in a worker while no append runs. Raises Corrupt, Stopped, Full,
-        Closed.
+        If `offset` is the end or later, everything is deleted. May run in a worker while no append runs. Raises
+        Corrupt, Stopped, Full, Closed.
         """
         self._writable()
         segment_set = self._segment_set
@@ -473,7 +421,7 @@ class Log:
         return first
 
     def retain(self, now_ms: int) -> list[str]:
-        """Roll the active segment by age, then delete or archive expired segments; return their names.
+        """Seal the active segment if it is old enough; then delete or archive expired segments, and return their names.
 
         May run in a worker while no append runs. Raises Stopped, Full, Closed.
         """
@@ -500,15 +448,14 @@ class Log:
         return self._writer.truncate_before(first, ordinal)
 
     def stop(self, reason: str) -> None:
-        """Stop all writes, also after restarts, until `resume`. Writes `log.mark`."""
+        """Stop all writes until `resume`, also after restarts: the reason is written to `log.mark`."""
         self._writable()
         self._writer.stop(reason)
 
     def resume(self) -> None:
-        """Recover a stopped log so that it accepts writes.
+        """Recover a stopped log, so that it accepts writes again. Sets `recovery`, and loads the state again.
 
-        `recovery` is new, and the state is loaded again. May run in a worker. Raises Stopped if the end of
-        the log cannot be made durable, OSError, Full.
+        May run in a worker. Raises Stopped if the end of the log cannot be made durable, OSError, Full.
         """
         if self.closed:
             raise Closed()
@@ -522,10 +469,10 @@ class Log:
         self._writer.write_checkpoint()
 
     def close(self) -> None:
-        """Fsync, write a snapshot and set `clean`; a stopped log is only closed.
+        """Fsync, write a snapshot and set `clean` in the checkpoint; of a stopped log, close only the files.
 
-        Repeated calls do nothing. May run in a worker. The log is closed even if this raises Stopped (the
-        fsync failed) or Full.
+        May run in a worker. The log is closed even if this raises Stopped (the fsync failed) or Full. Repeated calls do
+        nothing.
         """
         if self.closed:
             return
@@ -533,9 +480,7 @@ class Log:
         self._writer.close(self._writer.snapshot())
 
     def abandon(self, reason: str) -> None:
-        """Detach a log whose folder was, or will be, renamed or removed.
-
-        Nothing more is written or fsynced.
+        """Write and fsync nothing more, because the log's folder was, or will be, renamed or removed.
 
         `stopped` is then `reason`, and reads raise Closed. Repeated calls do nothing.
         """
@@ -546,25 +491,18 @@ class Log:
 
 SPOOL_NAME: Final = "append.spool"
 SPOOL_MEMORY_BYTES: Final = 4 << 20
-"""A longer stream is spooled to a file."""
+"""A longer stream is spooled to a file instead of memory."""
 PIECE_BYTES: Final = 1 << 20
 """Bytes read from a stream, or appended, at a time."""
 
 
 class Readable(Protocol):
-    """A stream that can be read."""
-
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes; b"" at the end."""
-        ...
 
 
 class Spool:
-    """Bytes of a stream, kept in memory or in a file so that they are verified before the append.
-
-    A context manager: the file, in the log's folder, is removed at the end. It is never fsynced, and never
-    read after a restart.
-    """
+    """The bytes of a stream, in memory or in a file of the log's folder. The file is removed at the end."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self._disk = disk
@@ -598,14 +536,14 @@ class Spool:
             self.size += len(piece)
 
     def read(self, size: int, position: int) -> bytes:
-        """Return `size` bytes from `position`, fewer at the end."""
+        """Return `size` bytes from `position`, fewer where the stream ends."""
         if self._file is not None:
             return self._file.pread(size, position)
         return bytes(memoryview(self._memory)[position : position + size])
 
 
 def spool_batches(spool: Spool, producer_id: int, sequence: int) -> Iterator[Batch]:
-    """Yield the spooled records as batches of about PIECE_BYTES, without blocks. Raises BadBatch."""
+    """Yield the spooled records as batches of about PIECE_BYTES, with no blocks given. Raises BadBatch."""
     position = 0
     while position < spool.size:
         size = PIECE_BYTES
@@ -622,17 +560,8 @@ def spool_batches(spool: Spool, producer_id: int, sequence: int) -> Iterator[Bat
         sequence += count
 
 
-def count_verified(spool: Spool, producer_id: int, sequence: int, verify: str) -> int:
-    """Number of records in the spool, each of which is verified. Raises BadBatch."""
-    count = 0
-    for batch in spool_batches(spool, producer_id, sequence):
-        verify_batch(*batch, verify=verify)
-        count += batch.count
-    return count
-
-
 def _whole_records(data: bytes) -> tuple[int, int]:
-    """Return (size in bytes, count) of the records at the start of `data` that are complete."""
+    """Return (size in bytes, count) of the complete records at the start of `data`."""
     position = count = 0
     size = len(data)
     while position + HEADER_SIZE <= size:

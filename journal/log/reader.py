@@ -1,9 +1,8 @@
-"""Reading a log: chunks of whole blocks, and search by offset, ordinal or time.
+"""Reads of a log: chunks (bytes of whole blocks), and searches by offset, ordinal or time.
 
-A chunk starts and ends at block boundaries. Some boundaries are known without reading the file: the ends of
-index runs, the end of the readable log, the ends of damage, and the ends of chunks returned before. A reader
-that continues where it stopped therefore costs one disk read. Any other boundary is found by walking the
-index run (at least 64 KiB) that holds it.
+A read must find where the block starts that holds its offset. The index knows only the start of each index run (the
+blocks, at least 64 KiB, that one index entry covers). So the ends of returned chunks are remembered: a reader that
+continues at the end of its last chunk needs one disk read. For other offsets, the run's blocks are read one by one.
 """
 
 from __future__ import annotations
@@ -24,19 +23,16 @@ from journal.record.block_trailer import BLOCK_SPAN_MAX, TRAILER_SIZE, decode_tr
 from journal.record.format import FLAG_FILLER, BadRecord, Incomplete, header_positions, records_of
 
 KNOWN_STARTS_MAX: Final = 256
-"""Chunk ends remembered per log. More readers than this at different offsets are rare, and the others only
-walk one run.
-"""
+"""Chunk ends remembered per log. With more concurrent readers than this, the others search a whole index run."""
 
 PEEK_BYTES: Final = 4096
 PEEK_MORE_BYTES: Final = BLOCK_SIZE_MAX + TRAILER_SIZE
-"""Bytes read after a single record to find the end of its block: first enough for a small send, then for any
-block except that of one larger record.
-"""
+"""Bytes read after a record to find the end of its block: the first size suffices for a small send, the second for most
+blocks."""
 
 Pread = Callable[[Segment, int, int], bytes | bytearray]
 RawRead = Callable[[int, int], "bytes | bytearray | None"]
-"""read(offset, size): at most `size` bytes of one segment; None if the read would wait for the disk."""
+"""`read(offset, size)`: at most `size` bytes, all of one segment; None if the read would wait for the disk."""
 RawReadContext = AbstractContextManager[RawRead]
 
 
@@ -45,7 +41,7 @@ class WouldBlock(Exception):
 
 
 class LogReader:
-    """Reads a log. All methods are safe in any thread, concurrently with the owner."""
+    """Reads a log; methods with the name of a method of `Log` do the same. Any thread, concurrently with the owner."""
 
     def __init__(self, segment_set: SegmentSet) -> None:
         self._segment_set = segment_set
@@ -53,7 +49,7 @@ class LogReader:
         self._oldest: tuple[int, int] | None = None
 
     def _limit(self, forced: bool) -> int:
-        """End of the readable log; of a stopped log always its durable offset."""
+        """End of what may be read: with `forced`, or in a stopped log, the durable offset, else the end of the log."""
         segment_set = self._segment_set
         return segment_set.durable if forced or segment_set.stopped is not None else segment_set.end
 
@@ -85,7 +81,6 @@ class LogReader:
             return Chunk(start, skip_to, stop, data)
 
     def seek_offset(self, offset: int) -> int:
-        """As `Log.seek_offset`."""
         segment_set = self._segment_set
         offset = max(segment_set.first, min(offset, segment_set.end))
         with segment_set.pinned_segments() as segments:
@@ -100,7 +95,6 @@ class LogReader:
             return max(start for start in _record_starts(block) if start <= offset)
 
     def offset_of_ordinal(self, ordinal: int) -> tuple[int, int]:
-        """As `Log.offset_of_ordinal`."""
         segment_set = self._segment_set
         if ordinal <= segment_set.first_ordinal:
             return segment_set.first, segment_set.first_ordinal
@@ -120,7 +114,6 @@ class LogReader:
             return segment_set.end, segment_set.end_ordinal
 
     def offset_of_time(self, ms: int) -> int:
-        """As `Log.offset_of_time`."""
         segment_set = self._segment_set
         with segment_set.pinned_segments() as segments:
             if ms > segment_set.append_time:
@@ -137,7 +130,7 @@ class LogReader:
             return segment_set.end
 
     def block_at(self, offset: int) -> Block:
-        """Return the block that holds `offset`, which is below the end. Raises Corrupt."""
+        """Return the block that holds `offset`, which must be before the end of the log. Raises Corrupt."""
         with self._segment_set.pinned_segments() as segments:
             self._check_damage(offset)
             number = self._segment_set.index_of(offset, segments)
@@ -145,7 +138,6 @@ class LogReader:
             return self._block_at(segments[number], offset, end, _pread)
 
     def block_of_record(self, offset: int, forced: bool, cached: bool) -> Block | None:
-        """As `Log.block_of_record`."""
         segment_set = self._segment_set
         with segment_set.pinned_segments() as segments:
             limit = self._limit(forced)
@@ -162,7 +154,7 @@ class LogReader:
                 return None
             if block is not None or cached:
                 return block
-            # The walk from a block start finds the error to raise.
+            # No valid block trailer was found. Walking the blocks from a known block start finds the error to raise.
             block = self._block_at(segment, offset, end, _pread)
             if crc32(block.data) != block.control.crc:
                 raise self._add_damage(segment, block.offset, block.next, "the block fails its checksum")
@@ -172,10 +164,7 @@ class LogReader:
 
     @contextmanager
     def unproven(self, cached: bool) -> Iterator[RawRead]:
-        """As `Log.unproven`.
-
-        The read raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed.
-        """
+        """As `Log.unproven`. `read` raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed."""
         segment_set = self._segment_set
         with segment_set.pinned_segments() as segments:
             base = end = 0
@@ -195,7 +184,7 @@ class LogReader:
             yield read
 
     def oldest_ms(self) -> int:
-        """Append time of the first block, read once per first offset. Raises Corrupt."""
+        """Append time (ms) of the first block, read again only after the first offset has changed. Raises Corrupt."""
         first = self._segment_set.first
         if self._oldest is None or self._oldest[0] != first:
             with self._segment_set.pinned_segments() as segments:
@@ -210,7 +199,7 @@ class LogReader:
         return self._load_index(segment).newest_ms
 
     def first_ordinal_at(self, offset: int) -> int:
-        """Ordinal of the first record at or after a segment's start."""
+        """Ordinal of the first record at or after `offset`, which is the start of a segment."""
         with self._segment_set.pinned_segments() as segments:
             for segment in segments[self._segment_set.index_of(offset, segments) :]:
                 ordinal = self._load_index(segment).first_ordinal
@@ -236,7 +225,7 @@ class LogReader:
                 raise Corrupt(path, first, next, reason)
 
     def _valid_blocks(self, segment: Segment, position: int) -> Iterator[Block]:
-        """Blocks from `position` of the segment on, without those known to be damaged."""
+        """Yield the blocks from `position` of the segment on, without those known to be damaged."""
         for block in segment.valid_blocks(position):
             if not any(first <= block.offset < next for first, next, _ in self._segment_set.damage):
                 yield block
@@ -246,10 +235,11 @@ class LogReader:
         return min([end, *(first for first, _, _ in self._segment_set.damage if first > offset)])
 
     def _chunk_start(self, segment: Segment, offset: int, end: int, pread: Pread) -> tuple[int, int]:
-        """Start of the block that holds `offset`, and the offset from which its records are wanted.
+        """Return the start of the block that holds `offset`, and the offset from which the caller wants records.
 
-        Inside a range that a repair filled, the latter is the end of the filler: a record may have started at
-        `offset` before, and readers continue after the gap. Raises NotARecord, Corrupt.
+        These differ if `offset` is not the first record. Where a repair has replaced damaged records by a filler, a
+        record may have started at `offset` before: the second offset is then the end of the filler, so that readers
+        continue after the gap. Raises NotARecord, Corrupt.
         """
         if offset in self._known_starts or self._index_position(segment, offset).position == offset - segment.base:
             return offset, offset
@@ -264,10 +254,9 @@ class LogReader:
         return block.offset, offset
 
     def _chunk_end(self, segment: Segment, start: int, end: int, max_bytes: int, pread: Pread) -> int:
-        """End of the chunk that starts at `start`: at most `max_bytes` later, but at least one block.
+        """Return the end of the chunk that starts at `start`: at most `max_bytes` later, but after at least one block.
 
-        If the walk finds damage after at least one valid block, the chunk ends there; the next read raises.
-        Raises Corrupt if the first block is damaged.
+        The chunk ends before damage. Raises Corrupt if its first block is damaged.
         """
         if end - start <= max_bytes:
             return end
@@ -289,10 +278,10 @@ class LogReader:
     def _whole_blocks(
         self, segment: Segment, start: int, end: int, data: bytes | bytearray
     ) -> tuple[bytes | bytearray, int]:
-        """Return those whole blocks of `data` that are valid, and the offset of their end.
+        """Return the valid whole blocks of `data`, and the offset of their end. Raises Corrupt if there are none.
 
-        `data` was read from offset `start` on and is shorter than the file should be: what is missing up to
-        `end` is recorded as damage. Raises Corrupt if there is no whole block.
+        `data` was read from offset `start` and is shorter than requested: the file has lost its end. The bytes that are
+        missing before `end` are recorded as damage.
         """
         position, error = start, None
         try:
@@ -322,10 +311,7 @@ class LogReader:
                 raise Corrupt(segment.path, offset, end, "no block contains this offset")
 
     def _walk_blocks(self, segment: Segment, start: int, end: int, pread: Pread) -> Iterator[Block]:
-        """Blocks from `start` on without their checksum, reading as little as possible.
-
-        Raises Corrupt.
-        """
+        """Yield the blocks from `start` on, without checking their checksums. Raises Corrupt at the first damage."""
         size = RUN_SIZE_MIN
         while start < end:
             wanted = min(size, end - start)
@@ -345,7 +331,7 @@ class LogReader:
                 raise self._add_damage(segment, start, end, FILE_TOO_SHORT)
 
     def _record_damage(self, segment: Segment, start: int, end: int, error: BadRecord) -> Corrupt:
-        """Record the damage from `start` to the next valid block, and return the error to raise."""
+        """Record as damage what lies between `start` and the next valid block; return the error to raise."""
         next_valid = segment.find_next_valid(start - segment.base)
         next = end if next_valid is None else min(end, segment.base + next_valid.position)
         return self._add_damage(segment, start, next, error.reason)
@@ -358,8 +344,8 @@ class LogReader:
 
     def _index_position(self, segment: Segment, offset: int) -> IndexPosition:
         position = self._load_index(segment).by_position(offset - segment.base)
-        # If a concurrent append has just closed the first run of the index, the only known start is that of
-        # the segment.
+        # A concurrent append may close the first index run between the reads of `by_position`. The position returned is
+        # then after `offset`, and the start of the segment is used instead.
         return position if position.position <= offset - segment.base else IndexPosition(0, 0)
 
     def _load_index(self, segment: Segment) -> SegmentIndex:
@@ -381,11 +367,7 @@ def _pread_cached(segment: Segment, size: int, offset: int) -> bytes | bytearray
 
 
 def _block_by_trailer(segment: Segment, offset: int, end: int, pread: Pread) -> Block | None:
-    """Find and verify the block of the record at `offset` by the next block trailer.
-
-    Returns None if the block is not whole or no record starts there. The block's other records are not
-    parsed.
-    """
+    """Return the verified block of the record at `offset`, found by the next trailer; None if that is not valid."""
     size = PEEK_BYTES
     while True:
         data = pread(segment, min(size, end - offset), offset)
@@ -408,17 +390,13 @@ def _block_by_trailer(segment: Segment, offset: int, end: int, pread: Pread) -> 
 
 
 def _record_starts(block: Block) -> list[int]:
-    """Offsets in a block at which records start, including its trailer."""
+    """Offsets in a block at which records start; the last one is that of the block trailer."""
     positions = [block.offset + position for position in header_positions(block.data)]
     return [*positions, block.control.end]
 
 
 def _filler_end(block: Block, offset: int, log_id: int) -> int | None:
-    """Return the end of the repair's filler that contains `offset`; None if no filler contains it.
-
-    If the last record of a block is a filler, the repair wrote the block trailer too: the lost range reaches
-    to the end of the block.
-    """
+    """Return the end of the filler (written by a repair) that contains `offset`; None if no filler contains it."""
     is_filler = False
     for position, size, _, id, flag in records_of(block.data):
         is_filler = flag == FLAG_FILLER and id == log_id
@@ -428,7 +406,7 @@ def _filler_end(block: Block, offset: int, log_id: int) -> int | None:
 
 
 def _record_of_ordinal(block: Block, ordinal: int) -> tuple[int, int]:
-    """(offset, ordinal) of a record of the block; of the next readable one if damage replaced it."""
+    """Return (offset, ordinal) of the record; if damage replaced that record, of the next readable one."""
     at = block.control.first_ordinal
     if ordinal <= at:
         return block.offset, at

@@ -1,12 +1,8 @@
-"""Read-only access to the log of another process, and a log on a folder without a broker.
+"""Read-only access to the log of another process; and, with `open_log`, a log without a broker.
 
-`ReadOnlyLog` never changes or locks anything. Its files are opened when first read and closed to limit open
-descriptors. A name may vanish at any time, by retention or because the topic was deleted: the reader then
-gets FileNotFoundError and refreshes from the log's checkpoint, which has the reason. An open file stays
-readable.
-
-`open_log` and `records` are for programs that keep a log of their own: the broker returns whole blocks and
-never parses a record, a program needs the records.
+`ReadOnlyLog` opens files when they are first read, and closes some to limit open descriptors. Retention or the deletion
+of the topic may remove a file at any time: opening it then raises FileNotFoundError, and the log's checkpoint is read
+again, which shows the reason. An open file stays readable after its removal.
 """
 
 from __future__ import annotations
@@ -26,22 +22,23 @@ from journal.errors import BeyondEnd, Corrupt, CutAway
 from journal.log.checkpoint import LogCheckpoint, LogCheckpointFile, truncated_since
 from journal.log.index import InvalidIndex, OnDiskIndex, SegmentIndex
 from journal.log.log import Log, Upto
+from journal.log.options import LogOptions
 from journal.log.reader import LogReader
 from journal.log.segment import Segment
-from journal.log.segments import LogOptions, SegmentSet
+from journal.log.segments import SegmentSet
 from journal.record.batch import Chunk
 from journal.record.block import blocks_of
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, records_of, split_body
 
 OPEN_MAX: Final = 4
-"""Open files per log; a reader continues from one segment to the next."""
+"""Maximum open files per log. A reader needs few, because it continues from one segment to the next."""
 
 OpenFiles = OrderedDict["ReadOnlyFile", File]
-"""Open files in the order of their last use."""
+"""Open files, the least recently used first."""
 
 
 class ReadOnlyFile:
-    """A read-only file, opened on use. Only the first `size_bytes` count; None: the whole file."""
+    """A file that is only read, opened on use. `size_bytes`: only these first bytes count; None: the whole file."""
 
     def __init__(self, disk: Disk, path: str, pool: OpenFiles, size_bytes: int | None = None) -> None:
         self.path = path
@@ -83,15 +80,10 @@ class ReadOnlyFile:
 
 
 class ReadOnlySegment(Segment):
-    """Segment of another process's log, readable up to the offset `end`. Never written.
+    """Segment of another process's log, readable up to the offset `end`. Uses the index file if that is valid."""
 
-    The index is searched in its file, or built in memory if the file is invalid.
-    """
-
-    def __init__(
-        self, disk: Disk, folder: str, base: int, log_id: int, *, end: int, pool: OpenFiles, suffix: str
-    ) -> None:
-        path = filenames.join(folder, filenames.segment_name(base, suffix))
+    def __init__(self, disk: Disk, folder: str, base: int, log_id: int, *, end: int, pool: OpenFiles) -> None:
+        path = filenames.join(folder, filenames.segment_name(base))
         super().__init__(disk, ReadOnlyFile(disk, path, pool, end - base), folder, base, log_id)
         self.sealed = True
         self._disk_index: OnDiskIndex | None = None
@@ -100,7 +92,6 @@ class ReadOnlySegment(Segment):
         self._index_file = ReadOnlyFile(disk, self._index_path, pool)
 
     def set_end(self, end: int) -> None:
-        """Change the readable end to the offset `end`."""
         if end != self.end:
             self.size = end - self.base
             self._index = self._disk_index = None
@@ -108,7 +99,7 @@ class ReadOnlySegment(Segment):
 
     @property
     def index(self) -> SegmentIndex:
-        """The index. It and its searches raise InvalidIndex: call `discard_index_file` and retry."""
+        """The index. This property and searches raise InvalidIndex: then call `discard_index_file` and repeat them."""
         if self._disk_index is None and self._index_file_usable and self._index is None:
             self._disk_index = OnDiskIndex(
                 self._index_file, self.base, self.log_id, self.size, self.pread, self.valid_blocks
@@ -116,10 +107,7 @@ class ReadOnlySegment(Segment):
         return self._disk_index or super().index
 
     def discard_index_file(self, path: str) -> bool:
-        """Stop using the index file if its path is `path`; return True if it was in use until now.
-
-        The index is built from the segment after that.
-        """
+        """Stop using the index file if it is `path`, and build the index from the segment; True if it was in use."""
         known = self._index_file_usable and path == self._index_path
         if known:
             self._index_file_usable, self._disk_index = False, None
@@ -129,34 +117,28 @@ class ReadOnlySegment(Segment):
         """Do nothing: the owner of the log writes the index."""
 
     def close(self) -> None:
-        """Close the files."""
         self.file.close()
         self._index_file.close()
 
 
 REFRESH_ATTEMPTS_MAX: Final = 5
-"""Attempts to read a folder whose files and checkpoint do not match because the owner is changing it."""
+"""Attempts to read files and checkpoint that match: they may not match while the log's owner changes the folder."""
 
 Found = TypeVar("Found")
 
 
 class ReadOnlyLog:
-    """The log of another process, readable up to its durable offset.
+    """The log of another process, readable up to its durable offset. Not thread-safe.
 
-    The owner may append, roll and delete meanwhile. Nothing is locked and nothing is written. Bytes below the
-    durable offset never change; the owner can only raise that offset, delete old segments, or delete the
-    whole log. `refresh` reads the checkpoint again; later changes are not visible. Searches use the index
-    files on disk, so that neither the number nor the size of segments makes opening expensive. Not
-    thread-safe.
-
-    `log_id` as in the checkpoint. The constructor calls `refresh`, and raises as it does.
+    The owner may append, roll and delete meanwhile; nothing is locked or written here. `refresh`, also called by the
+    constructor, reads the checkpoint; what the owner changes afterwards is not visible until the next `refresh`.
+    Searches use the index files on disk, so that opening a log costs little, whatever its size.
     """
 
-    def __init__(self, disk: Disk, folder: str, log_id: int, suffix: str = filenames.SEGMENT_SUFFIX) -> None:
+    def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
         self.folder = folder
         self.log_id = log_id
         self._disk = disk
-        self._suffix = suffix
         self._checkpoint_file = LogCheckpointFile(disk, folder, log_id)
         self._open_files: OpenFiles = OrderedDict()
         self._segment_set = SegmentSet(log_id)
@@ -168,8 +150,8 @@ class ReadOnlyLog:
     def refresh(self) -> LogCheckpoint:
         """Read the checkpoint again and return it.
 
-        Raises FileNotFoundError (the log does not exist, or no longer), WrongLog (another log has replaced
-        it), Corrupt, NewerFormat, OSError.
+        Raises FileNotFoundError (there is no log, or no longer), WrongLog (the folder is now that of another log),
+        Corrupt, NewerFormat, OSError.
         """
         for _ in range(REFRESH_ATTEMPTS_MAX):
             checkpoint = self._read_checkpoint()
@@ -182,8 +164,8 @@ class ReadOnlyLog:
     def read(self, offset: int, max_bytes: int, epoch: int | None = None) -> Chunk:
         """As `Log.read`, up to the durable offset. Refreshes before and after the read.
 
-        Raises as `refresh`, and BelowStart, BeyondEnd, NotARecord, CutAway (since `epoch`), Corrupt (a range
-        that is damaged, or whose file is missing).
+        `epoch`: the highest that the reader has seen. Raises as `refresh`, and BelowStart, BeyondEnd, NotARecord,
+        CutAway (since `epoch` the log was truncated below what was read), Corrupt (damage, or a missing file).
         """
         self.refresh()
         chunk = self._retry(offset, lambda reader: reader.read(offset, max_bytes, True, epoch, cached=False))
@@ -205,14 +187,13 @@ class ReadOnlyLog:
         return self._retry(None, lambda reader: reader.offset_of_time(ms))
 
     def close(self) -> None:
-        """Close the files; the next use opens those that it needs."""
+        """Close the files; the log can still be used and then opens them again."""
         while self._open_files:
             self._open_files.popitem()[1].close()
 
     def _read_checkpoint(self) -> LogCheckpoint:
-        """Return the newest checkpoint."""
-        # Reading a slot that is just being written returns the older slot: retry, so that the durable offset
-        # never decreases.
+        # If the owner is writing one slot, the older slot is returned. The read is repeated, so that the durable offset
+        # does not decrease.
         for _ in range(REFRESH_ATTEMPTS_MAX):
             found = self._checkpoint_file.read()
             if found is None:
@@ -223,15 +204,15 @@ class ReadOnlyLog:
         return found
 
     def _apply_checkpoint(self, checkpoint: LogCheckpoint) -> bool:
-        """Apply `checkpoint`; False if files and checkpoint do not match, so that both must be read again."""
+        """Take the bounds in `checkpoint`; False if the files do not match it, so that both must be read again."""
         if checkpoint.epoch != self.checkpoint.epoch or checkpoint.starts != self.checkpoint.starts:
-            # The owner has truncated the log: no segment or offset is known any more.
+            # The owner has truncated the end of the log: forget all segments, whose bytes may have changed.
             self.close()
             self._segments = {}
             self._segment_set = SegmentSet(self.log_id)
             self._reader = LogReader(self._segment_set)
-        bases = [filenames.parse_segment_name(name, self._suffix) for name in self._disk.list(self.folder)]
-        starts = sorted(base for base in bases if base is not None and base < checkpoint.durable)
+        bases = filenames.segment_offsets(self._disk.list(self.folder))
+        starts = [base for base in bases if base < checkpoint.durable]
         self._set_segments(checkpoint, starts[max(0, bisect_right(starts, checkpoint.first) - 1) :])
         return checkpoint.first >= checkpoint.durable or bool(starts and starts[0] <= checkpoint.first)
 
@@ -240,7 +221,7 @@ class ReadOnlyLog:
         kept = {}
         for base, end in pairwise([*starts, checkpoint.durable]):
             segment = self._segments.get(base) or ReadOnlySegment(
-                self._disk, self.folder, base, self.log_id, end=end, pool=self._open_files, suffix=self._suffix
+                self._disk, self.folder, base, self.log_id, end=end, pool=self._open_files
             )
             segment.set_end(end)
             kept[base] = segment
@@ -254,10 +235,7 @@ class ReadOnlyLog:
         self.checkpoint = checkpoint
 
     def _retry(self, offset: int | None, question: Callable[[LogReader], Found]) -> Found:
-        """Call `question` with the reader of this log, and return its result.
-
-        It is called again after an invalid index file, or if a file was deleted since the last refresh.
-        """
+        """Return what `question(reader)` returns; repeat that if an index file is invalid or a file was removed."""
         while True:
             try:
                 self._check_segment_exists(offset)
@@ -283,7 +261,7 @@ class ReadOnlyLog:
         segments = segment_set.segments
         if not segments or segments[0].base > offset:
             end = segments[0].base if segments else segment_set.end
-            name = filenames.segment_name(segment_set.first, self._suffix)
+            name = filenames.segment_name(segment_set.first)
             raise Corrupt(self.folder, segment_set.first, end, f"a segment file is missing, {name} or a later one")
 
     def _discard_index_file(self, path: str) -> bool:
@@ -294,11 +272,11 @@ LOG_ID: Final = 1 << 24
 """Default log id: incarnation 1, partition 0."""
 
 READ_BYTES: Final = 1 << 20
-"""Bytes read at a time; a larger block is read alone."""
+"""Bytes read at a time; a larger block is read by itself."""
 
 
 class StoredRecord(NamedTuple):
-    """One record, with its offset, its ordinal and the time of its append (ms since 1970)."""
+    """One record, with its offset, its ordinal, the time of its append (ms since 1970) and its id."""
 
     offset: int
     ordinal: int
@@ -317,9 +295,9 @@ def open_log(
     clock: Clock | None = None,
     log_id: int = LOG_ID,
 ) -> Iterator[Log]:
-    """Open the log in `folder`, creating or recovering it; it is closed cleanly at the end.
+    """Open the log in `folder`, creating or recovering it. The context manager closes it cleanly at the end.
 
-    One process at a time: the folder is locked. Raises Locked, NewerFormat, Corrupt, Full, OSError.
+    Only one process at a time can do this: the folder is locked. Raises Locked, NewerFormat, Corrupt, Full, OSError.
     """
     disk = disk or RealDisk()
     parent = folder.rstrip("/").rpartition("/")[0] or "."
@@ -345,11 +323,11 @@ def records(
     time_ms: int | None = None,
     upto: Upto = "forced",
 ) -> Iterator[StoredRecord]:
-    """Yield all records from a start position.
+    """Yield all records from a start position to the durable offset, or with `upto` "written" to the end of the log.
 
-    Ends at the durable offset, or with "written" at the end of the log. Start with at most one of `offset`
-    (of a record, or any offset inside one), `ordinal` and `time_ms` (first block appended then or later);
-    default: the first record. Raises ValueError, BelowStart, BeyondEnd, Corrupt.
+    Give at most one start position: `offset` (of a record, or inside a record), `ordinal`, or `time_ms` (of the first
+    block that was appended then or later). The default is the first record. Raises ValueError, BelowStart, BeyondEnd,
+    Corrupt.
     """
     start = _start_offset(log, offset, ordinal, time_ms)
     at = start
@@ -357,7 +335,7 @@ def records(
         try:
             chunk = log.read(at, READ_BYTES, upto=upto)
         except BeyondEnd:
-            # The start is between the durable offset and the end: nothing is readable yet.
+            # The start is after the durable offset, but not after the end: there is nothing to read yet.
             if at <= log.end_offset:
                 return
             raise

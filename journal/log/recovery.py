@@ -1,20 +1,22 @@
-"""Recovery of a log: examine the folder, decide by `recovery_rules`, apply the decisions.
+"""Recovery of a log: examine the folder, decide by the tables in `recovery_rules`, apply the decisions.
 
-Before the log is served, everything accepted after the durable offset is rewritten in place and fsynced
-(after a crash the page cache proves nothing), the epoch is increased, and the checkpoint is fsynced. A
-stopped log is opened without changes and is readable up to its durable offset until an operator resumes it.
+After a crash, bytes that can be read may be in the page cache only. So before the log is served, the valid data after
+the durable offset is rewritten in place and fsynced; then the epoch is increased, and the checkpoint written durably.
+A stopped log is opened without changes and is readable up to its durable offset until an operator resumes it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from contextlib import closing, suppress
+from functools import partial
 from typing import Final
 
 from journal import filenames
 from journal.clock import Clock
-from journal.disk import Disk, check_no_folders, write_all
+from journal.disk import Disk, check_no_folders
 from journal.errors import Corrupt, Full, NewerFormat
+from journal.log import recovery_rules as rules
 from journal.log.checkpoint import (
     LogCheckpoint,
     LogCheckpointFile,
@@ -25,22 +27,9 @@ from journal.log.checkpoint import (
     add_epoch_start,
     next_epoch,
 )
-from journal.log.recovery_rules import (
-    ALL_MISSING,
-    FILES_GONE,
-    FOLDER_RULES,
-    TAIL_RULES,
-    Damage,
-    FolderFacts,
-    ReadScope,
-    Recovery,
-    SegmentFileFacts,
-    TailAction,
-    TailFacts,
-    decide,
-)
+from journal.log.options import LogOptions
 from journal.log.segment import NextValidBlock, Segment
-from journal.log.segments import AppliedPositions, LogOptions, SegmentSet, segment_limit
+from journal.log.segments import AppliedPositions, SegmentSet, segment_limit
 from journal.record.block import Block
 from journal.record.block_trailer import (
     SOURCE_PLAIN,
@@ -51,23 +40,21 @@ from journal.record.block_trailer import (
     BlockTrailer,
 )
 from journal.record.format import FLAG_TRAILER, BadRecord, checksum_matches, records_of
-from journal.torn_tail import TORN_SIZE_MAX, copy_torn_tail
+from journal.torn_tail import TORN_SIZE_MAX, copy_torn_tail, is_zeros, rewrite_durably
 
 OFFSET_MAX: Final = (1 << 63) - 1
 
 OTHER_LOG_SIZE_MAX: Final = 1 << 20
-"""Bytes searched for a block trailer of another log."""
+"""Bytes of a segment that are searched for a block trailer of another log."""
 
 FIRST_EPOCH: Final = 1
 
 
 class LogRecovery:
-    """One recovery of the log in `folder`, at its opening or at `resume`.
+    """One recovery of the log in `folder`, when the log is opened or resumed.
 
-    After `run` the attributes `segment_set`, `checkpoint_file`, `snapshots` and `report` describe the
-    recovered log.
-
-    Raises NewerFormat, WrongLog, Corrupt (`state` rejects a snapshot whose checksum is valid), OSError, Full.
+    After `run` the attributes `segment_set`, `checkpoint_file`, `snapshots` and `report` describe the recovered log.
+    Raises NewerFormat, WrongLog, Corrupt (`state` rejects a snapshot with a valid checksum), OSError, Full.
     """
 
     def __init__(
@@ -80,11 +67,11 @@ class LogRecovery:
         self._options = options
         self._state = state
         self._start_offset = start_offset
-        self._gaps: list[Damage] = []
+        self._gaps: list[rules.Damage] = []
         self.segment_set = SegmentSet(log_id)
         self.checkpoint_file = LogCheckpointFile(disk, folder, log_id)
         self.snapshots = SnapshotFiles(disk, folder, log_id)
-        self.report = Recovery()
+        self.report = rules.Recovery()
 
     def run(self, *, resume: bool = False) -> None:
         """Recover the log. `resume`: if the log is stopped, let it accept writes again."""
@@ -99,8 +86,8 @@ class LogRecovery:
         needed = min(first, snapshot.offset)
         clean = checkpoint.clean and durable == checkpoint.durable
         traces = any(map(filenames.is_trace, self._disk.list(self._folder)))
-        found = FolderFacts(status, clean, first, durable, needed, files, traces)
-        row = decide(FOLDER_RULES, found)
+        found = rules.FolderFacts(status, clean, first, durable, needed, files, traces)
+        row = rules.decide(rules.FOLDER_RULES, found)
         self.report.labels.append(row.label)
         if not resume:
             segment_set.stopped = checkpoint.stopped
@@ -111,31 +98,30 @@ class LogRecovery:
                 )
             if status == "damaged" and files:
                 segment_set.stopped = "log.mark was damaged, so it is not known whether the log was stopped"
-        if row.decision.create:
-            if row.label == ALL_MISSING and not resume:
-                segment_set.stopped = f"{FILES_GONE}: what was in them is lost, unless you bring them back"
+        if row.decision is rules.FolderAction.CREATE:
+            if row.label == rules.ALL_MISSING and not resume:
+                segment_set.stopped = f"{rules.FILES_GONE}: what was in them is lost, unless you bring them back"
             self._create(checkpoint, durable, ordinal)
             return
         segment_set.adopt(checkpoint)
         if status != "good":
             self._check_log_id(files[-1])
         self._open_segments(found)
-        if row.decision.read_scope is ReadScope.NOTHING and snapshot.offset == checkpoint.durable:
+        if row.decision is rules.FolderAction.CLEAN and snapshot.offset == checkpoint.durable:
             segment_set.end, segment_set.end_ordinal = checkpoint.durable, checkpoint.durable_ordinal
             segment_set.applied_positions = AppliedPositions(snapshot.sources)
             segment_set.clean = True
             return
         replay = self._replay(snapshot, durable, ordinal)
-        if row.decision.unclean or replay.tail_action is not None:
+        if row.decision is not rules.FolderAction.CLEAN or replay.tail_action is not None:
             self._make_durable(replay)
         else:
             segment_set.clean = True
         self._remove_obsolete(found)
 
     def _require_files(self) -> None:
-        """Check that no file name of the log belongs to a folder. Raises IsADirectoryError."""
-        # All names, before anything is changed: some files are opened late, or only by the next roll or clean
-        # close.
+        """Check that no name of a file of the log belongs to a folder. Raises IsADirectoryError."""
+        # All names are checked before anything is changed, because some files are only opened by a later roll or close.
         children = self._disk.list(self._folder)
         wanted = [name for name in children if filenames.is_partition_file(name, self._options.suffix)]
         check_no_folders(self._disk, self._folder, [name for name in wanted if not filenames.is_set_aside(name)])
@@ -168,20 +154,19 @@ class LogRecovery:
             raise Corrupt(path, 0, len(snapshot.state), f"the state cannot be loaded: {error}") from error
         return snapshot
 
-    def _list_segments(self) -> tuple[SegmentFileFacts, ...]:
-        names = self._disk.list(self._folder)
-        return tuple(
-            SegmentFileFacts(offset, self._disk.size(filenames.join(self._folder, name)))
-            for name in names
-            if (offset := filenames.parse_segment_name(name, self._options.suffix)) is not None
-        )
+    def _list_segments(self) -> tuple[rules.SegmentFileFacts, ...]:
+        offsets = filenames.segment_offsets(self._disk.list(self._folder), self._options.suffix)
+        return tuple(rules.SegmentFileFacts(offset, self._disk.size(self._segment_path(offset))) for offset in offsets)
+
+    def _segment_path(self, offset: int) -> str:
+        return filenames.join(self._folder, filenames.segment_name(offset, self._options.suffix))
 
     def _create(self, marks: LogCheckpoint, forced: int, ordinal: int) -> None:
-        """Create an empty first segment at offset `forced`; an empty one there is replaced.
+        """Create an empty first segment at offset `forced`; an empty segment file there is replaced.
 
-        The log is new, its creation was interrupted, or all its segments are lost. The segment is created
-        before the checkpoint, so that a checkpoint without a segment is damage. If segments were lost, the
-        checkpoint is written first, because it has the reason of the stop.
+        The log is new, its creation was interrupted, or all its segments are lost. The segment is created before the
+        checkpoint, so that a checkpoint without a segment proves a loss. After such a loss the log is stopped, and the
+        checkpoint is written first, because it stores the reason of the stop.
         """
         segment_set = self.segment_set
         segment_set.adopt(marks)
@@ -197,7 +182,7 @@ class LogRecovery:
             segment_set.starts = add_epoch_start(marks.starts, segment_set.epoch, forced)
         if segment_set.stopped is not None:
             self.checkpoint_file.write_durably(segment_set.checkpoint())
-        path = filenames.join(self._folder, filenames.segment_name(forced, self._options.suffix))
+        path = self._segment_path(forced)
         if self._disk.exists(path):
             self._disk.unlink(path)
         segment_set.segments = (self._new_segment(forced),)
@@ -209,10 +194,10 @@ class LogRecovery:
         self._disk.force_folder(self._folder)
         return segment
 
-    def _check_log_id(self, file: SegmentFileFacts) -> None:
-        """Check the log id in a block trailer when no checkpoint has it. Raises WrongLog."""
-        # The blocks of another log would look torn and be truncated.
-        path = filenames.join(self._folder, filenames.segment_name(file.offset, self._options.suffix))
+    def _check_log_id(self, file: rules.SegmentFileFacts) -> None:
+        """Check that the segment belongs to this log, by a block trailer: no checkpoint has the id. Raises WrongLog."""
+        # Otherwise the blocks of another log would look like a torn tail and be truncated.
+        path = self._segment_path(file.offset)
         with closing(self._disk.open_read(path)) as opened:
             data = opened.pread(OTHER_LOG_SIZE_MAX, 0)
         with suppress(BadRecord):
@@ -224,19 +209,11 @@ class LogRecovery:
                     reason = f"the folder is of log {record.id:#x}, not of {self._log_id:#x}"
                     raise WrongLog(path, 0, len(data), reason)
 
-    def _open_segments(self, found: FolderFacts) -> None:
-        """Open the needed segments, and record each gap between them as damage.
-
-        The damage begins at the end of the last whole block before the gap.
-        """
+    def _open_segments(self, found: rules.FolderFacts) -> None:
+        """Open the needed segments. For each gap between two files, the damage starts after the last whole block."""
         live = found.needed_files
-        segments = [
-            Segment.open(
-                self._disk, self._folder, file.offset, self._log_id,
-                writable=file is live[-1], suffix=self._options.suffix,
-            )
-            for file in live
-        ]  # fmt: skip
+        opened = partial(Segment.open, self._disk, self._folder, log_id=self._log_id, suffix=self._options.suffix)
+        segments = [opened(file.offset, writable=file is live[-1]) for file in live]
         self.segment_set.segments = tuple(segments)
         for hole in found.gaps:
             number = self.segment_set.index_of(hole[0], self.segment_set.segments)
@@ -246,7 +223,7 @@ class LogRecovery:
             self.segment_set.first_ordinal = block.control.first_ordinal if block is not None else 0
 
     def _replay(self, snapshot: Snapshot, forced: int, ordinal: int) -> LogReplay:
-        """Replay the segments after the snapshot, and adopt the end that they have."""
+        """Replay the segments after the snapshot, and set the end of the log that was found."""
         segment_set = self.segment_set
         replay = LogReplay(snapshot, forced, ordinal, self._state, self.report)
         segments = segment_set.segments
@@ -263,15 +240,15 @@ class LogRecovery:
         segment_set.epoch = max(segment_set.epoch, replay.epoch)
         last = segment_set.segments[-1]
         if last.end < snapshot.offset:
-            # The snapshot covers these bytes, so they are not replayed; they are missing all the same.
+            # The snapshot covers these bytes, so they are not replayed; but the file has lost them.
             first = _last_block_end(last, last.end)
             self._gaps.append((first, snapshot.offset, "no segment file has these bytes"))
         if replay.durable > segment_set.end:
-            # Durable bytes are missing at the end of the last file: offsets continue after them.
+            # Durable bytes are missing at the end of the last file. Their offsets must not be used again.
             self._gaps.append((segment_set.end, replay.durable, "no segment file has these bytes"))
             segment_set.end = replay.durable
             segment_set.end_ordinal = max(segment_set.end_ordinal, segment_set.durable_ordinal)
-        merged: list[Damage] = []
+        merged: list[rules.Damage] = []
         for begin, next, reason in sorted([*self._gaps, *replay.damage]):
             if merged and begin <= merged[-1][1]:
                 before = merged.pop()
@@ -282,10 +259,10 @@ class LogRecovery:
         return replay
 
     def _make_durable(self, replay: LogReplay) -> None:
-        """Make everything up to the end durable: truncate, rewrite, fsync and increase the epoch.
+        """Truncate, rewrite and fsync the end of the log, and increase the epoch, unless the log is stopped.
 
-        A stopped log is not changed. On a full disk the log ends at its durable offset until there is space;
-        `SegmentSet.pending_recovery` then does the rest.
+        If the disk is full, the log ends at its durable offset until `SegmentSet.pending_recovery` has repeated this
+        with success.
         """
         segment_set = self.segment_set
         if segment_set.stopped is not None:
@@ -311,7 +288,7 @@ class LogRecovery:
                 segment_set.stopped = f"{reason}; log.mark could not be written either: {second}"
 
     def _make_end_durable(self, replay: LogReplay, end: tuple[int, int]) -> None:
-        """Do the file work of `_make_durable`, again when a full disk has space. Raises Full, OSError."""
+        """Do the file work of `_make_durable`; called again when a full disk has space. Raises Full, OSError."""
         segment_set = self.segment_set
         with segment_set.lock:
             segment_set.end, segment_set.end_ordinal = end
@@ -319,8 +296,7 @@ class LogRecovery:
             self._truncate_tail(replay.tail_action)
             durable = min(replay.durable, segment_set.end)
             if segment_set.active.base >= durable:
-                # Nothing in this segment was durable: a roll that was interrupted may not have fsynced its
-                # name either.
+                # Nothing in this segment was durable: an interrupted roll may not have fsynced the file name either.
                 self._disk.force_folder(self._folder)
             self._rewrite_tail(durable)
             if segment_set.active.end < segment_set.end:
@@ -343,15 +319,14 @@ class LogRecovery:
             return self.segment_set.durable, self.segment_set.durable_ordinal
         return replay.durable, replay.durable_ordinal
 
-    def _truncate_tail(self, decision: TailAction | None) -> None:
-        """Truncate the last file to the end of the log."""
+    def _truncate_tail(self, decision: rules.TailAction | None) -> None:
         segment_set = self.segment_set
         segment = segment_set.active
         surplus = segment.end - segment_set.end
         if surplus <= 0:
             return
         self.report.cut_bytes = surplus
-        if decision is not TailAction.CUT_ZEROS:
+        if decision is not rules.TailAction.CUT_ZEROS:
             end = segment_set.end
             data = segment.pread(TORN_SIZE_MAX, end - segment.base)
             copy_torn_tail(self._disk, self._folder, end, data, self.report, str(end))
@@ -363,16 +338,12 @@ class LogRecovery:
         segment = self.segment_set.active
         position = max(durable, segment.base) - segment.base
         end = min(self.segment_set.end, segment.end) - segment.base
-        if position >= end:
-            return
-        self.report.rewritten_bytes = end - position
-        while position < end:
-            piece = segment.pread(min(PIECE_BYTES, end - position), position)
-            position += write_all(segment.file, [piece], position)
-        segment.file.force()
+        if position < end:
+            self.report.rewritten_bytes = end - position
+            rewrite_durably(segment.file, position, end)
 
-    def _remove_obsolete(self, found: FolderFacts) -> None:
-        """Remove segments left by an interrupted truncation, and snapshots that are no longer needed."""
+    def _remove_obsolete(self, found: rules.FolderFacts) -> None:
+        """Remove segments that an interrupted truncation has left, and snapshots that are no longer needed."""
         if self.segment_set.stopped is not None:
             return
         self.snapshots.prune(self.segment_set.end)
@@ -394,7 +365,7 @@ def unlink_segment(disk: Disk, folder: str, offset: int, suffix: str) -> str:
 
 
 def _last_block_end(segment: Segment, first: int) -> int:
-    """End of the last whole block before a gap; `first` if no file reaches up to the gap."""
+    """Return the end of the last whole block before the gap at `first`; `first` if no file ends there."""
     if not segment.base < first <= segment.end:
         return first
     place = segment.base
@@ -407,19 +378,16 @@ def _last_block_end(segment: Segment, first: int) -> int:
     return first
 
 
-PIECE_BYTES: Final = 1 << 20
-"""Bytes read at a time where they are only compared or copied."""
-
-
 class LogReplay:
-    """Replay of a log after its newest snapshot.
+    """Replay of a log after its newest snapshot: finds the end of the log and applies its records to the state.
 
-    Finds the end of the log and applies its records to the state. Call `replay_segment` for each segment in
-    order; the fields are then the log's. Blocks are applied append by append; an unfinished append is not
-    applied. Where valid blocks end, the table TAIL_RULES of `recovery_rules` decides.
+    Call `replay_segment` for each segment in order; then the fields describe the whole log. An unfinished append at the
+    end is not applied. Where valid blocks end, the table TAIL_RULES of `recovery_rules` decides.
     """
 
-    def __init__(self, snapshot: Snapshot, forced: int, forced_ordinal: int, state: State, report: Recovery) -> None:
+    def __init__(
+        self, snapshot: Snapshot, forced: int, forced_ordinal: int, state: State, report: rules.Recovery
+    ) -> None:
         self._state = state
         self._report = report
         self._pending: list[Block] = []
@@ -434,9 +402,9 @@ class LogReplay:
         self.append_time = snapshot.append_time
         self.epoch = 0
         self.sources = AppliedPositions(snapshot.sources)
-        self.damage: list[Damage] = []
-        self.tail_action: TailAction | None = None
-        """How the bytes after `end` are to be truncated; None if there are none."""
+        self.damage: list[rules.Damage] = []
+        self.tail_action: rules.TailAction | None = None
+        """How the bytes after `end` are to be truncated; None if no bytes follow."""
 
     def replay_segment(self, segment: Segment, offset: int, end: int, *, last: bool) -> None:
         """Replay one segment from the block start `offset` to `end`. Raises NewerFormat, OSError."""
@@ -452,15 +420,12 @@ class LogReplay:
                 return
             next_valid = self._find_next_block(segment, position, end)
             later = None if next_valid is None else segment.base + next_valid.position
-            zeros = position < end and all(
-                not segment.pread(min(PIECE_BYTES, end - at), at - segment.base).strip(b"\0")
-                for at in range(position, end, PIECE_BYTES)
-            )
+            zeros = position < end and is_zeros(segment.file, position - segment.base, end - segment.base)
             durable = self.durable if last else end
-            row = decide(TAIL_RULES, TailFacts(position, self.end, end, durable, later, zeros))
+            row = rules.decide(rules.TAIL_RULES, rules.TailFacts(position, self.end, end, durable, later, zeros))
             self._report.labels.append(row.label)
-            if row.decision is not TailAction.SKIP or next_valid is None or later is None:
-                if row.decision is TailAction.LOST:
+            if row.decision is not rules.TailAction.SKIP or next_valid is None or later is None:
+                if row.decision is rules.TailAction.LOST:
                     self._apply_append(position)
                     self._add_damage(position, durable, reason)
                     self.end, self.ordinal = durable, self._ordinal_at.get(durable, self.ordinal)
@@ -485,7 +450,7 @@ class LogReplay:
         return end, "the append is not finished"
 
     def _apply_append(self, end: int) -> None:
-        """Apply the pending blocks: of a whole append, or of one whose remaining blocks are lost."""
+        """Apply the pending blocks: a whole append, or the readable blocks of a damaged one, which ends at `end`."""
         for block in self._pending:
             trailer = block.control
             self._state.apply(block)
@@ -503,8 +468,7 @@ class LogReplay:
 
     def _raise_durable(self, control: BlockTrailer) -> None:
         """Raise the durable offset to the one in a block trailer, which is the end of an append."""
-        # A trailer can only know that data before itself is durable; one that claims more was not written by
-        # a log.
+        # A trailer can only report data before itself as durable. A trailer that reports more is not genuine.
         durable = control.durable_offset
         if not self.durable < durable <= control.offset:
             return
@@ -513,10 +477,8 @@ class LogReplay:
             _, self.durable_ordinal = self._unsynced_ends.popleft()
 
     def _find_next_block(self, segment: Segment, place: int, end: int) -> NextValidBlock | None:
-        """Find the next valid block after the invalid one at offset `place`.
-
-        The durable offset is raised to the highest one in the block trailers after it.
-        """
+        """Find the next valid block after the invalid one at offset `place`, and apply the durable offsets that it
+        and the blocks after it report."""
         if place >= end:
             return None
         next_valid = segment.find_next_valid(place - segment.base)

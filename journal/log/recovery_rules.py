@@ -1,13 +1,8 @@
-"""Decision tables of log recovery: what was found and what to do.
+"""Decision tables of log recovery: what was found and what to do. `journal.log.recovery` does it.
 
-No I/O; `journal.log.recovery` applies them.
-
-A row has a label, a condition and a decision; the first row whose condition is true counts. The labels appear
-in reports, tests and the operators' documentation.
-
-The folder, before any record is read: the files must follow each other without a gap from `first`, and reach
-the durable offset. The end of the log, at each position where valid blocks end: data that is not known to be
-durable is truncated; durable data is never truncated but reported as damage.
+The first row whose condition is true decides. Its label appears in reports, tests and the operators' documentation. The
+files must follow each other without a gap from the first offset of the log, and reach its durable offset. Where valid
+blocks end, data that is not known to be durable is truncated; durable data is never truncated but reported as damage.
 """
 
 from __future__ import annotations
@@ -24,9 +19,9 @@ Damage = tuple[int, int, str]
 
 
 FILES_GONE: Final = "its record files were gone at a start"
-"""The start of the stop reason of a log that has lost all its segments."""
+"""The stop reason of a log that has lost all its segments begins with this."""
 ALL_MISSING: Final = "all segments missing"
-"""Label of a row. The first file of a log is created before its checkpoint, so there was a file."""
+"""Label of a row. A log creates its first segment before its checkpoint: so a segment was there and is missing."""
 
 
 class SegmentFileFacts(NamedTuple):
@@ -44,8 +39,9 @@ class SegmentFileFacts(NamedTuple):
 class FolderFacts:
     """Facts about the folder of a log.
 
-    `files` by rising offset; those before `needed` are of no more use: it is `first`, or the newest snapshot's
-    offset if that is lower. `traces`: whether there is an index or a snapshot, which no log has before its first file.
+    `checkpoint`: "good", "none" or "damaged". `files` are sorted by offset. Data before `needed` is not needed: this is
+    `first`, or the newest snapshot's offset if that is lower. `traces`: whether the folder has an index or a snapshot,
+    which proves that the log had a segment.
     """
 
     checkpoint: str
@@ -57,6 +53,11 @@ class FolderFacts:
     traces: bool = False
 
     @property
+    def is_unfinished_creation(self) -> bool:
+        """True if a crash has interrupted the creation of the log, after its first segment was created."""
+        return self.checkpoint == "none" and not self.traces and [file.size for file in self.files] == [0]
+
+    @property
     def needed_files(self) -> tuple[SegmentFileFacts, ...]:
         """The files with data at or after `needed`; always includes the last one."""
         following = (*self.files[1:], None)
@@ -64,7 +65,6 @@ class FolderFacts:
 
     @property
     def end(self) -> int:
-        """End offset of the last file."""
         return self.files[-1].end if self.files else self.first
 
     @property
@@ -79,32 +79,21 @@ class FolderFacts:
         return tuple(found)
 
 
-class ReadScope(Enum):
-    """How much of the log recovery reads."""
+class FolderAction(Enum):
+    """What recovery does after it has examined the folder."""
 
-    NOTHING = "nothing: the checkpoint and the newest snapshot are complete"
-    SINCE_SNAPSHOT = "everything after the newest snapshot"
-
-
-@dataclass(frozen=True)
-class FolderDecision:
-    """What recovery does after it has examined the folder.
-
-    `read_scope`: how much must be read. `create`: create a segment at `first` because there is none.
-    """
-
-    read_scope: ReadScope = ReadScope.SINCE_SNAPSHOT
-    create: bool = False
-    unclean: bool = True
+    CREATE = "create a segment at the durable offset, because there is none"
+    CLEAN = "read nothing if the newest snapshot is complete; the log was closed"
+    REPLAY = "read everything after the newest snapshot, and make the end durable"
 
 
 class TailFacts(NamedTuple):
-    """Facts about a position where valid blocks end.
+    """Facts about an offset where valid blocks end.
 
-    `position`: start of the invalid or unfinished block; equal to `end` (of the file) if all blocks are
-    whole. `append_end`: end of the last whole append, `append_end <= position`. `durable`: highest offset
-    that the checkpoint or any valid block trailer, also a later one, reports as durable. `next_block`: start
-    of the next valid block, if any. `zeros`: all bytes from `position` on are zero.
+    `position`: start of the invalid or unfinished block, or `end` (of the file) if all blocks are whole. `append_end`:
+    end of the last whole append, `append_end <= position`. `durable`: the highest offset that the checkpoint, or any
+    valid block trailer, also a later one, reports as durable. `next_block`: start of the next valid block, None if
+    there is none. `zeros`: whether all bytes from `position` on are zero.
     """
 
     position: int
@@ -131,36 +120,26 @@ Decision = TypeVar("Decision")
 
 @dataclass(frozen=True)
 class Rule(Generic[Found, Decision]):
-    """One row of a decision table: label, condition and decision."""
-
     label: str
     matches: Callable[[Found], bool]
     decision: Decision
 
 
-FOLDER_RULES: Final[tuple[Rule[FolderFacts, FolderDecision], ...]] = (
-    Rule(
-        "empty folder",
-        lambda f: not f.files and f.checkpoint == "none" and not f.traces,
-        FolderDecision(ReadScope.NOTHING, create=True),
-    ),
-    Rule("nothing missing", lambda f: not f.files and f.clean and f.durable == f.first, FolderDecision(create=True)),
-    Rule(ALL_MISSING, lambda f: not f.files, FolderDecision(create=True)),
-    Rule(
-        "unfinished creation",
-        lambda f: f.checkpoint == "none" and not f.traces and [file.size for file in f.files] == [0],
-        FolderDecision(ReadScope.NOTHING, create=True),
-    ),
-    Rule("mark damaged", lambda f: f.checkpoint == "damaged", FolderDecision()),
-    Rule("mark missing", lambda f: f.checkpoint == "none", FolderDecision()),
-    Rule("missing segment", lambda f: bool(f.gaps) and f.gaps[0][0] == f.first, FolderDecision()),
-    Rule("gap between segments", lambda f: bool(f.gaps), FolderDecision()),
-    Rule("end missing", lambda f: f.end < f.durable, FolderDecision()),
-    Rule("unfinished truncation", lambda f: f.needed_files != f.files, FolderDecision()),
-    Rule("clean but longer", lambda f: f.clean and f.end != f.durable, FolderDecision()),
-    Rule("clean", lambda f: f.clean, FolderDecision(ReadScope.NOTHING, unclean=False)),
-    Rule("unfinished roll", lambda f: len(f.files) > 1 and not f.files[-1].size, FolderDecision()),
-    Rule("not closed", lambda f: True, FolderDecision()),
+FOLDER_RULES: Final[tuple[Rule[FolderFacts, FolderAction], ...]] = (
+    Rule("empty folder", lambda f: not f.files and f.checkpoint == "none" and not f.traces, FolderAction.CREATE),
+    Rule("nothing missing", lambda f: not f.files and f.clean and f.durable == f.first, FolderAction.CREATE),
+    Rule(ALL_MISSING, lambda f: not f.files, FolderAction.CREATE),
+    Rule("unfinished creation", lambda f: f.is_unfinished_creation, FolderAction.CREATE),
+    Rule("mark damaged", lambda f: f.checkpoint == "damaged", FolderAction.REPLAY),
+    Rule("mark missing", lambda f: f.checkpoint == "none", FolderAction.REPLAY),
+    Rule("missing segment", lambda f: bool(f.gaps) and f.gaps[0][0] == f.first, FolderAction.REPLAY),
+    Rule("gap between segments", lambda f: bool(f.gaps), FolderAction.REPLAY),
+    Rule("end missing", lambda f: f.end < f.durable, FolderAction.REPLAY),
+    Rule("unfinished truncation", lambda f: f.needed_files != f.files, FolderAction.REPLAY),
+    Rule("clean but longer", lambda f: f.clean and f.end != f.durable, FolderAction.REPLAY),
+    Rule("clean", lambda f: f.clean, FolderAction.CLEAN),
+    Rule("unfinished roll", lambda f: len(f.files) > 1 and not f.files[-1].size, FolderAction.REPLAY),
+    Rule("not closed", lambda f: True, FolderAction.REPLAY),
 )
 
 TAIL_RULES: Final[tuple[Rule[TailFacts, TailAction], ...]] = (
@@ -180,7 +159,7 @@ def decide(rules: Iterable[Rule[Found, Decision]], found: Found) -> Rule[Found, 
 
 @dataclass
 class Recovery(RecoveryReport):
-    """Report of one recovery of a log. `snapshot_offset`: of the snapshot that was loaded, 0 without one."""
+    """Report of one recovery of a log. `snapshot_offset`: the offset of the loaded snapshot; 0 if none was loaded."""
 
     snapshot_offset: int = 0
     damage: list[Damage] = field(default_factory=list)

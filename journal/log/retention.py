@@ -1,19 +1,20 @@
 """Retention: which sealed segments are deleted or archived, and the file work for it.
 
-Only whole sealed segments, oldest first. A segment expires when its newest append is older than
-`retention_seconds`, or when the remaining log would still have `retention_bytes`.
+Only whole sealed segments are deleted, the oldest first. A segment expires when its newest append is older than
+`retention_seconds`, or when the log would still have `retention_bytes` without it.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Final, NamedTuple
 
 from journal import filenames
-from journal.disk import Disk, write_all
+from journal.disk import Disk, write_new_file
+from journal.log.options import LogOptions
 from journal.log.recovery import unlink_segment
-from journal.log.segments import LogOptions
 
 COPY_BYTES: Final = 1 << 20
 """Bytes copied at a time to an archive on another file system."""
@@ -28,10 +29,7 @@ class SegmentAge(NamedTuple):
 
 
 def count_expired(sealed: Sequence[SegmentAge], total_bytes: int, now_ms: int, options: LogOptions) -> int:
-    """Number of segments of `sealed` (oldest first) that are expired.
-
-    `total_bytes` is the size of the whole log, including the active segment.
-    """
+    """Number of expired segments in `sealed` (oldest first). `total_bytes`: the log's, with the active segment."""
     oldest_kept_ms = now_ms - options.retention_seconds * 1000
     count = 0
     for segment in sealed:
@@ -45,10 +43,7 @@ def count_expired(sealed: Sequence[SegmentAge], total_bytes: int, now_ms: int, o
 
 
 def delete_or_archive(disk: Disk, folder: str, offset: int, options: LogOptions) -> str:
-    """Delete or archive one segment and its index; return its name.
-
-    The caller must fsync `folder`. Raises OSError, Full.
-    """
+    """Delete or archive a segment and its index; return its name. The caller fsyncs `folder`. Raises OSError, Full."""
     if options.retention_action == "archive" and options.archive_folder is not None:
         _archive_segment(disk, folder, offset, options.archive_folder, options.suffix)
         index = filenames.join(folder, filenames.index_name(offset))
@@ -59,7 +54,7 @@ def delete_or_archive(disk: Disk, folder: str, offset: int, options: LogOptions)
 
 
 def _archive_segment(disk: Disk, folder: str, offset: int, archive: str, suffix: str) -> None:
-    """Move a segment to the folder of the same name in `archive`. Durable there on return."""
+    """Move a segment to the folder of the log's name in `archive`. The file is durable there on return."""
     target_folder = filenames.join(archive, folder.rsplit("/", 1)[-1])
     if not disk.exists(target_folder):
         disk.make_folder(target_folder)
@@ -71,24 +66,10 @@ def _archive_segment(disk: Disk, folder: str, offset: int, archive: str, suffix:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        _copy_file(disk, source, target)
+        with closing(disk.open_read(source)) as old:
+            positions = range(0, old.size(), COPY_BYTES)
+            write_new_file(disk, target, (old.pread(COPY_BYTES, position) for position in positions))
         disk.force_folder(target_folder)
         disk.unlink(source)
         return
     disk.force_folder(target_folder)
-
-
-def _copy_file(disk: Disk, source: str, target: str) -> None:
-    """Copy a file to another file system and fsync it.
-
-    Replace an incomplete copy of an earlier attempt.
-    """
-    if disk.exists(target):
-        disk.unlink(target)
-    old, new = disk.open_read(source), disk.create(target)
-    position = 0
-    while piece := old.pread(COPY_BYTES, position):
-        position += write_all(new, [piece], position)
-    new.force()
-    new.close()
-    old.close()

@@ -1,10 +1,8 @@
-"""One segment file: blocks from its first byte on.
+"""One segment file, a sequence of blocks. The last segment of a log is appended to, the others are only read.
 
-The last segment is appended to, the others are only read.
-
-The file name is the offset of its first byte (`base`). Inside the file bytes are addressed by position: `base
-+ position` is the offset. The index file beside it is loaded, or built from the block trailers, on first use.
-The format is described in docs/formats/segment.md.
+The file name is the log's offset of its first byte (`base`). A byte inside the file is addressed by its position; its
+offset is `base + position`. The index file beside the segment is loaded, or rebuilt from the block trailers, when it is
+first used. The format is in docs/formats/segment.md.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ from journal.record.block_trailer import BLOCK_SPAN_MAX, TRAILER_SIZE, BlockTrai
 from journal.record.format import BadRecord, Incomplete
 
 SCAN_SIZE: Final = 1 << 20
-"""Bytes read at a time; doubled where one block is larger."""
+"""Bytes read at a time; doubled while a block does not fit."""
 FILE_TOO_SHORT: Final = "the file is shorter than the log: it was truncated, or the segment after it is missing"
 
 
 class NextValidBlock(NamedTuple):
-    """The next valid block after damage: its position in the segment and its first ordinal.
+    """The position and first ordinal of the next valid block after damage.
 
-    `trailer`: the damaged block's own trailer, if that is valid and only the records before it are damaged.
+    `trailer`: the damaged block's trailer, if this is valid, so that only the records before it are damaged.
     """
 
     position: int
@@ -38,10 +36,7 @@ class NextValidBlock(NamedTuple):
 
 
 class Segment:
-    """One segment file of a log, made by `create` or `open`.
-
-    One owner changes it; `pread` and `pread_cached` are safe in other threads.
-    """
+    """One segment file of a log. Only the log's owner changes it; `pread` and `pread_cached` are safe in any thread."""
 
     def __init__(self, disk: Disk, file: File, folder: str, base: int, log_id: int) -> None:
         self.disk = disk
@@ -52,7 +47,7 @@ class Segment:
         """Bytes of the file that belong to the log, without the remains of a failed write."""
         self.sealed = False
         self.index_error: OSError | Full | None = None
-        """Why the index file is no longer written; the index in memory is complete all the same."""
+        """Why the index file is no longer written; the index in memory is complete nevertheless."""
         self._file: File | None = file
         self._index_path = filenames.join(folder, filenames.index_name(base))
         self._index: SegmentIndex | None = None
@@ -62,10 +57,9 @@ class Segment:
 
     @classmethod
     def create(cls, disk: Disk, folder: str, base: int, log_id: int, suffix: str = filenames.SEGMENT_SUFFIX) -> Segment:
-        """Create an empty segment and remove an old index of the same name.
+        """Create an empty segment without an index. Raises FileExistsError, Full, OSError.
 
-        The file name is durable only after the caller has fsynced the folder. Raises FileExistsError, Full,
-        OSError.
+        The file name is durable only after the caller has fsynced the folder.
         """
         file = disk.create(filenames.join(folder, filenames.segment_name(base, suffix)))
         segment = cls(disk, file, folder, base, log_id)
@@ -79,7 +73,7 @@ class Segment:
     def open(
         cls, disk: Disk, folder: str, base: int, log_id: int, *, writable: bool, suffix: str = filenames.SEGMENT_SUFFIX
     ) -> Segment:
-        """Open an existing segment without reading it. `writable`: it is the last one. Raises OSError."""
+        """Open an existing segment without reading it; `writable` for the last one of the log. Raises OSError."""
         path = filenames.join(folder, filenames.segment_name(base, suffix))
         file = disk.open_write(path) if writable else disk.open_read(path)
         segment = cls(disk, file, folder, base, log_id)
@@ -88,7 +82,6 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """Offset after the last byte."""
         return self.base + self.size
 
     @property
@@ -100,7 +93,7 @@ class Segment:
 
     @property
     def index(self) -> SegmentIndex:
-        """The index, complete up to `size`. The first use reads the files and skips damaged ranges."""
+        """The index, complete up to `size`. The first use reads the index file and the rest of the segment."""
         if self._index is None:
             index = SegmentIndex.load(self.disk, self._index_path, self.base, self.log_id, self.size)
             self._drop_stale_entries(index)
@@ -111,7 +104,7 @@ class Segment:
 
     @property
     def oldest_ms(self) -> int | None:
-        """Append time (ms) of the first valid block; None if there is none. The first use reads."""
+        """Append time (ms) of the first valid block; None if there is none. The first use reads the file."""
         if self._oldest_ms is None and self.size:
             first = next(self.valid_blocks(), None)
             self._oldest_ms = None if first is None else first.control.append_time
@@ -120,8 +113,8 @@ class Segment:
     def append(self, buffers: Sequence[Bytes], controls: Sequence[BlockTrailer]) -> None:
         """Write whole blocks at the end in one vectored write, and add their trailers to the index.
 
-        Not durable on return. Raises Full, with the file truncated to its previous size; any other OSError
-        (also from that truncation) leaves unknown bytes after `size`, and the owner must stop the log.
+        The blocks are not durable on return. On Full, the file is truncated to its previous size. On any other OSError,
+        also one of that truncation, unknown bytes may follow `size`, and the owner must stop the log.
         """
         if self.sealed:
             raise Closed(self.path)
@@ -133,11 +126,11 @@ class Segment:
             try:
                 self.file.truncate(self.size)
             except Full as error:
-                # The remaining bytes could complete a shorter append that ends before them, so the log must not
-                # continue.
+                # A later, shorter append could end in the middle of the remaining bytes, and these could complete it:
+                # the log must not continue.
                 raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
-            # If only zeros were missing, a later append that lets the file grow again could complete the failed write
-            # after a power loss, unless the truncation is durable.
+            # Bytes of the failed write may survive a power loss, unless the truncation is durable. If the bytes that
+            # were not written are all zeros, a later append that lets the file grow would then complete that write.
             if written and not any(b"".join(buffers)[written:]):
                 self.file.force()
             raise
@@ -148,8 +141,8 @@ class Segment:
             self.write_index()
 
     def write_index(self) -> None:
-        """Update the index file. An error is stored in `index_error` and ends all updates."""
-        # The index is derived: the next `open` completes the file.
+        """Write new entries to the index file. After an error, stored in `index_error`, this does nothing any more."""
+        # This loses nothing, because the next start completes the file from the segment.
         if self.index_error is not None or self._index is None:
             return
         try:
@@ -162,7 +155,7 @@ class Segment:
         return self.file.pread(max(0, min(size, self.size - position)), position)
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
-        """As `pread`, but None where it would wait for the disk."""
+        """As `pread`, but None if the read would wait for the disk."""
         return self.file.pread_cached(max(0, min(size, self.size - position)), position)
 
     def seal(self) -> None:
@@ -175,10 +168,7 @@ class Segment:
         index.close()
 
     def truncate(self, position: int) -> None:
-        """Truncate the file at `position`, the start of a block. Not durable on return.
-
-        Raises OSError.
-        """
+        """Truncate the file at `position`, the start of a block, without an fsync. Raises OSError."""
         self.file.truncate(position)
         self.size = position
         self._oldest_ms = None
@@ -188,7 +178,7 @@ class Segment:
             self._index_rest(self._index)
 
     def close(self) -> None:
-        """Close the files; repeated calls do nothing. The bytes must be durable before."""
+        """Close the files, whose bytes must be durable. Repeated calls do nothing."""
         if self._index is not None:
             self.write_index()
             self._index.close()
@@ -197,10 +187,9 @@ class Segment:
             file.close()
 
     def blocks(self, position: int = 0, end: int | None = None, *, verify: bool = True) -> Iterator[Block]:
-        """Yield the blocks from `position` to `end`, both block boundaries in this segment.
+        """Yield the blocks from `position` to `end` (default: the segment's end), which must both be block boundaries.
 
-        `end` is the segment's end by default. Raises as `blocks_of` at the first invalid block, with
-        positions in this segment.
+        At the first invalid block, raises as `blocks_of`, with the position in this segment.
         """
         end = self.size if end is None else end
         size = SCAN_SIZE
@@ -227,10 +216,10 @@ class Segment:
                 raise Incomplete(position, FILE_TOO_SHORT)
 
     def find_next_valid(self, damaged: int) -> NextValidBlock | None:
-        """Find the next valid block after the damaged block that starts at position `damaged`.
+        """Find the next valid block after the damaged block at position `damaged`; None if there is none.
 
-        Return None if there is none up to the end. If the damaged block's own trailer is valid, the next
-        block starts after that trailer. Otherwise it is the block of the first valid trailer that is found.
+        If the trailer of the damaged block is valid, the next block is the one after that trailer. Otherwise it is the
+        first block whose trailer is valid.
         """
         position = damaged
         while position < self.size:
@@ -248,7 +237,7 @@ class Segment:
         return None
 
     def valid_blocks(self, position: int = 0, *, verify: bool = False) -> Iterator[Block]:
-        """As `blocks` up to the end, but skip damage without an error."""
+        """Yield the blocks from `position` to the segment's end, and skip damaged ones without an error."""
         while True:
             try:
                 yield from self.blocks(position, verify=verify)
@@ -260,15 +249,15 @@ class Segment:
                 position = next_valid.position
 
     def _index_rest(self, index: SegmentIndex) -> None:
-        """Add the blocks after the last entry. Unreadable bytes at the end belong to no block."""
+        """Add the blocks after the last entry to the index, without unreadable ones."""
         for block in self.valid_blocks(index.end):
             index.add(block.control)
         if self.sealed:
             index.close_run()
 
     def _drop_stale_entries(self, index: SegmentIndex) -> None:
-        """Remove index entries of blocks that were truncated and rewritten since."""
-        # An entry is valid if the segment still has a matching block trailer at the end of the entry's run.
+        """Remove index entries of blocks that were truncated since the entries were written."""
+        # An entry is valid if the block trailer at the end of its run has the ordinal that the entry says.
         while len(index):
             entry = index.entry(-1)
             at = entry.position + entry.size - TRAILER_SIZE

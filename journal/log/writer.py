@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, pairwise
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -12,20 +13,21 @@ from journal.disk import Bytes, Disk
 from journal.errors import BadBatch, Full, JournalError, Stopped
 from journal.fsync import FsyncGate
 from journal.log.checkpoint import REWRITE_SECONDS, Snapshot, State, add_epoch_start, next_epoch
+from journal.log.options import LogOptions
 from journal.log.recovery import LogRecovery
 from journal.log.retention import delete_or_archive
 from journal.log.segment import Segment
-from journal.log.segments import LogOptions
 from journal.record.batch import BLOCK_SIZE_MAX, PLAIN, Appended, Batch, Source, split_blocks
 from journal.record.block_trailer import SOURCE_PLAIN, SOURCE_SUCCESSION, TRAILER_SIZE, BlockTrailer, encode_trailer
 from journal.record.format import BadRecord
 
 
 class LogWriter:
-    """Appends to one log and makes it durable: fsyncs through one FsyncGate, `log.mark`, snapshots, roll and stop.
+    """Appends to one log and makes it durable: fsyncs, the checkpoint file `log.mark`, snapshots, roll and stop.
 
-    Called by the owner's thread. File work may run in a worker while the owner appends nothing; an fsync and what
-    follows it also while the owner appends.
+    The owner's thread makes all calls, with two exceptions. File work (a roll, a truncation) may run in a worker while
+    the owner appends nothing. An fsync, and the `complete_fsync` after it, may run in a worker also while the owner
+    appends.
     """
 
     def __init__(
@@ -46,15 +48,10 @@ class LogWriter:
         self.warnings = recovery.report.warnings
         self._snapshot_due = max(recovery.snapshots.offsets, default=0) + options.state_bytes
         self.dirty_since = clock.monotonic()
-        """Monotonic time (s) at which the first non-durable record may have been appended; undefined if there
-        is none.
-        """
+        """Monotonic time (s), not later than the append of the first non-durable record; undefined if there is none."""
 
     def prepare(self, size: int) -> Callable[[], None] | None:
-        """Return the file work needed before `size` bytes are appended; None: none.
-
-        An append that is larger than a segment gets one of its own.
-        """
+        """Return the file work that must precede an append of `size` bytes; None if there is none."""
         segment_set, active = self._segment_set, self._segment_set.segments[-1]
         if segment_set.pending_recovery is not None:
             return lambda: self._complete_recovery(size)
@@ -79,7 +76,7 @@ class LogWriter:
             work()
 
     def append(self, batches: Sequence[Batch], source: Source) -> PreparedAppend:
-        """Append checked batches atomically. Raises BadBatch, Full, Stopped."""
+        """Append batches that `Log.check` has accepted, in one atomic write. Raises BadBatch, Full, Stopped."""
         if self._segment_set.pending_recovery is not None:
             self.complete_recovery()
         position = self._append_position()
@@ -88,7 +85,8 @@ class LogWriter:
         if work is not None:
             work()
             if self._segment_set.epoch != position.epoch:
-                # The first append of a start has started an epoch, which its block trailers must name.
+                # This is the first append after a start, and `work` has begun an epoch. The block trailers must have
+                # the new epoch.
                 position = position._replace(epoch=self._segment_set.epoch)
                 append = build_append(batches, source, position)
         self._write(append)
@@ -100,10 +98,7 @@ class LogWriter:
         return append
 
     def roll_by_age(self, now_ms: int) -> None:
-        """Roll the active segment if `roll_seconds` have passed since its first append.
-
-        An empty segment is not rolled. May run in a worker while no append runs. Raises Stopped, Full.
-        """
+        """Roll the active segment if `roll_seconds` have passed since its first append. Raises Stopped, Full."""
         seconds, active = self.options.roll_seconds, self._segment_set.active
         oldest_ms = active.oldest_ms if seconds else None
         if oldest_ms is None or (oldest_ms + seconds * 1000 > now_ms and not active.sealed):
@@ -112,10 +107,10 @@ class LogWriter:
         self.roll(self.snapshot())
 
     def append_slices(self, slices: Iterable[Batch], size_bound: int) -> Appended:
-        """Append batches one after the other as one atomic append; on an error all of it is truncated.
+        """Append consecutive batches of one producer as one atomic append with one result.
 
-        The batches are consecutive batches of one producer and get one result. Raises as `append`, and what
-        `slices` raises.
+        `size_bound`: at least the total size with block trailers. On an error everything that was written is truncated.
+        Raises as `append`, and what `slices` raises.
         """
         work = self.prepare(size_bound)
         if work is not None:
@@ -124,14 +119,14 @@ class LogWriter:
         first, runs, index = position.ordinal, [], 0
         append = None
         try:
-            for batch, last in _with_last(slices):
-                append = build_append([batch], PLAIN, position, more_follows=not last)
+            for batch, following in pairwise(chain(slices, [_NO_BATCH])):
+                append = build_append([batch], PLAIN, position, more_follows=following is not _NO_BATCH)
                 self._write(append)
                 runs += [(index + record, offset) for record, offset in append.results[0].positions]
                 index += batch.count
                 position = position._replace(offset=append.end, ordinal=append.end_ordinal)
         except (JournalError, OSError):
-            # In a stopped log recovery truncates the segment.
+            # If the log is stopped, its recovery truncates the segment instead.
             if self._segment_set.stopped is None:
                 try:
                     self._segment_set.active.truncate(size)
@@ -144,13 +139,13 @@ class LogWriter:
         return Appended(runs, first, append.end, position.append_time)
 
     def snapshot(self) -> Snapshot:
-        """Snapshot of all records so far; it must not be written before they are durable."""
+        """Return a snapshot of everything appended so far. The caller must make that durable before it is written."""
         segment_set = self._segment_set
         sources = dict(segment_set.applied_positions.applied)
         return Snapshot(segment_set.end, segment_set.end_ordinal, segment_set.append_time, sources, self._state.dump())
 
     def snapshot_if_due(self) -> Snapshot | None:
-        """Return a snapshot, to be written after the next fsync, if enough was appended since the last one."""
+        """Return a snapshot to be written after the next fsync; None if too little was appended since the last one."""
         if self._segment_set.end < self._snapshot_due:
             return None
         self._snapshot_due = self._segment_set.end + self.options.state_bytes
@@ -158,15 +153,9 @@ class LogWriter:
 
     def _append_position(self) -> AppendPosition:
         segment_set = self._segment_set
-        fields = (
-            segment_set.log_id,
-            segment_set.end,
-            segment_set.end_ordinal,
-            max(segment_set.append_time, self._clock.wall_ms()),
-            segment_set.epoch,
-            segment_set.durable,
-        )
-        return _new(AppendPosition, fields)
+        append_time = max(segment_set.append_time, self._clock.wall_ms())
+        end = (segment_set.log_id, segment_set.end, segment_set.end_ordinal)
+        return _new(AppendPosition, (*end, append_time, segment_set.epoch, segment_set.durable))
 
     def _write(self, append: PreparedAppend) -> None:
         try:
@@ -184,12 +173,10 @@ class LogWriter:
 
     @property
     def checkpoint_due(self) -> bool:
-        """True if REWRITE_SECONDS have passed since the durable offset in `log.mark` was rewritten."""
         return self._clock.monotonic() - self._checkpoint_written_at >= REWRITE_SECONDS
 
     @property
     def checkpoint_outdated(self) -> bool:
-        """True if the durable offset in `log.mark` is lower than the log's."""
         return self._segment_set.durable > self._checkpoint_durable
 
     def fsync_all(self) -> None:
@@ -206,10 +193,7 @@ class LogWriter:
         segment_set.raise_durable(end, ordinal)
 
     def stop(self, reason: str) -> Stopped:
-        """Stop the log and return the error for the caller to raise.
-
-        If the stop cannot be written to `log.mark`, `stopped` contains that error.
-        """
+        """Stop the log and return the error for the caller to raise. It says if `log.mark` could not be written."""
         segment_set = self._segment_set
         if self.gate.detached:
             return Stopped(segment_set.stopped or reason)
@@ -223,21 +207,15 @@ class LogWriter:
         return Stopped(segment_set.stopped or reason)
 
     def write_checkpoint(self) -> None:
-        """Write the current checkpoint to both slots of `log.mark`, each fsynced.
-
-        Raises OSError, Full.
-        """
+        """Write the checkpoint to both slots of `log.mark`, each fsynced. Raises OSError, Full."""
         with self._checkpoint_lock:
             checkpoint = self._segment_set.checkpoint()
             self._checkpoint_file.write_durably(checkpoint)
             self._checkpoint_durable = checkpoint.durable
 
     def rewrite_checkpoint_unsynced(self) -> None:
-        """Rewrite the durable offset in `log.mark` without an fsync.
-
-        On a full disk only log a warning.
-        """
-        # An outdated durable offset is valid: it only makes the next start check more data.
+        """Rewrite the durable offset in `log.mark` without an fsync; if the disk is full, only add a warning."""
+        # A durable offset that is too low is valid: the next start only checks more data.
         if self.gate.detached:
             return
         try:
@@ -252,14 +230,14 @@ class LogWriter:
             self.stop(f"log.mark cannot be written: {error}")
 
     def complete_fsync(self, snapshot: Snapshot | None) -> None:
-        """After an fsync, write `snapshot`, which it covers, and the checkpoint if it is due."""
+        """After an fsync, write `snapshot`, whose records it has made durable, and the checkpoint if that is due."""
         if snapshot is not None:
             self.write_snapshot(snapshot)
         if self.checkpoint_due:
             self.rewrite_checkpoint_unsynced()
 
     def prepare_for_writes(self) -> None:
-        """Before the first append: start an epoch, clear the flag `clean` durably, load the index.
+        """Before the first append after a start: begin an epoch, clear `clean` in the checkpoint, load the index.
 
         Raises Stopped, Full.
         """
@@ -270,8 +248,8 @@ class LogWriter:
                 index_ready = segment_set.active.index is not None
             if segment_set.clean and index_ready:
                 if not segment_set.is_new:
-                    # The folder may be an older copy of one that was written to elsewhere: readers of the other copy
-                    # know different records from here on. That is also true if the log was empty when it was copied.
+                    # The folder may be an older copy of one in which the log was continued. Readers of that one know
+                    # other records from here on. So a new epoch begins here, even if the log is empty.
                     epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), truncated=False)
                     with segment_set.lock:
                         segment_set.starts = add_epoch_start(segment_set.starts, epoch, segment_set.end)
@@ -285,7 +263,7 @@ class LogWriter:
             raise
 
     def complete_recovery(self) -> None:
-        """Do the rest of a recovery that a full disk interrupted. Raises Stopped, Full."""
+        """Complete a recovery that a full disk has interrupted. Raises Stopped, Full."""
         unfinished = self._segment_set.pending_recovery
         try:
             if unfinished is not None:
@@ -294,10 +272,7 @@ class LogWriter:
             raise self.stop(f"recovery could not make the end of the log durable: {error}") from error
 
     def write_snapshot(self, snapshot: Snapshot) -> None:
-        """Write a snapshot of durable records.
-
-        On a full disk the previous snapshot is kept and a warning added.
-        """
+        """Write a snapshot, whose records are durable; if the disk is full, keep the previous one and add a warning."""
         if self.gate.detached:
             return
         try:
@@ -308,10 +283,9 @@ class LogWriter:
             self.stop(f"a snapshot cannot be written: {error}")
 
     def roll(self, snapshot: Snapshot) -> None:
-        """Fsync and seal the active segment, then create a new one and fsync the folder.
+        """Seal the active segment, write `snapshot`, create the next segment. Raises Stopped, Full.
 
-        `snapshot` describes all records before the new segment. Raises Stopped, Full; after Full it may be
-        retried.
+        `snapshot`: made at the end of the active segment.
         """
         segment_set = self._segment_set
         old = segment_set.active
@@ -329,12 +303,9 @@ class LogWriter:
         self._snapshot_due = segment_set.end + self.options.state_bytes
 
     def truncate_before(self, offset: int, ordinal: int) -> list[str]:
-        """Delete the segments before a block's start; return the names of the removed files.
-
-        Raises Stopped, Full.
-        """
-        # The checkpoint is written before any file is deleted: then recovery expects no data before `offset`.
-        # A segment is kept until a snapshot contains the effect of its records.
+        """Delete the segments before `offset`, the start of a block; return their names. Raises Stopped, Full."""
+        # The checkpoint is written before any file is deleted, so that recovery does not miss the deleted files.
+        # A segment after the newest snapshot is kept: a start must replay its records.
         segment_set = self._segment_set
         try:
             with segment_set.lock:
@@ -354,10 +325,7 @@ class LogWriter:
         return removed
 
     def close(self, snapshot: Snapshot) -> None:
-        """Fsync, write `snapshot`, set the checkpoint's flag `clean`, and close the files.
-
-        The files are closed even if this raises Stopped or Full.
-        """
+        """Fsync, write `snapshot`, set `clean` in the checkpoint; always close the files. Raises Stopped, Full."""
         segment_set = self._segment_set
         if segment_set.stopped is not None or segment_set.pending_recovery is not None:
             self.close_files()
@@ -375,10 +343,7 @@ class LogWriter:
             self.close_files()
 
     def detach(self, reason: str) -> None:
-        """Detach from a folder that is no longer this log's.
-
-        Nothing more is written; the files are closed when no read uses them.
-        """
+        """Write nothing more, because the folder no longer belongs to this log; close files when no read uses them."""
         segment_set = self._segment_set
         self.gate.detached = True
         with segment_set.lock:
@@ -386,7 +351,7 @@ class LogWriter:
         segment_set.replace_segments((), segment_set.segments)
 
     def close_files(self) -> None:
-        """Close all files, except those with bytes that are not known to be durable."""
+        """Close all files, except those with bytes that may not be durable: closing these could hide an fsync error."""
         segment_set = self._segment_set
         unforced = self.gate.keep_unsynced_open(segment_set.segments, segment_set.durable)
         segment_set.replace_segments((), tuple(s for s in segment_set.segments if s not in unforced))
@@ -396,24 +361,14 @@ class LogWriter:
             self.warnings.append(sentence)
 
 
-def _with_last(batches: Iterable[Batch]) -> Iterable[tuple[Batch, bool]]:
-    """Yield each batch, and whether it is the last one."""
-    before: Batch | None = None
-    for batch in batches:
-        if before is not None:
-            yield before, False
-        before = batch
-    if before is not None:
-        yield before, True
-
-
 _NO_CRC: Final = -1
+_NO_BATCH: Final = Batch(b"", (), 0, 0, 0)
 _new: Final = tuple.__new__
-"""Makes a NamedTuple of a tuple with all its fields, without the call of its generated `__new__`."""
+"""Makes a NamedTuple from a tuple of all its fields; faster than its generated `__new__`."""
 
 
 class AppendPosition(NamedTuple):
-    """Position of the next append, and the log's fields in its block trailers."""
+    """Where the next append starts, and what its block trailers say about the log."""
 
     log_id: int
     offset: int
@@ -424,10 +379,7 @@ class AppendPosition(NamedTuple):
 
 
 class PreparedAppend(NamedTuple):
-    """An append that is ready to be written in one vectored write.
-
-    `trailers` are the block trailers among the `buffers`; `end` is the log's end after the append.
-    """
+    """An append that is ready to be written in one vectored write. `buffers` include the encoded `trailers`."""
 
     buffers: list[Bytes]
     trailers: list[BlockTrailer]
@@ -437,10 +389,7 @@ class PreparedAppend(NamedTuple):
 
 
 class _OpenBlock:
-    """A block that is being assembled from the producers' blocks.
-
-    `pieces`: (batch, first byte, end byte).
-    """
+    """A block joined from blocks of producers. `pieces`: (number of the batch, first byte, end byte) in the batch."""
 
     __slots__ = ("count", "crc", "offset", "pieces", "size")
 
@@ -451,12 +400,8 @@ class _OpenBlock:
         self.count = 0
         self.crc = _NO_CRC
 
-    def has_room(self, size: int) -> bool:
-        """True if a block of `size` bytes fits; the first always does."""
-        return not self.size or self.size + size <= BLOCK_SIZE_MAX
-
     def add(self, batch: int, start: int, size: int, count: int, crc: int) -> bool:
-        """Add a producer's block; True if a contiguous run of its batch starts with it."""
+        """Add a producer's block; return True if a new piece starts with it, False if it extends the last piece."""
         self.crc = _NO_CRC if self.size else crc
         self.size += size
         self.count += count
@@ -468,67 +413,60 @@ class _OpenBlock:
 
 
 def size_bound(size_bytes: int) -> int:
-    """Maximum size of an append of `size_bytes` of records with its block trailers."""
-    # Two adjacent blocks together exceed BLOCK_SIZE_MAX; otherwise they are joined.
+    """Maximum size, with block trailers, of an append of `size_bytes` of records."""
+    # Blocks that fit into BLOCK_SIZE_MAX together are joined, so two adjacent ones exceed it together.
     return size_bytes + TRAILER_SIZE * (2 * (size_bytes // BLOCK_SIZE_MAX) + 2)
 
 
 def build_append(
     batches: Sequence[Batch], source: Source, position: AppendPosition, *, more_follows: bool = False
 ) -> PreparedAppend:
-    """Build one append from checked batches; without batches, a block trailer alone.
+    """Build one append from checked batches; without batches, an append of a block trailer only.
 
-    The producers' blocks are joined up to BLOCK_SIZE_MAX bytes, so that many small sends share a block
-    trailer. `more_follows`: this is only a part of an append. Raises BadBatch if a batch without blocks is
-    not whole records.
+    Small blocks of producers are joined to blocks of up to BLOCK_SIZE_MAX bytes, so that many small sends share a block
+    trailer. `more_follows`: the next call continues this append. Raises BadBatch if a batch without blocks does not
+    consist of whole records.
     """
+    buffers: list[Bytes]
+    log_id, offset, ordinal, append_time, epoch, durable = position
     if len(batches) == 1 and len(batches[0].blocks) == 1:
-        return _build_single_block(batches[0], source, position, more_follows)
+        # One batch of one block is the most frequent case; this takes about half the time of the general code.
+        (batch,) = batches
+        ((size, count, crc),) = batch.blocks
+        fields = (count, size, crc, append_time, epoch, durable, ordinal, offset, more_follows, *source)
+        trailer = _new(BlockTrailer, fields)
+        buffers = [memoryview(batch.data)[:size], encode_trailer(log_id, trailer)]
+        end = offset + size + TRAILER_SIZE
+        appended = _new(Appended, ([(0, offset)], ordinal, end, append_time))
+        return _new(PreparedAppend, (buffers, [trailer], [appended], end, ordinal + count))
     blocks, positions, firsts = _join_blocks(batches, position)
-    buffers: list[Bytes] = []
+    buffers = []
     controls: list[BlockTrailer] = []
     views = [memoryview(batch.data) for batch in batches]
-    ordinal = position.ordinal
     for block in blocks:
         parts = [views[batch][start:end] for batch, start, end in block.pieces]
         more = more_follows or block is not blocks[-1]
         crc = block.crc
         if crc == _NO_CRC:
-            # A checksum that a producer sent, and that was verified, is reused; this one is not known.
+            # The block was joined, so no producer has sent its checksum. (A sent one was verified and is used again.)
             crc = 0
             for part in parts:
                 crc = crc32(part, crc)
-        trailer = BlockTrailer(
-            block.count, block.size, crc, position.append_time, position.epoch,
-            position.durable_offset, ordinal, block.offset, more, *source,
-        )  # fmt: skip
+        sizes = (block.count, block.size, crc)
+        trailer = BlockTrailer(*sizes, append_time, epoch, durable, ordinal, block.offset, more, *source)
         buffers += parts
-        buffers.append(encode_trailer(position.log_id, trailer))
+        buffers.append(encode_trailer(log_id, trailer))
         controls.append(trailer)
         ordinal += block.count
     end = controls[-1].next
-    results = [Appended(runs, first, end, position.append_time) for runs, first in zip(positions, firsts, strict=True)]
+    results = [Appended(runs, first, end, append_time) for runs, first in zip(positions, firsts, strict=True)]
     return PreparedAppend(buffers, controls, results, end, ordinal)
-
-
-def _build_single_block(batch: Batch, source: Source, position: AppendPosition, more_follows: bool) -> PreparedAppend:
-    """Build an append of one batch with one block, the most frequent case, in about half the time."""
-    ((size, count, crc),) = batch.blocks
-    numbers = (position.append_time, position.epoch, position.durable_offset, position.ordinal, position.offset)
-    trailer = _new(BlockTrailer, (count, size, crc, *numbers, more_follows, *source))
-    end = position.offset + size + TRAILER_SIZE
-    answer = _new(Appended, ([(0, position.offset)], position.ordinal, end, position.append_time))
-    buffers: list[Bytes] = [memoryview(batch.data)[:size], encode_trailer(position.log_id, trailer)]
-    return _new(PreparedAppend, (buffers, [trailer], [answer], end, position.ordinal + count))
 
 
 def _join_blocks(
     batches: Sequence[Batch], position: AppendPosition
 ) -> tuple[list[_OpenBlock], list[list[tuple[int, int]]], list[int]]:
-    """Join the batches to blocks.
-
-    Returns the blocks, and for each batch the (first record, offset) of its runs and its first ordinal.
-    """
+    """Return the joined blocks; and for each batch the (first record, offset) of its pieces, and its first ordinal."""
     block = _OpenBlock(position.offset)
     blocks = [block]
     positions: list[list[tuple[int, int]]] = []
@@ -543,7 +481,7 @@ def _join_blocks(
         except BadRecord as error:
             raise BadBatch(str(error)) from None
         for size, count, crc in pieces:
-            if not block.has_room(size):
+            if block.size and block.size + size > BLOCK_SIZE_MAX:
                 block = _OpenBlock(block.offset + block.size + TRAILER_SIZE)
                 blocks.append(block)
             offset = block.offset + block.size

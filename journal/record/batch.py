@@ -1,9 +1,8 @@
 """Batches of records and their verification, and the results of an append and of a read.
 
-`verify_batch` checks every rule of docs/formats/record.md before the first byte is written, without an object
-per record: a CRC-32 over each block (memory speed), and the headers either by columns, if all records have
-one size, or in one tight loop. The records' own checksums are checked by readers, or here with
-`verify="records"`.
+`verify_batch` checks every rule of docs/formats/record.md without making an object for each record. If all records have
+one size, the headers are checked by columns (the n-th byte of all headers at once), else in one loop. The records' own
+checksums are checked by readers, and here only with `verify="records"`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from journal.record.format import (
 )
 
 BLOCK_SIZE_MAX: Final = 64 << 10
-"""Maximum bytes of records in a block, except for a single larger record: what one wrong bit can cost."""
+"""Maximum bytes of records in a block, except for a single larger record: one wrong bit invalidates a whole block."""
 
 BatchBlock = tuple[int, int, int]
 """(size in bytes, count of records, CRC-32) of one block."""
@@ -54,10 +53,10 @@ def verify_batch(
     verify: str = "blocks",
     record_size_max: int = RECORD_SIZE_MAX,
 ) -> None:
-    """Check that `data` is `count` well-formed records with ids from (producer_id, sequence) on.
+    """Check that `data` is `count` well-formed records of `producer_id`, with sequences from `sequence` on.
 
-    `blocks` must cover `data` exactly; if empty, they are made later by `split_blocks`. `verify="records"`
-    also checks each record's own checksum and the bounds of its attribute. Raises BadBatch.
+    `blocks` must cover `data` exactly; if empty, the log makes blocks with `split_blocks`. `verify="records"` also
+    checks each record's own checksum and the bounds of its attribute. Raises BadBatch.
     """
     size = len(data)
     if not 1 <= producer_id <= PRODUCER_ID_MAX:
@@ -89,10 +88,7 @@ def verify_batch(
 
 
 def split_blocks(data: Buffer, size_max: int = BLOCK_SIZE_MAX) -> list[BatchBlock]:
-    """Split whole records into blocks of at most `size_max` bytes, with CRCs.
-
-    A record that is larger gets a block of its own. Raises BadRecord if `data` is not whole records.
-    """
+    """Split whole records into blocks of at most `size_max` bytes, or of one larger record. Raises BadRecord."""
     blocks: list[BatchBlock] = []
     positions = header_positions(data)
     view = memoryview(data)
@@ -109,7 +105,6 @@ def split_blocks(data: Buffer, size_max: int = BLOCK_SIZE_MAX) -> list[BatchBloc
 
 
 def _check_blocks(data: Buffer, blocks: Sequence[BatchBlock], count: int, record_size_max: int) -> None:
-    """Check that sizes and counts match, that no block is too large, and every CRC."""
     view = memoryview(data)
     position = found = 0
     for number, (block_size, block_count, crc) in enumerate(blocks):
@@ -128,9 +123,7 @@ def _check_blocks(data: Buffer, blocks: Sequence[BatchBlock], count: int, record
 
 
 def _check_headers(data: Buffer, blocks: Sequence[BatchBlock], first_id: int, record_size_max: int) -> None:
-    """Check length, id and flag of every record in one pass."""
-    # A wrong length only moves the position: the next unpack or the comparison with the block's end rejects
-    # it.
+    # A wrong length needs no check of its own: it leads to a wrong position, which a later check rejects.
     unpack = _LENGTH_ID_FLAG.unpack_from
     position = end = 0
     length_max = record_size_max - HEADER_SIZE
@@ -158,7 +151,6 @@ def _describe_header_error(position: int, id: int, found: int, flag: int, length
 
 
 def _check_bodies(data: Buffer) -> None:
-    """Check every record's own checksum and attribute bounds; the headers have been checked."""
     view = memoryview(data)
     unpack = _LENGTH_CHECKSUM_FLAG.unpack_from
     position, size = 0, len(view)
@@ -178,10 +170,9 @@ def _check_bodies(data: Buffer) -> None:
 class Batch(NamedTuple):
     """Records of one producer for one partition, as one piece of bytes.
 
-    `blocks` has (bytes, count, CRC-32) for each run of whole records of at most BLOCK_SIZE_MAX bytes (one
-    larger record may be alone); block trailers are placed only at ends of blocks. Empty: the log splits and
-    checksums the records. `sequence` is that of the first record, `count` the number of records. `data` must
-    not change until append returns.
+    `blocks`: (bytes, count, CRC-32) of each block, which has whole records and at most BLOCK_SIZE_MAX bytes, or one
+    larger record; the log writes block trailers only after whole blocks. If `blocks` is empty, the log makes them.
+    `sequence`: the first record's. `count`: number of records. `data` must not change until the append returns.
     """
 
     data: Buffer
@@ -192,10 +183,9 @@ class Batch(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The origin of an append: `kind` and `id` name the source, (high, low) is the position in it.
+    """The origin of an append, for example a transaction journal, and the position (high, low) there, which only grows.
 
-    Positions of one source only grow; `Log.applied` returns the highest. Kind 0 is a plain send, without
-    position.
+    Kind SOURCE_PLAIN: a producer sent the batch without a transaction or delay.
     """
 
     kind: int
@@ -208,9 +198,10 @@ PLAIN = Source(SOURCE_PLAIN, 0, 0, 0)
 
 
 def succession_source(closed_id: int, successor_id: int, last_sequence: int) -> Source:
-    """Return the source that closes a producer id for good and names its successor.
+    """Return the source that closes a producer id for good.
 
-    `last_sequence` is -1 if the closed id never sent anything to this log.
+    `successor_id`: the id with which the producer continues. `last_sequence`: the last one that `closed_id` sent to
+    this log, -1 if none.
     """
     return Source(SOURCE_SUCCESSION, closed_id, successor_id, last_sequence + 1)
 
@@ -218,9 +209,9 @@ def succession_source(closed_id: int, successor_id: int, last_sequence: int) -> 
 class Appended(NamedTuple):
     """Result of appending one batch.
 
-    `positions`: (index of the first record, its offset) for each contiguous run; block trailers are between
-    them. `end_offset` is the end of the whole append: the batch is durable when the log is durable up to
-    there. `append_time` in ms since 1970, never lower than that of an earlier append.
+    `positions`: (index of a record, its offset) for the first record of each contiguous run; between runs are block
+    trailers. `end_offset`: end of the whole append; when the log is durable up to there, the batch is durable.
+    `append_time`: ms since 1970, never lower than that of an earlier append.
     """
 
     positions: list[tuple[int, int]]
@@ -232,8 +223,8 @@ class Appended(NamedTuple):
 class Chunk(NamedTuple):
     """The result of a read: `data` has the whole blocks from offset `start` to `next`.
 
-    The records that the reader requested begin at `skip_to`, which is at or after `start`. `data` is empty if
-    the requested offset is the end of the readable log; `next` is then that offset.
+    The requested records begin at offset `skip_to`, at or after `start`. If the requested offset is the end of what may
+    be read, `data` is empty, and `next` is that offset.
     """
 
     start: int

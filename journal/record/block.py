@@ -1,9 +1,7 @@
 """Blocks: records and their trailer, found in bytes that may be damaged or malicious.
 
-A payload may contain bytes that look like a block trailer, even with a correct checksum and offset. A trailer
-is therefore valid only if the records before it, from a known start of a block, end exactly where it starts.
-`blocks_of` reads block by block that way; `block_trailer.find_next_trailer` finds the next block after damage, where
-no start is known.
+A payload may contain bytes that look like a block trailer, even with a correct checksum and offset. So a trailer is
+accepted only where the records from the known start of a block end: their lengths lead to it.
 """
 
 from __future__ import annotations
@@ -44,10 +42,9 @@ LENGTH_MAX: Final = RECORD_SIZE_MAX - HEADER_SIZE
 
 
 class Block(NamedTuple):
-    """A block of records.
+    """A block of records at `offset` of the partition, and its trailer `control`.
 
-    `offset` is that of its first byte in the partition; `data` its records without the trailer, a view of the
-    bytes passed to `blocks_of` and valid as long as they are; `control` its trailer.
+    `data`: the records without the trailer, as a view of the bytes passed to `blocks_of`: it changes if those change.
     """
 
     offset: int
@@ -72,10 +69,10 @@ class ProducerRun(NamedTuple):
 def blocks_of(data: Buffer, offset: int, log_id: int, *, verify: bool = True) -> Iterator[Block]:
     """Yield the blocks of `data`, which starts with a block at partition offset `offset`.
 
-    Always checked: record lengths, the trailer's own checksum, log id, version, offset and size, and that
-    ordinals continue from block to block. `verify=False` omits the CRC over the records. Raises, before the
-    invalid block is yielded, Incomplete (`position`: start of the unfinished block) if the bytes end inside a
-    block, else BadRecord.
+    Always checked: record lengths; the trailer's own checksum, log id, version, offset and size; and that ordinals
+    continue from block to block. The CRC over the records is checked unless `verify` is False. Before an invalid block
+    would be yielded, raises Incomplete (`position`: start of the unfinished block) if the bytes end inside the block,
+    else BadRecord.
     """
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     view = memoryview(plain).toreadonly()
@@ -102,11 +99,8 @@ def blocks_of(data: Buffer, offset: int, log_id: int, *, verify: bool = True) ->
 
 
 def trailer_position(data: Bytes, start: int) -> int:
-    """Position of the trailer of the block at `start`: the first one in the chain of lengths.
-
-    Raises Incomplete, BadRecord.
-    """
-    # Leading records of one size are skipped by columns, the others one by one.
+    """Return the position of the trailer of the block at `start`. Raises Incomplete, BadRecord."""
+    # The records' lengths lead to it. Leading records of one size are skipped by columns, the others one by one.
     position = start + _leading_size(data, start)
     unpack = _LENGTH_FLAG.unpack_from
     try:
@@ -124,10 +118,7 @@ def trailer_position(data: Bytes, start: int) -> int:
 
 
 def producer_runs(block: Block) -> list[ProducerRun]:
-    """Split a block into runs of one producer with consecutive sequences. Fillers end a run.
-
-    Raises BadRecord if the record lengths do not match; those of a verified block do.
-    """
+    """Split a block into runs of one producer's consecutive sequences. A filler ends a run. Raises BadRecord."""
     data = block.data
     size = len(data)
     if not size:
@@ -141,9 +132,8 @@ def producer_runs(block: Block) -> list[ProducerRun]:
 
 
 def _leading_size(data: Bytes, start: int) -> int:
-    """Size of the leading records from `start` on that have one size and kind; 0 if they are few."""
-    # The low byte of the flag is part of the kind, so a trailer ends the sequence even if its size is the
-    # same.
+    """Size of the leading records from `start` on that have one size and flag kind; 0 if they are few."""
+    # The low byte of the flag is compared too, so that a trailer of the same size is not counted as a record.
     if len(data) - start < HEADER_SIZE or data[start + FLAG_LOW_POSITION] >= FLAG_TRAILER:
         return 0
     size = HEADER_SIZE + int(LENGTH.unpack_from(data, start)[0])
@@ -151,15 +141,12 @@ def _leading_size(data: Bytes, start: int) -> int:
     if end - start < size * COLUMNS_COUNT_MIN:
         return 0
     if data[start + size + FLAG_LOW_POSITION] >= FLAG_TRAILER:
-        return 0  # a block of one record, as most of the catalog's: columns would read all that follows it, each time
+        return 0  # a block of one record: without this check, the columns of all that follows would be read
     return size * count_leading(data, start, end, size)
 
 
 def _as_one_run(data: bytes, record_size: int, offset: int) -> ProducerRun | None:
-    """Return all records of one size as one run, compared by columns.
-
-    None if they are not one run.
-    """
+    """Return the records, of one size each, as one run; None if their sequences are not consecutive."""
     size = len(data)
     if not sizes_are_equal(data, 0, size, record_size) or not has_no_special_flags(data, 0, size, record_size):
         return None

@@ -1,11 +1,7 @@
 """The block trailer, which closes a block of records and has the checksum of all its bytes.
 
-It is written in the same write as the block. It is a record of exactly 100 bytes: flag 0x40, the id of its
-log, and a body of 80 bytes whose checksum is in the header. It has the size, the ordinals, the CRC-32 and the
-offset of its block, so that a block copied or moved elsewhere is invalid. docs/formats/record.md
-has the table.
-
-`find_next_trailer` finds the next trailer after damage, and ignores what looks like one inside of a payload.
+The trailer is a record of 100 bytes, in the same write as its block. It has the offset of the block, so that a block
+that was copied or moved elsewhere is invalid. docs/formats/record.md has the table.
 """
 
 from __future__ import annotations
@@ -29,10 +25,10 @@ from journal.record.format import (
 TRAILER_BODY: Final = Struct(">HHIIIQIIQQQQQQ")
 TRAILER_SIZE: Final = HEADER_SIZE + TRAILER_BODY.size
 BLOCK_SPAN_MAX: Final = RECORD_SIZE_MAX + TRAILER_SIZE
-"""No block is longer: a search over this many bytes has reached the block's end."""
+"""Maximum bytes of a block: a search over this many bytes must reach the block's end."""
 TRAILER_VERSION: Final = 1
 TRAILER_KEY: Final = Struct(">QI")
-"""Id and flag, adjacent in a trailer's header: the bytes that a search compares."""
+"""Id and flag, adjacent in a trailer's header: a search for trailers compares these bytes."""
 TRAILER_KEY_POSITION: Final = 8
 
 BIT_MORE_FOLLOWS: Final = 1
@@ -42,24 +38,21 @@ SOURCE_TRANSACTION: Final = 1
 SOURCE_DELAY: Final = 2
 SOURCE_SCHEDULE: Final = 3
 SOURCE_SUCCESSION: Final = 4
-"""No records: `source_id` is the producer id that is closed, `source_high` its successor, `source_low` its
-last sequence + 1 (0: it never sent).
-"""
+"""A source without records: closes the producer `source_id`. `source_high`: its successor's id; `source_low`: its last
+sequence + 1."""
 
 _BODY_SIZE: Final = TRAILER_BODY.size
 _LENGTH: Final = _BODY_SIZE.to_bytes(4, "big")
 _LAST: Final = FLAG_TRAILER.to_bytes(1, "big")
 _LAST_POSITION: Final = TRAILER_KEY.size - 1
 _RARE_SHIFT: Final = 10
-"""A byte that occurs less than once in 1024 bytes is rare: one call per occurrence then costs less than the
-slow search.
-"""
+"""A byte is rare if less than 1 in 2**10 bytes has its value: a search for it is then faster than for a header."""
 TRAILER: Final = Struct(">IIQIHHIIIQIIQQQQQQ")
-"""Header and body in one: the fields of HEADER, then those of TRAILER_BODY."""
+"""A trailer's header and body: the fields of HEADER, then those of TRAILER_BODY."""
 
 
 class BadBlockTrailer(BadRecord):
-    """No valid block trailer at `position`. `version` is set if a newer library wrote it."""
+    """There is no valid block trailer at `position`. `version`: the trailer's, if a newer library wrote it."""
 
     def __init__(self, position: int, reason: str, version: int | None = None) -> None:
         super().__init__(position, reason)
@@ -72,9 +65,9 @@ class BadBlockTrailer(BadRecord):
 class BlockTrailer(NamedTuple):
     """Fields of a block trailer.
 
-    `records` is the number of ordinals, `size` that of bytes since the previous trailer, `crc` their CRC-32,
-    `append_time` in ms, `durable_offset` that of the log when the block was written, `offset` the start of
-    the block. An append ends with the first block whose `more_follows` is false.
+    `records`, `size`, `crc`: the number of ordinals, the number of bytes, and the CRC-32 of the bytes, since the
+    previous trailer. `append_time` in ms. `durable_offset`: the log's when the block was written. `offset`: the start
+    of the block. `more_follows`: the append continues with the next block.
     """
 
     records: int
@@ -108,14 +101,14 @@ class BlockTrailer(NamedTuple):
 
 
 def trailer_key(log_id: int) -> bytes:
-    """The 12 bytes at TRAILER_KEY_POSITION of every block trailer of this log."""
+    """Return the 12 bytes at TRAILER_KEY_POSITION that all block trailers of this log have."""
     return TRAILER_KEY.pack(log_id, FLAG_TRAILER)
 
 
 def contains_trailer_header(data: bytes | bytearray, log_id: int) -> bool:
-    """True if a block trailer of this log may start anywhere in `data`: its header is there."""
-    # The header bytes are mostly zeros, for which the search is slow. Its last byte is searched instead as
-    # long as that byte is rare, as it is in zeros and in text.
+    """True if `data` contains the header of a block trailer of this log, at any position."""
+    # Most header bytes are zeros, which makes a search for all of them slow. So the search is for the header's last
+    # byte only, as long as that is rare, as in zeros and in text.
     mark = TRAILER_KEY.pack(log_id, FLAG_TRAILER)
     start, patience = TRAILER_KEY_POSITION, len(data) >> _RARE_SHIFT
     while True:
@@ -133,30 +126,14 @@ def contains_trailer_header(data: bytes | bytearray, log_id: int) -> bool:
 
 def encode_trailer(log_id: int, trailer: BlockTrailer) -> bytes:
     """Encode a block trailer with its header: TRAILER_SIZE bytes."""
-    body = TRAILER_BODY.pack(
-        TRAILER_VERSION,
-        BIT_MORE_FOLLOWS if trailer.more_follows else 0,
-        trailer.records,
-        trailer.size,
-        trailer.crc,
-        trailer.append_time,
-        trailer.epoch,
-        trailer.source_kind,
-        trailer.durable_offset,
-        trailer.first_ordinal,
-        trailer.offset,
-        trailer.source_id,
-        trailer.source_high,
-        trailer.source_low,
-    )
+    records, size, crc, append_time, epoch, durable, ordinal, offset, more_follows, kind, *source = trailer
+    sizes = (TRAILER_VERSION, BIT_MORE_FOLLOWS * more_follows, records, size, crc)
+    body = TRAILER_BODY.pack(*sizes, append_time, epoch, kind, durable, ordinal, offset, *source)
     return HEADER.pack(_BODY_SIZE, crc32(body), log_id, FLAG_TRAILER) + body
 
 
 def decode_trailer(data: Buffer, position: int, log_id: int) -> BlockTrailer:
-    """Decode the block trailer at `position`.
-
-    Raises BadBlockTrailer, or Incomplete if the bytes end inside it.
-    """
+    """Decode the block trailer at `position`. Raises BadBlockTrailer, or Incomplete if the bytes end inside it."""
     end = position + TRAILER_SIZE
     if end > len(data):
         raise Incomplete(position, "the bytes end inside a block trailer")
@@ -172,40 +149,24 @@ def decode_trailer(data: Buffer, position: int, log_id: int) -> BlockTrailer:
         raise BadBlockTrailer(position, f"block trailer version {version}, {TRAILER_VERSION} is known", version)
     if bits & ~BIT_MORE_FOLLOWS:
         raise BadBlockTrailer(position, f"unknown block trailer bits {bits:#x}")
-    return BlockTrailer(
-        records,
-        size,
-        crc,
-        append_time,
-        epoch,
-        durable,
-        ordinal,
-        offset,
-        bits == BIT_MORE_FOLLOWS,
-        kind,
-        source_id,
-        source_high,
-        source_low,
-    )
+    source = (kind, source_id, source_high, source_low)
+    more_follows = bits == BIT_MORE_FOLLOWS
+    return BlockTrailer(records, size, crc, append_time, epoch, durable, ordinal, offset, more_follows, *source)
 
 
 class FoundTrailer(NamedTuple):
-    """A block trailer found by search, at `position` in the bytes passed.
-
-    It is not verified against its records.
-    """
+    """A block trailer at `position` in the searched bytes. Its records were not verified."""
 
     position: int
     trailer: BlockTrailer
 
 
 def find_next_trailer(data: Buffer, start: int, *, offset: int, log_id: int) -> FoundTrailer | None:
-    """Find the first reliable block trailer after the damage at `start`; None if there is none.
+    """Find the first reliable block trailer after the damaged block at position `start`; None if there is none.
 
-    `data[0]` has the offset `offset`; a damaged block starts at `start`. A trailer is reliable if its own
-    checksum is valid, it is at the end of the block that it describes, and that block does not start before
-    `start`. One inside the block of a later trailer is part of a payload and is ignored: pass at least
-    BLOCK_SPAN_MAX bytes after `start`, if available.
+    `data[0]` has the offset `offset`. A trailer is reliable if its own checksum is valid, if it is where the block that
+    it describes ends, and if that block does not start before `start`. A trailer inside the block of a later trailer is
+    part of a payload and is ignored; to see this, `data` should have BLOCK_SPAN_MAX bytes or more after `start`.
     """
     stack: list[FoundTrailer] = []
     for claim in trailers_in(data, start, offset=offset, log_id=log_id):
@@ -221,7 +182,7 @@ def find_next_trailer(data: Buffer, start: int, *, offset: int, log_id: int) -> 
 
 
 def trailers_in(data: Buffer, start: int, *, offset: int, log_id: int) -> Iterator[FoundTrailer]:
-    """Yield the block trailers from `start` on with valid checksum and position, even forged ones."""
+    """Yield the block trailers from `start` on that have a valid checksum and position; a payload may imitate some."""
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     mark = trailer_key(log_id)
     found = plain.find(mark, start + TRAILER_KEY_POSITION)

@@ -1,15 +1,9 @@
 """The record format: a header of 20 bytes and a body. Described in docs/formats/record.md.
 
-    length u32 | checksum u32 | id u64 | flag u32 | [attribute size u32 | attribute] payload
-
-All numbers are big-endian. `checksum` is the CRC-32 of the body (with the attribute's size word). `id` is a
-producer id (40 bits, never 0) and a sequence (24 bits). Lengths are checked against the available bytes
-before they are used; anything invalid raises `BadRecord` and nothing else.
-
-The functions from `sizes_are_equal` on check records of one size by columns: the n-th byte of all headers is one
-strided slice, and a rule for a thousand records is a few comparisons of a thousand bytes. They need `bytes`
-or `bytearray`: striding a memoryview is nine times slower. Each covers the records of `data[start:end]`,
-which must be a whole number of `size` bytes each, at least HEADER_SIZE.
+Lengths are checked against the available bytes before they are used. Anything invalid raises `BadRecord` and nothing
+else. The functions from `sizes_are_equal` on check the headers of `data[start:end]`, where all records have `size`
+bytes, by columns: the n-th byte of all headers is one strided slice. They take `bytes` or `bytearray`, because slicing
+a memoryview with a stride is nine times slower.
 """
 
 from __future__ import annotations
@@ -47,10 +41,10 @@ SEQUENCE_COUNT: Final = 1 << SEQUENCE_BITS
 """Sequences of one producer id; a batch never crosses this limit."""
 PRODUCER_ID_MAX: Final = (1 << 40) - 1
 LEASED_ID_FIRST: Final = 16
-"""Producer ids below are the broker's own, never leased; what they name is not one record of a log alone."""
+"""Lower producer ids are the broker's own and are never leased. An id of theirs may name several records of a log."""
 
 RECORD_SIZE_MAX: Final = 64 << 20
-"""Maximum size of a record with its header: a damaged length cannot make a reader request gigabytes."""
+"""Maximum size of a record with its header, so that a damaged length cannot make a reader request gigabytes."""
 
 
 class BadRecord(JournalError):
@@ -71,7 +65,7 @@ class Incomplete(BadRecord):
 
 
 class Record(NamedTuple):
-    """Header of a record: its `position` in the bytes passed, `size` including the header."""
+    """Header of a record. `position` is that in the bytes passed, `size` includes the header."""
 
     position: int
     size: int
@@ -81,15 +75,11 @@ class Record(NamedTuple):
 
 
 def make_id(producer_id: int, sequence: int) -> int:
-    """Return a record's id; the arguments must fit 40 and 24 bits."""
     return producer_id << SEQUENCE_BITS | sequence
 
 
 def split_id(id: int) -> tuple[int, int]:
-    """(producer id, sequence) of a record's id.
-
-    Of a log's id: (incarnation of the topic, partition).
-    """
+    """(producer id, sequence) of a record's id, or (incarnation of the topic, partition) of a log's id."""
     return id >> SEQUENCE_BITS, id & SEQUENCE_MASK
 
 
@@ -99,10 +89,7 @@ def make_log_id(incarnation: int, partition: int) -> int:
 
 
 def tag_hash(tag: str) -> int:
-    """Hash of a tag, 16 bits of the flag. 0 means no tag, so that a hash of 0 is replaced by 1.
-
-    "" is no tag.
-    """
+    """Hash of a tag, 16 bits of the flag. It is 0 only for the tag "", which means no tag."""
     return crc32(tag.encode()) & 0xFFFF or 1 if tag else 0
 
 
@@ -112,10 +99,7 @@ def tag_flag(tag: str) -> int:
 
 
 def make_record(payload: Buffer, id: int, flag: int = 0, attribute: bytes | None = None) -> bytes:
-    """Encode a record. An `attribute` (opaque bytes) sets its flag bit; None: no attribute.
-
-    Raises TooLarge above RECORD_SIZE_MAX.
-    """
+    """Encode a record. An `attribute` (opaque bytes), if not None, sets its flag bit. Raises TooLarge."""
     prefix = b""
     if attribute is not None:
         flag |= FLAG_ATTRIBUTE
@@ -128,14 +112,14 @@ def make_record(payload: Buffer, id: int, flag: int = 0, attribute: bytes | None
 
 
 def make_filler(log_id: int, size: int, count: int) -> bytes:
-    """Encode a record of `size` bytes of zeros that replaces `count` lost ordinals."""
+    """Encode a filler: a record of `size` bytes, all zeros after its header, that replaces `count` lost ordinals."""
     if size < HEADER_SIZE:
         raise ValueError(f"a filler needs {HEADER_SIZE} bytes, {size} are there")
     return HEADER.pack(size - HEADER_SIZE, count, log_id, FLAG_FILLER) + bytes(size - HEADER_SIZE)
 
 
 def split_body(body: memoryview, flag: int) -> tuple[memoryview | None, memoryview]:
-    """(attribute or None, payload) of a record's body, without a copy. Raises BadRecord."""
+    """Split a record's body, without a copy, into (attribute or None, payload). Raises BadRecord."""
     if not flag & FLAG_ATTRIBUTE:
         return None, body
     if len(body) < ATTRIBUTE_SIZE.size:
@@ -147,10 +131,7 @@ def split_body(body: memoryview, flag: int) -> tuple[memoryview | None, memoryvi
 
 
 def header_positions(data: Buffer) -> list[int]:
-    """Return the position of every record in `data`, which must be whole records.
-
-    Raises BadRecord.
-    """
+    """Return the position of every record in `data`, which must be whole records. Raises BadRecord."""
     positions = []
     position, end = 0, len(data)
     unpack = LENGTH.unpack_from
@@ -166,10 +147,7 @@ def header_positions(data: Buffer) -> list[int]:
 
 
 def records_of(data: Buffer) -> Iterator[Record]:
-    """Yield the header of every record of `data`; bounds are checked, bodies are not.
-
-    Raises BadRecord at the first invalid record.
-    """
+    """Yield the header of every record of `data`; bounds are checked, bodies are not. Raises BadRecord."""
     position, end = 0, len(data)
     while position < end:
         if end - position < HEADER_SIZE:
@@ -190,7 +168,7 @@ def checksum_matches(data: Buffer, record: Record) -> bool:
 
 
 COLUMNS_COUNT_MIN: Final = 32
-"""Below this count a loop over the headers is as fast as the column slices."""
+"""For fewer records, a loop over the headers is as fast as the column slices."""
 
 _LENGTH: Final = range(0, 4)
 _PRODUCER: Final = range(8, 13)
@@ -204,17 +182,14 @@ Bytes = bytes | bytearray
 
 
 def sizes_are_equal(data: Bytes, start: int, end: int, size: int) -> bool:
-    """True if the length in each header makes a record of `size` bytes."""
+    """True if the length in each header is that of a record of `size` bytes."""
     count = (end - start) // size
     length = (size - HEADER_SIZE).to_bytes(4, "big")
     return all(data[start + n : end : size] == length[n : n + 1] * count for n in _LENGTH)
 
 
 def count_leading(data: Bytes, start: int, end: int, size: int) -> int:
-    """Number of leading records with this size and the same low byte of the flag.
-
-    Headers start before `end`.
-    """
+    """Number of leading records that have this size and one low byte of the flag; `end` limits their headers."""
     count = (end - start + size - 1) // size
     for n in (*_LENGTH, FLAG_LOW_POSITION):
         column = data[start + n : end : size]
@@ -226,7 +201,7 @@ def count_leading(data: Bytes, start: int, end: int, size: int) -> int:
 
 
 def ids_are_contiguous(data: Bytes, start: int, end: int, size: int, first_id: int) -> bool:
-    """True if the ids count up by one from `first_id`; sequences must not overflow."""
+    """True if the ids count up by one from `first_id`; the sequence must not overflow."""
     count = (end - start) // size
     id = first_id.to_bytes(8, "big")
     for n in _PRODUCER:
@@ -253,7 +228,7 @@ def has_no_special_flags(data: Bytes, start: int, end: int, size: int) -> bool:
 
 
 def _counter_column(first: int, count: int, shift: int) -> bytes:
-    """Return, for `count` numbers from `first` on, the byte of each that starts at bit `shift`."""
+    """Return one byte, that from bit `shift` on, of each of `count` numbers from `first` on."""
     if not shift:
         low = first & 0xFF
         return (_EVERY_BYTE * ((low + count) // 256 + 1))[low : low + count]

@@ -1,7 +1,7 @@
 """Fault injection for a simulated disk: which calls fail, and how; and which calls are slow.
 
-Kinds of calls: open, create, read, write, truncate, force, folder (make, remove), rename, unlink,
-force_folder, sync, list, size, lock.
+Kinds of calls: open, create, read, write, truncate, force, folder (make or remove one), rename, unlink, force_folder,
+sync, sync_file (one file of a sync), list, size, lock.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ OPENS = frozenset({"open", "create", "lock"})
 
 @dataclass
 class FaultRule:
-    """A rule by which calls of one kind fail: the calls `first` to `last`, counted from 1.
+    """A rule: calls of `kind` whose path contains `path` fail, from number `first` (1 is the first) to `last`.
 
-    Calls are counted since the rule was made. `last` None: all later ones.
+    `last` None: all later ones fail. `short`: the write does not fail but accepts only so many bytes. `seen`, `hit`:
+    how many calls the rule has counted, and let fail.
     """
 
     kind: str
@@ -35,10 +36,9 @@ class FaultRule:
     short: int | None = None
     seen: int = 0
     hit: int = 0
-    """Number of failed calls."""
 
     def matches(self, kind: str, path: str) -> bool:
-        """Count a call of `kind` with `path`, if the rule is about such; True if it must fail."""
+        """Count a call if its kind and path are those of the rule; return True if it must fail."""
         if kind != self.kind or self.path not in path:
             return False
         self.seen += 1
@@ -54,16 +54,16 @@ class Faults:
         self.counts: Counter[str] = Counter()
         """Number of calls by kind, including failed ones."""
         self.before: Callable[[str, str], None] | None = None
-        """Called with kind and path before every call: a slow disk sleeps, waits or advances a clock here."""
+        """Called with kind and path before every call. To simulate a slow disk, it may sleep or advance a clock."""
         self._rules: list[FaultRule] = []
 
     def fail(
         self, kind: str, *, nth: int = 1, times: int | None = 1, error: int = errno.EIO, path: str = ""
     ) -> FaultRule:
-        """Let `times` calls of `kind` fail with `error`, from the `nth` on whose path contains `path`.
+        """Let `times` calls of `kind` fail with `error`, from the `nth` such call on; None: all later calls.
 
-        A failed fsync of a file loses its data, and the next one succeeds, as on Linux. `times=None`: all
-        later calls fail. Raises `ValueError` for an unknown kind.
+        Only calls whose path contains `path` count. As on Linux, a failed fsync of a file loses its data, and the next
+        fsync succeeds. Raises `ValueError` for an unknown kind.
         """
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is no call of a disk: {', '.join(sorted(KINDS))}.")
@@ -72,20 +72,16 @@ class Faults:
         return rule
 
     def short_write(self, size: int, *, nth: int = 1, times: int | None = 1, path: str = "") -> FaultRule:
-        """Let writes from the `nth` on accept only `size` bytes, and return that number."""
+        """Let `times` writes, from the `nth` on, accept only `size` bytes, and return that number."""
         rule = FaultRule("write", nth, None if times is None else nth + times - 1, 0, path, size)
         self._rules.append(rule)
         return rule
 
     def clear(self) -> None:
-        """Remove all rules."""
         self._rules.clear()
 
     def check(self, kind: str, path: str) -> int | None:
-        """Count one call and raise the injected error, if any.
-
-        For a short write, return how many bytes to accept.
-        """
+        """Count a call. Raise the error that a rule demands; for a short write, return how many bytes to accept."""
         if self.before is not None:
             self.before(kind, path)
         self.counts[kind] += 1

@@ -1,10 +1,9 @@
 """A simulated disk in memory, and the states in which a power loss could leave it.
 
-A disk writes whole sectors of 512 bytes, each at any time, as the page cache had them at that moment. A power
-loss therefore leaves one of the *versions* of each sector: as of the last fsync, or after any later write.
-The file size is one of those since the last fsync. The entries of a folder are durable only after an fsync of
-that folder; until then each create, rename or removal may or may not be on the disk, in any combination, but
-each operation is atomic. No order is assumed.
+For each sector of 512 bytes, a power loss leaves one of its *versions*: the bytes as of the last fsync, or after any
+later write. The file size is also one of those since the last fsync. The entries of a folder are durable only after an
+fsync of the folder: until then each create, rename or removal may or may not be on the disk. All combinations of these
+are possible; no order is assumed.
 """
 
 from __future__ import annotations
@@ -29,26 +28,34 @@ from journal.testing.faults import Faults
 
 SECTOR_BYTES = 512
 PAGE_BYTES = 4096
-"""A write that extends a file changes its size page by page, so that a power loss may leave any of those
-sizes.
-"""
+"""Step in which a write that extends a file changes its size: a power loss may leave any size in between."""
 
 Data: TypeAlias = bytes | bytearray
 
 
 class PendingChange(NamedTuple):
-    """One change of a file that is not durable yet.
-
-    `data` is written at `position`; None: the size is set to `position`.
-    """
+    """A change of a file that is not durable: a write of `data` at `position`, or with None, a truncation there."""
 
     number: int
     position: int
     data: bytes | None
 
+    def apply(self, content: bytearray) -> None:
+        """Apply the change to `content`; bytes between its old end and the change become zeros."""
+        content.extend(bytes(max(0, self.position - len(content))))
+        if self.data is None:
+            del content[self.position :]
+        else:
+            content[self.position : self.position + len(self.data)] = self.data
+
+    def sectors(self, size_before: int) -> range:
+        """Sectors whose bytes the change may modify. `size_before`: size of the file before the change."""
+        end = size_before if self.data is None else self.position + len(self.data)
+        return range(self.position // SECTOR_BYTES, -(-end // SECTOR_BYTES))
+
 
 class SectorVersion(NamedTuple):
-    """The 512 bytes of a sector after change `number` (0: as of the last fsync)."""
+    """The 512 bytes of a sector after the change `number`, or with 0, as of the last fsync."""
 
     number: int
     data: bytes
@@ -57,9 +64,9 @@ class SectorVersion(NamedTuple):
 class FileContent:
     """The bytes of one file.
 
-    `data` is what readers see, `durable` what is on the disk, `pending` the changes since the last fsync.
-    `lost` are the sectors whose fsync failed: readers see other bytes than the disk has, and the system
-    considers them clean.
+    `data`: what readers see. `durable`: what is on the disk. `pending`: the changes since the last fsync. `lost`: the
+    sectors whose fsync failed; the disk does not have the bytes that readers see, and the next fsync does not write
+    them, because the system considers them clean.
     """
 
     __slots__ = ("_image", "data", "durable", "errors", "lost", "pending", "reported")
@@ -70,25 +77,20 @@ class FileContent:
         self.pending: list[PendingChange] = []
         self.lost: set[int] = set()
         self.errors = 0
-        """Fsyncs that lost bytes."""
+        """Number of fsyncs that have lost bytes."""
         self.reported = 0
-        """Number of those errors that were reported; a file opened later reports only the others."""
+        """How many of these errors were reported. A file that is opened later reports only the others."""
         self._image: FileImage | None = None
 
-    def write(self, number: int, data: bytes, position: int) -> None:
-        """Write `data` at `position`, as change `number`; a gap after the old end becomes zeros."""
-        _write(self._writable_data(), position, data)
-        self.pending.append(PendingChange(number, position, data))
-        self._image = None
-
-    def truncate(self, number: int, size: int) -> None:
-        """Truncate the file to `size` bytes, or extend it with zeros, as change `number`."""
-        _resize(self._writable_data(), size)
-        self.pending.append(PendingChange(number, size, None))
+    def change(self, change: PendingChange) -> None:
+        if not isinstance(self.data, bytearray):
+            self.data = bytearray(self.data)
+        change.apply(self.data)
+        self.pending.append(change)
         self._image = None
 
     def fsync(self) -> None:
-        """Make everything pending durable, and of the lost sectors those that were written again."""
+        """Make all pending changes durable. A lost sector becomes durable only if it was written again."""
         if not self.pending:
             return
         self._image = None
@@ -101,14 +103,13 @@ class FileContent:
         self.durable = bytearray(self.data)
         for sector in self.lost - touched:
             first = sector * SECTOR_BYTES
-            kept = bytes(old[first : first + SECTOR_BYTES]).ljust(SECTOR_BYTES, b"\0")
             room = max(0, min(SECTOR_BYTES, len(self.durable) - first))
-            self.durable[first : first + room] = kept[:room]
+            self.durable[first : first + room] = _sector(old, sector)[:room]
         self.lost -= touched
         self.pending = []
 
     def fail_fsync(self) -> None:
-        """Let an fsync fail: nothing pending becomes durable, but the system considers it clean."""
+        """Let an fsync fail: nothing pending becomes durable, but the system considers these bytes clean."""
         self.lost |= _all_changed_sectors(len(self.durable), self.pending)
         self.pending = []
         self.errors += 1
@@ -122,114 +123,78 @@ class FileContent:
         return self._image
 
     def damage(self, position: int, data: bytes) -> None:
-        """Change bytes for readers and on the disk, without an error."""
+        """Change bytes, for readers and on the disk. No call reports an error."""
         for name in ("data", "durable"):
             content = bytearray(getattr(self, name))
             content[position : position + len(data)] = data
             setattr(self, name, content)
         self._image = None
 
-    def _writable_data(self) -> bytearray:
-        if not isinstance(self.data, bytearray):
-            self.data = bytearray(self.data)
-        return self.data
-
 
 @dataclass(eq=False)
 class FileImage:
-    """A file at one moment, and the contents that a power loss could leave of it."""
+    """A file at one moment, and the contents in which a power loss could leave it."""
 
     durable: bytes
     pending: tuple[PendingChange, ...]
     lost: frozenset[int] = frozenset()
     seen: bytes = b""
     contents: dict[tuple[int, ...], tuple[bytes, bytes]] = field(default_factory=dict)
-    """Contents already built, by their choices, with their digests."""
+    """Contents that were built already, with their digests, by choice (size, version of each sector)."""
 
     @property
     def versions(self) -> dict[int, list[SectorVersion]]:
-        """Versions of every sector that has more than one, oldest first."""
+        """The versions, oldest first, of each sector that has more than one."""
         return self._replayed[0]
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """(change number, size in bytes) of each size after a power loss, the durable one first."""
+        """(change number, size in bytes) of each size that a power loss could leave, the durable one first."""
         return self._replayed[1]
 
     @cached_property
     def _replayed(self) -> tuple[dict[int, list[SectorVersion]], list[tuple[int, int]]]:
         cache = bytearray(self.durable)
-        # Sectors lost by a failed fsync are in the cache as they were written; pending changes are applied on top.
+        # Readers see lost sectors as they were written, so pending changes are applied to these bytes.
         for sector in self.lost if self.pending else ():
-            _write(cache, sector * SECTOR_BYTES, self.seen[sector * SECTOR_BYTES :][:SECTOR_BYTES])
+            PendingChange(0, sector * SECTOR_BYTES, self.seen[sector * SECTOR_BYTES :][:SECTOR_BYTES]).apply(cache)
         versions: dict[int, list[SectorVersion]] = {}
         sizes = [(0, len(self.durable))]
         for change in self.pending:
             before = len(cache)
-            if change.data is None:
-                _resize(cache, change.position)
-            else:
-                _write(cache, change.position, change.data)
-            for sector in _changed_sectors(before, change):
-                self._add_version(versions, sector, change.number, cache)
+            change.apply(cache)
+            for sector in change.sectors(before):
+                known = versions.setdefault(sector, [SectorVersion(0, _sector(self.durable, sector))])
+                if known[-1].data != (now := _sector(cache, sector)):
+                    known.append(SectorVersion(change.number, now))
             pages = range((before // PAGE_BYTES + 1) * PAGE_BYTES, len(cache), PAGE_BYTES)
             sizes.extend((change.number, size) for size in (*pages, len(cache)))
         distinct = [next(same) for _, same in itertools.groupby(sizes, key=itemgetter(1))]
         return {sector: known for sector, known in versions.items() if len(known) > 1}, distinct
 
-    def _add_version(
-        self, versions: dict[int, list[SectorVersion]], sector: int, number: int, cache: bytearray
-    ) -> None:
-        first = sector * SECTOR_BYTES
-        known = versions.get(sector)
-        if known is None:
-            durable = self.durable[first : first + SECTOR_BYTES].ljust(SECTOR_BYTES, b"\0")
-            known = versions[sector] = [SectorVersion(0, durable)]
-        now = bytes(cache[first : first + SECTOR_BYTES]).ljust(SECTOR_BYTES, b"\0")
-        if known[-1].data != now:
-            known.append(SectorVersion(number, now))
 
-
-def _write(content: bytearray, position: int, data: bytes) -> None:
-    """Write `data` at `position`; a gap after the old end becomes zeros."""
-    if position > len(content):
-        content.extend(bytes(position - len(content)))
-    content[position : position + len(data)] = data
-
-
-def _resize(content: bytearray, size: int) -> None:
-    if size < len(content):
-        del content[size:]
-    else:
-        content.extend(bytes(size - len(content)))
-
-
-def _changed_sectors(size_before: int, change: PendingChange) -> range:
-    """Sectors whose bytes a change may modify."""
-    if change.data is None:
-        return range(change.position // SECTOR_BYTES, -(-size_before // SECTOR_BYTES))
-    return range(change.position // SECTOR_BYTES, -(-(change.position + len(change.data)) // SECTOR_BYTES))
+def _sector(content: Data, number: int) -> bytes:
+    """The bytes of a sector; zeros after the end of the content."""
+    return bytes(content[number * SECTOR_BYTES : (number + 1) * SECTOR_BYTES]).ljust(SECTOR_BYTES, b"\0")
 
 
 def _all_changed_sectors(size: int, changes: list[PendingChange]) -> set[int]:
     touched: set[int] = set()
     for change in changes:
-        touched.update(_changed_sectors(size, change))
+        touched.update(change.sectors(size))
         size = change.position if change.data is None else max(size, change.position + len(change.data))
     return touched
 
 
 SPACE_BYTES = 1 << 40
-"""Free space of a simulated disk without a limit."""
+"""Free space of a simulated disk that has no limit."""
 
 
 class SimulatedDisk:
-    """A `journal.disk.Disk` in memory that separates what readers see from what is durable.
+    """A `journal.disk.Disk` in memory that separates what readers see from what is durable. Thread-safe.
 
-    Thread-safe.
-
-    `crash` returns a disk as a power loss could leave it; `crash_states` enumerates all such disks. `faults`
-    makes calls fail; `after` is called after each change: the moments at which power can be lost.
+    `crash` returns a disk as a power loss could leave it; `crash_states` enumerates all such disks. `faults` makes
+    calls fail. `after` is called after each change; tests let a power loss happen there.
     """
 
     def __init__(self, *, space_bytes: int | None = None, descriptors_max: int | None = None) -> None:
@@ -239,14 +204,13 @@ class SimulatedDisk:
         self.space_bytes = space_bytes
         """Maximum bytes of all files together; None: no limit."""
         self.descriptors_max = descriptors_max
-        """Maximum number of open files; None: no limit."""
         self.is_cached = True
         """If False, `pread_cached` always returns None."""
         self.closed_unforced: list[str] = []
-        """Paths of files that were closed with bytes that were not durable: their errors would be lost."""
+        """Paths of files that were closed with bytes that were not durable, whose write errors would be lost."""
         self.open_files: set[SimulatedFile] = set()
         self.digest = b""
-        """Identifies the state of a disk after a power loss: equal digests mean equal names and bytes."""
+        """Identifies the state of a disk after a power loss: disks with equal names and bytes have equal digests."""
         self.tree = FolderTree()
         self.mutex = threading.RLock()
         self.number = 0
@@ -310,10 +274,10 @@ class SimulatedDisk:
         return anchor
 
     def sync_file_system(self, anchor: File) -> None:
-        """Fsync everything. A fault "sync" loses the bytes of the files matched by its rule's `path`.
+        """Fsync everything. A fault "sync_file" loses the bytes of each file whose path its rule matches.
 
-        As on Linux: the call fails once, the next one succeeds, and only each file's own fsync reports lost
-        bytes.
+        As on Linux, this call then fails once and the next one succeeds, and only the fsync of each single file tells
+        which file has lost bytes.
         """
         if not isinstance(anchor, SimulatedFile):
             raise TypeError("the anchor must come from open_anchor of this disk")
@@ -353,14 +317,14 @@ class SimulatedDisk:
         return Moment(self).crash(generator, keep)
 
     def read_file(self, path: str) -> bytes:
-        """Return the bytes of a file as readers see them, without faults and counters."""
+        """Return the bytes of a file as readers see them. No fault applies, and no call is counted."""
         return bytes(self.tree.file(path).data)
 
     def durable_file(self, path: str) -> bytes:
         return bytes(self.tree.file(path).durable)
 
     def write_file(self, path: str, data: bytes) -> None:
-        """Write a whole file durably, without faults and counters."""
+        """Write a whole file durably. No fault applies, and no call is counted."""
         with self.mutex:
             if self.exists(path):
                 self.tree.remove(self.next_number(), path)
@@ -368,32 +332,29 @@ class SimulatedDisk:
             self.tree.fsync(None)
 
     def damage(self, path: str, position: int, data: bytes) -> None:
-        """Overwrite bytes for readers and on the disk, without an error."""
+        """Overwrite bytes of a file, for readers and on the disk. No call reports an error."""
         self.tree.file(path).damage(position, data)
 
     def all_files(self) -> Sequence[tuple[str, FileContent]]:
-        """Every file by path, and open files without a name."""
-        named = [(path, node) for path, node in walk_tree(self.tree.root) if isinstance(node, FileContent)]
-        known = {id(content) for _, content in named}
-        orphans = {id(file.content): (file.path, file.content) for file in self.open_files}
-        return named + [found for key, found in orphans.items() if key not in known]
+        """Every file with its path, also open files whose name was removed."""
+        paths = {node: path for path, node in walk_tree(self.tree.root) if isinstance(node, FileContent)}
+        for file in self.open_files:
+            paths.setdefault(file.content, file.path)
+        return [(path, content) for content, path in paths.items()]
 
     def used_bytes(self) -> int:
         return sum(len(content.data) for _, content in self.all_files())
 
     def next_number(self) -> int:
-        """Allocate the number of the next change of the disk."""
         self.number += 1
         return self.number
 
     def changed(self, kind: str, path: str) -> None:
-        """Report a change to the callback `after`; called after every change of the disk."""
         if self.after is not None:
             self.after(kind, path)
 
     @contextmanager
     def _change(self, kind: str, path: str) -> Iterator[None]:
-        """Run a call that changes the disk, unless a fault is to happen, and then report it."""
         with self.mutex:
             self.faults.check(kind, path)
             yield
@@ -412,8 +373,6 @@ class SimulatedDisk:
 
 
 class SimulatedFile:
-    """A `journal.disk.File` of a `SimulatedDisk`."""
-
     def __init__(self, disk: SimulatedDisk, content: FileContent, path: str, writable: bool) -> None:
         self.path = path
         self.content = content
@@ -454,7 +413,7 @@ class SimulatedFile:
             if short is not None:
                 data = data[:short]
             if data:
-                self.content.write(self._disk.next_number(), data, position)
+                self.content.change(PendingChange(self._disk.next_number(), position, data))
         self._disk.changed("write", self.path)
         return len(data)
 
@@ -477,7 +436,7 @@ class SimulatedFile:
             self._check("truncate", writing=True)
             if size > len(self.content.data):
                 self._writable_size(0, size)
-            self.content.truncate(self._disk.next_number(), size)
+            self.content.change(PendingChange(self._disk.next_number(), size, None))
         self._disk.changed("truncate", self.path)
 
     def close(self) -> None:
@@ -498,7 +457,7 @@ class SimulatedFile:
         return self._disk.faults.check(kind, self.path)
 
     def _writable_size(self, size: int, position: int) -> int:
-        """How many of `size` bytes at `position` fit on the disk; raises `Full` if none do."""
+        """Return how many of `size` bytes at `position` fit on the disk; raises `Full` if none do."""
         if self._disk.space_bytes is None:
             return size
         free = self._disk.space_bytes - self._disk.used_bytes() + len(self.content.data) - position
@@ -509,8 +468,6 @@ class SimulatedFile:
 
 @dataclass
 class SimulatedLock:
-    """A held lock of a `SimulatedDisk`."""
-
     locks: set[str]
     path: str
 
@@ -531,10 +488,7 @@ EntriesOf: TypeAlias = Callable[[SimulatedFolder], dict[str, Node]]
 
 
 class EntryChange(NamedTuple):
-    """A change of a folder entry: the name `name` in `folder` now refers to `node`.
-
-    `node` None: the name was removed, which referred to `old`.
-    """
+    """A change of a folder entry: `name` now refers to `node`. None: the name, which referred to `old`, was removed."""
 
     folder: SimulatedFolder
     name: str
@@ -543,7 +497,7 @@ class EntryChange(NamedTuple):
 
 
 class FolderOperation(NamedTuple):
-    """A change of folders that is not durable: a power loss leaves all of its entries or none."""
+    """A change of folders that is not durable. A power loss leaves all of its entries or none, as for a rename."""
 
     number: int
     entries: tuple[EntryChange, ...]
@@ -594,7 +548,6 @@ class FolderTree:
         self.pending.append(FolderOperation(number, (EntryChange(folder, name, None, old),)))
 
     def rename(self, number: int, source: str, target: str) -> None:
-        """Rename, replacing a file at `target`. Raises the OSError that the system would raise."""
         old_folder, old_name = self._parent_and_name(source)
         new_folder, new_name = self._parent_and_name(target)
         node = old_folder.entries.get(old_name)
@@ -613,7 +566,7 @@ class FolderTree:
         self.pending.append(FolderOperation(number, entries))
 
     def fsync(self, folder: SimulatedFolder | None) -> None:
-        """Make the pending operations of `folder` (None: all) durable, with those that they depend on."""
+        """Make the pending operations of `folder` durable (None: of all), and the earlier ones that they depend on."""
         chosen: list[FolderOperation] = []
         names: set[tuple[int, str]] = set()
         for operation in reversed(self.pending):
@@ -634,7 +587,6 @@ class FolderTree:
 
 
 def path_names(path: str) -> list[str]:
-    """Return the names between the slashes of a path, folders first."""
     return [name for name in path.split("/") if name]
 
 
@@ -643,10 +595,7 @@ def system_error(number: int, path: str) -> OSError:
 
 
 def apply_operation(operation: FolderOperation, entries_of: EntriesOf) -> None:
-    """Apply an operation to the entries that `entries_of` returns for a folder.
-
-    A removal is skipped if the name now refers to another file or folder.
-    """
+    """Apply an operation. A removal is skipped if the name refers to another file or folder by now."""
     for entry in operation.entries:
         entries = entries_of(entry.folder)
         if entry.node is not None:
@@ -656,7 +605,7 @@ def apply_operation(operation: FolderOperation, entries_of: EntriesOf) -> None:
 
 
 def walk_tree(folder: SimulatedFolder, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Yield every visible path in a folder, folders before their contents, sorted."""
+    """Yield every visible path in a folder, sorted; a folder before its contents."""
     for name, node in sorted(folder.entries.items()):
         yield f"{path}{name}", node
         if isinstance(node, SimulatedFolder):
@@ -664,28 +613,21 @@ def walk_tree(folder: SimulatedFolder, path: str = "") -> Iterator[tuple[str, No
 
 
 ATTEMPTS_PER_STATE = 4
-"""A sample stops after this many draws per requested state."""
+"""Random draws for each requested state, after which a sample stops even if some states were drawn repeatedly."""
 
 CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""Probabilities, one per draw, that a change after the draw's prefix is durable."""
+"""Probabilities that a change is durable although it is after the prefix in which all are. Each draw takes one."""
 
 
 class CrashChoice(NamedTuple):
-    """One possible state after a power loss.
-
-    It has whether each folder operation is durable, and per file (size, version of each sector).
-    """
+    """A state after a power loss: which folder operations are durable, and for each file (size, sector versions...)."""
 
     operations: tuple[bool, ...]
     files: tuple[tuple[int, ...], ...]
 
 
 class Moment:
-    """An immutable image of a disk, and the states that a power loss at that moment could leave.
-
-    A state is one choice for everything that was not durable: for each folder operation whether it is on the
-    disk, for each sector which of its versions, for each file which of its sizes.
-    """
+    """An immutable image of a disk, and the states in which a power loss at that moment could leave it."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         with disk.mutex:
@@ -698,7 +640,7 @@ class Moment:
         self._changed = [(content, image) for content, image in self._images.items() if image.pending]
 
     def count(self) -> int:
-        """Number of choices; there are fewer distinct states."""
+        """Number of choices. Different choices may give the same state."""
         total = 1 << len(self.operations)
         for _, image in self._changed:
             total *= len({size for _, size in image.sizes})
@@ -707,9 +649,9 @@ class Moment:
         return total
 
     def crash(self, generator: random.Random | None = None, keep: str = "some") -> SimulatedDisk:
-        """Build one state.
+        """Build one state. `keep`: how much of what is not durable survives, "nothing", "everything" or "some".
 
-        `keep`: "nothing" of what is not durable, "everything", or "some", drawn with `generator`.
+        `generator` draws what "some" is.
         """
         if keep == "nothing":
             return self.build(self._prefix(0))
@@ -718,17 +660,12 @@ class Moment:
         return self.build(self._draw(generator or random.Random(0)))
 
     def choices(self, limit: int, generator: random.Random) -> Iterator[CrashChoice]:
-        """Yield all choices if there are at most `limit`, else a sample.
-
-        A sample has all prefixes of the changes, then random draws.
-        """
+        """Yield all choices if there are at most `limit`, otherwise all prefixes of the changes, then random draws."""
         if self.count() <= limit:
-            files = [
-                itertools.product(
-                    sorted({size for _, size in image.sizes}), *map(range, map(len, image.versions.values()))
-                )
-                for _, image in self._changed
-            ]
+            files = []
+            for _, image in self._changed:
+                sizes = sorted({size for _, size in image.sizes})
+                files.append(itertools.product(sizes, *map(range, map(len, image.versions.values()))))
             reached = itertools.product((False, True), repeat=len(self.operations))
             yield from itertools.starmap(CrashChoice, itertools.product(reached, itertools.product(*files)))
             return
@@ -740,7 +677,7 @@ class Moment:
             yield self._draw(generator)
 
     def build(self, choice: CrashChoice) -> SimulatedDisk:
-        """Build the disk of the state `choice`; its `digest` is equal for equal states."""
+        """Build the disk of the state `choice`. Equal states have equal digests."""
         entries = self._entries
         if any(choice.operations):
             entries = {folder: dict(names) for folder, names in entries.items()}
@@ -773,7 +710,7 @@ class Moment:
         return disk
 
     def _collect(self) -> None:
-        """Collect every file and folder that exists in at least one of the states."""
+        """Collect every file and folder that exists in at least one state."""
         nodes: list[Node] = [self.root]
         for operation in self.operations:
             for entry in operation.entries:
@@ -790,15 +727,12 @@ class Moment:
                 nodes.extend(node.durable.values())
 
     def _prefix(self, number: int) -> CrashChoice:
-        """The choice in which every change up to `number` is durable and no later one."""
-        files = tuple(
-            (_size_at(image, number), *(_version_at(versions, number) for versions in image.versions.values()))
-            for _, image in self._changed
-        )
+        """Return the choice in which every change up to `number` is durable, and no later change."""
+        files = tuple(_file_choice_at(image, number) for _, image in self._changed)
         return CrashChoice(tuple(operation.number <= number for operation in self.operations), files)
 
     def _draw(self, generator: random.Random) -> CrashChoice:
-        """Draw a prefix of the changes, and any later ones at random."""
+        """Draw a choice: all changes up to a random number are durable, and of the later ones, some at random."""
         number = generator.randint(0, self.number) if generator.random() < 0.5 else 0
         chance = generator.choice(CHANCES)
         operations = tuple(operation.number <= number or generator.random() < chance for operation in self.operations)
@@ -808,10 +742,7 @@ class Moment:
 
 
 def crash_states(disk: SimulatedDisk | Moment, limit: int, generator: random.Random) -> Iterator[SimulatedDisk]:
-    """Yield at most `limit` distinct states that a power loss now could leave.
-
-    Each is a disk with its `digest`. All states if they are few, else a seeded sample.
-    """
+    """Yield at most `limit` distinct states after a power loss: all if there are not more, else a seeded sample."""
     moment = disk if isinstance(disk, Moment) else Moment(disk)
     seen: set[bytes] = set()
     for choice in moment.choices(limit, generator):
@@ -824,7 +755,7 @@ def crash_states(disk: SimulatedDisk | Moment, limit: int, generator: random.Ran
 
 
 def _file_content(image: FileImage, chosen: tuple[int, ...]) -> tuple[bytes, bytes]:
-    """Return the bytes that `chosen` leaves of a file, and their digest; () is the durable content."""
+    """Return the bytes of a file under the choice `chosen`, and their digest; () means the durable content."""
     found = image.contents.get(chosen)
     if found is None:
         content = image.durable
@@ -832,28 +763,24 @@ def _file_content(image: FileImage, chosen: tuple[int, ...]) -> tuple[bytes, byt
             size, *versions = chosen
             data = bytearray(content)
             for (sector, known), index in zip(image.versions.items(), versions, strict=True):
-                _write(data, sector * SECTOR_BYTES, known[index].data)
+                PendingChange(0, sector * SECTOR_BYTES, known[index].data).apply(data)
             content = bytes(data[:size]).ljust(size, b"\0")
         found = image.contents[chosen] = content, b"\0" + hashlib.blake2b(content, digest_size=16).digest()
     return found
 
 
-def _version_at(versions: list[SectorVersion], number: int) -> int:
-    """Index of the last version made by change `number` or an earlier one."""
-    return max(0, bisect_right(versions, number, key=itemgetter(0)) - 1)
-
-
-def _size_at(image: FileImage, number: int) -> int:
-    return [size for changed, size in image.sizes if changed <= number][-1]
+def _file_choice_at(image: FileImage, number: int) -> tuple[int, ...]:
+    """Return the choice (size, version of each sector) that a file has after all its changes up to `number`."""
+    size = [size for changed, size in image.sizes if changed <= number][-1]
+    known = image.versions.values()
+    return (size, *(max(0, bisect_right(versions, number, key=itemgetter(0)) - 1) for versions in known))
 
 
 def _draw_file_choice(image: FileImage, number: int, chance: float, generator: random.Random) -> tuple[int, ...]:
-    chosen = [_size_at(image, number)]
+    size, *indexes = _file_choice_at(image, number)
     if generator.random() < chance:
-        chosen[0] = generator.choice([size for changed, size in image.sizes if changed >= number] or chosen)
-    for versions in image.versions.values():
-        index = _version_at(versions, number)
+        size = generator.choice([size for changed, size in image.sizes if changed >= number] or [size])
+    for sector, versions in enumerate(image.versions.values()):
         if generator.random() < chance:
-            index = generator.randint(index, len(versions) - 1)
-        chosen.append(index)
-    return tuple(chosen)
+            indexes[sector] = generator.randint(indexes[sector], len(versions) - 1)
+    return (size, *indexes)

@@ -1,17 +1,8 @@
-"""Checkpoint of the transaction journal: what must be known before an entry is read.
+"""The checkpoint of the transaction journal, which is read before any entry; and the snapshots of its state.
 
-Also its snapshots.
-
-The file `checkpoint` has two alternating slots (journal.dual_slot_file). Payload of a slot, big-endian:
-
-    version u16 | snapshots u16 (0 to 2) | journal id u64 | salt u64 | forced u64 | file number u64
-    | snapshots x (number u64, place u64), the newest first
-
-`forced` is a lower bound of the durable LSN, rewritten without an fsync, at most once a second, after the
-fsync that it reports. `file number` is the highest that is known to have been used: numbering never goes
-below it. A change of the snapshots is written to both slots, each fsynced, before anything that the older
-snapshots need is removed: a slot that is damaged or torn loses at most a newer `forced`, and a damaged
-snapshot leaves the previous one. The format is described in docs/formats/journal.md.
+The durable LSN in the checkpoint is a lower bound: after an fsync of the journal it is rewritten, at most once a second
+and without an fsync of its own. A change of the snapshots is written to both slots of the file, each fsynced, before
+anything is removed that the older snapshots need. The formats are in docs/formats/journal.md.
 """
 
 from __future__ import annotations
@@ -33,16 +24,14 @@ CHECKPOINT_HEAD: Final = Struct(">HHQQQQ")
 POINTER: Final = Struct(">QQ")
 
 SNAPSHOTS_KEPT: Final = 2
-"""Valid snapshots: the newest, and the previous one in case the newest cannot be read."""
+"""Number of valid snapshots kept: the newest, and the one before in case the newest cannot be read."""
 
 REWRITE_SECONDS: Final = 1.0
-"""Minimum time between rewrites of the durable LSN without an fsync: it is only used to tell damage from a
-torn tail.
-"""
+"""Minimum time between rewrites of the durable LSN. A start uses it only to tell damage from a torn tail."""
 
 
 class SnapshotPointer(NamedTuple):
-    """A valid snapshot: its number, and the LSN from which the journal must be replayed after it."""
+    """A snapshot in the checkpoint: its number, and the LSN from which a start with it replays the journal."""
 
     number: int
     lsn: int
@@ -78,23 +67,10 @@ def decode_checkpoint(data: bytes, path: str) -> JournalCheckpoint:
 
 
 class JournalCheckpointFile(CheckpointFile[JournalCheckpoint]):
-    """The checkpoint file."""
-
     def __init__(self, disk: Disk, folder: str) -> None:
         path = filenames.join(folder, filenames.CHECKPOINT_NAME)
         super().__init__(disk, path, encode_checkpoint, lambda data: decode_checkpoint(data, path))
 
-
-# Format of a snapshot file, `<20 digits>.snapshot`, big-endian:
-#
-#
-#      magic "TFTS" | version u16 | zero u16 | journal id u64 | number u64 | place u64 | files u32 | state size u64
-#      | CRC-32 u32 of the state | CRC-32 u32 of all before it and of the files after it
-#      | files x (number u64, first u64, end u64) | state
-#
-#
-# `number` is the checkpoint's, and the file's name. The files are those with entries before `place` that are
-# still needed, and the active one.
 
 MAGIC: Final = b"TFTS"
 SNAPSHOT_HEAD: Final = Struct(">4sHHQQQIQII")
@@ -103,7 +79,7 @@ FILE: Final = Struct(">QQQ")
 CRC: Final = Struct(">I")
 
 PIECE_SIZE: Final = 16 << 20
-"""A state is checked and written in pieces of this size, so that other threads can run in between."""
+"""Bytes of a state that are checked or written at a time, so that other threads can run in between."""
 
 
 class ListedFile(NamedTuple):
@@ -131,7 +107,7 @@ class JournalSnapshot(NamedTuple):
 
 
 def encode_snapshot(snapshot: JournalSnapshot) -> bytes:
-    """Encode the head and the list of files; the state follows them."""
+    """Encode the head and the list of files of a snapshot, which precede the state in the file."""
     (journal_id, number, lsn, files), state = snapshot
     fields = (MAGIC, VERSION, 0, journal_id, number, lsn, len(files), len(state), crc32(state))
     head = SNAPSHOT_HEAD.pack(*fields, 0)[: -CRC.size]
@@ -140,10 +116,7 @@ def encode_snapshot(snapshot: JournalSnapshot) -> bytes:
 
 
 def decode_snapshot_head(data: bytes, path: str, journal_id: int) -> tuple[SnapshotHead, int, int]:
-    """Decode (head, size of the state, CRC of the state) from the first bytes of a file.
-
-    Raises NewerFormat, or Corrupt with positions in `path`.
-    """
+    """Decode the first bytes of a file to (head, size of the state, CRC of the state). Raises NewerFormat, Corrupt."""
     if len(data) < HEAD_SIZE:
         raise Corrupt(path, 0, len(data), "shorter than its head")
     magic, version, zero, found_id, number, lsn, count, size, state_crc, crc = SNAPSHOT_HEAD.unpack_from(data)
@@ -161,10 +134,9 @@ def decode_snapshot_head(data: bytes, path: str, journal_id: int) -> tuple[Snaps
 
 
 class JournalSnapshotFiles:
-    """The snapshot files in a journal's folder. `write` may run in a worker; one thread at a time.
+    """The snapshot files in a journal's folder. `write` may run in a worker, but in one thread at a time.
 
-    A snapshot is renamed to its name when it is complete and fsynced. It becomes valid when a checkpoint
-    names it.
+    A snapshot gets its name when it is complete and fsynced. It is used by a start only if the checkpoint names it.
     """
 
     def __init__(self, disk: Disk, folder: str, journal_id: int) -> None:
@@ -176,7 +148,7 @@ class JournalSnapshotFiles:
         return filenames.join(self._folder, filenames.snapshot_name(number))
 
     def read_head(self, number: int) -> SnapshotHead:
-        """Read a snapshot's head without its state. Raises Corrupt, NewerFormat, OSError."""
+        """Read a snapshot without its state. Raises Corrupt, NewerFormat, OSError."""
         with closing(self._open(number)) as file:
             return self._read_head(file, number)[0]
 

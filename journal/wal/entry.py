@@ -1,17 +1,8 @@
-"""Format of an entry of the transaction journal: a header of 28 bytes and a body.
+"""Format of an entry of the transaction journal: a header of 28 bytes and a body. See docs/formats/journal.md.
 
-    size u32 | checksum u32 | kind u8 | flags u8 (0) | zero u16 | place u64 | forced u64 | body
-
-    APPEND_MSG   epoch u64 | log id u64 | producer id u64 | sequence u32 | count u32 | blocks u32 | moved from u64
-                 | blocks x (size u32, count u32, CRC-32 u32) | records
-    TX_OP        operation u16 | zero u16 | epoch u64 | payload
-    FILLER       zeros: written by a repair in place of a lost entry
-
-All numbers are big-endian; `size` includes the header. The checksum covers everything except itself and
-starts with the journal's `seed`, so that bytes of another journal, or of a message that imitates an entry,
-are invalid. `place` is the entry's LSN, `forced` the durable LSN when the entry was written. Lengths are
-checked against the available bytes before they are used; anything invalid raises `BadRecord` and nothing
-else. The format is described in docs/formats/journal.md.
+Every checksum starts with the journal's secret `seed`, so that bytes of another journal, or of a message that imitates
+an entry, are invalid. Lengths are checked against the available bytes before they are used. Anything invalid raises
+`BadRecord` and nothing else.
 """
 
 from __future__ import annotations
@@ -42,24 +33,15 @@ GROUP_COMMIT: Final = 10
 GROUP_ABORT: Final = 11
 GROUP_FORGET: Final = 12
 
-OPERATION_NAMES: Final = {
-    PREPARE: "prepare",
-    COMMIT: "commit",
-    ROLLBACK: "rollback",
-    LOCAL_COMMIT: "local commit",
-    LOCAL_ROLLBACK: "local rollback",
-    HEURISTIC_COMMIT: "heuristic commit",
-    HEURISTIC_ROLLBACK: "heuristic rollback",
-    FORGET: "forget",
-    EPOCHS: "epochs",
-    GROUP_COMMIT: "group commit",
-    GROUP_ABORT: "group abort",
-    GROUP_FORGET: "group forget",
-}
-"""Names for dumps. An unknown number is of a later version: it is kept and shown as a number."""
+_NAMES: Final = (
+    "prepare, commit, rollback, local commit, local rollback, heuristic commit, heuristic rollback, forget, epochs,"
+    " group commit, group abort, group forget"
+)
+OPERATION_NAMES: Final = dict(enumerate(_NAMES.split(", "), PREPARE))
+"""Names for dumps, by number. An unknown number is of a later version: it is kept and shown as a number."""
 
 HEADER: Final = Struct(">IIIQQ")
-"""Kind, flags and zero are one word. Flags and zero are 0, so the word is the kind, shifted by KIND_SHIFT."""
+"""The third field is one word of kind, flags and zero. Flags and zero are 0: the word is the kind << KIND_SHIFT."""
 HEADER_SIZE: Final = HEADER.size
 KIND_SHIFT: Final = 24
 
@@ -68,9 +50,7 @@ OPERATION: Final = Struct(">HHQ")
 BLOCK: Final = Struct(">III")
 
 ENTRY_SIZE_MAX: Final = 272 << 20
-"""The largest configurable frame of a broker (256 MiB) plus its description. Limits the memory that a damaged
-size can request.
-"""
+"""The largest frame of a broker (256 MiB) plus its description. Limits the memory that a damaged size can request."""
 
 SEED: Final = Struct(">QQ")
 _SIZE: Final = Struct(">I")
@@ -82,12 +62,11 @@ _OPERATION_WORD: Final = KIND_TX_OP << KIND_SHIFT
 
 
 class AppendMsg(NamedTuple):
-    """A piece of a transaction: records for one partition.
+    """Records of a transaction for one partition: a piece of what the transaction sends there.
 
-    `log_id` is the partition's (journal.record.make_log_id), `blocks` has (bytes, count, CRC-32) per block as
-    in journal.record.batch.Batch, `count` is the number of records. `moved_from`: LSN of the entry of which
-    this is a copy made by compaction, 0 if it is no copy. In an entry that was read, `data` is a view of the
-    bytes read.
+    `log_id`: the partition's (journal.record.format.make_log_id). `blocks`: (bytes, count, CRC-32) of each block, as in
+    journal.record.batch.Batch. `count`: number of records. `moved_from`: if compaction made this entry as a copy, the
+    LSN of the original, else 0. In an entry that was read, `data` is a view of the bytes read.
     """
 
     epoch: int
@@ -118,10 +97,7 @@ Content: TypeAlias = AppendMsg | Operation
 
 
 class JournalEntry(NamedTuple):
-    """An entry of `size` bytes (with header) at `lsn`.
-
-    `durable_lsn`: as it was when the entry was written.
-    """
+    """An entry of `size` bytes (with header) at `lsn`. `durable_lsn`: the journal's when the entry was written."""
 
     kind: int
     lsn: int
@@ -131,32 +107,20 @@ class JournalEntry(NamedTuple):
 
     @property
     def next(self) -> int:
-        """LSN after the entry."""
         return self.lsn + self.size
 
 
 def checksum_seed(journal_id: int, salt: int) -> int:
-    """Initial value of the checksums of a journal.
-
-    `salt` is secret, so that no message can imitate an entry.
-    """
+    """Initial value of the checksums of a journal. `salt` is secret, so that no message can imitate an entry."""
     return crc32(SEED.pack(journal_id, salt))
-
-
-def entry_size(content: Content) -> int:
-    """Return the size in bytes of an entry with this content, header included."""
-    if isinstance(content, AppendMsg):
-        return HEADER_SIZE + MESSAGES.size + BLOCK.size * len(content.blocks) + len(content.data)
-    return HEADER_SIZE + OPERATION.size + len(content.payload)
 
 
 def encode_entries(
     contents: Sequence[Content], lsn: int, durable_lsn: int, seed: int
 ) -> tuple[list[Buffer], list[int], int]:
-    """Encode entries for a write at `lsn`. Raises TooLarge.
+    """Return (buffers to write one after the other, LSN of each entry, LSN after the last). Raises TooLarge.
 
-    Returns (buffers to write one after the other, LSN of each entry, LSN after the last). The records are not
-    copied: they must not change until they are written.
+    The records are not copied: they must not change until they are written.
     """
     buffers: list[Buffer] = []
     lsns: list[int] = []
@@ -165,21 +129,8 @@ def encode_entries(
         if isinstance(content, AppendMsg):
             epoch, log_id, producer_id, sequence, count, blocks, data, moved_from = content
             table = BLOCK.pack(*blocks[0]) if len(blocks) == 1 else b"".join([BLOCK.pack(*b) for b in blocks])
-            rest = (
-                _MESSAGES_REST.pack(
-                    _MESSAGES_WORD,
-                    lsn,
-                    durable_lsn,
-                    epoch,
-                    log_id,
-                    producer_id,
-                    sequence,
-                    count,
-                    len(blocks),
-                    moved_from,
-                )
-                + table
-            )
+            fields = (epoch, log_id, producer_id, sequence, count, len(blocks), moved_from)
+            rest = _MESSAGES_REST.pack(_MESSAGES_WORD, lsn, durable_lsn, *fields) + table
         else:
             kind, epoch, data = content
             rest = _OPERATION_REST.pack(_OPERATION_WORD, lsn, durable_lsn, kind, 0, epoch)
@@ -203,10 +154,9 @@ def encode_filler(size: int, lsn: int, durable_lsn: int, seed: int) -> bytes:
 
 
 def entries_of(data: Buffer, lsn: int, seed: int) -> Iterator[JournalEntry]:
-    """Yield the verified entries in `data`, which starts at `lsn`.
+    """Yield the verified entries in `data`, which starts at `lsn`. Their contents are views of `data`.
 
-    Their contents are views of `data`. Raises BadRecord with the position in `data` of the first invalid
-    entry; Incomplete if only bytes are missing.
+    Raises BadRecord with the position in `data` of the first invalid entry; Incomplete if only bytes are missing.
     """
     view = memoryview(data)
     end = len(view)
@@ -234,20 +184,14 @@ def entries_of(data: Buffer, lsn: int, seed: int) -> Iterator[JournalEntry]:
 
 
 def decode_entry(data: Buffer, lsn: int, seed: int) -> JournalEntry:
-    """Decode and verify the entry at the start of `data`, whose LSN is `lsn`.
-
-    Raises BadRecord, Incomplete.
-    """
+    """Decode and verify the entry at the start of `data`, whose LSN is `lsn`. Raises BadRecord, Incomplete."""
     for entry in entries_of(data, lsn, seed):
         return entry
     raise Incomplete(0, "there is nothing")
 
 
 def claimed_size(data: Buffer) -> int:
-    """Size of an entry according to its header, not verified.
-
-    0 if the size is impossible, or `data` is shorter than a header.
-    """
+    """Return the size that the header at the start of `data` says, unverified; 0 if it is impossible or incomplete."""
     if len(data) < HEADER_SIZE:
         return 0
     size: int = HEADER.unpack_from(data)[0]
@@ -295,19 +239,18 @@ _DECODERS: Final[dict[int, _Decoder]] = {
     KIND_TX_OP << KIND_SHIFT: _decode_operation,
     KIND_FILLER << KIND_SHIFT: lambda view, position, next: LostEntries(next - position),
 }
-"""Decoder per word of kind, flags and zero; a flag of a later version is rejected."""
+"""Decoders by the header's word of kind, flags and zero. With a flag of a later version there is none."""
 
 _KINDS: Final = re.escape(bytes(sorted(word >> KIND_SHIFT for word in _DECODERS)))
 _LOW_BITS: Final = 32
-"""LSNs with the same higher bits, a range of 4 GiB, are searched with one pattern."""
+"""One search pattern serves a range of 4 GiB: all LSNs in this range have the same higher bits."""
 _WORD_POSITION: Final = 8
 
 
 def possible_entries(data: Buffer, lsn: int) -> Iterator[int]:
-    """Yield the positions of possible entry headers in `data`, which starts at `lsn`.
+    """Yield, rising, the positions in `data` where an entry may start: a header with a known kind and that LSN.
 
-    Used to find the next entry after damage. The positions ascend. A candidate has a known kind and its own
-    LSN; the caller must verify the checksum.
+    `lsn`: that of `data[0]`. Used to find the next entry after damage; the caller must verify the checksum.
     """
     start = 0
     while start + HEADER_SIZE <= len(data):
@@ -322,10 +265,7 @@ def possible_entries(data: Buffer, lsn: int) -> Iterator[int]:
 
 
 def possible_headers(data: Buffer, start: int = 0, high: bytes = b"") -> Iterator[tuple[int, int]]:
-    """Yield (position, LSN in the header) of possible entry headers in `data` from `start` on.
-
-    `high`: the first bytes of the LSN, which has eight.
-    """
+    """Yield (position, LSN) of possible entry headers in `data`. `high`: bytes with which their LSNs begin."""
     view = memoryview(data)
     pattern = re.compile(b"(?=[" + _KINDS + rb"]\0\0\0" + re.escape(high) + b")")
     for match in pattern.finditer(view, start + _WORD_POSITION):

@@ -1,10 +1,6 @@
-"""Files of the transaction journal: a header of 44 bytes, then entries.
+"""Files of the transaction journal: a header of 44 bytes, then entries. See docs/formats/journal.md.
 
-    magic "TFTJ" | version u16 | zero u16 | journal id u64 | salt u64 | number u64 | first u64 | CRC-32 u32 of all that
-
-All numbers are big-endian. `number` is also the file's name, `first` the LSN of its first byte, that of the
-header: `first + position` is an LSN. The CRC has the same position in every version, so that a flipped bit is
-not taken for a newer format. The format is described in docs/formats/journal.md.
+`number` is also the file's name. `first` is the LSN of the header's first byte: `first + position` is an LSN.
 """
 
 from __future__ import annotations
@@ -13,7 +9,7 @@ import errno
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from operator import attrgetter
 from struct import Struct
 from typing import Final, NamedTuple
@@ -40,7 +36,7 @@ FILE_HEADER_SIZE: Final = FILE_HEADER.size
 CRC: Final = Struct(">I")
 
 SCAN_SIZE: Final = 1 << 20
-"""Bytes read at a time; more only if one entry is larger."""
+"""Bytes read at a time; more are read only if one entry is larger."""
 
 
 PROVE_SIZE: Final = 64 << 10
@@ -48,8 +44,6 @@ PROVE_SIZE: Final = 64 << 10
 
 
 class JournalFileHeader(NamedTuple):
-    """The header of a journal file; the module docstring has its format."""
-
     journal_id: int
     salt: int
     number: int
@@ -62,10 +56,7 @@ def encode_header(header: JournalFileHeader) -> bytes:
 
 
 def decode_header(data: bytes | bytearray, path: str) -> JournalFileHeader:
-    """Decode the header of the file `path`.
-
-    Raises Corrupt with positions in the file, NewerFormat.
-    """
+    """Decode the header of the file `path`. Raises Corrupt with positions in the file, NewerFormat."""
     if len(data) < FILE_HEADER_SIZE:
         raise Corrupt(path, 0, len(data), "shorter than its head")
     magic, version, zero, journal_id, salt, number, first, crc = FILE_HEADER.unpack_from(data)
@@ -77,10 +68,7 @@ def decode_header(data: bytes | bytearray, path: str) -> JournalFileHeader:
 
 
 class JournalFile:
-    """One file of the transaction journal, made by `create` or `open`.
-
-    The last one is appended to. One owner changes it; `pread` and `pread_cached` are safe in other threads.
-    """
+    """One file of the transaction journal; the last one is appended to. Reads are safe in other threads."""
 
     __slots__ = ("file", "first", "number", "path", "references", "sealed", "size")
 
@@ -97,11 +85,7 @@ class JournalFile:
 
     @classmethod
     def create(cls, disk: Disk, folder: str, header: JournalFileHeader) -> JournalFile:
-        """Create a file with its header, fsynced.
-
-        Its name is durable after the caller has fsynced the folder. Raises Full (the file is removed again),
-        OSError.
-        """
+        """Create a file with an fsynced header; the caller fsyncs the folder. Raises OSError, Full (no file left)."""
         path = filenames.join(folder, filenames.journal_name(header.number))
         if disk.exists(path):
             if disk.size(path) > FILE_HEADER_SIZE:
@@ -115,7 +99,7 @@ class JournalFile:
             file.close()
             disk.unlink(path)
             raise
-        # After a failed fsync the file stays open: the caller gets the error, and closing could hide it.
+        # If this fsync fails, the file stays open: the caller gets the error, and closing the file could hide it.
         file.force()
         return cls(file, header.number, header.first, size)
 
@@ -134,20 +118,17 @@ class JournalFile:
         return self.first + self.size
 
     def append(self, buffers: Sequence[Bytes]) -> None:
-        """Write whole entries at the end in one vectored write. Not durable on return.
-
-        Raises Full, OSError; any part may then have been written.
-        """
+        """Write whole entries at the end, without an fsync. After Full or OSError, part of them may be in the file."""
         self.size += write_all(self.file, buffers, self.size)
 
     def truncate_failed_write(self) -> bool:
-        """Truncate the remains of a failed write; False if there are none. Raises OSError."""
+        """Truncate what a failed write has left after `size`; False if nothing is there. Raises OSError."""
         if self.file.size() <= self.size:
             return False
         try:
             self.file.truncate(self.size)
         except Full as error:
-            # The remaining bytes could complete a later append, so the file must not be used any more.
+            # The remaining bytes could complete a later append, so nothing more must be written to the file.
             raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
         return True
 
@@ -160,9 +141,9 @@ class JournalFile:
         return self.file.pread_cached(min(size, self.end - lsn), lsn - self.first)
 
     def entries(self, lsn: int, seed: int) -> Iterator[JournalEntry]:
-        """Yield the verified entries from `lsn` to the end; views are valid until the next one.
+        """Yield the entries from `lsn` on. The `data` of each is valid until the next one is requested.
 
-        Raises BadRecord whose position is the LSN of the first invalid entry.
+        Raises BadRecord, whose position is an LSN.
         """
         size = SCAN_SIZE
         while lsn < self.end:
@@ -193,12 +174,8 @@ class JournalFile:
             lsn += max(len(data) - HEADER_SIZE + 1, 1)
         return None
 
-    def is_lost(self, lsn: int, seed: int) -> bool:
-        """Return whether the byte at `lsn` is in a filler. Reads the file from its beginning."""
-        return self._filler_end(lsn, seed) > 0
-
-    def _filler_end(self, place: int, seed: int) -> int:
-        """Return the LSN after the filler that contains the byte at LSN `place`; 0 if none contains it."""
+    def filler_end(self, place: int, seed: int) -> int:
+        """Return the LSN after the filler that contains LSN `place`; 0 if none does. Reads the file up to `place`."""
         try:
             for entry in self.entries(self.first + FILE_HEADER_SIZE, seed):
                 if entry.next > place:
@@ -208,11 +185,10 @@ class JournalFile:
         return 0
 
     def prove(self, places: Iterable[int], seed: int) -> set[int]:
-        """Verify the entries at the LSNs `places`, which ascend; return those LSNs that are in a filler.
+        """Verify the entries at the LSNs `places`, which must rise; return the LSNs of those replaced by fillers.
 
-        A repair has replaced what was there, so these entries are lost. Entries near each other are read
-        together. Raises BadRecord, whose position is the LSN of the first entry that is neither valid nor in
-        a filler; OSError.
+        Entries near each other are read together. Raises OSError, or BadRecord with the LSN, as its position, of the
+        first entry that is neither valid nor in a filler.
         """
         lost: set[int] = set()
         data, begin, filler_end = memoryview(b""), 0, 0
@@ -228,7 +204,7 @@ class JournalFile:
             try:
                 entry = decode_entry(data[place - begin :][: max(size, HEADER_SIZE)], place, seed)
             except BadRecord as error:
-                filler_end = self._filler_end(place, seed)
+                filler_end = self.filler_end(place, seed)
                 if not filler_end:
                     raise error.with_position(place) from None
                 lost.add(place)
@@ -239,7 +215,6 @@ class JournalFile:
         return lost
 
     def close(self) -> None:
-        """Close the file; repeated calls do nothing."""
         self.file.close()
 
 
@@ -249,12 +224,9 @@ _first = attrgetter("first")
 class JournalFiles:
     """The files of the transaction journal, its end, its durable LSN, and the references to files.
 
-    Shared by the parts of a journal. The owner's thread changes it, or a worker on behalf of the owner.
-    Readers in other threads read each field once: the tuple of files is replaced, never changed. A removed
-    file is closed when no read uses it. A reference keeps a file; an idle file is sealed and has no
-    references.
-
-    `files` is sorted by number; LSNs between two files are missing where files were deleted.
+    Only the owner's thread changes them, or a worker on behalf of the owner. Readers in other threads read each field
+    once: the tuple of files, sorted by number, is replaced, never changed. A removed file is closed when no read uses
+    it. A file with references is not removed; an idle file is sealed and has no references.
     """
 
     def __init__(self, folder: str) -> None:
@@ -266,11 +238,10 @@ class JournalFiles:
         """Durable LSN: everything before it survives a power loss."""
         self.stopped: str | None = None
         self.idle_count = 0
-        """Number of idle files."""
         self.lock = threading.RLock()
-        """Held for short changes of several fields, never while waiting for the disk."""
+        """Held only to change several fields together, never while waiting for the disk."""
         self.file_references = FileReferences()
-        """References of readers that keep removed files open."""
+        """A reader holds a reference while it uses `files`: removed files stay open until then."""
 
     @property
     def active(self) -> JournalFile:
@@ -281,7 +252,7 @@ class JournalFiles:
         return files[-1]
 
     def raise_durable(self, lsn: int) -> None:
-        """Raise the durable LSN to the end of an append; never lowers it."""
+        """Advance the durable LSN to `lsn`, the end of an append; a lower `lsn` changes nothing."""
         with self.lock:
             if lsn > self.durable_lsn:
                 self.durable_lsn = lsn
@@ -295,7 +266,7 @@ class JournalFiles:
                 self.idle_count += not active.references
 
     def add(self, file: JournalFile) -> None:
-        """Add the next file, which is fsynced, and make it the active one."""
+        """Add the next file, which is fsynced, and make it the active file."""
         with self.lock:
             self.files = (*self.files, file)
             self.end = file.end
@@ -327,7 +298,7 @@ class JournalFiles:
         return file
 
     def remove_idle(self, kept: Callable[[int], bool]) -> tuple[JournalFile, ...]:
-        """Remove and close the idle files, except those whose numbers `kept` returns True for."""
+        """Remove, close and return the idle files whose numbers `kept` does not accept."""
         with self.lock:
             removed = tuple(
                 file for file in self.files[:-1] if file.sealed and not file.references and not kept(file.number)
@@ -338,16 +309,10 @@ class JournalFiles:
         return removed
 
     def remove_all(self, kept_open: Collection[JournalFile] = ()) -> None:
-        """Remove all files; those of `kept_open` are not closed."""
+        """Remove all files, and close them except those in `kept_open`."""
         with self.lock:
             removed, self.files = self.files, ()
         self.file_references.retire(file for file in removed if file not in kept_open)
-
-    @contextmanager
-    def pinned_files(self) -> Iterator[tuple[JournalFile, ...]]:
-        """Context manager that yields the files; none of them is closed before it ends."""
-        with self.file_references:
-            yield self.files
 
 
 def find_file(files: tuple[JournalFile, ...], lsn: int) -> JournalFile | None:

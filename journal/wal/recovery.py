@@ -1,7 +1,7 @@
-"""Recovery of the transaction journal: examine the folder, decide by rules, apply them.
+"""Recovery of the transaction journal: examine the folder, decide by the tables in `recovery_rules`, act accordingly.
 
-Nothing is changed before everything was examined: a start that is refused leaves every byte unchanged.
-Everything is durable before the journal is served.
+Nothing is changed before everything was examined: if the start is refused, every byte is as before. Everything that
+recovery keeps is durable before the journal is served.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from contextlib import closing
 from typing import Final, NamedTuple, Protocol
 
 from journal import filenames
-from journal.disk import Disk, check_no_folders, write_all
+from journal.disk import Disk, check_no_folders
 from journal.errors import Corrupt, Full
 from journal.log.recovery_rules import decide
 from journal.record.format import BadRecord
-from journal.torn_tail import TORN_SIZE_MAX, copy_torn_tail
+from journal.torn_tail import TORN_SIZE_MAX, copy_torn_tail, is_zeros, rewrite_durably
+from journal.wal import recovery_rules as rules
 from journal.wal.checkpoint import (
     JournalCheckpoint,
     JournalCheckpointFile,
@@ -29,89 +30,54 @@ from journal.wal.checkpoint import (
 )
 from journal.wal.entry import HEADER_SIZE, JournalEntry, LostEntries, checksum_seed
 from journal.wal.file import FILE_HEADER_SIZE, JournalFile, JournalFileHeader, JournalFiles, decode_header
-from journal.wal.recovery_rules import (
-    FILES_RULES,
-    START_RULES,
-    TAIL_RULES,
-    FilesAction,
-    FilesFacts,
-    JournalFileFacts,
-    JournalRecoveryReport,
-    StartAction,
-    StartFacts,
-    TailAction,
-    TailFacts,
-    without_surplus,
-)
 
 SALT_SIZE: Final = 8
 FIRST_FILE: Final = 1
 FIRST_SNAPSHOT: Final = 1
 
 NEEDED: Final = "damage in an entry that is still needed"
-"""The label of a start that is refused for damage before the snapshot's LSN."""
-
-PIECE_SIZE: Final = 1 << 20
-"""Bytes compared with zeros, or rewritten, at a time."""
+"""Label of a start that is refused because an entry before the snapshot's LSN, which is still needed, is damaged."""
 
 
 class JournalState(Protocol):
-    """In-memory state that is rebuilt from the journal.
+    """State in memory that the journal's user derives from its entries.
 
-    When the journal is opened, `load` is called once, then `apply` for each entry after the loaded snapshot,
-    in order, then `needed`, then `lose` if needed entries are lost, then `held`.
+    When the journal is opened, `load` is called once, then `apply` for each entry after the loaded snapshot, in order,
+    then `needed`, then `lose` if needed entries are lost, then `held`.
     """
 
     def load(self, data: bytes) -> None:
-        """Replace the state by a dump; b"" is the state of an empty journal.
-
-        Raises ValueError for an invalid dump.
-        """
-        ...
+        """Replace the state by the bytes of a `dump`, b"" for an empty journal. Raises ValueError if it is invalid."""
 
     def apply(self, entry: JournalEntry) -> None:
-        """Apply one entry, whose `data` is valid only during the call.
+        """Apply one entry; a filler means that entries were lost there. Raises ValueError if the entry is invalid.
 
-        Raises ValueError if it is invalid. A filler means that a repair found lost entries there.
+        The entry's `data` is valid only during the call.
         """
-        ...
 
     def dump(self) -> Callable[[], bytes]:
-        """Capture the state after all entries appended so far, in the owner's thread.
-
-        The result is called once, perhaps in a worker, and encodes the state.
-        """
-        ...
+        """Capture the state in the owner's thread. The result, called once in any thread, encodes it."""
 
     def needed(self) -> Iterable[int]:
-        """Return the LSNs of entries that will be read again.
-
-        Each of these entries must be valid, or replaced by a repair's filler.
-        """
-        ...
+        """Return the LSNs of entries that will be read again. Each must be valid, or replaced by a filler (`lose`)."""
 
     def lose(self, places: Set[int]) -> None:
         """Record that the needed entries at these LSNs are lost: a repair has replaced them by fillers."""
-        ...
 
     def held(self) -> Iterable[int]:
-        """Return the LSNs of entries whose files must be kept, one LSN for each file reference."""
-        ...
+        """Return an LSN for each file reference that is needed: the file of the entry at that LSN is then kept."""
 
 
 class JournalTail(NamedTuple):
-    """The end of the journal: `end` is its LSN, `durable_lsn` the durable LSN.
-
-    `decision`: what recovery does with the bytes after the end.
-    """
+    """The journal's end (an LSN), its durable LSN, and what recovery does with the bytes after the end."""
 
     end: int
     durable_lsn: int
-    decision: TailAction
+    decision: rules.TailAction
 
 
 class JournalRecovery:
-    """One recovery of the journal in `folder`. After `run` its attributes are the journal's parts."""
+    """One recovery of the journal in `folder`. After `run`, its public attributes are the parts of a JournalStore."""
 
     def __init__(
         self,
@@ -121,42 +87,41 @@ class JournalRecovery:
         new_id: Callable[[], int],
         randomness: Callable[[int], bytes],
     ) -> None:
-        self._disk = disk
-        self._folder = folder
-        self._state = state
+        self.disk = disk
+        self.folder = folder
+        self.state = state
         self._new_id = new_id
         self._randomness = randomness
-        self.report = JournalRecoveryReport()
+        self.report = rules.JournalRecoveryReport()
         self.checkpoint_file = JournalCheckpointFile(disk, folder)
         self.checkpoint: JournalCheckpoint
         self.seed: int
         self.snapshots: JournalSnapshotFiles
         self.file_lists: tuple[tuple[ListedFile, ...], ...] = ()
-        """The files that each snapshot of the checkpoint lists."""
+        """For each valid snapshot in the checkpoint, the newest first, the files that it lists."""
         self.files = JournalFiles(folder)
 
     def run(self) -> None:
         """Recover the journal. Raises Corrupt, NewerFormat, Full, OSError."""
-        if not self._disk.exists(self._folder):
-            self._disk.make_folder(self._folder)
-            self._disk.force_folder(self._folder.rpartition("/")[0] or ".")
-        children = self._disk.list(self._folder)
+        if not self.disk.exists(self.folder):
+            self.disk.make_folder(self.folder)
+            self.disk.force_folder(self.folder.rpartition("/")[0] or ".")
+        children = self.disk.list(self.folder)
         wanted = [
             name for name in children if filenames.is_transactions_file(name) and not filenames.is_set_aside(name)
         ]
-        check_no_folders(self._disk, self._folder, wanted)
+        check_no_folders(self.disk, self.folder, wanted)
         checkpoint, status = self._read_checkpoint()
-        found = map(filenames.parse_journal_name, children)
-        numbers = sorted(number for number in found if number is not None)
+        numbers = filenames.numbers_in(children, filenames.parse_journal_name)
         if checkpoint is not None:
             self._adopt_checkpoint(checkpoint)
         heads, newest = self._read_snapshots(checkpoint)
         goods = tuple(head is not None for head in heads)
-        row = decide(START_RULES, StartFacts(status, bool(numbers), goods))
+        row = decide(rules.START_RULES, rules.StartFacts(status, bool(numbers), goods))
         self.report.labels.append(row.label)
-        if row.decision is StartAction.REFUSE:
+        if row.decision is rules.StartAction.REFUSE:
             raise Corrupt(self.checkpoint_file.path, 0, 0, f"{row.label}: {'; '.join(self.report.warnings)}")
-        if row.decision is StartAction.CREATE:
+        if row.decision is rules.StartAction.CREATE:
             self._create()
             return
         self._recover(numbers, heads, newest)
@@ -174,15 +139,12 @@ class JournalRecovery:
     def _adopt_checkpoint(self, checkpoint: JournalCheckpoint) -> None:
         self.checkpoint = checkpoint
         self.seed = checksum_seed(checkpoint.journal_id, checkpoint.salt)
-        self.snapshots = JournalSnapshotFiles(self._disk, self._folder, checkpoint.journal_id)
+        self.snapshots = JournalSnapshotFiles(self.disk, self.folder, checkpoint.journal_id)
 
     def _read_snapshots(
         self, checkpoint: JournalCheckpoint | None
     ) -> tuple[list[SnapshotHead | None], JournalSnapshot | None]:
-        """Read the head of each snapshot in the checkpoint, None if invalid.
-
-        The newest valid one is read completely.
-        """
+        """Return the head of each snapshot in the checkpoint, None if it is invalid, and the newest valid snapshot."""
         heads: list[SnapshotHead | None] = []
         newest: JournalSnapshot | None = None
         for pointer in checkpoint.snapshots if checkpoint is not None else ():
@@ -198,9 +160,9 @@ class JournalRecovery:
         return heads, newest
 
     def _create(self) -> None:
-        """Create a new journal: its first snapshot, the checkpoint, then the first file."""
-        # The checkpoint, which has the journal's id, is written before the first file: files without a
-        # checkpoint are never taken for a journal.
+        """Create a new journal: first its first snapshot, then the checkpoint, then the first file."""
+        # The checkpoint has the journal's id. It is written before the first file, so that a file without a checkpoint
+        # always proves a loss.
         self.report.warnings.clear()
         salt = int.from_bytes(self._randomness(SALT_SIZE), "big")
         pointer = SnapshotPointer(FIRST_SNAPSHOT, 0)
@@ -211,18 +173,16 @@ class JournalRecovery:
         self._create_first_file(snapshot)
 
     def _create_first_file(self, snapshot: JournalSnapshot) -> None:
-        """Create the first file of a journal that has only a checkpoint."""
         self._load(snapshot)
         head = JournalFileHeader(self.checkpoint.journal_id, self.checkpoint.salt, FIRST_FILE, 0)
-        file = JournalFile.create(self._disk, self._folder, head)
-        self._disk.force_folder(self._folder)
+        file = JournalFile.create(self.disk, self.folder, head)
+        self.disk.force_folder(self.folder)
         self.file_lists = (snapshot.head.files,)
         self.files.add(file)
         self._write_checkpoint()
 
     def _recover(self, numbers: list[int], heads: list[SnapshotHead | None], snapshot: JournalSnapshot | None) -> None:
-        if snapshot is None:
-            raise ValueError("a rule that needs a snapshot matched without one")
+        assert snapshot is not None  # or the rules of a start refuse
         used = heads.index(snapshot.head)
         good = [head for head in heads[used:] if head is not None]
         pointers = tuple(SnapshotPointer(head.number, head.lsn) for head in good)
@@ -246,10 +206,10 @@ class JournalRecovery:
         self.checkpoint = self.checkpoint._replace(snapshots=pointers)
         self._write_checkpoint()
 
-    def _check_files(self, numbers: list[int], head: SnapshotHead) -> FilesFacts:
-        """Examine the files, and return the facts if the rules accept them. Raises Corrupt."""
+    def _check_files(self, numbers: list[int], head: SnapshotHead) -> rules.FilesFacts:
+        """Return the facts about the files if a rule accepts them. Raises Corrupt if it refuses."""
         found_files = [self._file_facts(number) for number in numbers]
-        files = list(without_surplus(found_files, self.file_lists))
+        files = list(rules.without_surplus(found_files, self.file_lists))
         for there, file in zip(found_files, files, strict=True):
             if there.end > file.end:
                 surplus = there.end - file.end
@@ -258,30 +218,30 @@ class JournalRecovery:
                 )
         fallback = self.file_lists[-1]
         while True:
-            found = FilesFacts(
+            found = rules.FilesFacts(
                 tuple(files), head.files, fallback, head.lsn, self.checkpoint.durable_lsn, self.checkpoint.file_number
             )  # fmt: skip
-            row = decide(FILES_RULES, found)
+            row = decide(rules.FILES_RULES, found)
             self.report.labels.append(row.label)
-            if row.decision is FilesAction.REFUSE:
+            if row.decision is rules.FilesAction.REFUSE:
                 raise self._refusal_error(row.label, found)
-            if row.decision is not FilesAction.DROP_LAST:
+            if row.decision is not rules.FilesAction.DROP_LAST:
                 return found
             files.pop()
 
-    def _file_facts(self, number: int) -> JournalFileFacts:
+    def _file_facts(self, number: int) -> rules.JournalFileFacts:
         path = self._path(number)
-        with closing(self._disk.open_read(path)) as file:
+        with closing(self.disk.open_read(path)) as file:
             size = file.size()
             try:
                 head = decode_header(file.pread(FILE_HEADER_SIZE, 0), path)
             except Corrupt as error:
-                return JournalFileFacts(number, 0, size, error.reason)
+                return rules.JournalFileFacts(number, 0, size, error.reason)
         ours = (self.checkpoint.journal_id, self.checkpoint.salt, number)
         fault = "" if head[:3] == ours else f"it is file {head.number} of journal {head.journal_id:#x}"
-        return JournalFileFacts(number, head.first, size, fault)
+        return rules.JournalFileFacts(number, head.first, size, fault)
 
-    def _refusal_error(self, label: str, found: FilesFacts) -> Corrupt:
+    def _refusal_error(self, label: str, found: rules.FilesFacts) -> Corrupt:
         faulty = [file for file in found.needed if file.fault]
         if label == "listed file missing":
             return Corrupt(self._path(found.missing[0]), 0, 0, f"{label}: the newest snapshot needs this file")
@@ -304,26 +264,26 @@ class JournalRecovery:
         return Corrupt(self._path(last.number), last.size, last.size + max(0, wanted - last.end), reason)
 
     def _path(self, number: int) -> str:
-        return filenames.join(self._folder, filenames.journal_name(number))
+        return filenames.join(self.folder, filenames.journal_name(number))
 
     def _load(self, snapshot: JournalSnapshot) -> None:
         try:
-            self._state.load(snapshot.state)
+            self.state.load(snapshot.state)
         except ValueError as error:
             path = self.snapshots.path(snapshot.head.number)
             raise Corrupt(path, 0, len(snapshot.state), f"the state cannot be loaded: {error}") from error
 
-    def _open_files(self, found: FilesFacts) -> None:
-        """Open the files that are needed, or would be needed by a start from the older snapshot."""
+    def _open_files(self, found: rules.FilesFacts) -> None:
+        """Open the files that this start needs, or that a start from the older snapshot would need."""
         left_over = found.obsolete
         kept = [file for file in found.files if file not in left_over and not file.fault]
         for file in kept:
             head = JournalFileHeader(self.checkpoint.journal_id, self.checkpoint.salt, file.number, file.first)
-            opened = JournalFile.open(self._disk, self._folder, head, writable=file is kept[-1])
+            opened = JournalFile.open(self.disk, self.folder, head, writable=file is kept[-1])
             opened.size = file.size
             self.files.files = (*self.files.files, opened)
 
-    def _replay(self, found: FilesFacts) -> JournalTail:
+    def _replay(self, found: rules.FilesFacts) -> JournalTail:
         """Apply all entries after the snapshot; return the end of the journal. Raises Corrupt."""
         first = found.replayed[0].number
         files = [file for file in self.files.files if file.number >= first]
@@ -333,8 +293,8 @@ class JournalRecovery:
                 file, max(found.lsn, file.first + FILE_HEADER_SIZE), durable_lsn
             )
             tail = self._tail_facts(file, lsn, durable_lsn, file is files[-1])
-            row = decide(TAIL_RULES, tail)
-            if row.decision is TailAction.REFUSE:
+            row = decide(rules.TAIL_RULES, tail)
+            if row.decision is rules.TailAction.REFUSE:
                 self.report.labels.append(row.label)
                 bad = lsn - file.first
                 later = tail.next_entry - file.first if tail.next_entry is not None else file.size
@@ -344,11 +304,8 @@ class JournalRecovery:
         return JournalTail(lsn, tail.durable_lsn, row.decision)
 
     def _apply_entries(self, file: JournalFile, begin: int, durable_lsn: int) -> tuple[int, int, str]:
-        """Apply the entries of a file from LSN `begin` on.
-
-        Returns (LSN where valid entries end, highest LSN known to be durable, why they end).
-        """
-        apply, lsn, count, reason = self._state.apply, begin, 0, "the file ends"
+        """Apply the entries from LSN `begin` on. Return (end of the valid ones, highest durable LSN, why they end)."""
+        apply, lsn, count, reason = self.state.apply, begin, 0, "the file ends"
         try:
             for entry in file.entries(begin, self.seed):
                 apply(entry)
@@ -368,22 +325,22 @@ class JournalRecovery:
         self.report.walked_bytes += lsn - begin
         return lsn, durable_lsn, reason
 
-    def _tail_facts(self, file: JournalFile, lsn: int, durable_lsn: int, last: bool) -> TailFacts:
+    def _tail_facts(self, file: JournalFile, lsn: int, durable_lsn: int, last: bool) -> rules.TailFacts:
         later: int | None = None
         found = file.find_entry(lsn + 1, self.seed) if lsn < file.end else None
         while found is not None:
             later = found.lsn if later is None else later
             durable_lsn = max(durable_lsn, found.durable_lsn)
             found = file.find_entry(found.next, self.seed)
-        zeros = later is None and all(not any(file.pread(PIECE_SIZE, at)) for at in range(lsn, file.end, PIECE_SIZE))
-        return TailFacts(lsn, file.end, durable_lsn, later, last, zeros)
+        zeros = later is None and is_zeros(file.file, lsn - file.first, file.size)
+        return rules.TailFacts(lsn, file.end, durable_lsn, later, last, zeros)
 
     def _prove(self, replayed: int) -> None:
-        """Verify the needed entries before LSN `replayed`, which the replay has not read.
+        """Verify the entries that the state needs and that were not replayed (before LSN `replayed`). Raises Corrupt.
 
-        Damage in them must be known before the state uses their contents. Raises Corrupt.
+        Lost entries that a repair has replaced are reported to the state.
         """
-        places = array("Q", sorted(place for place in self._state.needed() if place < replayed))
+        places = array("Q", sorted(place for place in self.state.needed() if place < replayed))
         lost: set[int] = set()
         at = 0
         for file in self.files.files:
@@ -401,11 +358,10 @@ class JournalRecovery:
         if at < len(places):
             raise self._no_file(places[at])
         if lost:
-            self._state.lose(lost)
+            self.state.lose(lost)
 
     def _add_references(self) -> None:
-        """Add the references that the state needs. Raises Corrupt."""
-        for lsn in self._state.held():
+        for lsn in self.state.held():
             try:
                 self.files.add_reference(lsn)
             except KeyError as error:
@@ -413,23 +369,20 @@ class JournalRecovery:
         self.files.idle_count = sum(file.sealed and not file.references for file in self.files.files)
 
     def _no_file(self, place: int) -> Corrupt:
-        return Corrupt(self._folder, 0, 0, f"the state needs the entry at LSN {place}, which no file has")
+        return Corrupt(self.folder, 0, 0, f"the state needs the entry at LSN {place}, which no file has")
 
     def _remove_obsolete(self, numbers: list[int], named: list[int]) -> None:
-        """Remove journal files that this recovery does not use, and snapshots not in `named`."""
+        """Remove journal files that this recovery does not use, and snapshots whose numbers are not in `named`."""
         kept = {file.number for file in self.files.files}
         removed = [number for number in numbers if number not in kept]
         for number in removed:
-            self._disk.unlink(self._path(number))
+            self.disk.unlink(self._path(number))
         if removed:
-            self._disk.force_folder(self._folder)
+            self.disk.force_folder(self.folder)
         self.snapshots.prune(named)
 
     def _write_checkpoint(self) -> None:
-        """Write the current checkpoint.
-
-        On a full disk the previous one stays, whose LSN is a valid lower bound.
-        """
+        """Write the checkpoint. If the disk is full, the previous one stays; its durable LSN is a valid lower bound."""
         self.checkpoint = self.checkpoint._replace(
             durable_lsn=self.files.durable_lsn, file_number=self.files.active.number
         )
@@ -439,22 +392,21 @@ class JournalRecovery:
             self.report.warnings.append(f"the checkpoint could not be written: {error}")
 
     def _make_durable(self, tail: JournalTail) -> None:
-        """Truncate, rewrite and fsync the last file: everything up to the end is durable. Raises OSError."""
-        disk, folder, file, report = self._disk, self._folder, self.files.active, self.report
+        """Truncate and rewrite the last file, and fsync it, so that everything up to the end is durable.
+
+        Raises OSError.
+        """
+        disk, folder, file, report = self.disk, self.folder, self.files.active, self.report
         if file.end > tail.end:
             report.cut_bytes = file.end - tail.end
-            if tail.decision is TailAction.CUT:
+            if tail.decision is rules.TailAction.CUT:
                 data = file.pread(TORN_SIZE_MAX, tail.end)
                 copy_torn_tail(disk, folder, tail.end, data, report, f"LSN {tail.end}")
             file.file.truncate(tail.end - file.first)
             file.size = tail.end - file.first
             file.file.force()
-        # Everything after the durable LSN is written again, with the same bytes in place: after a crash the page cache
-        # does not prove that these bytes are on the disk.
         lsn = max(tail.durable_lsn, file.first)
         if lsn < file.end:
             report.rewritten_bytes = file.end - lsn
-            while lsn < file.end:
-                lsn += write_all(file.file, [file.pread(PIECE_SIZE, lsn)], lsn - file.first)
-            file.file.force()
+            rewrite_durably(file.file, lsn - file.first, file.size)
             disk.force_folder(folder)

@@ -1,14 +1,9 @@
-"""Decision tables for recovery of the transaction journal.
+"""Decision tables for recovery of the transaction journal. `journal.wal.recovery` carries out the decisions.
 
-No I/O; `journal.wal.recovery` applies them.
-
-A row has a label, a condition and a decision; the first row whose condition is true counts. The labels appear
-in reports, tests and the operators' documentation.
-
-Start: a crash never loses a checkpoint that was written, nor both of its snapshots. Files: those listed by
-the snapshot exist, and the files from its LSN on follow each other without a gap. Tail: data that is not
-known to be durable is truncated where valid entries end; durable data is never truncated: the start is
-refused with its LSN, and nothing is changed.
+The first row whose condition is true decides. Its label appears in reports, tests and the operators' documentation. A
+crash never loses a checkpoint that was written, nor both of its snapshots. The files from the snapshot's LSN on must
+follow each other without a gap. Where valid entries end, data that is not known to be durable is truncated. If durable
+data is damaged, the start is refused and nothing is changed.
 """
 
 from __future__ import annotations
@@ -26,18 +21,14 @@ from journal.wal.file import FILE_HEADER_SIZE
 
 
 class RequiredFiles(NamedTuple):
-    """Numbers of the files that a start from either of two snapshots needs.
-
-    These are the numbers in `listed`, and all from `since` on.
-    """
+    """Files that a start needs, from either of two snapshots: numbers in `listed`, and all numbers from `since` on."""
 
     listed: frozenset[int]
     since: int
 
     @classmethod
     def from_lists(cls, *lists: tuple[ListedFile, ...]) -> RequiredFiles:
-        """Build from the file lists of the snapshots."""
-        # The last file of a list was active when the list was made: it and all later ones are replayed.
+        # The last file of a list was active when the snapshot was made: this file and all later ones are replayed.
         since = min((files[-1].number if files else 0 for files in lists), default=0)
         return cls(frozenset(file.number for files in lists for file in files), since)
 
@@ -46,10 +37,10 @@ class RequiredFiles(NamedTuple):
 
 
 class StartFacts(NamedTuple):
-    """Facts about the start of the journal.
+    """Facts at the start of the journal. `checkpoint` is "good", "none" or "damaged".
 
-    `checkpoint` is "good", "none" or "damaged"; `files`: whether any journal file exists; `snapshots`:
-    whether each snapshot in the checkpoint is valid, newest first.
+    `files`: whether any journal file exists. `snapshots`: whether each snapshot in the checkpoint is valid, the newest
+    first.
     """
 
     checkpoint: str
@@ -78,10 +69,7 @@ START_RULES: Final[tuple[Rule[StartFacts, StartAction], ...]] = (
 
 
 class JournalFileFacts(NamedTuple):
-    """A file of the journal. `fault` says why its header is invalid, "" if it is valid.
-
-    `first` is defined only if the header is valid.
-    """
+    """A file of the journal. `fault`: why its header is invalid; "" if it is valid, only then `first` is defined."""
 
     number: int
     first: int
@@ -97,9 +85,8 @@ class JournalFileFacts(NamedTuple):
 class FilesFacts:
     """Facts about the journal's files, without bytes after their ends (`without_surplus`).
 
-    `files` is sorted by number. `listed` are the files that the snapshot lists, `fallback` those that the
-    previous snapshot lists. `lsn`: where replay starts. `durable_lsn` and `file_number` are from the
-    checkpoint.
+    `files` is sorted by number. `listed`: the files that the snapshot of this start lists as needed; `fallback`: those
+    that the older snapshot lists. `lsn`: where replay starts. `durable_lsn`, `file_number`: from the checkpoint.
     """
 
     files: tuple[JournalFileFacts, ...]
@@ -111,13 +98,12 @@ class FilesFacts:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Numbers of listed files that do not exist."""
         there = {file.number for file in self.files}
         return tuple(file.number for file in self.listed if file.number not in there)
 
     @property
     def truncated(self) -> tuple[JournalFileFacts, ...]:
-        """Listed files that have changed: another first LSN, or fewer bytes."""
+        """Listed files that have changed: their first LSN is another, or bytes are missing at their end."""
         listed = {file.number: file for file in self.listed}
         return tuple(
             file
@@ -128,16 +114,16 @@ class FilesFacts:
         )
 
     @property
-    # An interrupted creation leaves no entries: they are written only when the header of the file is durable.
     def is_last_unfinished(self) -> bool:
-        """True if the creation of the last file was interrupted."""
+        """True if the creation of the last file was interrupted, so that it has no entries."""
+        # Entries are written only when the header of the file is durable.
         last = self.files[-1]
         listed = last.number in {file.number for file in self.listed}
         return bool(last.fault) and last.size <= FILE_HEADER_SIZE and not listed
 
     @property
     def replayed(self) -> tuple[JournalFileFacts, ...]:
-        """The files from the one that holds `lsn`, or ends there, to the last; none if no file does."""
+        """The files from the one that holds `lsn`, or ends there, to the last; none if no file holds it."""
         begins = [n for n, file in enumerate(self.files) if not file.fault and file.first <= self.lsn <= file.end]
         return self.files[begins[-1] :] if begins else ()
 
@@ -150,7 +136,7 @@ class FilesFacts:
 
     @property
     def gap(self) -> JournalFileFacts | None:
-        """The first replayed file that does not follow the one before it."""
+        """The first replayed file that does not start where the file before it ends; None if all do."""
         replayed = self.replayed
         for before, file in pairwise(replayed):
             if file.number != before.number + 1 or file.first != before.end:
@@ -167,13 +153,13 @@ class FilesFacts:
 def without_surplus(
     files: Sequence[JournalFileFacts], lists: Iterable[tuple[ListedFile, ...]]
 ) -> tuple[JournalFileFacts, ...]:
-    """Return the files without bytes after their ends; `lists`: the file lists of the snapshots.
+    """Return the files without bytes after their ends. `lists`: the file lists of the snapshots.
 
-    A file ends where the next one starts, as the header of the next one says. Without the next file, the end of a
-    file that was complete when a snapshot was made is in the list of the snapshot.
+    A file ends where the header of the next file says that that one starts. If the next file is missing, a snapshot's
+    list has the end of a file that was complete when the snapshot was made.
     """
-    # The header of a file is written after the file before it is complete and durable, so bytes after that place were
-    # added by something that is not the journal.
+    # The header of a file is written only after the file before it is complete and durable. So later bytes in that one
+    # were added by something that is not the journal.
     firsts = {file.number: file.first for file in files if not file.fault}
     listed = [files for files in lists if files]
     complete = {file.number: file.end for files in listed for file in files[:-1]}
@@ -213,11 +199,11 @@ FILES_RULES: Final[tuple[Rule[FilesFacts, FilesAction], ...]] = (
 
 
 class TailFacts(NamedTuple):
-    """Facts about the LSN where the valid entries of a file end.
+    """Facts about the place where the valid entries of a file end.
 
-    `lsn`: start of the invalid entry; equal to `end` (of the file) if all are valid. `durable_lsn`: highest
-    LSN that the checkpoint or any valid entry, also a later one, reports as durable. `next_entry`: start of the
-    next valid entry. `zeros`: all bytes from `lsn` on are zero.
+    `lsn`: start of the invalid entry, or `end` (of the file) if all entries are valid. `durable_lsn`: the highest LSN
+    that the checkpoint, or any valid entry, also a later one, reports as durable. `next_entry`: start of the next valid
+    entry, None if there is none. `zeros`: whether all bytes from `lsn` on are zero.
     """
 
     lsn: int
@@ -238,9 +224,7 @@ class TailAction(Enum):
 
 
 TAIL_RULES: Final[tuple[Rule[TailFacts, TailAction], ...]] = (
-    Rule(
-        "whole", lambda t: t.lsn == t.end >= t.durable_lsn or (t.lsn == t.end and not t.is_last_file), TailAction.KEEP
-    ),
+    Rule("whole", lambda t: t.lsn == t.end and (t.end >= t.durable_lsn or not t.is_last_file), TailAction.KEEP),
     Rule("damage in a finished file", lambda t: not t.is_last_file, TailAction.REFUSE),
     Rule(
         "damage before forced entries", lambda t: t.durable_lsn > t.lsn and t.next_entry is not None, TailAction.REFUSE
@@ -253,6 +237,6 @@ TAIL_RULES: Final[tuple[Rule[TailFacts, TailAction], ...]] = (
 
 @dataclass
 class JournalRecoveryReport(RecoveryReport):
-    """Report of one recovery of the transaction journal. `replayed` entries were read after the snapshot."""
+    """Report of one recovery of the transaction journal. `replayed`: number of entries read after the snapshot."""
 
     replayed: int = 0

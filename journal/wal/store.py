@@ -24,11 +24,9 @@ from journal.wal.checkpoint import (
 )
 from journal.wal.entry import (
     HEADER_SIZE,
-    AppendMsg,
     Content,
     JournalEntry,
     LostEntries,
-    Operation,
     claimed_size,
     decode_entry,
     encode_entries,
@@ -37,33 +35,23 @@ from journal.wal.file import FILE_HEADER_SIZE, JournalFile, JournalFileHeader, f
 from journal.wal.recovery import JournalRecovery, JournalState
 from journal.wal.recovery_rules import JournalRecoveryReport, RequiredFiles
 
-__all__ = [
-    "AppendMsg",
-    "JournalEntry",
-    "JournalFileInfo",
-    "JournalOptions",
-    "JournalState",
-    "JournalStore",
-    "Operation",
-]
-
 READ_SIZE: Final = 4096
-"""Bytes read first for an entry of unknown size; most entries fit."""
+"""Bytes read first for an entry of unknown size. Most entries are not longer."""
 
 RECLAIM_SECONDS: Final = 10.0
-"""Minimum time between checkpoints that only remove idle files: each costs a snapshot and some fsyncs."""
+"""Minimum time between checkpoints whose only purpose is to remove idle files: each costs a snapshot and fsyncs."""
 
 RETRY_SECONDS: Final = 1.0
-"""Delay of the next checkpoint after one that failed on a full disk."""
+"""Time after which a checkpoint that has failed on a full disk is tried again."""
 
 
 @dataclass(frozen=True)
 class JournalOptions:
     """Limits of the transaction journal, in bytes.
 
-    `file_bytes`: an append that would exceed it goes to a new file (a larger append has a file of its own).
-    `checkpoint_bytes`: a checkpoint is due after this many; a start replays about as much. `flush_bytes`:
-    this many non-durable bytes make an fsync due even if no caller waits for one.
+    `file_bytes`: an append that would make the file longer goes to a new file; a larger append gets a file of its own.
+    `checkpoint_bytes`: after this many bytes a checkpoint is due; a start replays about as many. `flush_bytes`: this
+    many non-durable bytes make an fsync due even if no caller waits for one.
     """
 
     file_bytes: int = 64 << 20
@@ -84,40 +72,27 @@ class JournalFileInfo(NamedTuple):
 
 
 class JournalStore:
-    """The transaction journal: entries in numbered files, addressed by LSN.
+    """The transaction journal: entries in numbered files, addressed by LSN (byte position over all files).
 
-    Guarantees: an append is written completely or rejected; durable data is never discarded by recovery; a
-    file is removed only when it has no references and two newer checkpoints exist; after a failed fsync no
-    writes are accepted.
-
-    Threads: one owner thread (the reactor's) calls everything, except methods that are documented as safe in
-    a worker thread or concurrently with the owner.
-
-    Made by `JournalStore.open`. It is a `journal.fsync.FsyncTarget`: a Forcer fsyncs it.
+    An append is written completely or rejected. Recovery never discards durable data. A file is removed only when it
+    has no references and two newer checkpoints exist. After a failed fsync no writes are accepted. The caller's Forcer
+    (`journal.fsync`) makes the fsyncs. One owner thread (the reactor's) makes all calls, except of methods that are
+    documented as safe in a worker thread or concurrently with the owner.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        recovery: JournalRecovery,
-        clock: Clock,
-        options: JournalOptions,
-        state: JournalState,
-    ) -> None:
+    def __init__(self, recovery: JournalRecovery, clock: Clock, options: JournalOptions) -> None:
         self.journal_id: Final = recovery.checkpoint.journal_id
-        """Random id, made once with the journal; names it as a source in the partitions."""
+        """Random id, made once with the journal. As a source it identifies this journal in the partitions."""
         self.recovery: Final[JournalRecoveryReport] = recovery.report
-        """What the opening found."""
         self.options: Final = options
         self.closed = False
-        self._disk = disk
-        self._folder = folder
+        self._disk = recovery.disk
+        self._folder = recovery.folder
         self._seed = recovery.seed
         self._files = recovery.files
         self._gate = FsyncGate(recovery.files.file_references)
         self._clock = clock
-        self._state = state
+        self._state = recovery.state
         self._checkpoint = recovery.checkpoint
         self._checkpoint_file = recovery.checkpoint_file
         self._snapshots = recovery.snapshots
@@ -140,22 +115,18 @@ class JournalStore:
         options: JournalOptions = DEFAULTS,
         randomness: Callable[[int], bytes] = os.urandom,
     ) -> JournalStore:
-        """Recover and return the journal in `folder`.
+        """Recover the journal in `folder` and return it. If there is none, create one, whose id is `new_id()`.
 
-        Create one if there is none (only then `new_id` is called). Everything up to `end_offset` is durable
-        on return. May run in a worker. Raises Corrupt (nothing was changed), NewerFormat, Full (only when
-        creating), OSError.
+        Everything before `end_offset` is durable on return. May run in a worker. Raises Corrupt (nothing was changed),
+        NewerFormat, Full (only when creating), OSError.
         """
         recovery = JournalRecovery(disk, folder, state, new_id, randomness)
         recovery.run()
-        return cls(disk, folder, recovery, clock, options, state)
+        return cls(recovery, clock, options)
 
     @property
     def end_offset(self) -> int:
-        """LSN of the next entry; everything before is written, though perhaps not durable.
-
-        Named as `journal.fsync.FsyncTarget` requires.
-        """
+        """LSN of the next entry. Everything before this LSN is written, but perhaps not durable."""
         return self._files.end
 
     @property
@@ -179,11 +150,11 @@ class JournalStore:
         return [JournalFileInfo(f.number, f.first, f.size, f.references) for f in self._files.files]
 
     def before_append(self, size: int) -> Callable[[], None] | None:
-        """Return the file work needed before an append of `size` bytes (sum of `entry_size`), or None.
+        """Return the file work that must precede an append of `size` bytes, headers included; None if there is none.
 
-        The work (a roll) may run in a worker. Until it returns, no append may run and no checkpoint may
-        start; reads and references may. The work raises Stopped, Full. `append` does it inline if the caller
-        did not. Raises Stopped, Closed.
+        The work (a roll) may run in a worker. Until it returns, no append may run and no checkpoint may start; reads,
+        `add_reference` and `release_reference` are possible. The work raises Stopped, Full. `append` does the work
+        itself if the caller did not. Raises Stopped, Closed.
         """
         self._writable()
         active = self._files.active
@@ -192,11 +163,9 @@ class JournalStore:
         return self._roll
 
     def append(self, entries: Sequence[Content]) -> list[int]:
-        """Append all entries in one write and return their LSNs.
+        """Append all entries in one write and return their LSNs. A crash may leave only the first few of them.
 
-        They are durable after an fsync up to `end_offset`. Raises TooLarge, Full (nothing was appended;
-        continue when there is space), Stopped, Closed. A crash during the write may leave the first few of
-        them.
+        Raises TooLarge, Full (nothing was appended; try again when there is space), Stopped, Closed.
         """
         self._writable()
         if not entries:
@@ -212,7 +181,7 @@ class JournalStore:
             try:
                 active.append(buffers)
             except Full:
-                # Truncated durably, so that a power loss cannot restore what of a rejected append was accepted.
+                # The truncation is made durable: otherwise a power loss could bring back bytes of the rejected append.
                 if active.truncate_failed_write():
                     self._gate.fsync(active)
                     files.raise_durable(files.end)
@@ -231,13 +200,12 @@ class JournalStore:
     # Reading: any thread, concurrently with the owner.
 
     def read(self, lsn: int, size: int = 0) -> JournalEntry:
-        """Read and verify the entry at `lsn`; a known `size` saves a read. Any thread.
+        """Read and verify the entry at `lsn`. `size`, if known, saves a second read. Any thread.
 
-        Raises Corrupt (Lost if a repair has replaced it by a filler), OSError, Closed.
+        Raises Corrupt (Lost if a repair has replaced the entry by a filler), OSError, Closed.
         """
         entry = self._read(lsn, size or READ_SIZE, cached=False)
-        if entry is None:
-            raise ValueError("a read that may wait returned nothing")
+        assert entry is not None  # only a cached read may return nothing
         return entry
 
     def read_cached(self, lsn: int, size: int = 0) -> JournalEntry | None:
@@ -245,7 +213,8 @@ class JournalStore:
         return self._read(lsn, size or READ_SIZE, cached=True)
 
     def _read(self, lsn: int, size: int, cached: bool) -> JournalEntry | None:
-        with self._files.pinned_files() as files:
+        with self._files.file_references:
+            files = self._files.files
             if not files:
                 raise Closed("the transaction journal")
             file = find_file(files, lsn)
@@ -270,25 +239,22 @@ class JournalStore:
 
     def _unreadable_error(self, file: JournalFile, lsn: int, reason: str) -> Corrupt:
         position = lsn - file.first
-        if file.is_lost(lsn, self._seed):
+        if file.filler_end(lsn, self._seed):
             reason = f"the entry at LSN {lsn} was lost and replaced by a repair"
             return Lost(file.path, position, position + HEADER_SIZE, reason)
         return Corrupt(file.path, position, position + HEADER_SIZE, f"the entry at LSN {lsn}: {reason}")
 
     def add_reference(self, lsn: int) -> None:
-        """Keep the file of the entry at `lsn` until `release_reference`; references are counted.
-
-        Raises KeyError if no file has the entry.
-        """
+        """Keep the file of the entry at `lsn` until `release_reference`. Raises KeyError. References are counted."""
         self._files.add_reference(lsn)
 
     def release_reference(self, lsn: int) -> None:
-        """Release one reference made by `add_reference`. Raises KeyError."""
+        """Release one reference that `add_reference` made. Raises KeyError."""
         self._files.release_reference(lsn)
 
     @property
     def flush_due(self) -> bool:
-        """True if an fsync should start even if no caller waits for one, because of `flush_bytes`."""
+        """True if more than `flush_bytes` are not durable: an fsync should start even if no caller waits for one."""
         files = self._files
         return files.end - files.durable_lsn > self.options.flush_bytes and files.stopped is None
 
@@ -298,10 +264,7 @@ class JournalStore:
         self._fsync_all()
 
     def force_plan(self) -> FsyncPlan | None:
-        """Plan an fsync of everything written so far.
-
-        None if nothing needs it or the journal is stopped.
-        """
+        """Plan an fsync of everything written so far; None if nothing needs it or the journal is stopped."""
         files = self._files
         if self.closed or files.stopped is not None or files.durable_lsn >= files.end:
             return None
@@ -309,9 +272,9 @@ class JournalStore:
         return FsyncPlan(self, self._gate, files.active, end)
 
     def force_done(self, plan: FsyncPlan, error: Exception | None) -> Callable[[], None] | None:
-        """Record the result of an fsync: advance `forced_offset`, or stop the journal.
+        """Record the end of the fsync of `plan`: advance `forced_offset`, or if there is an `error`, stop the journal.
 
-        Returns follow-up file work for a worker, or None.
+        Returns file work that is to be done in a worker, or None.
         """
         files = self._files
         if error is not None:
@@ -325,7 +288,7 @@ class JournalStore:
 
     @property
     def checkpoint_due(self) -> bool:
-        """True if a checkpoint should start; never while one is running."""
+        """True if a checkpoint should start; False while one is running."""
         files = self._files
         if self._checkpoint_running or self.closed or files.stopped is not None:
             return False
@@ -334,12 +297,12 @@ class JournalStore:
         return files.idle_count > 0 and self._clock.monotonic() >= self._reclaim_after
 
     def checkpoint(self) -> Callable[[], None]:
-        """Capture the state and return the work that writes a checkpoint of it, for a worker.
+        """Capture the state, and return the work for a worker that writes it as a checkpoint.
 
-        Until the work returns the owner may append and use references, but not start another checkpoint. Must
-        not be called while the work of `before_append` runs. `checkpoint_done` must be called with the result of
-        the work. The caller guarantees that everything the state reports as applied is durable in the
-        partitions. The work raises Full, Stopped. Raises Stopped, Closed.
+        Until the work returns, the owner may append, and add and release references, but not start another checkpoint.
+        Must not be called while the work of `before_append` runs. The caller passes the error of the work, or None, to
+        `checkpoint_done`, and guarantees that everything the state reports as applied is durable in the partitions. The
+        work raises Full, Stopped; this method raises Stopped, Closed.
         """
         self._writable()
         if self._checkpoint_running:
@@ -349,17 +312,16 @@ class JournalStore:
         return lambda: self._write_checkpoint(lsn, live, state)
 
     def checkpoint_done(self, error: Exception | None) -> None:
-        """Record the end of the work of `checkpoint`, in the owner's thread."""
+        """Record in the owner's thread that the work of `checkpoint` has ended, with `error` or None."""
         self._checkpoint_running = False
         now = self._clock.monotonic()
         self._reclaim_after = now + RECLAIM_SECONDS
         self._retry_after = now if error is None else now + RETRY_SECONDS
 
     def close(self) -> None:
-        """Fsync, write a last checkpoint and close; a stopped journal is only closed.
+        """Fsync, write a last checkpoint and close the files; of a stopped journal, close only the files.
 
-        Repeated calls do nothing. May run in a worker. The journal is closed even if this raises Stopped or
-        Full.
+        May run in a worker. The journal is closed even if this raises Stopped or Full. Repeated calls do nothing.
         """
         if self.closed:
             return
@@ -390,20 +352,14 @@ class JournalStore:
     # File work, which may run in a worker.
 
     def _stop(self, reason: str) -> Stopped:
-        """Stop the journal and return the error for the caller to raise.
-
-        The next start recovers the journal, or is refused.
-        """
+        """Stop the journal until the next start, and return the error for the caller to raise."""
         files = self._files
         with files.lock:
             files.stopped = files.stopped or reason
             return Stopped(files.stopped)
 
     def _roll(self) -> None:
-        """Fsync and seal the active file, create the next one and fsync the folder.
-
-        Raises Stopped, Full; after Full it may be retried.
-        """
+        """Fsync and seal the active file, and create the next one. Raises Stopped, Full (may be called again)."""
         files, checkpoint = self._files, self._checkpoint
         old = files.active
 
@@ -422,12 +378,11 @@ class JournalStore:
         files.add(new)
 
     def _fsync_all(self) -> None:
-        """Fsync everything written so far. Raises Stopped."""
         files = self._files
         if files.stopped is not None:
             raise Stopped(files.stopped)
-        # The end is read before the active file: if a roll happens in between, the older end is reported
-        # durable, and the newer file is fsynced needlessly.
+        # The end is read before the active file. If a roll happens in between, an older end is reported as durable,
+        # which is true, and the newer file is fsynced without need.
         end, active = files.end, files.active
         if files.durable_lsn >= end:
             return
@@ -438,8 +393,8 @@ class JournalStore:
         files.raise_durable(end)
 
     def _rewrite_checkpoint_unsynced(self) -> None:
-        """Rewrite the durable LSN in the checkpoint without an fsync; on a full disk do nothing."""
-        # An outdated LSN is valid: it is only used to tell damage from a torn tail.
+        """Rewrite the durable LSN in the checkpoint without an fsync; if the disk is full, do nothing."""
+        # An LSN that is too low is valid: a start uses it only to tell damage from a torn tail.
         if self._gate.detached:
             return
         try:
@@ -491,7 +446,6 @@ class JournalStore:
         return self._checkpoint._replace(durable_lsn=files.durable_lsn, file_number=files.active.number)
 
     def _close_files(self) -> None:
-        """Close all files, except those with bytes that are not known to be durable."""
-        # Closing such a file could hide its fsync error.
+        # Files with non-durable bytes stay open, because closing one could hide its fsync error.
         files = self._files
         files.remove_all(self._gate.keep_unsynced_open(files.files, files.durable_lsn))

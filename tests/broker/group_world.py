@@ -229,7 +229,9 @@ class World:
     def names(self) -> list[Name]:
         topics = self.broker.engine.broker.topics
         return [
-            (topic.name, topic.incarnation, number) for topic in topics.all() for number in range(len(topic.partitions))
+            (topic.name, topic.incarnation, number)
+            for topic in topics.values()
+            for number in range(len(topic.partitions))
         ]
 
     # What workers do
@@ -350,7 +352,7 @@ class World:
             self.broker.step(self.chance.randrange(len(self.broker.jobs)))
 
     def turn(self) -> None:
-        self.broker.engine.end_turn()
+        self.broker.engine.broker.end_turn()
 
     def wait(self) -> None:
         self.pass_seconds(self.chance.choice([0.1, 1.0, 3.0, 7.0]))

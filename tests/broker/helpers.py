@@ -177,7 +177,7 @@ class Broker:
         work, done = self.jobs[index]
         del self.jobs[index]
         self.do(work, done)
-        self.engine.end_turn()
+        self.engine.broker.end_turn()
 
     def work(self) -> None:
         """Every job, and those that follow from them."""
@@ -188,19 +188,19 @@ class Broker:
         """Time goes on, in steps to whatever is due."""
         end = self.clock.monotonic() + seconds
         while True:
-            due = self.engine.next_due()
+            due = self.engine.broker.timers.next_due()
             if due is None or due > end:
                 break
             self.clock.advance(max(0.0, due - self.clock.monotonic()))
-            self.engine.tick(self.clock.monotonic())
-            self.engine.end_turn()
+            self.engine.broker.timers.tick(self.clock.monotonic())
+            self.engine.broker.end_turn()
         self.clock.advance(max(0.0, end - self.clock.monotonic()))
-        self.engine.tick(self.clock.monotonic())
-        self.engine.end_turn()
+        self.engine.broker.timers.tick(self.clock.monotonic())
+        self.engine.broker.end_turn()
 
     def stop(self) -> None:
         stopped: list[bool] = []
-        self.engine.stop(lambda: stopped.append(True))
+        self.engine.broker.stop(lambda: stopped.append(True))
         self.work()
         assert stopped, "the engine did not stop"
 
@@ -219,10 +219,12 @@ class Broker:
         command = commands.BY_REQUEST[type(request)]
         self.correlation += 1
         answer = Answer(self.correlation, command.reply.shape)
-        method = getattr(self.engine, command.name.lower())
-        method(request, memoryview(body), answer, session or self.session)
+        if isinstance(request, commands.Status):
+            answer.ok(self.engine.broker.status())  # as the session does
+        else:
+            self.engine.handle(request, memoryview(body), answer, session or self.session)
         if turn:
-            self.engine.end_turn()
+            self.engine.broker.end_turn()
         return answer
 
     def create(self, name: str = "orders", partitions: int | None = None, **settings: Any) -> Answer:

@@ -69,8 +69,8 @@ class Scheduling(Broker):
 
     def tick_at(self, moment: float) -> None:
         self.clock.advance(max(0.0, moment - self.clock.monotonic()))
-        self.engine.tick(self.clock.monotonic())
-        self.engine.end_turn()
+        self.engine.broker.timers.tick(self.clock.monotonic())
+        self.engine.broker.end_turn()
 
     def until(self, text: str) -> None:
         """Time goes on, in steps to whatever is due, until the wall clock shows that."""

@@ -52,7 +52,7 @@ def append(broker: Broker, high: int = 1, incarnation: int | None = None) -> App
 def apply(broker: Broker, effect: Append) -> tuple[AppendResult | None, BaseException | None]:
     reported: list[tuple[AppendResult | None, BaseException | None]] = []
     destination(broker).apply(effect, lambda mark, error: reported.append((mark, error)))
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     (one,) = reported
     return one
 
@@ -66,7 +66,7 @@ def written(broker: Broker, high: int = 1) -> AppendResult:
 def forced(broker: Broker, mark: AppendResult) -> list[BaseException | None]:
     reported: list[BaseException | None] = []
     destination(broker).fsync_to(mark, reported.append)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     return reported
 
 
@@ -135,7 +135,7 @@ def test_an_effect_that_waits_in_a_deleted_topic_gets_the_error() -> None:
     destination(broker).apply(append(broker), lambda mark, error: reported.append(error))
     broker.ask(DeleteTopic("orders"))
     broker.step(1)
-    assert broker.engine.broker.topics.find("orders") is None
+    assert broker.engine.broker.topics.get("orders") is None
     broker.work()
     assert [type(each) for each in reported] == [UnknownTopic]
 
@@ -181,7 +181,7 @@ def test_a_mark_is_forced_when_its_append_is() -> None:
     broker.create()
     reported: list[Any] = []
     destination(broker).apply(append(broker), lambda mark, error: reported.append(mark))
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.work()
     (mark,) = reported
     assert not destination(broker).is_durable(mark)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from journal.log.segments import LogOptions
+from journal.log.options import LogOptions
 from tests.broker.helpers import DATA, Broker, after
 from tfmq.broker.producer_state import ProducerState
 from tfmq.protocol.commands import ACKS_WRITTEN, CreateTopic, Status
@@ -15,11 +15,11 @@ from tfmq.protocol.commands import ACKS_WRITTEN, CreateTopic, Status
 def test_a_topic_s_settings_win_over_the_broker_s() -> None:
     broker = Broker(flush__messages=5, retention__action="archive")
     house = broker.engine.broker
-    options = house.log_options("orders", 3, {"flush.messages": 9})
+    options = house.partition_dirs.log_options("orders", 3, {"flush.messages": 9})
     assert isinstance(options, LogOptions)
     assert options.flush_messages == 9
     assert options.archive_folder == "/data/archive/orders-3"
-    assert house.log_options("orders", 3, {}).flush_messages == 5
+    assert house.partition_dirs.log_options("orders", 3, {}).flush_messages == 5
 
 
 def test_one_force_serves_all_partitions_of_a_turn() -> None:
@@ -32,7 +32,7 @@ def test_one_force_serves_all_partitions_of_a_turn() -> None:
     house = broker.engine.broker
     before, joint = house.forcer.forces, house.forcer.joint_forces
     answers = [broker.produce(producer, 1, partition=partition, turn=False) for partition in range(20)]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.work()
     assert all(answer.code == "ok" for answer in answers)
     assert house.forcer.forces == before + 1 and house.forcer.joint_forces == joint + 1
@@ -71,7 +71,7 @@ def test_a_turn_calls_only_components_with_work() -> None:
     writes.update({name: recording(name, write) for name, write in writes.items()})
     assert broker.produce(producer, 0).code == "ok"
     assert called == ["partitions"]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert called == ["partitions"]
 
 
@@ -80,7 +80,7 @@ def test_a_stop_waits_for_every_worker() -> None:
     broker.create()
     creating = broker.ask(CreateTopic("bills", 2, {}))
     stopped: list[bool] = []
-    broker.engine.stop(lambda: stopped.append(True))
+    broker.engine.broker.stop(lambda: stopped.append(True))
     assert not stopped
     broker.work()
     assert stopped and creating.done

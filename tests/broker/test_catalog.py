@@ -38,7 +38,7 @@ def test_entries_of_one_turn_are_one_append_and_one_force() -> None:
     catalog = broker.engine.broker.catalog
     before, count = broker.engine.broker.forcer.forces, catalog.log.count
     found = submitted(broker, 50)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert found == ["waiting"] * 50
     broker.work()
     assert found == [None] * 50
@@ -52,7 +52,7 @@ def test_old_segments_go_once_snapshots_hold_what_they_said(monkeypatch: pytest.
     broker.create()
     for _ in range(400):
         submitted(broker, 10)
-        broker.engine.end_turn()
+        broker.engine.broker.end_turn()
     segments = [name for name in broker.disk.list(META) if name.endswith(".catalog")]
     assert broker.engine.broker.catalog.log.first_offset > 0
     assert len(segments) <= module.SEGMENTS_KEPT + 2
@@ -77,14 +77,14 @@ def test_a_failed_force_is_an_error_to_all_who_waited_and_the_catalog_stops() ->
     broker.create()
     broker.disk.faults.fail("force", path="meta")
     found = submitted(broker, 3)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.work()
     assert [getattr(error, "code", error) for error in found] == ["storage_stopped"] * 3
     assert [getattr(error, "outcome", error) for error in found] == ["unknown"] * 3
     (later,) = submitted(broker, 1)
     assert getattr(later, "outcome", later) == "not done"
     assert broker.produce(broker.lease(), 0).code in ("waiting", "ok")
-    assert "fsync failed" in str(broker.engine.status_fields()["catalog"])
+    assert "fsync failed" in str(broker.engine.broker.status()["catalog"])
 
 
 def test_too_many_entries_at_once_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_too_many_entries_at_once_are_busy(monkeypatch: pytest.MonkeyPatch) -> N
     broker = Broker(queued=True)
     found = submitted(broker, 4)
     assert getattr(found[3], "code", "") == "busy"
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.work()
     assert found[:3] == [None] * 3
 
@@ -115,7 +115,7 @@ def test_what_need_not_be_forced_is_reported_when_it_is_written() -> None:
     reported: list[str] = []
     catalog.submit((GENERATION, "one", 1, "m"), lambda error: reported.append(f"written {error}"), wait_durable=False)
     catalog.submit((GENERATION, "two", 2, "m"), lambda error: reported.append(f"forced {error}"))
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert reported == ["written None"]
     broker.work()
     assert reported == ["written None", "forced None"]
@@ -126,7 +126,7 @@ def test_what_a_full_disk_kept_from_being_made_durable_is_not_read_as_if_it_were
     broker.create()
     broker.join("first")
     broker.engine.broker.catalog.submit((GENERATION, "billing", 2, "m"), lambda error: None, wait_durable=False)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     disk = broker.disk.crash(keep="everything")
     disk.space_bytes = disk.used_bytes()
     again = Broker(disk, broker.clock)
@@ -230,7 +230,7 @@ def test_a_lease_that_cannot_be_forced_is_an_error() -> None:
     house.id_allocator._next = house.id_allocator._end
     found: list[tuple[int, BaseException | None]] = []
     house.id_allocator.allocate(1, lambda first, error: found.append((first, error)))
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.work()
     ((first, error),) = found
     assert first == 0 and error is not None

@@ -254,7 +254,7 @@ def test_a_snapshot_anywhere_gives_the_same_register(plan: list[Any], cut: int) 
             enter(SCHEDULE, 100 + time, name, "0 9 * * *", "UTC", "t", None, b"", b"go", "one", time, 21, 0, time)
             enter(SCHEDULE_STATE, 100 + time, 21, 0, time, paused)
         elif what == "unschedule":
-            row = whole.schedules.find(fields[0])
+            row = next((each for each in whole.schedules if each.name == fields[0]), None)
             enter(SCHEDULE_GONE, 0 if row is None else row.id)
     halfway = register(*entries[:cut])
     resumed = CatalogState()
@@ -307,18 +307,18 @@ def book(*rows: ScheduleRow) -> ScheduleTable:
     return ScheduleTable(rows)
 
 
-def test_a_schedule_is_found_by_name_and_by_id_until_it_is_gone() -> None:
+def test_a_schedule_is_there_until_it_is_gone() -> None:
     made = ScheduleTable()
     made.add(*ROW[:-1])
-    assert made.find("daily") == made.find_by_id(20) == ROW and list(made) == [ROW] and len(made) == 1
+    assert list(made) == [ROW] and len(made) == 1
     made.remove(20)
-    assert made.find("daily") is made.find_by_id(20) is None and not list(made)
+    assert not list(made)
 
 
 def test_its_state_changes_without_its_words() -> None:
     made = book(ROW)
     made.set_state(20, 18, 0, 99, True)
-    assert made.find("daily") == ROW._replace(incarnation=18, partition=0, through_ms=99, paused=True)
+    assert list(made) == [ROW._replace(incarnation=18, partition=0, through_ms=99, paused=True)]
 
 
 def test_what_comes_late_for_one_that_is_gone_changes_nothing() -> None:
@@ -332,8 +332,7 @@ def test_what_comes_late_for_one_that_is_gone_changes_nothing() -> None:
 def test_made_anew_under_its_name_it_takes_the_place_of_the_old_one() -> None:
     made = book(ROW)
     made.add(*ROW._replace(id=21, payload=b"")[:-1])
-    found = made.find("daily")
-    assert found is not None and found.id == 21 and made.find_by_id(20) is None and len(made) == 1
+    assert [(each.name, each.id) for each in made] == [("daily", 21)] and len(made) == 1
     assert made.size_bytes == SCHEDULE_ROW_BYTES + len(b"att")
 
 

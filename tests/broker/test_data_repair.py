@@ -132,7 +132,7 @@ def test_a_catalog_that_was_not_closed_is_rebuilt_from_the_folders_and_no_id_com
 
 def test_a_catalog_that_is_gone_as_a_whole_is_rebuilt_from_the_folders() -> None:
     broker = lived()
-    node = broker.engine.node
+    node = broker.engine.broker.node
     used = broker.lease()
     broker.stop()
     for name in broker.disk.list(META):
@@ -143,7 +143,7 @@ def test_a_catalog_that_is_gone_as_a_whole_is_rebuilt_from_the_folders() -> None
     (done,) = mended(broker.disk)
     assert "topic orders with 2 partitions" in done.note
     again = Broker(broker.disk, broker.clock).restart()
-    assert (again.payloads(), again.engine.node, again.saved()) == ([b"hello"], node, {})
+    assert (again.payloads(), again.engine.broker.node, again.saved()) == ([b"hello"], node, {})
     assert again.lease() > used
     assert again.transact(again.stream(), [("orders", 0, [b"more"])]).state == "committed"
     assert again.delay(again.lease(), 0).code == "ok"
@@ -172,7 +172,7 @@ def test_a_power_cut_at_any_moment_of_a_repair_leaves_one_that_goes_on() -> None
 def test_a_damaged_version_file_is_written_anew_from_the_catalog() -> None:
     for cut in (*CUTS.values(), lambda data: encode_version("f" * 32)):
         broker = lived()
-        node = broker.engine.node
+        node = broker.engine.broker.node
         broker.stop()
         data = cut(broker.disk.read_file(VERSION))
         broker.disk.unlink(VERSION)
@@ -183,19 +183,19 @@ def test_a_damaged_version_file_is_written_anew_from_the_catalog() -> None:
         (done,) = mended(broker.disk)
         assert node in done.note
         again = Broker(broker.disk, broker.clock).restart()
-        assert (again.engine.node, again.payloads()) == (node, [b"hello"])
+        assert (again.engine.broker.node, again.payloads()) == (node, [b"hello"])
 
 
 def test_a_node_that_nothing_knows_any_more_is_made_anew_and_reported() -> None:
     broker = lived()
-    node = broker.engine.node
+    node = broker.engine.broker.node
     broker.stop()
     for name in broker.disk.list(META):
         broker.disk.unlink(f"{META}/{name}")
     done = mended(broker.disk)
     assert "nothing else in the folder had the old one" in done[-1].note
     again = Broker(broker.disk, broker.clock).restart()
-    assert again.engine.node != node and again.payloads() == [b"hello"]
+    assert again.engine.broker.node != node and again.payloads() == [b"hello"]
 
 
 def test_files_and_folders_in_each_others_place_are_put_aside() -> None:
@@ -264,7 +264,7 @@ def test_a_folder_that_may_not_be_read_is_no_damage_of_what_is_in_it(folder: str
     with pytest.raises(PermissionError):
         repair_data(broker.disk, DATA)
     disk.forbidden = ""
-    assert Broker(broker.disk, broker.clock).engine.node == broker.engine.node
+    assert Broker(broker.disk, broker.clock).engine.broker.node == broker.engine.broker.node
 
 
 def left_without_records(name: str, suffix: str) -> tuple[SimulatedDisk, Broker, list[str]]:
@@ -286,7 +286,7 @@ def left_without_records(name: str, suffix: str) -> tuple[SimulatedDisk, Broker,
 def test_a_partition_whose_only_record_file_is_gone_is_stopped_until_it_is_given_up(how: str) -> None:
     disk, broker, _ = left_without_records("orders-0", ".zxQueue")
     again = Broker(disk, broker.clock)
-    (stopped,) = again.engine.status_fields()["stopped"]  # type: ignore[misc]
+    (stopped,) = again.engine.broker.status()["stopped"]  # type: ignore[misc]
     assert stopped["partition"] == 0 and "were gone at a start" in stopped["reason"]
     again.stop()
     assert any(report.damaged for report in verify_data(disk, DATA))
@@ -308,7 +308,7 @@ def test_a_repair_of_a_partition_whose_only_record_file_is_gone_says_so_and_serv
     assert [each.reason for each in done.logs] == [NO_SEGMENT] and not done.failed
     assert not any(report.damaged for report in verify_data(disk, DATA))
     again = Broker(disk, broker.clock)
-    assert again.engine.status_fields()["stopped"] == []
+    assert again.engine.broker.status()["stopped"] == []
     assert again.produce(again.lease(), 0, [b"new"]).code == "ok"
 
 
@@ -357,7 +357,7 @@ def test_a_folder_that_is_gone_as_a_whole_is_damage_and_has_the_advice_of_the_st
     if name == "orders-1":
         assert "topic resume orders --partition 1" in str(refused)
         again = Broker(disk, broker.clock)
-        (stopped,) = again.engine.status_fields()["stopped"]  # type: ignore[misc]
+        (stopped,) = again.engine.broker.status()["stopped"]  # type: ignore[misc]
         assert stopped["partition"] == 1 and "gone at a start" in stopped["reason"]
         again.stop()
         (found,) = [each for report in verify_data(disk, DATA) for each in report.findings]

@@ -444,7 +444,7 @@ def test_a_stopped_journal_answers_and_plain_sends_go_on(broker: Broker) -> None
     broker.disk.faults.clear()
     refused = broker.transact(broker.stream(), TWO)
     assert refused.code == "storage_stopped" and broker.produce(broker.lease(), 0).code == "ok"
-    assert broker.engine.status_fields()["transactions"]["journal"] != "open"
+    assert broker.engine.broker.status()["transactions"]["journal"] != "open"
     left = broker.crashed(broker.disk.crash(keep="nothing"))
     assert left.transact(left.stream(), TWO).state == "committed"
     orders, bills = found(left)
@@ -524,7 +524,7 @@ def test_a_stop_in_the_middle_of_a_large_one_leaves_it_to_be_finished_once() -> 
             if broker.jobs:
                 broker.step()
         stopped: list[bool] = []
-        broker.engine.stop(lambda stopped=stopped: stopped.append(True))  # type: ignore[misc]
+        broker.engine.broker.stop(lambda stopped=stopped: stopped.append(True))  # type: ignore[misc]
         broker.work()
         assert stopped and answer.done, f"after {steps} jobs"
         left = three_starts(broker, broker.disk.crash(keep="nothing"))

@@ -114,7 +114,7 @@ def mixed(broker: Broker, generator: random.Random) -> list[Answer]:
         answers.append(send(id, sequence, payloads, **fields))
         if generator.random() < 0.3:
             answers.append(send(id, sequence, payloads, **fields))
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.advance(generator.random())
     return answers
 
@@ -216,10 +216,10 @@ def test_a_message_is_described_as_far_as_it_is_known(broker: Broker) -> None:
 
 def test_the_status_says_what_waits(broker: Broker) -> None:
     broker.delay(broker.lease(), 0, [b"x"] * 3, due=after(1000) + after(HOUR) * 2)
-    status = broker.engine.status_fields()["delay"]
+    status = broker.engine.broker.status()["delay"]
     assert status["pending"] == 3 and status["arrivals"] == "open" and status["levels"] == []
     broker.advance(2)
-    assert broker.engine.status_fields()["delay"]["pending"] == 2
+    assert broker.engine.broker.status()["delay"]["pending"] == 2
 
 
 # Targets
@@ -230,7 +230,7 @@ def test_a_topic_deleted_before_its_messages_are_due_drops_them(broker: Broker) 
     answer = broker.delay(producer, 0, [b"a", b"b"])
     broker.delete()
     broker.advance(2)
-    assert broker.engine.status_fields()["delay"]["dropped"] == 2
+    assert broker.engine.broker.status()["delay"]["dropped"] == 2
     assert broker.delayed() == []
     assert broker.cancel_delayed(handles(answer)[0]).state in ("unknown", "cancelled")
 
@@ -257,7 +257,7 @@ def test_a_stopped_partition_holds_only_its_own_timers(broker: Broker) -> None:
     broker.log().stop("a test stops it")
     broker.advance(5)
     assert broker.payloads("bills") == [b"bill"] and broker.payloads() == [b"before"]
-    status = broker.engine.status_fields()["delay"]
+    status = broker.engine.broker.status()["delay"]
     assert status["pending"] == 2 and status["waits_for"]
     broker.delay(producer, 3, [b"bill 2"], topic="bills")
     broker.advance(2)
@@ -419,4 +419,4 @@ def test_many_repeats_and_cancels_leave_no_quota(broker: Broker) -> None:
 
 def test_named_levels_are_sent_to_clients() -> None:
     broker = Broker(delay__levels=["1s", "5min"], delay__tick_ms=50)
-    assert broker.engine.status_fields()["delay"]["levels"] == [1, 300]
+    assert broker.engine.broker.status()["delay"]["levels"] == [1, 300]

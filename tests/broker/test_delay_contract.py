@@ -387,14 +387,14 @@ def test_as_many_as_ten_million_are_due_in_one_minute(tmp_path: Path) -> None:
         sent += part
     print(f"{sent:,} sent in {time.monotonic() - begun:.0f} s")
     broker.advance(1)
-    assert broker.engine.status_fields()["delay"]["pending"] == count
+    assert broker.engine.broker.status()["delay"]["pending"] == count
     until(broker, start + HOUR - 1)
     assert broker.payloads() == []
     begun = time.monotonic()
     while broker.log().end_ordinal < count:
         broker.clock.advance(0.25)  # at once: a disk is slower than ten million dues a minute
         broker.advance(0)
-        assert broker.engine.status_fields()["delay"]["near"] <= 1_200_000
+        assert broker.engine.broker.status()["delay"]["near"] <= 1_200_000
         assert now_of(broker) < start + 2 * HOUR, f"{broker.log().end_ordinal:,} came"
     assert now_of(broker) >= start + HOUR + MINUTE - SECOND
     print(f"{count:,} came in {time.monotonic() - begun:.0f} s")
@@ -428,8 +428,8 @@ def test_what_fell_due_in_a_long_downtime_comes_paced_and_live_traffic_goes_betw
     live, turns = again.lease(), 0
     while (before := again.log().end_ordinal) < count:
         answer = again.produce(live, turns, topic="live", turn=False)
-        again.engine.tick(again.clock.monotonic())
-        again.engine.end_turn()
+        again.engine.broker.timers.tick(again.clock.monotonic())
+        again.engine.broker.end_turn()
         assert answer.code == "ok"
         assert again.log().end_ordinal - before <= TURN_ROWS_MOST
         again.clock.advance(0.001)
@@ -459,7 +459,7 @@ class Race:
             self.work()
 
     def work(self) -> None:
-        self.broker.engine.end_turn()
+        self.broker.engine.broker.end_turn()
         self.broker.work()
 
     def step(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from journal.record.batch import Appended, Batch
 from tests.broker.helpers import Broker, after, batch
-from tfmq.broker.delayed_produce import ArrivalLogAdapter
+from tfmq.broker.delayed_produce import ArrivalPartition
 from tfmq.delay.arrivals import header as notes
 from tfmq.delay.arrivals.header import TurnColumns
 from tfmq.delay.arrivals.log import arrival_batches, header_batch, read_batches
@@ -28,16 +28,16 @@ def broker() -> Broker:
     return made
 
 
-def landing(broker: Broker) -> ArrivalLogAdapter:
+def landing(broker: Broker) -> ArrivalPartition:
     house = broker.engine.broker
-    return ArrivalLogAdapter(house.delay_commands.partition, house.produce_handler)
+    return house.delay_commands.partition
 
 
 def append(broker: Broker, *batches: Batch, turn: bool = True) -> Told:
     reported: Told = []
     landing(broker).append(batches, lambda answers, error: reported.append((answers, error)))
     if turn:
-        broker.engine.end_turn()
+        broker.engine.broker.end_turn()
     return reported
 
 
@@ -84,7 +84,7 @@ def test_what_was_written_when_its_force_failed_may_have_happened(broker: Broker
     broker.disk.faults.fail("force", path="arrivals/")
     broker.engine.broker.delay_commands.partition.write()
     landing(broker).when_forced(broker.arrivals.end_offset, reported.append)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert [getattr(error, "outcome", None) for error in reported] == ["unknown"]
 
 
@@ -119,7 +119,7 @@ def test_when_it_is_on_the_disk_is_reported(broker: Broker) -> None:
     append(broker, CANCEL)
     reported: list[BaseException | None] = []
     landing(broker).when_forced(landing(broker).log.end_offset, reported.append)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert reported == [None] and broker.arrivals.forced_offset == broker.arrivals.end_offset
 
 

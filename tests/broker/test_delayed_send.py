@@ -90,7 +90,7 @@ def test_what_arrives_in_one_turn_is_one_append(broker: Broker) -> None:
     producers = [broker.lease() for _ in range(5)]
     before = broker.arrivals.end_offset
     answers = [broker.delay(producer, 0, [b"%d" % n], turn=False) for n, producer in enumerate(producers)]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert len({answer.append_time for answer in answers}) == 1
     stored = list(read_batches(broker.arrivals, before, broker.arrivals.end_offset))
     numbers = [answer.delayed.first_number for answer in answers]
@@ -115,7 +115,7 @@ def test_a_repeat_in_the_same_turn_has_the_first_answer(broker: Broker) -> None:
     producer = broker.lease()
     first = broker.delay(producer, 0, turn=False)
     second = broker.delay(producer, 0, session=Session("another"), turn=False)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert (first.repeated, second.repeated) == (False, True)
     assert first.delayed == second.delayed
 
@@ -261,7 +261,7 @@ def test_a_stopped_log_of_arrivals_refuses_and_a_start_lifts_it(broker: Broker) 
     assert refused.code == "storage_stopped"
     for answer in (lost, refused):
         assert "start the broker again" in str(answer.failure) and "topic resume" not in str(answer.failure)
-    assert broker.engine.status_fields()["delay"]["arrivals"] != "open"
+    assert broker.engine.broker.status()["delay"]["arrivals"] != "open"
     again = broker.restart()
     assert again.delay(producer, 1).code == "ok"
 
@@ -363,7 +363,7 @@ def schedule(broker: Broker, *pieces: Batch, high: int = 1) -> list[tuple[Append
     times = [broker.clock.wall_ms()] * len(pieces)
     effect = AppendDelayed(pieces, times, Source(SOURCE_TRANSACTION, 5, high, 1))
     broker.engine.broker.apply_target.apply(effect, lambda mark, error: reported.append((mark, error)))
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     return reported
 
 

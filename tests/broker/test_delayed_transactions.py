@@ -71,7 +71,7 @@ def test_a_lost_session_takes_its_delayed_messages_along(broker: Broker) -> None
     began = broker.begin(stream, session=session)
     broker.send(stream, began, [b"never"], due=after(1000))
     session.close()
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.advance(5)
     assert broker.delayed() == [] and broker.payloads() == []
 
@@ -187,7 +187,7 @@ def test_many_small_transactions_of_one_turn_share_an_append_of_their_delayed_me
         broker.transact(stream, [("orders", 0, [b"%d" % number], after(1000))], turn=False)
         for number, stream in enumerate(streams)
     ]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert {answer.state for answer in answers} == {"committed"}
     assert broker.arrivals.end_ordinal == before + 16
     broker.advance(2)
@@ -227,7 +227,7 @@ def test_a_topic_that_goes_before_the_commit_drops_what_was_for_it_when_that_is_
     assert broker.decide(began).state == "committed"
     broker.advance(3)
     assert broker.payloads("bills") == []
-    assert broker.engine.status_fields()["delay"]["dropped"] == 1
+    assert broker.engine.broker.status()["delay"]["dropped"] == 1
 
 
 def test_what_its_partition_would_refuse_is_refused_before_the_commit(broker: Broker) -> None:
@@ -313,7 +313,7 @@ def test_messages_with_dues_of_their_own_have_handles_each(broker: Broker) -> No
 def test_transactions_that_are_written_together_have_their_own_handles_each(broker: Broker) -> None:
     asked = [broker.transaction(broker.stream(), [("orders", 0, [text], after(HOUR))]) for text in (b"a", b"b")]
     first, second = [broker.ask(*each, turn=False) for each in asked]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert broker.cancel_delayed(reported(second)[0][0]).state == "cancelled"
     broker.advance(2 * 3600)
     assert broker.payloads() == [b"a"] and broker.cancel_delayed(reported(first)[0][0]).state == "delivered"

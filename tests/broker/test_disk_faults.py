@@ -42,7 +42,7 @@ def test_a_status_that_cannot_be_reported_is_an_error_and_the_session_goes_on() 
     def unknown() -> dict[str, Any]:
         raise OSError(errno.EIO, "the disk is gone")
 
-    client.engine.status_fields = unknown  # type: ignore[method-assign]
+    client.engine.status = unknown  # type: ignore[method-assign]
     client.say(commands.Status())
     (reply,) = client.replies()
     assert reply[2] == "internal_error"
@@ -56,10 +56,10 @@ def test_a_stop_does_not_wait_for_the_rest_of_a_round_of_retention() -> None:
     broker.advance(2)
     broker.work()  # the catalog's mark
     broker.clock.advance(61)
-    broker.engine.tick(broker.clock.monotonic())
+    broker.engine.broker.timers.tick(broker.clock.monotonic())
     assert len(broker.jobs) == 1
     stopped: list[bool] = []
-    broker.engine.stop(lambda: stopped.append(True))
+    broker.engine.broker.stop(lambda: stopped.append(True))
     broker.step()
     assert len(broker.jobs) == 1, "the closing of the logs, and no more retention"
     broker.step()

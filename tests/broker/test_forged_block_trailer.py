@@ -94,7 +94,7 @@ def test_the_seam_is_looked_at_where_batches_meet() -> None:
     batch = seam_batch(log.log_id)
     request = Produce("orders", broker.incarnation(), 0, batch.producer_id, 0, 1, 1, [])
     second = broker.ask(request, bytes(batch.data), turn=False)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert (first.code, second.code) == ("ok", "bad_request")
 
 
@@ -104,6 +104,6 @@ def test_the_error_is_raised_and_others_of_the_turn_are_written() -> None:
     log, producer, other = broker.log(), broker.lease(), broker.lease()
     refused = broker.produce(producer, 0, [forged_block(5, 0, log.log_id, 0)], turn=False)
     taken = broker.produce(other, 0, [bytes(3000), b"@" * 3000], turn=False)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert (refused.code, taken.code) == ("bad_request", "ok")
     assert broker.produce(producer, 0, [b"@" * 3000 + bytes(100)]).code == "ok"

@@ -312,7 +312,7 @@ def test_archive_moves_them_instead() -> None:
 
 def test_a_rule_that_is_read_again_holds_without_a_restart() -> None:
     broker = filled()
-    broker.engine.reload(config(retention__seconds=600, retention__action="archive", log__segment_bytes=1 << 16))
+    broker.engine.broker.reload(config(retention__seconds=600, retention__action="archive", log__segment_bytes=1 << 16))
     broker.advance(ROUND_SECONDS + 1)
     assert broker.disk.list(f"{DATA}/archive/orders-0") and broker.log().first_offset > 0
 
@@ -320,8 +320,8 @@ def test_a_rule_that_is_read_again_holds_without_a_restart() -> None:
 def test_of_two_readings_the_later_one_holds_though_the_archive_of_the_first_is_made_after_it() -> None:
     broker = Broker(queued=True)
     broker.create()
-    broker.engine.reload(config(retention__seconds=600, retention__action="archive"))
-    broker.engine.reload(config(retention__seconds=700))
+    broker.engine.broker.reload(config(retention__seconds=600, retention__action="archive"))
+    broker.engine.broker.reload(config(retention__seconds=700))
     broker.work()
     options = broker.log().options
     assert (options.retention_seconds, options.retention_action) == (700, "delete")
@@ -330,7 +330,7 @@ def test_of_two_readings_the_later_one_holds_though_the_archive_of_the_first_is_
 def test_limits_that_are_read_again_hold_for_all_parts() -> None:
     broker = Broker()
     broker.create()
-    broker.engine.reload(config(limits__topics=1, limits__pending_requests=7, topics__auto_create="false"))
+    broker.engine.broker.reload(config(limits__topics=1, limits__pending_requests=7, topics__auto_create="false"))
     assert broker.ask(CreateTopic("bills", 1, {})).code == "not_allowed"
     assert broker.ask(Metadata(["bills"], True)).code == "unknown_topic"
     assert broker.engine.broker.backpressure.pending_requests_max == 7

@@ -42,7 +42,7 @@ def test_one_append_is_bounded_and_the_rest_follows_in_the_same_turn() -> None:
     broker.create()
     producer = broker.lease()
     answers = [broker.produce(producer, n, [bytes(40_000)], turn=False) for n in range(5)]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert [answer.code for answer in answers] == ["ok"] * 5
     assert len({answer.positions[0][1] for answer in answers}) == 5
 
@@ -52,7 +52,7 @@ def test_appends_fit_small_segments_and_a_batch_that_cannot_gets_a_segment_of_it
     broker.create()
     producer = broker.lease()
     answers = [broker.produce(producer, n, [bytes(30_000)], turn=False) for n in range(6)]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert [answer.code for answer in answers] == ["ok"] * 6
     large = broker.produce(producer, 6, [bytes(30_000)] * 4)
     assert large.code == "ok"
@@ -109,7 +109,7 @@ def held(broker: Broker) -> tuple[Partition, Callable[..., Told]]:
         source = Source(SOURCE_TRANSACTION, 5, 100, number)
         effect = Append("orders", broker.incarnation(), 0, [records], source)
         destination.apply(effect, lambda mark, error: reported.append(error))
-        broker.engine.end_turn()
+        broker.engine.broker.end_turn()
         return reported
 
     destination.begin_exclusive(partition.log.log_id, (SOURCE_TRANSACTION, 5))
@@ -118,7 +118,7 @@ def held(broker: Broker) -> tuple[Partition, Callable[..., Told]]:
 
 def unhold(broker: Broker, partition: Partition) -> None:
     broker.engine.broker.apply_target.end_exclusive(partition.log.log_id)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
 
 
 def test_while_it_is_held_only_effects_are_appended_and_the_rest_follows_in_order() -> None:
@@ -144,7 +144,7 @@ def delayed(broker: Broker, number: int) -> Told:
     records = Batch(batch(1 << 31, number, [b"delayed %d" % number]), (), 1 << 31, number, 1)
     effect = Append("orders", broker.incarnation(), 0, [records], Source(SOURCE_DELAY, 6, number, 0))
     broker.engine.broker.apply_target.apply(effect, lambda mark, error: reported.append(error))
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     return reported
 
 
@@ -259,7 +259,7 @@ def test_effects_that_wait_while_it_is_resumed_are_refused_and_sends_go_on() -> 
     broker.disk.faults.fail("force", path="orders-0")
     assert slice_of(b"cut away") == [None]
     partition.request_fsync()
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.work()
     assert partition.log.stopped is not None
     broker.disk.faults.clear()
@@ -329,7 +329,7 @@ def apply(broker: Broker, *effects: Append, turn: bool = True) -> ToldEffectWork
     for each in effects:
         broker.engine.broker.apply_target.apply(each, lambda mark, error: reported.append((mark, error)))
     if turn:
-        broker.engine.end_turn()
+        broker.engine.broker.end_turn()
     return reported
 
 

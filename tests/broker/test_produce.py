@@ -51,7 +51,7 @@ def test_what_arrives_in_one_turn_is_one_append(broker: Broker) -> None:
     producers = [broker.lease() for _ in range(5)]
     answers = [broker.produce(producer, 0, [b"x"], turn=False) for producer in producers]
     assert all(not answer.done for answer in answers)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     fetched = broker.fetch(0)
     assert len(payloads_of(fetched)) == 5
     assert len({answer.append_time for answer in answers}) == 1
@@ -61,7 +61,7 @@ def test_what_arrives_in_one_turn_is_one_append(broker: Broker) -> None:
 def test_batches_of_one_stream_in_one_turn_follow_each_other(broker: Broker) -> None:
     producer = broker.lease()
     answers = [broker.produce(producer, n, [b"%d" % n], turn=False) for n in range(3)]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert [answer.first_ordinal for answer in answers] == [0, 1, 2]
 
 
@@ -69,7 +69,7 @@ def test_a_repeat_in_the_same_turn_gets_the_first_answer(broker: Broker) -> None
     producer = broker.lease()
     first = broker.produce(producer, 0, turn=False)
     second = broker.produce(producer, 0, session=Session("another"), turn=False)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert (first.repeated, second.repeated) == (False, True)
     assert list(first.positions) == list(second.positions)
     assert broker.payloads() == [b"hello"]
@@ -89,7 +89,7 @@ def test_a_repeat_that_the_disk_does_not_show_may_have_happened(broker: Broker) 
     producer = broker.lease()
     for number in range(3):
         broker.produce(producer, 2 * number, [b"x", b"y"], turn=False)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     again = Broker(broker.disk, broker.clock, start=False)
     broker.engine.broker.lock.release()
     again.engine.start()
@@ -101,7 +101,7 @@ def test_a_repeat_that_the_disk_does_not_show_may_have_happened(broker: Broker) 
 def test_a_repeat_after_a_restart_is_found_inside_a_joined_block(broker: Broker) -> None:
     producer = broker.lease()
     answers = [broker.produce(producer, 2 * n, [b"x", b"y"], turn=False) for n in range(3)]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     again = Broker(broker.disk, broker.clock, start=False)
     broker.engine.broker.lock.release()
     again.engine.start()
@@ -122,7 +122,7 @@ def test_a_gap_is_refused_and_acks_none_passes_it(broker: Broker) -> None:
 def test_a_gap_within_a_turn_is_refused(broker: Broker) -> None:
     producer = broker.lease()
     good, bad = broker.produce(producer, 0, turn=False), broker.produce(producer, 5, turn=False)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert (good.code, bad.code) == ("ok", "sequence_gap")
 
 
@@ -137,7 +137,7 @@ def test_a_bad_batch_is_an_error_to_its_sender_alone(broker: Broker) -> None:
     answer = broker.produce(good, 0, turn=False)
     request = Produce("orders", broker.incarnation(), 0, bad, 0, 1, ACKS_SYNCED, [])
     refused = broker.ask(request, batch(bad, 0, [b"x"])[:-1] + b"", turn=False)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert (answer.code, refused.code) == ("ok", "bad_request")
     assert broker.produce(bad, 0).code == "ok"
 
@@ -147,7 +147,7 @@ def test_a_failed_append_is_an_error_to_every_sender_in_it(broker: Broker) -> No
     first, second = broker.lease(), broker.lease()
     broker.disk.faults.fail("write", path="orders-0")
     answers = [broker.produce(each, 0, turn=False) for each in (first, second)]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert [answer.code for answer in answers] == ["storage_stopped"] * 2
     assert all(answer.failure is not None and answer.failure.outcome == "unknown" for answer in answers)
     later = broker.produce(first, 0)

@@ -25,7 +25,7 @@ def filled(count: int = 1) -> Broker:
 
 
 def topics(broker: Broker) -> list[str]:
-    return [topic.name for topic in broker.engine.broker.topics.all()]
+    return [topic.name for topic in broker.engine.broker.topics.values()]
 
 
 def size(broker: Broker) -> int:
@@ -67,7 +67,7 @@ def test_other_writes_of_that_turn_get_the_error_of_the_full_disk() -> None:
     incarnation = broker.incarnation("topic0")
     catalog.submit((GENERATION, "group", 1, "m"), found.append)
     catalog.submit((DELETE, incarnation), found.append)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert [getattr(error, "code", None) for error in found] == ["disk_full", None]
     assert not catalog._queue
 

@@ -115,7 +115,7 @@ def test_several_that_come_in_one_turn_are_all_counted_against_the_limit() -> No
     broker = Scheduling.with_topic(limits__schedules=2, queued=True)
     requests = [commands.AddSchedule(name, "0 9 * * *", "UTC", "orders") for name in "abc"]
     answers = [broker.ask(request, b"x", turn=False) for request in requests]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.work()
     assert [answer.code for answer in answers] == ["ok", "ok", "not_allowed"]
 
@@ -165,7 +165,7 @@ def test_the_status_counts_them(broker: Scheduling) -> None:
     broker.create("gone")
     broker.add(name="c", topic="gone")
     broker.delete("gone")
-    assert broker.engine.status_fields()["schedules"] == {"schedules": 3, "paused": 1, "waiting": 1}
+    assert broker.engine.broker.status()["schedules"] == {"schedules": 3, "paused": 1, "waiting": 1}
 
 
 # Pausing, resuming, removing
@@ -204,7 +204,7 @@ def test_a_pause_and_a_resumption_in_one_turn_are_done_one_after_the_other() -> 
     requests = [commands.PauseSchedule("daily"), commands.ResumeSchedule("daily"), commands.PauseSchedule("daily")]
     answers = [broker.ask(request, turn=False) for request in requests]
     assert [answer.done for answer in answers] == [False] * 3
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.work()
     assert [answer.fields.schedule["state"] for answer in answers] == ["paused", "active", "paused"]
 
@@ -360,7 +360,7 @@ def test_add_and_remove_of_one_name_race_to_one_of_both_orders() -> None:
     request = commands.AddSchedule("a", "0 9 * * *", "UTC", "orders", attribute=encode_attribute(None, "k"))
     adding = broker.ask(request, b"x", turn=False)
     removing = broker.ask(commands.RemoveSchedule("a"), turn=False)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert answered(broker, adding) == answered(broker, removing) == "ok"
     assert removing.fields.removed and broker.names() == [] and broker.restart().names() == []
 

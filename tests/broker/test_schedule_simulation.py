@@ -104,13 +104,13 @@ class Life:
         self.add(name)
 
     def topic(self) -> None:
-        if self.broker.engine.broker.topics.find("orders") is None:
+        if self.broker.engine.broker.topics.get("orders") is None:
             self.broker.create(partitions=self.chance.choice([1, 2]))
         else:
             self.broker.delete()
 
     def stop(self) -> None:
-        if self.broker.engine.broker.topics.find("orders") is not None:
+        if self.broker.engine.broker.topics.get("orders") is not None:
             self.broker.log().stop("a test stops it")
             self.pass_seconds(self.chance.choice([1, 200]))
             self.broker.ask(commands.ResumePartition("orders", 0))
@@ -118,7 +118,7 @@ class Life:
 
     def broken(self) -> None:
         """A force fails, and the broker is started again before the partition is resumed."""
-        if self.broker.engine.broker.topics.find("orders") is not None:
+        if self.broker.engine.broker.topics.get("orders") is not None:
             self.broker.disk.faults.fail("force", path="/orders-0/")
             self.pass_seconds(self.chance.choice([61, 600]))
             self.broker.disk.faults.clear()
@@ -143,7 +143,7 @@ class Life:
     # What must hold
 
     def look(self) -> None:
-        topic = self.broker.engine.broker.topics.find("orders")
+        topic = self.broker.engine.broker.topics.get("orders")
         for number in range(0 if topic is None else len(topic.partitions)):
             latest: dict[int, int] = {}
             for sent in self.broker.sent(partition=number):
@@ -157,7 +157,7 @@ class Life:
         """All is mended, the clock goes on from its farthest, every schedule runs."""
         self.broker.disk.space_bytes = None
         self.broker.clock.jump_wall((self.latest_ms - self.broker.clock.wall_ms()) / 1000 + 61)
-        if self.broker.engine.broker.topics.find("orders") is None:
+        if self.broker.engine.broker.topics.get("orders") is None:
             self.broker.create(partitions=2)
         for name in self.broker.names():
             self.broker.resume(name)

@@ -30,17 +30,24 @@ from tfmq import limits
 from tfmq.broker.apply_target import BrokerApplyTarget
 from tfmq.broker.catalog_state import SCHEDULE, SCHEDULE_STATE, ScheduleRow
 from tfmq.broker.scheduler import (
+    GRACE_MS,
+    MISFIRE_RULES,
     OBSOLETE_ENTRIES_MAX,
     PAUSE_SECONDS,
     PORTION_SECONDS,
     PORTION_STEPS,
     ROUND_SECONDS,
+    SEND_ALL,
+    SEND_ALL_MAX,
+    SEND_LATEST,
+    SEND_NONE,
     TOPIC_GONE,
     RunningSchedule,
     ScheduleTimer,
+    moments_to_send,
 )
 from tfmq.broker.timers import Timers
-from tfmq.delay.cron import SEND_ALL_MAX
+from tfmq.delay.cron import MINUTE_MS, CronSchedule
 from tfmq.errors import BadRequest, DecodeFailed, MessageTooLarge
 from tfmq.message import decode_attribute, encode_attribute
 from tfmq.protocol import commands
@@ -99,8 +106,8 @@ def test_many_that_are_due_together_are_sent_in_several_turns() -> None:
     broker.clock.advance((ms("2026-11-23T09:00") - broker.clock.wall_ms()) / 1000)
     counts: list[int] = []
     while not counts or counts[-1] < 2 * PORTION_STEPS + 5:
-        broker.engine.tick(broker.clock.monotonic())
-        broker.engine.end_turn()
+        broker.engine.broker.timers.tick(broker.clock.monotonic())
+        broker.engine.broker.end_turn()
         counts.append(len(broker.times()))
         broker.clock.advance(0.006)
     assert counts == [PORTION_STEPS, 2 * PORTION_STEPS, 2 * PORTION_STEPS + 5]
@@ -578,10 +585,10 @@ def test_a_partition_that_a_large_transaction_holds_gets_it_after_that() -> None
 def test_a_stop_sends_nothing_more() -> None:
     broker = Scheduling.with_topic()
     broker.add("* * * * *")
-    broker.engine.stop(lambda: None)
+    broker.engine.broker.stop(lambda: None)
     broker.clock.advance(300)
-    broker.engine.tick(broker.clock.monotonic())
-    broker.engine.end_turn()
+    broker.engine.broker.timers.tick(broker.clock.monotonic())
+    broker.engine.broker.end_turn()
     again = Scheduling(broker.disk, broker.clock)
     assert again.times() == []
 
@@ -592,7 +599,7 @@ def test_changes_leave_no_rest_in_memory() -> None:
     for _ in range(3 * OBSOLETE_ENTRIES_MAX):
         broker.pause()
         broker.resume()
-    watch = broker.engine.broker.schedule_commands.scheduler._timer
+    watch = broker.engine.broker.schedule_commands.scheduler.timer
     assert len(watch._heap) <= OBSOLETE_ENTRIES_MAX + 3
     broker.remove()
     assert not watch.schedules and not watch._parked
@@ -600,7 +607,7 @@ def test_changes_leave_no_rest_in_memory() -> None:
 
 def test_a_broker_without_schedules_sets_no_alarm_for_them() -> None:
     broker = Scheduling.with_topic()
-    watch = broker.engine.broker.schedule_commands.scheduler._timer
+    watch = broker.engine.broker.schedule_commands.scheduler.timer
     broker.advance(60)
     assert watch._alarm is None and watch._round is None
     broker.add()
@@ -846,3 +853,37 @@ def test_words_that_were_taken_back_leave_no_rest(rig: Rig) -> None:
     for number in range(5 * OBSOLETE_ENTRIES_MAX):
         rig.watch.process_at(rig.runs[0], rig.in_ms(10**9 + number))
     assert len(rig.watch._heap) <= OBSOLETE_ENTRIES_MAX + 3
+
+
+# Misfire rules: what is sent of the times that were missed.
+
+DAILY = CronSchedule("0 9 * * *")
+LAST_SENT = ms("2026-11-20T09:00")
+NINE_O_CLOCK = [ms(f"2026-11-{day}T09:00") for day in (21, 22, 23)]
+
+
+@pytest.mark.parametrize("rule", MISFIRE_RULES)
+def test_what_is_met_in_time_is_sent_by_every_rule(rule: str) -> None:
+    for late in (0, 1, GRACE_MS - 1):
+        assert moments_to_send(DAILY, rule, LAST_SENT, NINE_O_CLOCK[0] + late) == NINE_O_CLOCK[:1]
+
+
+@pytest.mark.parametrize("rule", MISFIRE_RULES)
+def test_nothing_is_sent_before_its_time_or_twice(rule: str) -> None:
+    assert moments_to_send(DAILY, rule, LAST_SENT, NINE_O_CLOCK[0] - 1) == []
+    assert moments_to_send(DAILY, rule, NINE_O_CLOCK[0], NINE_O_CLOCK[0] + 5000) == []
+
+
+@pytest.mark.parametrize(("rule", "sent"), [(SEND_LATEST, NINE_O_CLOCK[2:]), (SEND_ALL, NINE_O_CLOCK), (SEND_NONE, [])])
+def test_after_three_missed_days_the_rule_decides(rule: str, sent: list[int]) -> None:
+    assert moments_to_send(DAILY, rule, LAST_SENT, NINE_O_CLOCK[2] + GRACE_MS) == sent
+
+
+def test_skip_leaves_out_what_was_missed_and_sends_what_is_in_time() -> None:
+    assert moments_to_send(DAILY, SEND_NONE, LAST_SENT, NINE_O_CLOCK[2] + GRACE_MS - 1) == NINE_O_CLOCK[2:]
+
+
+def test_all_sends_the_newest_thousand_at_most_the_oldest_of_them_first() -> None:
+    now = NINE_O_CLOCK[2]
+    found = moments_to_send(CronSchedule("* * * * *"), SEND_ALL, ms("2020-01-01"), now)
+    assert found == [now - MINUTE_MS * back for back in range(SEND_ALL_MAX - 1, -1, -1)]

@@ -192,7 +192,7 @@ class Simulation(RuleBasedStateMachine):
         stream = data.draw(st.sampled_from(self.streams))
         for batch in stream.unsure():
             self.post(stream, batch, ACKS_SYNCED, turn=False)
-        self.broker.engine.end_turn()
+        self.broker.engine.broker.end_turn()
 
     @precondition(lambda self: self.streams)
     @rule(data=st.data())

@@ -35,8 +35,8 @@ def test_a_data_folder_is_made_with_everything_above_it() -> None:
 
 def test_the_node_s_id_is_made_once() -> None:
     broker = Broker()
-    assert len(broker.engine.node) == 32
-    assert broker.restart().engine.node == broker.engine.node
+    assert len(broker.engine.broker.node) == 32
+    assert broker.restart().engine.broker.node == broker.engine.broker.node
 
 
 def test_one_broker_a_data_folder() -> None:
@@ -81,12 +81,12 @@ def test_no_flipped_bit_of_the_version_file_gives_another_node_or_format() -> No
 
 def test_a_version_file_of_an_older_release_is_read_and_gets_its_checksum() -> None:
     broker = Broker()
-    node = broker.engine.node
+    node = broker.engine.broker.node
     broker.engine.broker.catalog.state.node = ""
     broker.stop()
     broker.disk.write_file(VERSION, json.dumps({"format": 1, "node": node}).encode())
     again = Broker(broker.disk)
-    assert again.engine.node == again.engine.broker.catalog.state.node == node
+    assert again.engine.broker.node == again.engine.broker.catalog.state.node == node
     assert decode_version(broker.disk.read_file(VERSION), VERSION).has_checksum
 
 
@@ -204,7 +204,7 @@ def test_unknown_folders_are_left_unchanged_and_reported() -> None:
     broker.disk.make_folder(f"{DATA}/mine-0")
     again = broker.restart()
     assert again.disk.exists(f"{DATA}/mine-0")
-    assert again.engine.status_fields()["unknown_folders"] == ["mine-0"]
+    assert again.engine.broker.status()["unknown_folders"] == ["mine-0"]
     assert again.create("mine").code != "topic_exists"
 
 
@@ -477,7 +477,7 @@ def test_arrivals_that_are_older_than_the_buckets_are_refused_and_the_reverse() 
         Broker(broker.disk, broker.clock)
     put(broker.disk, new)
     again = Broker(broker.disk, broker.clock)
-    assert again.engine.status_fields()["delay"]["pending"] == 13
+    assert again.engine.broker.status()["delay"]["pending"] == 13
 
 
 def test_a_journal_that_is_older_than_the_arrivals_is_refused() -> None:
@@ -874,7 +874,7 @@ def test_a_start_that_fails_lets_everything_go_and_the_next_one_succeeds(kind: s
             broker.disk.faults.clear()
             again = Broker(broker.disk, broker.clock)
         broker.disk.faults.clear()
-        if again.engine.status_fields()["transactions"]["journal"] != "open":
+        if again.engine.broker.status()["transactions"]["journal"] != "open":
             again.engine.broker.lock.release()
             again = again.crashed(again.disk.crash(keep="everything"))
         assert [row["xid"] for row in again.listed()] == ["order-42"], f"{kind} failed at call {nth}"

@@ -108,7 +108,7 @@ def test_a_configuration_read_while_a_log_is_made_holds_for_that_log(steps: int,
     for _ in range(steps):
         if broker.jobs:
             broker.step()
-    broker.engine.reload(config(flush__messages=7))
+    broker.engine.broker.reload(config(flush__messages=7))
     broker.work()
     assert answer.code == "ok"
     assert broker.log("orders", 1 if grows else 0).options.flush_messages == 7
@@ -117,7 +117,7 @@ def test_a_configuration_read_while_a_log_is_made_holds_for_that_log(steps: int,
 def test_settings_that_cannot_change_are_refused_in_a_sentence() -> None:
     broker = Broker()
     broker.create()
-    broker.engine.reload(load(flags={"server.data": DATA}, sets=['topic."orders".flush.messages=1']))
+    broker.engine.broker.reload(load(flags={"server.data": DATA}, sets=['topic."orders".flush.messages=1']))
     for settings, unset, code, word in (
         ({"topics.partitions": 3}, [], "bad_request", "tfmq topic grow"),
         ({}, ["flush.mesages"], "bad_request", 'did you mean "flush.messages"'),
@@ -231,7 +231,7 @@ def test_a_stop_does_not_wait_for_topics_that_are_still_to_be_made() -> None:
     broker = Broker(queued=True)
     answers = [broker.ask(CreateTopic(name, 100, {})) for name in "abc"]
     stopped: list[bool] = []
-    broker.engine.stop(lambda: stopped.append(True))
+    broker.engine.broker.stop(lambda: stopped.append(True))
     broker.work()
     assert stopped == [True]
     assert [(answer.code, answer.failure.outcome) for answer in answers] == [("busy", "not done")] * 3

@@ -57,7 +57,7 @@ def test_nothing_is_visible_and_nothing_answered_before_the_decision_is_forced()
 def test_item_34_an_answered_commit_survives_a_power_cut_that_takes_every_partition_write() -> None:
     broker = queued()
     answers = [broker.transact(broker.stream(), [("orders", 0, [b"%d" % n])], turn=False) for n in range(10)]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.work()
     assert [answer.state for answer in answers] == ["committed"] * 10
     left = broker.crashed(broker.disk.crash(keep="nothing"))
@@ -75,7 +75,7 @@ def test_transactions_of_one_turn_share_a_force_of_the_journal_and_a_write_of_th
 
     answers = [broker.transact(stream, [("orders", 0, [b"x"])], turn=False) for stream in streams]
     broker.disk.after = count
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     while not all(answer.done for answer in answers):
         broker.step()
     broker.disk.after = None
@@ -105,7 +105,7 @@ def test_a_repeat_is_answered_although_its_topic_is_gone(broker: Broker) -> None
 def test_two_of_the_same_frame_in_one_turn_are_one_transaction(broker: Broker) -> None:
     request, body = broker.transaction(broker.stream(), TWO)
     answers = [broker.ask(request, body, turn=False) for _ in range(2)]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert [answer.state for answer in answers] == ["committed"] * 2
     assert answers[0].epoch == answers[1].epoch and found(broker)[1] == [b"c"]
 
@@ -231,7 +231,7 @@ def test_transactions_on_a_turn_with_plain_sends_keep_everybody_s_order(broker: 
         for producer, stream in zip(producers, streams, strict=True):
             answers.append(broker.produce(producer, n, [b"p%d.%d" % (producer, n)], turn=False))
             answers.append(broker.transact(stream, [("orders", 0, [b"t%d.%d" % (stream.id, n)])], turn=False))
-        broker.engine.end_turn()
+        broker.engine.broker.end_turn()
     assert {answer.code for answer in answers} == {"ok"}
     there = broker.payloads()
     for name in [b"p%d." % each for each in producers] + [b"t%d." % each.id for each in streams]:
@@ -248,7 +248,7 @@ def test_a_local_transaction_ends_with_its_session_and_a_named_one_does_not(brok
     broker.send(stream, local)
     broker.send(other, named)
     session.close()
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert broker.decide(local, one_phase=True).code in ("transaction_rolled_back", "unknown_transaction")
     assert broker.decide(named, one_phase=True).state == "committed"
 
@@ -274,7 +274,7 @@ def test_what_waits_for_the_journal_counts_against_the_quota_and_is_given_back()
     broker = queued(limits__pending_bytes=4000)
     stream = broker.stream()
     answers = [broker.transact(stream, [("orders", 0, [bytes(1000)])], turn=False) for _ in range(5)]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert [answer.code for answer in answers].count("busy") >= 2
     broker.work()
     assert (
@@ -303,8 +303,8 @@ def test_the_memory_of_a_body_may_be_used_again_after_the_answer(broker: Broker)
             "orders", broker.incarnation(), 0, stream.id, first, 3, commands.ACKS_WRITTEN, [], None, began.epoch
         )
         answer = Answer(1, commands.ProduceReply)
-        broker.engine.produce(request, memoryview(data), answer, broker.session)
-        broker.engine.end_turn()
+        broker.engine.handle(request, memoryview(data), answer, broker.session)
+        broker.engine.broker.end_turn()
         assert answer.code == "ok"
         data[:] = b"?" * len(data)
         broker.decide(began, one_phase=True)
@@ -401,9 +401,9 @@ def test_what_is_in_doubt_is_listed_described_and_counted(broker: Broker) -> Non
     described = broker.ask(commands.DescribeTransaction("second", 0)).description
     assert described["state"] == "prepared" and "orders" in described["topics"]
     assert broker.ask(commands.DescribeTransaction("nobody", 0)).description["state"] == "unknown"
-    status = broker.engine.status_fields()["transactions"]
+    status = broker.engine.broker.status()["transactions"]
     assert (status["prepared"], status["journal"]) == (3, "open")
-    assert broker.engine.transaction_status_fields() == status
+    assert broker.engine.broker.transaction_commands.coordinator.status() == status
 
 
 def test_an_operator_decides_and_the_late_caller_is_notified(broker: Broker) -> None:
@@ -431,7 +431,7 @@ def test_a_waiting_check_is_answered_cancelled_or_ends_with_its_session(broker: 
     broker.advance(6)
     assert answers[0].checks == []
     sessions[1].close()
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert broker.ask(commands.Cancel(answers[2].correlation), session=sessions[2]).cancelled
     assert not broker.ask(commands.Cancel(answers[2].correlation), session=sessions[2]).cancelled
     assert not broker.ask(commands.Cancel(answers[3].correlation), session=sessions[2]).cancelled
@@ -443,7 +443,7 @@ def test_a_waiting_check_is_answered_cancelled_or_ends_with_its_session(broker: 
     broker.advance(120)
     (check,) = answers[3].checks
     assert (check["xid"], check["epoch"], list(check["topics"])) == ("order-42", began.epoch, ["orders"])
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert broker.engine.broker.backpressure.pending_requests == 0
 
 
@@ -480,7 +480,7 @@ def test_a_stop_waits_for_what_was_taken_and_takes_no_more() -> None:
     answer = broker.transact(stream, [("orders", 0, [b"last"])])
     parked = broker.ask(commands.AwaitChecks("billing", 600_000))
     stopped: list[bool] = []
-    broker.engine.stop(lambda: stopped.append(True))
+    broker.engine.broker.stop(lambda: stopped.append(True))
     late = broker.transact(other, TWO)
     assert late.code == "busy" and isinstance(late.failure, Busy) and not stopped
     broker.work()
@@ -514,10 +514,10 @@ def test_item_24_a_hundred_streams_of_transactions_beside_each_other_end_with_no
             broker.transact(stream, [("orders", stream.id % 2, [b"%d.%d" % (stream.id, number)])], turn=False)
             for stream in streams
         ]
-        broker.engine.end_turn()
+        broker.engine.broker.end_turn()
         assert {answer.state for answer in answers} == {"committed"}
     broker.advance(20)
-    status = broker.engine.transaction_status_fields()
+    status = broker.engine.broker.transaction_commands.coordinator.status()
     assert (status["open"], status["prepared"], status["applying"]) == (0, 0, 0)
     assert broker.settled() and broker.engine.broker.backpressure.pending_requests == 0
     there = [payload for part in found(broker) for payload in part]
@@ -541,7 +541,7 @@ def test_item_25_files_of_the_journal_go_although_one_transaction_stays_in_doubt
         for _ in range(20):
             assert broker.transact(other, [("orders", 1, [bytes(5000)])]).state == "committed"
         broker.advance(30)
-        sizes.append(broker.engine.transaction_status_fields()["journal_bytes"])
+        sizes.append(broker.engine.broker.transaction_commands.coordinator.status()["journal_bytes"])
     assert max(sizes[4:]) <= 10 * (1 << 16), sizes
     left = broker.crashed(broker.disk.crash(keep="nothing"))
     assert left.decide(began).state == "committed" and left.payloads(partition=0) == [b"kept"]

@@ -28,7 +28,7 @@ def test_a_topic_that_lacks_only_its_last_entry_is_unknown_and_there_after_a_res
     created = broker.create()
     assert (created.code, created.failure.outcome) == ("disk_full", "unknown")
     broker = broker.restart()
-    assert broker.engine.broker.topics.find("orders") is not None
+    assert broker.engine.broker.topics.get("orders") is not None
 
 
 def test_a_deletion_that_lacks_only_its_last_entry_is_unknown() -> None:
@@ -37,7 +37,7 @@ def test_a_deletion_that_lacks_only_its_last_entry_is_unknown() -> None:
     failing(broker, GONE)
     deleted = broker.delete()
     assert (deleted.code, deleted.failure.outcome) == ("disk_full", "unknown")
-    assert broker.restart().engine.broker.topics.find("orders") is None
+    assert broker.restart().engine.broker.topics.get("orders") is None
 
 
 def test_a_truncation_that_failed_in_the_middle_is_unknown() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from tests.client.fake_broker import FakeBroker, Session
 from tfmq.client.connection.addresses import BrokerAddress
 from tfmq.client.connection.connection import ClientConnection
-from tfmq.client.drivers.callbacks import Timers
+from tfmq.client.drivers.driver import Timers
 from tfmq.client.operation import CallUserCode, Operation, Wait
 from tfmq.client.send.accumulator import RecordAccumulator, SendOptions
 from tfmq.client.send.batch import Batch, Delivery
@@ -57,7 +57,7 @@ class Rig:
         if session is None:
             return False
         if self.link.output:
-            buffers = self.link.next_output()
+            buffers = list(self.link.output)
             data = b"".join(buffers)
             self.link.output_written(len(data))
             session.take(data)

@@ -7,11 +7,11 @@ from typing import Any
 from journal.record.format import tag_hash
 from tests.client.blocks import INCARNATION, Bytes
 from tfmq.client.connection.addresses import parse_servers
-from tfmq.client.connection.connection import NEVER, ClientConnection, PendingRequest
+from tfmq.client.connection.connection import ClientConnection, PendingRequest
 from tfmq.client.consumer.core import ConsumerCore
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.options import ConsumerOptions, check_arguments
-from tfmq.client.operation import CallUserCode, Operation
+from tfmq.client.operation import NEVER, CallUserCode, Operation
 from tfmq.consumer import Consumer
 from tfmq.errors import Abandoned, ConnectionFailed, Fenced, OffsetOutOfRange, TfmqError, UnknownTopic
 from tfmq.protocol import commands as wire
@@ -228,7 +228,8 @@ class ScriptedLink(ClientConnection):
 
     def send_request(self, request: Any, *body: Any, seconds: float | None = 30.0, **options: Any) -> PendingRequest:
         deadline = NEVER if seconds is None else self.time + seconds
-        call = PendingRequest(request, body, correlation_id=len(self.broker.requests) + 1, deadline=deadline)
+        number = len(self.broker.requests) + 1
+        call = PendingRequest(request, wire.BY_REQUEST[type(request)], body, number, deadline)
         call.sent = True
         self.sent_at[call.correlation_id] = self.time
         self.broker.requests.append(request)

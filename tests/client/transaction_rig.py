@@ -8,7 +8,7 @@ import pytest
 
 from tests.client.fake_broker import FakeBroker
 from tests.client.producer.test_core import DEFAULTS, CoreRig
-from tfmq.client.drivers.callbacks import CallbackQueue
+from tfmq.client.drivers.driver import CallbackQueue
 from tfmq.client.operation import Operation
 from tfmq.client.send.batch import Delivery
 from tfmq.client.transaction.transaction import TransactionCore

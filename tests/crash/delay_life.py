@@ -321,7 +321,7 @@ class Life:
         self.client.steps.append(step)
         step.answer = ask(self.broker, turn=False)
         if self.random.random() < 0.8:
-            self.broker.engine.end_turn()
+            self.broker.engine.broker.end_turn()
         return step
 
     def transact(self) -> None:
@@ -388,7 +388,7 @@ class Life:
         )
 
     def work(self) -> None:
-        self.broker.engine.end_turn()
+        self.broker.engine.broker.end_turn()
         self.broker.work()
 
     def work_some(self) -> None:

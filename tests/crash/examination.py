@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from journal.log.segments import LogOptions
+from journal.log.options import LogOptions
 from journal.testing import Moment, SimulatedDisk, crash_states
 from tests.crash.invariants import Broken, Outcome, check, contents, open_log, recover, require
 from tests.crash.workload import Boundary, Life

@@ -22,7 +22,7 @@ from struct import unpack_from
 
 from journal.log.checkpoint import WrongLog
 from journal.log.log import Log
-from journal.log.segments import LogOptions
+from journal.log.options import LogOptions
 from journal.record.block import blocks_of, producer_runs
 from journal.record.block_trailer import TRAILER_SIZE
 from journal.testing import SimulatedClock, SimulatedDisk

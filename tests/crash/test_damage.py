@@ -221,7 +221,7 @@ def payloads(data: memoryview) -> list[bytes]:
 def look(broker: Broker) -> View:
     register = broker.engine.broker.catalog.state
     known = {row.name: row for row in register.topics.values()}
-    found = View(node=broker.engine.node)
+    found = View(node=broker.engine.broker.node)
     for topic, partitions in TOPICS.items():
         for partition in range(partitions):
             there = topic in known and partition < known[topic].partitions

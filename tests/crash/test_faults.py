@@ -17,7 +17,7 @@ from journal.errors import Corrupt, Full, JournalError, Stopped
 from journal.filenames import index_name, log_checkpoint_name, segment_name, torn_name
 from journal.fsync import Forcer
 from journal.log.log import Log
-from journal.log.segments import LogOptions
+from journal.log.options import LogOptions
 from journal.record.block_trailer import TRAILER_SIZE
 from journal.testing import SimulatedClock, SimulatedDisk, crash_states
 from tests.journal.logs import FOLDER, LOG_ID, Bench, make_batch, make_disk, payloads_of

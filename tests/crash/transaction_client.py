@@ -164,10 +164,9 @@ class TransactionClient:
         if answer is None:
             answer = self.answer_to(request, body)
         memory = answer.memory if isinstance(answer, BorrowedAnswer) else body
-        method = getattr(self.broker.engine, commands.BY_REQUEST[type(request)].name.lower())
-        method(request, memoryview(memory), answer, self.session)
+        self.broker.engine.handle(request, memoryview(memory), answer, self.session)
         if turn:
-            self.broker.engine.end_turn()
+            self.broker.engine.broker.end_turn()
         return answer
 
     def answer_to(self, request: Any, body: bytes) -> BorrowedAnswer:
@@ -525,7 +524,7 @@ class TransactionClient:
                 forced[key] = len(self.broker.payloads(row[0], partition, commands.READ_FORCED))
         rows = self.rows()
         late = {"applying"}
-        if self.broker.engine.transaction_status_fields()["waits_for"]:
+        if self.broker.engine.broker.transaction_commands.coordinator.status()["waits_for"]:
             late.add("heuristic_committed")
         known = {key for t in self.model.transactions.values() for key in t.messages}
         known |= {stream.key for stream in self.model.streams.values()}

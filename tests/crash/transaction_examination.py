@@ -109,7 +109,7 @@ def settled(life: Life, generator: random.Random) -> None:
     require(not client.steps, f"{[step.name for step in client.steps]} have no answer")
     view = client.view()
     client.model.check(view, final=False)
-    status = life.broker.engine.status_fields()
+    status = life.broker.engine.broker.status()
     if status["transactions"]["journal"] == status["catalog"] == "open":
         require_applied(view)
     known = client.model.knowledge()

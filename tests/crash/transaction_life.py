@@ -234,7 +234,7 @@ class Life:
             for number in range(3):
                 self.client.transact(f"at-once-{number}", {("orders", 0): 1, ("orders", 1): 2}, turn=False)
             self.client.plain("plain-0", "orders", 0, turn=False)
-            self.broker.engine.end_turn()
+            self.broker.engine.broker.end_turn()
             self.client.look()
 
     def two_phases(self) -> None:
@@ -313,7 +313,7 @@ class Life:
         self.send(late, "orders", 0, 1)
         with self.doing("expiring"):
             self.client.session.close()
-            self.broker.engine.end_turn()
+            self.broker.engine.broker.end_turn()
             self.broker.advance(10)
         self.client.dead |= {left, late}
 

@@ -17,7 +17,7 @@ from journal.errors import Full
 from journal.filenames import parse_segment_name
 from journal.fsync import Forcer
 from journal.log.log import Log
-from journal.log.segments import LogOptions
+from journal.log.options import LogOptions
 from journal.record.batch import Source, succession_source
 from journal.testing import Moment, SimulatedClock, SimulatedDisk, crash_states
 from tests.journal.logs import CountingState, make_batch

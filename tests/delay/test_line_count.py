@@ -22,7 +22,7 @@ def stopped(count: int = 12) -> tuple[Rig, list[Handle]]:
     for number in range(count):
         sent += rig.send([b"%02d" % number], 0)
         rig.advance(0.05)
-    found = rig.queue._target_queues.get(ORDERS)
+    found = rig.queue._target_queues.by_key.get(ORDERS)
     assert found is not None and found.on_disk_from is not None and len(found.rows) == 4
     return rig, sent
 
@@ -47,7 +47,7 @@ def test_what_falls_due_during_a_load_waits_for_what_is_loaded() -> None:
     """A partition remembers the highest turn that it has: what came before it would count as delivered."""
     rig, _ = stopped()
     resume(rig)
-    found = rig.queue._target_queues.get(ORDERS)
+    found = rig.queue._target_queues.by_key.get(ORDERS)
     assert found is not None
     while not found.reloading:
         rig.turn()
@@ -64,7 +64,7 @@ def test_what_falls_due_during_a_load_waits_for_what_is_loaded() -> None:
 def test_rows_that_are_given_up_during_a_load_are_loaded_too() -> None:
     rig, _ = stopped()
     resume(rig)
-    found = rig.queue._target_queues.get(ORDERS)
+    found = rig.queue._target_queues.by_key.get(ORDERS)
     assert found is not None
     while not found.reloading:
         rig.turn()
@@ -82,7 +82,7 @@ def test_rows_that_are_given_up_during_a_load_are_loaded_too() -> None:
 def test_what_is_cancelled_during_a_load_counts_once() -> None:
     rig, sent = stopped()
     resume(rig)
-    found = rig.queue._target_queues.get(ORDERS)
+    found = rig.queue._target_queues.by_key.get(ORDERS)
     assert found is not None
     while not found.reloading:
         rig.turn()
@@ -159,7 +159,7 @@ def test_what_fell_due_before_a_start_is_not_cancelled_while_a_stopped_partition
     rig, sent = failing()
     rig.targets.fail_force(ORDERS)
     again = rig.again(rig.disk.crash(keep="everything"), rig.targets, started=False)
-    assert again.queue._target_queues.get(ORDERS) is None
+    assert again.queue._target_queues.by_key.get(ORDERS) is None
     with pytest.raises(StorageStopped):
         _ = again.cancel(sent[2]).known
     assert again.cancel(sent[1]).known == "delivered"

@@ -401,7 +401,7 @@ def test_a_line_without_anything_is_forgotten() -> None:
     rig = Rig()
     rig.send([b"a"], 10)
     rig.advance(1)
-    assert rig.queue._target_queues.all() == []
+    assert rig.queue._target_queues.by_key == {}
     assert rig.queue._target_queues.flow_control.in_flight_bytes == 0
 
 

@@ -9,10 +9,22 @@ import pytest
 
 from tests.scale import scaled
 from tfmq.delay import timing_wheel as wheels
-from tfmq.delay.timing_wheel import DUE_RANGE, DUE_SHIFT, TAG_MASK, TARGETS_MAX, HashedTimingWheel, WheelSlot, make_tag
+from tfmq.delay.timing_wheel import (
+    DUE_RANGE,
+    DUE_SHIFT,
+    TAG_MASK,
+    TARGET_SHIFT,
+    TARGETS_MAX,
+    HashedTimingWheel,
+    WheelSlot,
+)
 
 TICK = 10
 SLOTS = 8
+
+
+def make_tag(target: int, absolute: bool) -> int:
+    return target << TARGET_SHIFT | absolute
 
 
 def turns(wheel: HashedTimingWheel, now_ms: int, rows_max: int = wheels.ROWS_MAX) -> list[tuple[int, int]]:

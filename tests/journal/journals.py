@@ -9,7 +9,19 @@ from zlib import crc32
 
 from journal.filenames import journal_name, parse_journal_name, parse_snapshot_name
 from journal.testing import SimulatedClock, SimulatedDisk
-from journal.wal.entry import COMMIT, FORGET, HEADER_SIZE, MESSAGES, AppendMsg, JournalEntry, LostEntries, Operation
+from journal.wal.entry import (
+    BLOCK,
+    COMMIT,
+    FORGET,
+    HEADER_SIZE,
+    MESSAGES,
+    OPERATION,
+    AppendMsg,
+    Content,
+    JournalEntry,
+    LostEntries,
+    Operation,
+)
 from journal.wal.file import FILE_HEADER_SIZE
 from journal.wal.store import JournalOptions, JournalStore
 
@@ -31,6 +43,13 @@ def message(epoch: int, number: int, size: int = PAYLOAD_SIZE, moved_from: int =
     """A piece whose bytes name it."""
     data = (b"%d/%d " % (epoch, number)).ljust(size, b".")[:size]
     return AppendMsg(epoch, LOG_ID, 70, number, 1, ((len(data), 1, crc32(data)),), data, moved_from)
+
+
+def entry_size(content: Content) -> int:
+    """Bytes of an entry with this content, by the format's page."""
+    if isinstance(content, AppendMsg):
+        return HEADER_SIZE + MESSAGES.size + BLOCK.size * len(content.blocks) + len(content.data)
+    return HEADER_SIZE + OPERATION.size + len(content.payload)
 
 
 def row_of(entry: JournalEntry) -> Seen:

@@ -7,7 +7,7 @@ from typing import Any
 from zlib import crc32
 
 from journal.log.log import Log
-from journal.log.segments import LogOptions
+from journal.log.options import LogOptions
 from journal.record.batch import BLOCK_SIZE_MAX, Appended, Batch
 from journal.record.block import Block, blocks_of, producer_runs
 from journal.record.format import make_id, make_log_id, make_record, records_of

@@ -70,15 +70,15 @@ def test_a_tail_gathers_its_frame_and_never_costs_much_more_than_arrived(data: s
     frame = (bytes(range(251)) * (needed // 251 + 1))[:needed]
     arrived = data.draw(st.integers(4, needed - 1))
     tail = PartialFrame(pool, memoryview(frame)[:arrived], needed)
-    while not tail.is_complete:
-        room = tail.free_buffer()
+    while tail.filled < tail.needed:
+        room = tail.buffer.view[tail.filled :]
         assert room
         assert tail.buffer.size <= max(PARTIAL_FRAME_BYTES_MIN, PARTIAL_FRAME_GROWTH * tail.filled)
         count = data.draw(st.integers(max(1, len(room) // 4), len(room)))
         room[:count] = frame[tail.filled : tail.filled + count]
         tail.mark_filled(count)
     assert tail.buffer.view == frame
-    tail.release()
+    tail.buffer.release()
     assert pool.stats().live_count == 0
 
 
@@ -92,10 +92,10 @@ def test_an_announced_size_alone_costs_nothing(arrived: int, needed: int, size: 
 def test_a_tail_that_gets_all_at_once_is_received_in_one_piece() -> None:
     pool = Pool()
     tail = PartialFrame(pool, memoryview(b"\0\3\xff\xff"), 262_147, at_once=True)
-    assert tail.has_room_for_rest and len(tail.free_buffer()) == 262_143
+    assert tail.buffer.size == tail.needed and len(tail.buffer.view[tail.filled :]) == 262_143
     tail.mark_filled(262_143)
-    assert tail.is_complete
-    tail.release()
+    assert tail.filled == tail.needed
+    tail.buffer.release()
 
 
 def test_many_announced_frames_use_up_what_is_plenty_and_then_cost_what_arrived() -> None:
@@ -115,6 +115,7 @@ class Standing:
     def __init__(self, since: float | None) -> None:
         self.since = since
         self.unsent_bytes = 0
+        self.is_waiting = True
         self.flushed = 0
         self.ends: list[str] = []
 
@@ -127,9 +128,6 @@ class Standing:
 
     def stalled_since(self) -> float | None:
         return self.since
-
-    def waits_for_client(self) -> bool:
-        return True
 
 
 def test_who_has_something_to_send_is_flushed_at_the_turns_end() -> None:

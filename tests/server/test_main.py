@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ from journal.errors import Corrupt, Full, JournalError, Locked, NewerFormat
 from tests.server.wire import Process, Wire, running
 from tfmq.errors import ConfigError, NotAllowed
 from tfmq.protocol import commands
-from tfmq.server.main import exit_code, notify_systemd, print_ready, startup_sentence
+from tfmq.server.main import _announce_ready, exit_code, notify_systemd, startup_sentence
 
 
 def refused(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
@@ -207,10 +206,9 @@ def test_a_folder_with_other_things_in_it_is_not_taken_for_data(tmp_path: Path) 
 # The line on standard output, and systemd's datagram.
 
 
-def test_the_line_is_exactly_that() -> None:
-    out = io.StringIO()
-    print_ready(out, "127.0.0.1:8367")
-    assert out.getvalue() == "ready 127.0.0.1:8367\n"
+def test_the_line_is_exactly_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _announce_ready("127.0.0.1:8367", str(tmp_path))
+    assert capsys.readouterr().out == "ready 127.0.0.1:8367\n"
 
 
 @pytest.mark.parametrize("abstract", [False, True])

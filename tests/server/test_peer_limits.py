@@ -16,7 +16,7 @@ def test_who_waits_to_send_and_is_given_more_is_counted_too(monkeypatch: pytest.
         socket.room = 10
         connection.send([bytes(1000)])
         net.reactor.advance(0)
-        assert connection.waits_for_client()
+        assert connection.is_waiting
     for connection, _, _ in many:
         connection.send([bytes(9000)])
     assert net.traffic.unsent_bytes <= 10_000 + 9000

@@ -8,18 +8,15 @@ import pytest
 
 from tests.server.fakes import EVERY_LIMIT, Net
 from tfmq import errors, limits
-from tfmq.broker.request_handler import RequestHandler
 from tfmq.errors import BadRequest, DiskFull
 from tfmq.limits import KIB
 from tfmq.protocol import commands, frames
-from tfmq.protocol.commands import BY_REQUEST, COMMANDS
-from tfmq.server.session import HANDLERS, HELLO, Reply, Session, SessionContext, unknown_command
+from tfmq.protocol.commands import BY_REQUEST
+from tfmq.server.session import Reply, Session, SessionContext, unknown_command
 
 
 class Engine:
     """Keeps the requests that it gets; the test answers them."""
-
-    node = "node-1"
 
     def __init__(self) -> None:
         self.requests: list[tuple[Any, Any, Reply, Session]] = []
@@ -27,8 +24,8 @@ class Engine:
     def take(self, request: Any, body: Any, reply: Reply, session: Session) -> None:
         self.requests.append((request, body, reply, session))
 
-    def status_fields(self) -> dict[str, Any]:
-        return {"topics": 3}
+    def status(self) -> dict[str, Any]:
+        return {"topics": 3, "connections": 1}
 
 
 class Client:
@@ -38,15 +35,11 @@ class Client:
         self.net = Net(limit)
         self.engine = Engine()
         self.sessions: set[Session] = set()
-        handlers = {
-            BY_REQUEST[kind].code: (BY_REQUEST[kind], Engine.take)
-            for kind in (commands.Ping, commands.Produce, commands.Fetch, commands.Status)
-        }
         every_limit = {**EVERY_LIMIT, **(limit or {})}
         self.session = Session(
             SessionContext(
-                engine=self.engine,
-                handlers=handlers,
+                handle=self.engine.take,
+                node="node-1",
                 server="tfmq 9",
                 address="127.0.0.1:8367",
                 limits=every_limit,
@@ -54,7 +47,7 @@ class Client:
                 acks=2,
                 call_later=self.net.reactor.callLater,
                 turn_wanted=self.net.turn.request_end,
-                status=lambda: {"connections": 1},
+                status=lambda: self.engine.status(),
                 **{
                     "opened": self.sessions.add,
                     "closed": self.sessions.discard,
@@ -330,15 +323,6 @@ def test_people_see_who_a_session_is() -> None:
     forger.say_hello(client="x\nERROR forged" + "y" * 200)
     assert forger.session.identity.startswith("x?ERROR forgedyyy")
     assert len(forger.session.identity) < 130
-
-
-# Every command of the protocol's table has its method.
-
-
-def test_every_command_but_hello_is_served_by_the_method_of_its_name() -> None:
-    assert {command.code for command in COMMANDS} - {HELLO.code} == set(HANDLERS)
-    for command, method in HANDLERS.values():
-        assert method is getattr(RequestHandler, command.name.lower())
 
 
 def test_a_code_of_a_later_release_is_distinguished_from_an_unknown_one() -> None:

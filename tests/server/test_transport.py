@@ -100,9 +100,9 @@ def test_a_liar_who_announces_much_and_sends_little_costs_little() -> None:
     net = Net()
     connection, _, sink = connected(net)
     net.bring(connection, (16 * MIB).to_bytes(4, "big") + b"x" * 100)
-    assert net.pool.stats().live_bytes - net.traffic.arena.buffer.capacity == 4 * KIB
+    assert net.pool.stats().live_bytes - net.traffic.arena.buffer.size == 4 * KIB
     net.bring(connection, b"x" * 5000)
-    assert net.pool.stats().live_bytes - net.traffic.arena.buffer.capacity <= 32 * KIB
+    assert net.pool.stats().live_bytes - net.traffic.arena.buffer.size <= 32 * KIB
     net.bring(connection, b"")
     assert (sink.frames, sink.lost) == ([], 1)
     assert net.all_given_back()

@@ -17,7 +17,8 @@ from tfmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tfmq.spark.errors import LOGGED_LOSSES_MAX, LossPolicy, describe_read_error, hide_traceback, unreachable_error
+from tfmq.spark.errors import describe_read_error, hide_traceback, unreachable_error
+from tfmq.spark.loss_policy import LOGGED_LOSSES_MAX, LossPolicy
 from tfmq.spark.ranges import PartitionLog
 
 LOG = PartitionLog("orders", 2, 7, 7 << 24 | 2)

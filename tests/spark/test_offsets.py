@@ -9,7 +9,7 @@ import pytest
 
 from tests.spark.fake_logs import FakeLogs
 from tfmq.errors import BadRequest, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.errors import LossPolicy
+from tfmq.spark.loss_policy import LossPolicy
 from tfmq.spark.offsets import (
     BoundsByPartition,
     OffsetSpec,

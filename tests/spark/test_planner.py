@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.spark.fake_logs import FakeLogs
 from tfmq.errors import BadRequest, LogTruncated, OffsetOutOfRange, UnknownTopic
 from tfmq.spark.offsets import Offsets, PartitionOffset
-from tfmq.spark.planner import SMALL_RANGE_BYTES, BatchLimit, Planner, group_ranges, share_limit
-from tfmq.spark.ranges import OffsetRange, PartitionLog
+from tfmq.spark.planner import SMALL_RANGE_BYTES, BatchLimit, Planner, share_limit
+from tfmq.spark.ranges import OffsetRange, PartitionLog, group_small
 from tfmq.spark.settings import SourceSettings, parse_source_settings
 
 NO_LIMIT = BatchLimit()
@@ -470,12 +470,16 @@ def ranges(*sizes: int) -> list[OffsetRange]:
     return [OffsetRange(PartitionLog("t", number, 1, 1), 0, size) for number, size in enumerate(sizes)]
 
 
+def grouped(*sizes: int) -> list[list[OffsetRange]]:
+    return group_small(ranges(*sizes), lambda each: each.end - each.start, SMALL_RANGE_BYTES)
+
+
 @given(st.lists(st.integers(1, 2 * SMALL_RANGE_BYTES), max_size=20))
 def test_tasks_have_all_ranges_in_order(sizes: list[int]) -> None:
-    tasks = group_ranges(ranges(*sizes))
+    tasks = grouped(*sizes)
     assert [each for task in tasks for each in task] == ranges(*sizes)
     assert all(len(task) == 1 or sum(each.end for each in task) <= SMALL_RANGE_BYTES for task in tasks)
 
 
 def test_small_ranges_are_one_task() -> None:
-    assert len(group_ranges(ranges(*[1000] * 64))) == 1
+    assert len(grouped(*[1000] * 64)) == 1

@@ -5,9 +5,10 @@ import pytest
 
 from tfmq.arrow.schema import SCHEMA
 from tfmq.errors import BadRequest
-from tfmq.spark.schema import arrow_schema, check_schema, spark_schema
+from tfmq.spark.schema import check_schema, spark_schema
 
 types = pytest.importorskip("pyspark.sql.types", reason="pyspark is not installed (make setup)")
+to_arrow_schema = pytest.importorskip("pyspark.sql.pandas.types").to_arrow_schema
 
 
 def test_spark_has_the_columns_of_a_topic() -> None:
@@ -15,12 +16,12 @@ def test_spark_has_the_columns_of_a_topic() -> None:
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,tag:string,"
         "attributes:binary,id:bigint>"
     )
-    assert arrow_schema(spark_schema()).equals(SCHEMA)
+    assert to_arrow_schema(spark_schema(), timezone="UTC").equals(SCHEMA)
 
 
 def test_a_users_schema_is_a_projection_in_its_own_order() -> None:
     wanted = types.StructType().add("offset", "long").add("value", "binary", nullable=False)
-    found = arrow_schema(check_schema(wanted))
+    found = to_arrow_schema(check_schema(wanted), timezone="UTC")
     assert found == pa.schema([("offset", pa.int64()), pa.field("value", pa.binary(), nullable=False)])
 
 

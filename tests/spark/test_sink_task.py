@@ -15,9 +15,9 @@ from tfmq.client.connection.requests import Topic
 from tfmq.client.transaction.commit_group import MemberBatch
 from tfmq.errors import BadRequest, ConnectionFailed, MessageTooLarge, TfmqError, UnknownPartition
 from tfmq.message import Partition
-from tfmq.protocol.commands import CommitMember
+from tfmq.protocol.commands import CommitGroup, CommitMember
 from tfmq.spark import sink_task
-from tfmq.spark.sink_task import CommitGroupClient, PendingCommit, RowBatcher
+from tfmq.spark.sink_task import CommitGroupClient, RowBatcher
 from tfmq.testing.broker import SimulatedBroker
 
 MEMBER = CommitMember("query", 0, "run-1")
@@ -39,7 +39,7 @@ def test_a_broker_that_comes_back_in_time_is_waited_for(tfmq_broker: SimulatedBr
         part.send(batch(client, [b"a"]))
         names = part.prepare()
         tfmq_broker.crash(down=20)
-        assert client.commit(PendingCommit("query", 0, "run-1", names, 1)).rows == 1
+        assert client.commit(CommitGroup("query", 0, "run-1", names, 1)).rows == 1
     assert [each.payload for each in tfmq_broker.sent("orders")] == [b"a"]
 
 
@@ -73,7 +73,7 @@ def test_a_time_that_the_broker_does_not_give_is_refused(tfmq_broker: SimulatedB
 
 def test_a_group_is_forgotten_once(tfmq_broker: SimulatedBroker) -> None:
     with CommitGroupClient(tfmq_broker.servers, 30.0) as client:
-        client.commit(PendingCommit("query", 0, "run-1", [], 0))
+        client.commit(CommitGroup("query", 0, "run-1", [], 0))
         assert client.delete_group("query") is True
         assert client.delete_group("query") is False
 

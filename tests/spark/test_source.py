@@ -16,8 +16,8 @@ import pytest
 import tfmq
 from tests.scale import scaled
 from tfmq.cli.main import run
+from tfmq.spark import missing_requirement, pyspark_version
 from tfmq.spark.log_reader import SourceAddress, open_log_reader
-from tfmq.spark.requirements import missing, version
 from tools.rigs.live_server import LiveServer
 
 COLUMNS = ["key", "value", "topic", "partition", "offset", "timestamp", "tag", "attributes", "id"]
@@ -330,17 +330,17 @@ def spec(folder: Path) -> ModuleSpec:
     ],
 )
 def test_the_version_of_a_pyspark(tmp_path: Path, line: str, found: tuple[int, int] | None) -> None:
-    assert version(pyspark(tmp_path, line)) == found
-    assert version(tmp_path / "not there") is None
+    assert pyspark_version(pyspark(tmp_path, line)) == found
+    assert pyspark_version(tmp_path / "not there") is None
 
 
 def test_what_is_missing_is_said_with_what_to_do(tmp_path: Path) -> None:
-    assert missing() is None
-    assert missing(lambda _: None) == (
+    assert missing_requirement() is None
+    assert missing_requirement(lambda _: None) == (
         "tfmq.spark needs pyspark, which is not installed: pip install 'pyspark>=4.2' pyarrow numpy matplotlib"
     )
     there = spec(pyspark(tmp_path, '__version__ = "4.3.0"'))
-    assert missing(lambda name: there if name == "pyspark" else None) == (
+    assert missing_requirement(lambda name: there if name == "pyspark" else None) == (
         "tfmq.spark needs pyarrow, which is not installed: pip install 'pyspark>=4.2' pyarrow numpy matplotlib"
     )
 
@@ -348,7 +348,7 @@ def test_what_is_missing_is_said_with_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("found", "wrong"), [("4.1.2", True), ("3.5.0", True), ("4.2.0", False), ("10.0.0", False)])
 def test_an_old_pyspark_is_named(tmp_path: Path, found: str, wrong: bool) -> None:
     there = spec(pyspark(tmp_path, f'__version__ = "{found}"'))
-    said = missing(lambda _: there)
+    said = missing_requirement(lambda _: there)
     assert (said is not None) == wrong
     if wrong:
         number = found[:3]

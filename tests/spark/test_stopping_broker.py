@@ -14,11 +14,11 @@ from tests.spark.trial import Trial, trial_of
 from tests.spark.wiretap import Exchange
 from tfmq.errors import Busy, ConnectionFailed
 from tfmq.producer import Producer
-from tfmq.protocol.commands import CommitMember
+from tfmq.protocol.commands import CommitGroup, CommitMember
 from tfmq.spark.log_reader import SourceAddress, open_log_reader
 from tfmq.spark.offsets import PartitionOffset
 from tfmq.spark.ranges import OffsetRange
-from tfmq.spark.sink_task import CommitGroupClient, PendingCommit
+from tfmq.spark.sink_task import CommitGroupClient
 from tfmq.spark.stream_reader import GroupProgress
 from tfmq.testing.broker import SimulatedBroker
 from tools.rigs.live_server import LiveServer
@@ -73,7 +73,7 @@ def test_so_are_the_tasks_of_a_sink_and_the_verdict(broker: SimulatedBroker, que
         client.topic("orders")
         part = client.open_part(CommitMember("query", 0, "run-1"))
         part.send(batch(client, [b"two"]))
-        client.commit(PendingCommit("query", 0, "run-1", part.prepare(), 1))
+        client.commit(CommitGroup("query", 0, "run-1", part.prepare(), 1))
     assert [each.payload for each in broker.sent("orders")] == [b"one", b"two"]
 
 

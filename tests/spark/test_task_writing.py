@@ -33,10 +33,10 @@ class Task:
     def commit(self, *messages: Any, **options: Any) -> Any:
         from tfmq.spark.sink_task import collect_commit as verdict_of
 
-        verdict = verdict_of(messages)
+        verdict = verdict_of(messages, **options)
         assert verdict is not None
         with CommitGroupClient(self.settings.servers, 30.0) as client:
-            return client.commit(verdict, **options)
+            return client.commit(verdict)
 
     def visible(self) -> list[bytes | None]:
         return [each.payload for each in self.broker.sent("orders")]

@@ -17,7 +17,7 @@ from tests.sql.helpers import put, some_xid
 from tests.sql.settling import SETTINGS, messages, soon
 from tests.sql.shop import Base, Order, orders
 from tests.sql.test_commit_protocol import async_engine_of
-from tests.sql.test_decision import wait_until
+from tests.sql.test_in_doubt import wait_until
 from tfmq.client.transaction.check_back import InDoubt
 from tfmq.errors import BadRequest
 from tfmq.sql import database as rows

@@ -38,7 +38,7 @@ from tfmq.sql.commit_protocol import (
     run_steps_async,
 )
 from tfmq.sql.database import TABLE
-from tfmq.sql.decision import decide, find_prepared, finish_prepared
+from tfmq.sql.in_doubt import decide, find_prepared, finish_prepared
 from tfmq.sql.recovery import DECISION_BY_BROKER_STATE
 from tfmq.sql.session import SessionParticipant
 
@@ -294,7 +294,7 @@ def test_a_question_that_is_answered_before_the_owner_commits_wins(shop: Shop, m
         return really(step)
 
     monkeypatch.setattr(commit_protocol, "run_step", asked)
-    monkeypatch.setattr("tfmq.sql.decision.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("tfmq.sql.in_doubt.LOCK_SECONDS", 0.1)
     shop.sell()
     assert answers == ["commit" if shop.way.two_phase else None]
     assert shop.sold

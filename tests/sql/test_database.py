@@ -18,7 +18,7 @@ from tfmq.limits import is_valid_name
 from tfmq.sql import database
 from tfmq.sql import database as rows
 from tfmq.sql.database import ABORTED, COMMITTED, TABLE, create_table, transaction_table
-from tfmq.sql.decision import prepared_name
+from tfmq.sql.in_doubt import prepared_name
 from tools.rigs.postgresql import PostgresServer
 
 SERVER = "postgresql+psycopg://shop:secret@db.example:5432/shop"

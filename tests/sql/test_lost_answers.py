@@ -16,9 +16,9 @@ from tests.sql.conftest import prepared_names
 from tests.sql.shop import Order
 from tests.sql.test_commit_protocol import STEPS, Shop, Way, kill_sessions
 from tfmq.errors import NOT_DONE, StorageStopped, TfmqError, TimedOut, TransactionError, TransactionRolledBack
-from tfmq.sql import commit_protocol, decision
+from tfmq.sql import commit_protocol, in_doubt
 from tfmq.sql.database import TABLE
-from tfmq.sql.decision import decide
+from tfmq.sql.in_doubt import decide
 
 
 def test_a_prepare_whose_answer_is_lost_keeps_no_locks(
@@ -205,8 +205,8 @@ class Trouble:
 def test_whatever_fails_during_a_check_back_leaves_both_or_neither(
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch, two_phase: bool
 ) -> None:
-    monkeypatch.setattr(decision, "LOCK_SECONDS", 0.05)
-    monkeypatch.setattr(decision, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(in_doubt, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(in_doubt, "BUSY_SECONDS", 0.01)
     really, random = commit_protocol.run_step, seeded("trouble", two_phase)
     for number in range(scaled(2000)):
         shop = Shop(Way(postgres_engine, two_phase, False))

@@ -9,9 +9,9 @@ from sqlalchemy.engine import Engine
 import tfmq
 from tests.sql.conftest import prepared_names
 from tests.sql.shop import orders
-from tests.sql.test_decision import prepare
+from tests.sql.test_in_doubt import prepare
 from tfmq.sql.commit_protocol import executor_for, run_steps
-from tfmq.sql.decision import PreparedTransaction, prepared_name
+from tfmq.sql.in_doubt import PreparedTransaction, prepared_name
 from tfmq.sql.recovery import OrphanedTransactions, ScanResult
 from tfmq.sql.session import broker_node, describe_transaction
 

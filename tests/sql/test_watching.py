@@ -13,9 +13,9 @@ from sqlalchemy.engine import Engine
 import tfmq.aio
 from tests.sql.conftest import prepared_names
 from tests.sql.test_commit_protocol import async_engine_of
-from tests.sql.test_decision import prepare, wait_until
+from tests.sql.test_in_doubt import prepare, wait_until
 from tfmq.sql import recovery
-from tfmq.sql.decision import prepared_name
+from tfmq.sql.in_doubt import prepared_name
 from tfmq.sql.recovery import ScanResult, start_scanner
 from tfmq.sql.session import broker_node
 from tools.rigs.postgresql import PostgresServer

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow
 import pytest
 
 import tfmq.aio
@@ -193,6 +194,7 @@ ARGUMENTS: dict[str, Any] = {
     "kind": None,
     "error": None,
     "trace": None,
+    "table": pyarrow.table({"payload": [b"from another loop"]}),
 }
 
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {

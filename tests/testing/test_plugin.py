@@ -135,7 +135,7 @@ def test_the_fixture_says_what_it_is(tmp_path: Path) -> None:
         text=True,
         timeout=100,
     )
-    assert "tfmq_broker" in done.stdout and "only the test moves its clock" in done.stdout
+    assert "tfmq_broker" in done.stdout and "the test moves the clock" in done.stdout
 
 
 def test_the_package_registers_it_with_pytest() -> None:

@@ -110,7 +110,7 @@ def test_a_power_cut_breaks_connections_and_leaves_what_was_forced() -> None:
         talk.end.recv(1)
     made.start()
     assert made.engine is not None
-    assert [topic.name for topic in made.engine.broker.topics.all()] == ["orders"]
+    assert [topic.name for topic in made.engine.broker.topics.values()] == ["orders"]
 
 
 def test_connections_are_refused_where_that_is_configured() -> None:
@@ -153,4 +153,4 @@ def test_housekeeping_alone_is_no_reason_to_stop_at_every_second() -> None:
     while made.run_turn():
         pass
     assert made.next_time() == float("inf")
-    assert made.engine is not None and made.engine.next_due() is not None
+    assert made.engine is not None and made.engine.broker.timers.next_due() is not None

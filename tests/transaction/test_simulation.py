@@ -404,7 +404,7 @@ class Simulation(RuleBasedStateMachine):
         self.trouble = max(0, self.trouble - 1)
         if self.trouble == 1:
             self.settle_faults()
-            if self.broker.engine.transaction_status_fields()["journal"] != "open":
+            if self.broker.engine.broker.transaction_commands.coordinator.status()["journal"] != "open":
                 self.restart()
             self.resume()
 

@@ -1,7 +1,7 @@
 """Conversion between messages and Arrow columns, for Spark and other columnar readers.
 
     SCHEMA     the columns of a topic                      docs/arrow.md
-    project    a selection of them
+    project    a schema of some of these columns
     Decoder    from blocks to a record batch
     encode     from a record batch to the body of PRODUCE
 

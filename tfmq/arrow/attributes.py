@@ -1,8 +1,8 @@
 """Extraction of keys and tags from a column of attributes (see docs/protocol.md).
 
-Nearly every attribute is a map of the birth time, the key and the tag, or some of them, in this order.
-numpy decodes these for the whole column, at about 60 ns each. Others (with properties, counts, or fields of
-later releases) are decoded one by one by `tfmq.message.decode_attribute`.
+Nearly every attribute is a map of the birth time, the key and the tag, or some of these, in this order. numpy decodes
+such attributes for the whole column, at about 60 ns each. The others (with properties, counts, or fields of later
+releases) are decoded one by one by `tfmq.message.decode_attribute`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from tfmq import limits
 from tfmq.errors import DecodeFailed
 from tfmq.message import BORN_AT, BORN_MS_MAX, KEY, TAG, Attribute, decode_attribute
 
-DECODED_COLUMNS: Final = ("key", "tag")
-
 
 class UnreadableAttribute(DecodeFailed):
     """The attribute of row `row` cannot be decoded."""
@@ -33,10 +31,7 @@ class UnreadableAttribute(DecodeFailed):
 
 
 class AttributeColumn:
-    """The encoded attributes of many records: row n is `data[begins[n]:ends[n]]`.
-
-    Rows for which `having` is false have no attribute and are null.
-    """
+    """The encoded attributes of many records: that of row n is `data[begins[n]:ends[n]]`; null if not `having[n]`."""
 
     def __init__(self, data: Buffer, begins: Array, ends: Array, having: Array) -> None:
         self._data = data
@@ -55,10 +50,9 @@ class AttributeColumn:
         return gather_bytes(self._data, self._begins, self._ends, self._having)
 
     def decode_fields(self, *names: str, lenient: bool = False) -> dict[str, pa.Array]:
-        """Return the columns `names`, of "key" (a string as UTF-8) and "tag"; null if missing.
+        """Return the columns `names`, which may be "key" (text becomes UTF-8) and "tag".
 
-        With `lenient`, an invalid attribute has neither key nor tag. Raises: UnreadableAttribute for an
-        invalid attribute, unless `lenient`.
+        An invalid attribute raises UnreadableAttribute; if `lenient`, its key and tag are null.
         """
         types = {"key": pa.binary(), "tag": pa.string()}
         if not self._having.any():
@@ -80,7 +74,7 @@ class AttributeColumn:
         return found
 
     def _decode_rows(self, rows: Array, lenient: bool) -> dict[str, list[Any]]:
-        """Decode key and tag of `rows` one by one; repeated attributes are decoded only once."""
+        """Decode key and tag of `rows` one by one; equal attributes are decoded only once."""
         known: dict[bytes, Attribute] = {}
         keys: list[bytes | None] = []
         tags: list[str | None] = []
@@ -102,7 +96,6 @@ class AttributeColumn:
 
 
 def _text_valid(data: Buffer, span: FieldSpans) -> bool:
-    """Return whether all strings of a field are valid UTF-8."""
     rows = np.flatnonzero(span.text)
     if not len(rows):
         return True
@@ -116,11 +109,11 @@ def _text_valid(data: Buffer, span: FieldSpans) -> bool:
 Array = npt.NDArray[Any]
 
 POSITION_MAX: Final = (1 << 31) - 1
-"""Arrow's binary columns have 31-bit offsets."""
+"""Maximum position in a buffer: Arrow's binary columns have 31-bit offsets."""
 
 
 def read_numbers(data: Buffer, positions: Array, type: str) -> Array:
-    """Return the unsigned big-endian numbers ("u4", "u8") at `positions`, all inside `data`."""
+    """Return the unsigned big-endian numbers of numpy's `type` ("u4", "u8") at `positions`, which are inside `data`."""
     size = np.dtype(type).itemsize
     if len(data) < size:
         return np.empty(0, dtype=type)
@@ -130,15 +123,12 @@ def read_numbers(data: Buffer, positions: Array, type: str) -> Array:
 
 
 def gather_bytes(data: Buffer, begins: Array, ends: Array, valid: Array | None = None) -> pa.BinaryArray:
-    """Copy `data[begin:end]` of each pair into a binary column; null if not `valid`.
-
-    The pairs must be in order and not overlap.
-    """
+    """Copy `data[begin:end]` of each pair into a binary column; null where `valid` is false. The pairs are ordered."""
     count = len(begins)
     if not count:
         return pa.array([], pa.binary())
-    # View the buffer as a column in which wanted values alternate with the gaps between them, and keep every
-    # second one. This needs no loop in Python.
+    # To avoid a loop in Python, the buffer is treated as a column in which the wanted values alternate with the gaps
+    # between them, and every second value is kept.
     edges = np.empty(2 * count, dtype=np.int32)
     edges[0::2] = begins
     edges[1::2] = ends
@@ -153,10 +143,7 @@ def gather_bytes(data: Buffer, begins: Array, ends: Array, valid: Array | None =
 
 
 def column_edges(column: pa.BinaryArray) -> tuple[Buffer, Array]:
-    """Return (data, offsets) of a binary column without a copy.
-
-    Value n is data[offsets[n]:offsets[n + 1]].
-    """
+    """Return (data, offsets) of a binary column without a copy: value n is data[offsets[n]:offsets[n + 1]]."""
     _, offsets, values = column.buffers()
     edges: Array = np.frombuffer(offsets, np.int32, len(column) + 1, 4 * column.offset)
     return memoryview(values if values is not None else b""), edges
@@ -169,7 +156,7 @@ def every_second_mask(count: int) -> pa.BooleanArray:
 
 
 def validity_bitmap(valid: Array) -> pa.Buffer:
-    """Return an Arrow validity bitmap of one bit per row, from an array of booleans."""
+    """Return an Arrow validity bitmap, one bit per row, from an array of booleans."""
     return pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
 
 
@@ -191,11 +178,7 @@ _IS_TEXT[[0xD9, 0xDA]] = True
 
 
 class FieldSpans(NamedTuple):
-    """Byte ranges of one field in all attributes, from `begins` to `ends`, without its header.
-
-    Rows without the field are not `present`; their begin and end are the same position inside the attribute.
-    `text`: the field is a string, not bytes.
-    """
+    """Byte ranges of one field in all attributes; empty where not `present`. `text`: a string, not bytes."""
 
     begins: Array
     ends: Array
@@ -204,12 +187,7 @@ class FieldSpans(NamedTuple):
 
 
 class AttributeLayout(NamedTuple):
-    """Byte ranges of the fields of all attributes.
-
-    `plain`: the attribute has the common form that numpy decodes, or is missing; in other rows the ranges are
-    empty and not `present`. `birth_times`: the bytes between the map's first byte and the key, which are the
-    encoded birth time or empty.
-    """
+    """Byte ranges of the fields. Not `plain`: the attribute has other fields, and its ranges are empty."""
 
     plain: Array
     birth_times: FieldSpans
@@ -218,10 +196,7 @@ class AttributeLayout(NamedTuple):
 
 
 def find_layout(data: Buffer, begins: Array, ends: Array, having: Array) -> AttributeLayout:
-    """Return the layout of the attributes, for row n the bytes `begins[n]` to `ends[n]`.
-
-    Rows for which `having` is false have no attribute: they are plain, with empty ranges.
-    """
+    """Return the layout of the attributes `data[begins[n]:ends[n]]`. A row without one (not `having`) is plain."""
     reader = _FieldReader(data)
     begins = begins.astype(np.int64)
     first = reader.bytes_at(begins)
@@ -257,12 +232,11 @@ def _plain_only(span: FieldSpans, plain: Array, begins: Array) -> FieldSpans:
 
 
 class _FieldReader:
-    """Decodes one field of all attributes at once, one step for each field.
+    """Decodes one field of all attributes at once, step by step.
 
-    `cursor` has the position reached in each attribute, `left` the number of its remaining fields, and
-    `plain` whether it has the common form so far. A step beyond the end of an attribute reads bytes of the
-    next one, so the caller compares the last cursor with the end. A step beyond the buffer reads the buffer's
-    last byte.
+    `cursor`: the position reached in each attribute; `left`: the number of its fields that follow; `plain`: whether the
+    attribute has only birth time, key and tag so far. A step beyond the end of an attribute reads bytes of the next
+    one, so the caller compares the last cursor with the end. A step beyond the buffer reads the buffer's last byte.
     """
 
     def __init__(self, data: Buffer) -> None:
@@ -274,7 +248,6 @@ class _FieldReader:
         return found
 
     def skip_birth_time(self, cursor: Array, left: Array, plain: Array) -> tuple[Array, Array, Array]:
-        """Skip the birth time where it is the next field; return the new cursor, left and plain."""
         there = (left > 0) & (self.bytes_at(cursor) == BORN_AT)
         kind = self.bytes_at(cursor + 1)
         sizes = _NUMBER_SIZE[kind]
@@ -288,10 +261,7 @@ class _FieldReader:
     def skip_string(
         self, number: int, cursor: Array, left: Array, plain: Array
     ) -> tuple[Array, Array, Array, FieldSpans]:
-        """Skip the field `number`, a string or bytes, where it is the next field.
-
-        Returns the new cursor, left and plain, and the byte ranges of the field.
-        """
+        """Skip the field `number`, a string or bytes, where it is next; return cursor, left, plain and byte ranges."""
         there = (left > 0) & (self.bytes_at(cursor) == number)
         kind = self.bytes_at(cursor + 1)
         heads = _HEAD_SIZE[kind]

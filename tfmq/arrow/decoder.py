@@ -1,8 +1,7 @@
 """Decoding of blocks to Arrow columns without a Python object per record.
 
-numpy follows the chain of record lengths, then reads and checks all headers as columns; each binary column
-is one pass over the buffer (`gather_bytes`). If a check fails, `DamageLocator` reads the blocks again one
-by one to find the cause.
+numpy follows the lengths of the records, then reads and checks all headers as columns. Each binary column is made in
+one pass over the buffer (`gather_bytes`). If a check fails, `DamageLocator` reads the blocks one by one to find why.
 """
 
 from __future__ import annotations
@@ -17,15 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from journal.record import block_trailer
 from journal.record.batch import BLOCK_SIZE_MAX
 from journal.record.block import Block, blocks_of
-from journal.record.block_trailer import (
-    BIT_MORE_FOLLOWS,
-    TRAILER_SIZE,
-    TRAILER_VERSION,
-    BadBlockTrailer,
-    find_next_trailer,
-)
+from journal.record.block_trailer import TRAILER_SIZE
 from journal.record.format import (
     FLAG_ATTRIBUTE,
     FLAG_CODEC_MASK,
@@ -40,15 +34,7 @@ from journal.record.format import (
     records_of,
     split_body,
 )
-from tfmq.arrow.attributes import (
-    DECODED_COLUMNS,
-    POSITION_MAX,
-    Array,
-    AttributeColumn,
-    UnreadableAttribute,
-    gather_bytes,
-    read_numbers,
-)
+from tfmq.arrow.attributes import POSITION_MAX, Array, AttributeColumn, UnreadableAttribute, gather_bytes, read_numbers
 from tfmq.arrow.schema import SCHEMA
 from tfmq.errors import BadRequest, Damaged, DecodeFailed
 
@@ -59,11 +45,7 @@ _TIME: Final = pa.timestamp("us", tz="UTC")
 
 
 class MessageRows(NamedTuple):
-    """The messages to decode, as columns: a row for each record that is a message.
-
-    `positions`, `ends`: begin and end of the record in the data · `attributes`, `payloads`: begin of these
-    parts · `flags`: the record's flag · `blocks`: number of its block.
-    """
+    """The messages to decode, as columns: begin and end of the record, begin of attribute and payload, flag, block."""
 
     positions: Positions
     ends: Positions
@@ -76,11 +58,10 @@ class MessageRows(NamedTuple):
 class Decoder:
     """Decodes blocks of one partition.
 
-    `schema`: columns of SCHEMA, from `project`. `log_id`: as in `journal.record.format.make_log_id`. `verify`:
-    "chunk" checks every block by the CRC-32 in its trailer; "message" also checks each record's own CRC-32;
-    "none" only checks that records and trailers are consistent. `lenient`: a message with an invalid
-    attribute, which brokers do not check, has neither key nor tag; otherwise it raises DecodeFailed if one
-    of these columns is requested.
+    `schema`: the columns to make, some of SCHEMA (see `project`). `log_id`: as in `journal.record.format.make_log_id`.
+    `verify`: "chunk" checks every block by the CRC-32 in its trailer; "message" also checks each record's own CRC-32;
+    "none" only checks that records and trailers are consistent. `lenient`: brokers do not check attributes; a message
+    with an invalid one has neither key nor tag. If not lenient, it raises DecodeFailed if such a column is requested.
     """
 
     def __init__(
@@ -105,10 +86,9 @@ class Decoder:
     def decode(self, data: Buffer, offset: int, start: int = 0, end: int | None = None) -> pa.RecordBatch:
         """Decode the messages with an offset in [start, end) from complete blocks.
 
-        `offset` is the offset of the first byte of `data`. All of `data` is checked. The columns own their
-        memory.
-        Raises: Damaged with the block's range (`first`, `next`), naming the record if it can be found;
-        DecodeFailed for data that this release cannot read; BadRequest above 2 GiB.
+        `offset`: that of the first byte of `data`. All of `data` is checked. The columns do not refer to `data`.
+        Raises: Damaged with the block's range (`first`, `next`), naming the record if it can be found; DecodeFailed for
+        data that this release cannot read; BadRequest above 2 GiB.
         """
         if len(data) > POSITION_MAX:
             raise BadRequest(f"At most {POSITION_MAX} bytes are decoded at once, not {len(data)}.")
@@ -178,7 +158,7 @@ class Decoder:
         attributes = AttributeColumn(data, rows.attributes, rows.payloads, rows.flags & FLAG_ATTRIBUTE != 0)
         if "attributes" in self.schema.names:
             found["attributes"] = attributes.column()
-        names = [name for name in DECODED_COLUMNS if name in self.schema.names]
+        names = [name for name in ("key", "tag") if name in self.schema.names]
         try:
             return found | (attributes.decode_fields(*names, lenient=self.lenient) if names else {})
         except UnreadableAttribute as error:
@@ -187,10 +167,7 @@ class Decoder:
 
 
 def _message_rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> MessageRows | None:
-    """Return the messages among the records; None if a record is invalid.
-
-    `positions` and `flags` are those of all records, `indexes` says which of them are block trailers.
-    """
+    """Return the messages among all records; None if a record is invalid. `indexes`: which records are trailers."""
     ends = np.empty_like(positions)
     ends[:-1] = positions[1:]
     ends[-1] = len(data)
@@ -219,7 +196,7 @@ def _message_rows(data: Buffer, positions: Positions, flags: Array, indexes: Arr
 
 
 def _ordinal_counts(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> Array:
-    """Return the number of ordinals per block: one per message, and the count of each filler."""
+    """Return the number of ordinals of each block: one for each message, and the count in each filler."""
     counts = (flags != FLAG_TRAILER).astype(np.int64)
     fillers = np.flatnonzero((flags & FLAG_FILLER != 0) & (counts != 0))
     counts[fillers] = read_numbers(data, positions[fillers] + 4, "u4")
@@ -233,7 +210,7 @@ def _checksums_match(data: Buffer, begins: Array, ends: Array, expected: Array) 
 
 
 def _select_range(rows: MessageRows, start: int, end: int | None) -> MessageRows:
-    """Return the rows of records that begin in [start, end)."""
+    """Return the rows of the records whose position is in [start, end)."""
     first = int(np.searchsorted(rows.positions, start))
     last = len(rows.positions) if end is None else int(np.searchsorted(rows.positions, end))
     if first == 0 and last == len(rows.positions):
@@ -244,23 +221,19 @@ def _select_range(rows: MessageRows, start: int, end: int | None) -> MessageRows
 Positions = npt.NDArray[np.int64]
 
 RUN_COUNT_MIN: Final = 16
-"""With fewer records of one size, a loop is as fast as comparing columns."""
+"""For fewer records of one size, a loop is as fast as comparing columns."""
 LOOP_BYTES: Final = BLOCK_SIZE_MAX
-"""Bytes of records of mixed sizes to loop over before columns are tried again."""
+"""Bytes of records of mixed sizes that are looped over before columns are tried again."""
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
 
 
 class BrokenChain(Exception):
-    """The data does not end at the end of a record."""
+    """The data does not end where a record ends."""
 
 
 def record_positions(data: Buffer) -> Positions:
-    """Return the position of every record in `data`, including block trailers and fillers.
-
-    Runs of records of one size are found by comparing columns, others in a loop (0.1 us each). The only check
-    is that the last record ends at the end of the data. Raises: BrokenChain.
-    """
+    """Return the positions of all records in `data` and of block trailers. Raises BrokenChain if the last is cut."""
     pieces: list[Any] = []
     position, end = 0, len(data)
     count = RUN_COUNT_MIN
@@ -281,9 +254,9 @@ def record_positions(data: Buffer) -> Positions:
 
 
 def _append_positions(data: Buffer, position: int, stop: int, found: list[int]) -> int:
-    """Append positions of records up to the first block trailer that ends after `stop`.
+    """Append the positions of records to `found`, up to the first block trailer that ends after `stop`.
 
-    Returns: the position after it, or after the last record.
+    Return the position after that trailer.
     """
     unpack, add = _LENGTH_FLAG.unpack_from, found.append
     end = len(data)
@@ -297,11 +270,7 @@ def _append_positions(data: Buffer, position: int, stop: int, found: list[int]) 
 
 
 def _find_run(data: Buffer, position: int, guess: int) -> tuple[int, int]:
-    """Return (size, count) of the run of records of one size that begins at `position`.
-
-    Count 0 if the run is too short to compare columns. `guess` records are compared first, and more only if
-    all of them have the same size.
-    """
+    """Return (size, count) of the run of records of one size at `position`. The first `guess` are compared first."""
     length, _ = _LENGTH_FLAG.unpack_from(data, position)
     size = HEADER_SIZE + length
     most = min(len(data) - position, BLOCK_SIZE_MAX) // size
@@ -314,43 +283,26 @@ def _find_run(data: Buffer, position: int, guess: int) -> tuple[int, int]:
 
 
 def _run_length(data: Buffer, position: int, size: int, most: int) -> int:
-    """Return how many of the next `most` records have `size` bytes, like the one at `position`."""
+    """Return how many of the next `most` records have `size` bytes, the size of the one at `position`."""
     lengths: Any = np.ndarray((most,), np.uint32, data, position, (size,))
     same = lengths == lengths[0]
     first = int(same.argmin())
     return most if same[first] else first
 
 
+_TRAILER_FIELDS: Final = (
+    "length checksum id flag version bits records size crc append_time epoch source_kind"
+    " forced first_ordinal offset source_id source_high source_low"
+).split()
+_NUMBER_TYPES: Final = {"H": ">u2", "I": ">u4", "Q": ">u8"}
 TRAILER: Final = np.dtype(
-    [
-        ("length", ">u4"),
-        ("checksum", ">u4"),
-        ("id", ">u8"),
-        ("flag", ">u4"),
-        ("version", ">u2"),
-        ("bits", ">u2"),
-        ("records", ">u4"),
-        ("size", ">u4"),
-        ("crc", ">u4"),
-        ("append_time", ">u8"),
-        ("epoch", ">u4"),
-        ("source_kind", ">u4"),
-        ("forced", ">u8"),
-        ("first_ordinal", ">u8"),
-        ("offset", ">u8"),
-        ("source_id", ">u8"),
-        ("source_high", ">u8"),
-        ("source_low", ">u8"),
-    ]
+    [(name, _NUMBER_TYPES[kind]) for name, kind in zip(_TRAILER_FIELDS, block_trailer.TRAILER.format[1:], strict=True)]
 )
-"""Fields of journal.record.block_trailer.CONTROL_RECORD."""
+"""The fields of a block trailer, at the positions at which `journal.record.block_trailer` packs them."""
 
 
 class BlockTrailers:
-    """The block trailers at `positions` of `data`, as columns; `data` begins with a block.
-
-    `starts`: positions of the blocks.
-    """
+    """The block trailers at `positions` of `data`, as columns. `starts`: the positions at which their blocks start."""
 
     def __init__(self, data: Buffer, positions: Positions) -> None:
         self.data = memoryview(data)
@@ -367,18 +319,15 @@ class BlockTrailers:
         return column.astype(np.uint64 if column.dtype.itemsize == 8 else np.int64)
 
     def match(self, offset: int, log_id: int, ordinals: Sequence[int] | Array) -> bool:
-        """Return whether every trailer is valid: its own checksum, and its fields against the data.
-
-        `offset` is the offset of the first byte of the data; `ordinals` the number of ordinals in each block.
-        """
+        """Return whether every trailer is valid and describes its block. `ordinals`: the number in each block."""
         sizes = self.positions - self.starts
         records = self.column("records")
         first = self.column("first_ordinal").astype(np.int64)
         return bool(
             (self.column("length") == TRAILER.itemsize - HEADER_SIZE).all()
             and (self.column("id") == np.uint64(log_id)).all()
-            and (self.column("version") == TRAILER_VERSION).all()
-            and (self.column("bits") <= BIT_MORE_FOLLOWS).all()
+            and (self.column("version") == block_trailer.TRAILER_VERSION).all()
+            and (self.column("bits") <= block_trailer.BIT_MORE_FOLLOWS).all()
             and (self.column("size") == sizes).all()
             and (self.column("offset") == (self.starts + offset).astype(np.uint64)).all()
             and (records == ordinals).all()
@@ -396,15 +345,11 @@ class BlockTrailers:
 KNOWN_FLAGS: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER
 LOW_FLAGS: Final = 0xFFFF
 BAD_RECORDS_NAMED: Final = 5
-"""Most records named in an error sentence."""
+"""Maximum number of records that an error sentence names."""
 
 
 class DamageLocator:
-    """Finds the first error in damaged or unreadable data of one partition.
-
-    It checks block by block, which is slow, so that the error names block and record. `verify` is as in
-    `Decoder`.
-    """
+    """Finds the first error in data that `Decoder` has rejected, block by block. `verify`: as in `Decoder`."""
 
     def __init__(self, topic: str, partition: int, log_id: int, verify: str) -> None:
         self.name = f"{topic}-{partition}"
@@ -412,7 +357,7 @@ class DamageLocator:
         self.verify = verify
 
     def find_error(self, data: bytes, offset: int) -> Damaged | DecodeFailed | None:
-        """Return the first error in `data`, which begins at offset `offset`; None if there is none."""
+        """Return the first error in `data`, which begins at offset `offset`; None if nothing is wrong."""
         block_offset = offset
         try:
             for block in blocks_of(data, offset, self.log_id, verify=self.verify != "none"):
@@ -420,7 +365,7 @@ class DamageLocator:
                 error = self._find_in_block(block)
                 if error is not None:
                     return error
-        except BadBlockTrailer as bad:
+        except block_trailer.BadBlockTrailer as bad:
             if bad.version is not None:
                 return DecodeFailed(f"{self._location(block_offset)}: {bad.reason}; use a newer client.")
             return self._damaged_from(data, block_offset, offset, bad.reason)
@@ -429,7 +374,7 @@ class DamageLocator:
         return None
 
     def _find_in_block(self, block: Block) -> Damaged | DecodeFailed | None:
-        """Return the first error of a record in a block that is valid as a whole."""
+        """Return the first error of a record in a block whose own checks have succeeded; None if there is none."""
         ordinals = 0
         for record in records_of(block.data):
             record_offset, kind = block.offset + record.position, record.flag & LOW_FLAGS
@@ -460,12 +405,9 @@ class DamageLocator:
         return self._make_error(block.offset, block.next, reason)
 
     def _damaged_from(self, data: bytes, block_offset: int, offset: int, reason: str) -> Damaged:
-        """Return the error for the block at `block_offset`, with the next offset that can be read.
-
-        `offset` is that of the first byte of `data`.
-        """
+        """Return the error for the block at `block_offset`. `offset`: that of the first byte of `data`."""
         start = block_offset - offset
-        claim = find_next_trailer(data, start, offset=offset, log_id=self.log_id)
+        claim = block_trailer.find_next_trailer(data, start, offset=offset, log_id=self.log_id)
         following = offset + len(data)
         if claim is not None:
             begins = claim.trailer.offset
@@ -492,7 +434,7 @@ def _describe_unknown_flag(kind: int) -> str:
 
 
 def _name_bad_records(records: bytes, offset: int) -> str:
-    """Return the end of an error sentence, which names the records with wrong checksums."""
+    """Return the last part of an error sentence, which names the records whose checksums are wrong."""
     bad: list[int] = []
     try:
         for record in records_of(records):

@@ -1,7 +1,7 @@
 """Encoding of a record batch as the body of PRODUCE: records, divided into blocks.
 
-All headers are one numpy matrix, and Arrow joins headers, attributes and values in one pass. Only the
-CRC-32 is computed per record.
+All headers are one numpy matrix, and Arrow joins headers, attributes and values in one pass. Only the CRC-32 is
+computed for each record separately.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEADER: Final = np.dtype([("length", ">u4"), ("checksum", ">u4"), ("id", ">u8"),
 class Encoded(NamedTuple):
     """Encoded records of a batch: `count` records in `data`.
 
-    `blocks` describes how they are divided into blocks, as in PRODUCE: (bytes, number of records, CRC-32).
+    `blocks`: (bytes, number of records, CRC-32) of each block into which they are divided, as in PRODUCE.
     """
 
     data: Buffer
@@ -56,21 +56,48 @@ def encode(
     message_bytes: int = limits.MESSAGE_BYTES,
     lenient: bool = False,
 ) -> Encoded:
-    """Encode the rows of `batch` as records.
+    """Encode the rows of `batch` as records with consecutive sequences of `producer_id`, from `sequence` on.
 
-    Ids are consecutive from (`producer_id`, `sequence`). Columns by name: `value` (binary or string; null is
-    a tombstone), and optionally `key` (binary or string), `tag` and `attributes`, see `build_parts`; other
-    columns are ignored. With `lenient`, invalid attributes are sent unchanged, as the copy of a topic
-    requires. The same rows always give the same bytes. Raises: BadRequest for columns or attributes that
-    cannot be sent; MessageTooLarge for a value of more than `message_bytes`.
+    Columns are found by name: `value` (binary or string; null is a tombstone), and optionally `key` (binary or string),
+    `tag` and `attributes`, see `build_parts`. Other columns are ignored. With `lenient`, invalid attributes are sent
+    unchanged, as the copy of a topic requires. The same rows always give the same bytes. Raises: BadRequest for columns
+    or attributes that cannot be sent; MessageTooLarge for a value of more than `message_bytes`.
     """
+    return prepare(batch, message_bytes=message_bytes, lenient=lenient).encode(producer_id, sequence)
+
+
+class PreparedRecords(NamedTuple):
+    """Records without ids: everything of `encode` that does not depend on producer id and sequence.
+
+    `headers`: of HEADER, without ids · `bodies`: the bytes after each header · `ends`: position after each record.
+    """
+
+    headers: Array
+    bodies: pa.BinaryArray
+    ends: Array
+
+    def encode(self, producer_id: int, sequence: int) -> Encoded:
+        """Return the records with consecutive ids. Raises: BadRequest if the sequences pass their limit."""
+        count = len(self.headers)
+        if sequence + count > SEQUENCE_COUNT:
+            raise BadRequest(f"Sequences {sequence} to {sequence + count - 1} pass the limit of {SEQUENCE_COUNT}.")
+        if not count:
+            return Encoded(b"", 0, [])
+        self.headers["id"] = np.arange(count, dtype=np.uint64) + np.uint64(make_id(producer_id, sequence))
+        data = _join_records(self.headers, self.bodies)
+        return Encoded(data, count, _divide_blocks(data, self.ends))
+
+
+def prepare(
+    batch: pa.RecordBatch, *, message_bytes: int = limits.MESSAGE_BYTES, lenient: bool = False
+) -> PreparedRecords:
+    """Encode the rows of `batch` up to the ids; parameters and errors are those of `encode`."""
     count = len(batch)
-    if sequence + count > SEQUENCE_COUNT:
-        raise BadRequest(f"Sequences {sequence} to {sequence + count - 1} pass the limit of {SEQUENCE_COUNT}.")
-    if not count:
-        return Encoded(b"", 0, [])
     batch = _select_columns(batch)
     values = batch.column("value")
+    headers = np.zeros(count, dtype=HEADER)
+    if not count:
+        return PreparedRecords(headers, values, np.empty(0, dtype=np.int64))
     parts = build_parts(batch, lenient=lenient)
     payloads = values.fill_null(b"") if values.null_count else values
     sizes = pc.binary_length(payloads).to_numpy().astype(np.int64)
@@ -84,20 +111,14 @@ def encode(
     if parts is not None:
         bodies = pc.binary_join_element_wise(*parts.pieces, payloads, b"")
         sizes = pc.binary_length(bodies).to_numpy().astype(np.int64)
-    headers = np.empty(count, dtype=HEADER)
     headers["length"] = sizes
     headers["checksum"] = np.fromiter(map(crc32, bodies.to_numpy(zero_copy_only=False)), np.uint32, count)
-    headers["id"] = np.arange(count, dtype=np.uint64) + np.uint64(make_id(producer_id, sequence))
     headers["flag"] = _flags(values, parts)
-    data = _join_records(headers, bodies)
-    return Encoded(data, count, _divide_blocks(data, np.cumsum(sizes + HEADER_SIZE)))
+    return PreparedRecords(headers, bodies, np.cumsum(sizes + HEADER_SIZE))
 
 
 def _select_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return only the columns of COLUMNS, cast to binary or string.
-
-    Raises: BadRequest if `value` is missing or a column has another type.
-    """
+    """Return the columns named in COLUMNS, as binary or string. Raises BadRequest: no `value`, or a wrong type."""
     if "value" not in batch.schema.names:
         raise BadRequest(f"A batch to send needs the column value; it has {', '.join(batch.schema.names) or 'none'}.")
     arrays, names = [], []
@@ -134,10 +155,7 @@ def _join_records(headers: Array, bodies: pa.BinaryArray) -> memoryview:
 
 
 def _divide_blocks(data: Buffer, ends: Array) -> Blocks:
-    """Divide the records into blocks of at most BLOCK_BYTES, or of one larger record.
-
-    `ends`: the position in `data` after each record.
-    """
+    """Divide the records, which end at `ends`, into blocks of at most BLOCK_BYTES, or of one larger record."""
     blocks: Blocks = []
     view = memoryview(data)
     first = start = 0
@@ -153,15 +171,14 @@ _MAP: Final = 0x80
 _MAPS: Final = pa.array([bytes([_MAP | count]) for count in range(4)], pa.binary())
 _NULL_SHAPE: Final = 0
 _TAG_SHIFT: Final = 32
-"""Bit position of the tag's shape in a combined shape; the key's shape has fewer bits."""
+"""Bit position of the tag's shape in a number that has the shapes of key and tag. The key's shape has fewer bits."""
 
 
 class AttributeParts(NamedTuple):
-    """The encoded attribute of each record, in parts, as columns.
+    """The encoded attributes of all rows.
 
-    `pieces`: columns without nulls; joined row by row they are the bytes between record header and payload:
-    the size of the attribute and the attribute, or nothing. `has_attribute`: whether the record has an
-    attribute. `tag_hashes`: hash of its tag, 0 without one.
+    `pieces`: columns that, joined row by row, give the attribute and its size before it, or nothing. `tag_hashes`: the
+    hash of each tag, 0 without a tag.
     """
 
     pieces: list[pa.BinaryArray]
@@ -170,12 +187,7 @@ class AttributeParts(NamedTuple):
 
 
 class GivenAttributes(NamedTuple):
-    """The column `attributes` of a batch, decoded.
-
-    `keys` are bytes (`text`: whether it was a string), `tags` strings. Attributes that are `plain` have no
-    fields but birth time, key and tag. `birth_times` has their encoded birth time, and `birth_counts` its
-    number of fields (0 or 1).
-    """
+    """The column `attributes`, decoded. `plain`: only birth time, key and tag. `text`: the key was a string."""
 
     plain: Array
     birth_times: pa.BinaryArray
@@ -188,14 +200,10 @@ class GivenAttributes(NamedTuple):
 def build_parts(batch: pa.RecordBatch, *, lenient: bool = False) -> AttributeParts | None:
     """Return the encoded attributes of the records; None if no record has an attribute.
 
-    The columns are binary or string. `attributes` is used as given. A column `key` or `tag` replaces that
-    field, and null removes it; the bytes of an attribute that already has that value are unchanged. With
-    `lenient`, invalid attributes are kept as well.
-
-    Whole columns are processed at once: `AttributeColumn` decodes given attributes, Arrow joins the parts of
-    new ones. Without given attributes, everything but key and tag is one of a few byte strings, selected by
-    the lengths of key and tag. Only attributes with other fields (properties, counts) are decoded and encoded
-    again row by row. Raises: BadRequest with the row, MessageTooLarge.
+    The bytes in the column `attributes` are the start. A column `key` or `tag` replaces that field, and a null in it
+    removes the field; an attribute that already has these values keeps its bytes. With `lenient`, invalid attributes
+    keep theirs too. Only attributes with properties or counts are encoded row by row. Raises: BadRequest with the row,
+    MessageTooLarge.
     """
     names = [name for name in ("attributes", "key", "tag") if name in batch.schema.names]
     if all(batch.column(name).null_count == len(batch) for name in names):
@@ -223,7 +231,7 @@ def build_parts(batch: pa.RecordBatch, *, lenient: bool = False) -> AttributePar
 
 
 def _parts_from_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) -> AttributeParts:
-    """Return attributes that contain only key and tag; at least one of the columns is given."""
+    """Return attributes that contain only key and tag. At most one of the two columns is None."""
     shape: Any = np.int64(0)
     hashes: Any = np.uint32(0)
     pieces = []
@@ -240,10 +248,7 @@ def _parts_from_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) ->
 
 
 def _attribute_start(shape: int) -> bytes:
-    """Return the bytes of an attribute before its key: size, map header and the key's header.
-
-    `shape` is that of the key, and above _TAG_SHIFT that of the tag; see `_value_shapes`.
-    """
+    """Return size, map header and key header of an attribute. `shape`: the key's, and above _TAG_SHIFT the tag's."""
     if shape == _NULL_SHAPE:
         return b""
     tag, key = divmod(shape, 1 << _TAG_SHIFT)
@@ -268,10 +273,7 @@ def _decode_given(old: pa.BinaryArray, lenient: bool) -> GivenAttributes:
 
 
 def _build_attributes(old: GivenAttributes, key: pa.Array, text: Array, tag: pa.StringArray) -> pa.BinaryArray:
-    """Return attributes of birth times in `old`, `key` and `tag`; null for a row without any.
-
-    `text`: whether the key is a string.
-    """
+    """Return attributes of the birth times in `old`, `key` and `tag`. `text`: whether each key is a string."""
     counts = (
         old.birth_counts + key.is_valid().to_numpy(zero_copy_only=False) + tag.is_valid().to_numpy(zero_copy_only=False)
     )
@@ -290,18 +292,12 @@ def _build_attributes(old: GivenAttributes, key: pa.Array, text: Array, tag: pa.
 
 
 def _field_headers(number: int, values: pa.BinaryArray, text: Array) -> pa.BinaryArray:
-    """Return the bytes before each value in a map: field number and msgpack header.
-
-    Empty for null.
-    """
+    """Return the bytes that precede each value in a map: field number and msgpack header; nothing for a null."""
     return _bytes_by_shape(_value_shapes(values, text), partial(_field_header, number))
 
 
 def _value_shapes(values: pa.Array, text: Array | bool) -> Array:
-    """Return a number for length and type (string or bytes) of each value; _NULL_SHAPE for null.
-
-    Values of one shape have the same header.
-    """
+    """Return the shape of each value: a number for its length and type. Values of one shape have the same header."""
     lengths: Array = pc.binary_length(values).fill_null(0).to_numpy().astype(np.int64)
     shapes: Array = (lengths << 1 | text) + 1
     if not values.null_count:
@@ -311,7 +307,7 @@ def _value_shapes(values: pa.Array, text: Array | bool) -> Array:
 
 
 def _bytes_by_shape(shapes: Array, made: Callable[[int], bytes]) -> pa.BinaryArray:
-    """Return `made(shape)` for each shape, computed once per distinct shape."""
+    """Return `made(shape)` for each shape; it is called once for each distinct shape."""
     distinct = pa.array(shapes).dictionary_encode()
     return pa.array([made(each) for each in distinct.dictionary.to_pylist()], pa.binary()).take(distinct.indices)
 
@@ -333,10 +329,7 @@ def _rewrite_rows(
     tag: pa.StringArray,
     same_tag: Array,
 ) -> pa.BinaryArray:
-    """Return `column` with the attributes of `rows` encoded again, one by one.
-
-    They keep the fields of `old`, but get the new key and tag where these differ from the old ones.
-    """
+    """Return `column` with new attributes in `rows`: those in `old`, changed to the new key and tag."""
     if not len(rows):
         return column
     made: list[bytes | None] = []
@@ -347,7 +340,7 @@ def _rewrite_rows(
             if not same:
                 fields.pop(number, None)
                 fields.update({number: value.as_py()} if value.is_valid else {})
-        # Numbers first, ascending; unknown names keep their order after them.
+        # Numbers come first, ascending; after them unknown names in their present order.
         order = sorted(fields, key=lambda name: (0, name) if isinstance(name, int) else (1, 0))
         made.append(pack({name: fields[name] for name in order}) if fields else None)
     mask = np.zeros(len(column), dtype=bool)
@@ -373,7 +366,7 @@ def _without_empty(tags: pa.StringArray) -> pa.StringArray:
 
 
 def _equal_rows(new: pa.Array, old: pa.Array) -> Array:
-    """Return for each row whether both columns have the same bytes or are both null."""
+    """Return for each row whether the two columns have the same bytes or are both null."""
     if new is old:
         return np.ones(len(new), dtype=bool)
     new, old = new.cast(pa.binary()), old.cast(pa.binary())
@@ -383,9 +376,9 @@ def _equal_rows(new: pa.Array, old: pa.Array) -> Array:
 
 
 def _require_valid(name: str, column: pa.Array, most: int) -> pa.Array:
-    """Check that no value has more than `most` bytes or is invalid UTF-8; return the column.
+    """Return the column if its values are valid.
 
-    Raises: BadRequest; MessageTooLarge with the row.
+    Raises MessageTooLarge for a value of more than `most` bytes, BadRequest for text that is not UTF-8.
     """
     lengths = pc.binary_length(column).fill_null(0).to_numpy()
     row = int(lengths.argmax())

@@ -25,15 +25,12 @@ SCHEMA: Final = pa.schema(
 )
 """All columns, in order.
 
-Arrow declares all as nullable, but only `key`, `value` (a tombstone), `tag` and `attributes` can be null.
+Arrow declares all of them as nullable, but only `key`, `value` (of a tombstone), `tag` and `attributes` can be null.
 """
 
 
 def project(names: Iterable[str]) -> pa.Schema:
-    """Return the columns `names` of SCHEMA, in that order.
-
-    Raises: BadRequest for an unknown or repeated name.
-    """
+    """Return a schema of the columns `names`, in that order. Raises: BadRequest for an unknown or repeated name."""
     fields = []
     for name in names:
         if name not in SCHEMA.names:

@@ -6,10 +6,9 @@ Other strings from a client are logged as Python literals, so that a client cann
 
 import logging
 from collections.abc import Callable
-from functools import wraps
 from typing import Any, Final, NamedTuple
 
-from tfmq.broker.reply import Body, Buffers, Reply, Session
+from tfmq.broker.reply import Buffers, Reply, Session
 from tfmq.errors import NOT_DONE, TfmqError, UnknownPartition, UnknownTopic
 from tfmq.protocol import commands
 
@@ -24,7 +23,8 @@ class LoggedCommand(NamedTuple):
 
     `describe_request(request)` and `describe_result(*fields of the reply)` return the text for the log. With
     `operator_only` a call is logged only if an operator uses the client (`Session.operator`), because programs send the
-    same command all the time. `refused(request, error)` returns the text for an error, "" for the error's own sentence.
+    same command all the time. `refused(request, error)` returns the text to be logged for an error; "" stands for the
+    error's own sentence.
     """
 
     describe_request: Callable[[Any], str]
@@ -62,29 +62,14 @@ class LoggingReply:
         log.info("%s, asked by %s: %s", self._command.describe_request(self._request), self._session.identity, result)
 
 
-def log_command(method: Callable[[Any, Any, Body, Reply, Session], None]) -> Any:
-    """Decorate a command method so that each call is logged as `LOGGED_COMMANDS` says."""
-
-    @wraps(method)
-    def command(self: Any, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        act = LOGGED_COMMANDS[type(request)]
-        if session.operator or not act.operator_only:
-            reply = LoggingReply(reply, session, act, request)
-        method(self, request, body, reply, session)
-
-    return command
-
-
 def _heuristic(request: Any) -> str:
     return " (heuristic)" if request.heuristic else ""
 
 
 def _without_topic(asked: commands.AddSchedule, error: BaseException) -> str:
-    """Return the log text for a schedule whose topic does not exist; "" for any other error.
-
-    That error is normal: a client adds the schedule first, so that an invalid one creates no topic. After UnknownTopic
-    it creates the topic and adds the schedule again.
-    """
+    """Return the log text for a schedule whose topic does not exist; "" for any other error."""
+    # A client adds a schedule before it creates the topic, so that an invalid schedule creates no topic. Then it
+    # creates the topic and adds the schedule again.
     if not isinstance(error, UnknownTopic) or isinstance(error, UnknownPartition):
         return ""
     return f"there is no topic {asked.topic} yet; a client makes it, if topics.auto_create is on, and asks again"

@@ -20,11 +20,11 @@ QueuedJob = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]
 
 
 class BoundedExecutor:
-    """A `Run` that uses at most `at_once` workers of another `Run`.
+    """A `Run` (runs jobs in worker threads) that uses at most `at_once` workers of another `Run`.
 
-    Slow jobs that clients ask for therefore cannot delay fsyncs and segment rolls. Jobs above that number are queued
-    and started round-robin over the callers, so that one caller with many jobs does not delay the others. When
-    `queued_max` jobs are queued, the next one fails immediately with `Busy`.
+    So slow jobs that clients ask for cannot delay fsyncs and segment rolls, for which workers remain. Further jobs are
+    queued and started round-robin over the callers. When QUEUED_JOBS_MAX jobs are queued, the next one fails
+    immediately with `Busy`.
     """
 
     def __init__(self, run: Run, at_once: int, queued_max: int = QUEUED_JOBS_MAX) -> None:
@@ -37,10 +37,7 @@ class BoundedExecutor:
     def run(
         self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None], caller: object = None
     ) -> None:
-        """Run `work` in a worker, then call `done(result, error)`.
-
-        `caller` identifies the queue for round-robin.
-        """
+        """Run `work` in a worker, then call `done(result, error)`. `caller` identifies the queue for round-robin."""
         if self._free:
             self._start(work, done)
         elif self._queued >= self._queued_max:
@@ -77,8 +74,8 @@ RESUME_FRACTION = 2
 class Backpressure:
     """Limits on pending bytes and requests, per session and for the whole broker.
 
-    A session above its own limit is paused: its unread bytes stay in its socket. Above the broker's limit a request
-    is rejected with `Busy` before it has any effect. Every `acquire` that returns is followed by exactly one
+    A session above its own limit is paused: the server does not read from its socket. Above the broker's limit a
+    request is rejected with `Busy` before it has any effect. Every `acquire` that returns is followed by exactly one
     `release` of the same size.
     """
 
@@ -97,7 +94,7 @@ class Backpressure:
         self.pending_requests_max = limits["pending_requests"]
 
     def acquire(self, session: Session, size_bytes: int) -> None:
-        """Count a pending request of `size_bytes`. Pause its session if that reaches its limit.
+        """Count a pending request of `size_bytes`. Pause its session if the session then reaches its own limit.
 
         Raises Busy if the request would exceed a limit of the broker; nothing is counted then.
         """
@@ -130,7 +127,8 @@ class Backpressure:
     ) -> Callable[[Any, BaseException | None], None]:
         """Return `done(result, error)`, which replies with `fields(result)`, or with the error.
 
-        The request, whose body has `size_bytes`, counts as pending until then. Raises Busy as `acquire` does.
+        Until `done` is called the request, whose body has `size_bytes`, counts as pending. Raises Busy as `acquire`
+        does.
         """
         size = size_bytes + REQUEST_BYTES
         self.acquire(session, size)
@@ -143,8 +141,3 @@ class Backpressure:
                 reply.ok(*fields(result))
 
         return done
-
-
-def single_field(result: Any) -> tuple[Any]:
-    """Return the fields of a reply that has one."""
-    return (result,)

@@ -1,12 +1,11 @@
 """The apply target: writes effects to partitions, group offsets and the arrival log.
 
-The effects are those of committed transactions, of due delayed messages and of schedules.
+Effects are the changes made by committed transactions, due delayed messages and schedules.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-from journal.disk import Disk
 from journal.log.log import Log
 from journal.record.batch import Batch
 from journal.record.block_trailer import SOURCE_TRANSACTION
@@ -33,6 +32,7 @@ from tfmq.broker.groups.offsets import OffsetLocks, TransactionOffsetQueue
 from tfmq.broker.partition import TOPIC_DELETED, EffectAppend, Partition
 from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.reply import Session
+from tfmq.broker.runtime import Runtime
 from tfmq.broker.topics import Topics
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, UnknownTopic
 from tfmq.protocol.commands import TransactionOffsets
@@ -46,9 +46,8 @@ class BrokerApplyTarget:
 
     def __init__(
         self,
+        runtime: Runtime,
         *,
-        disk: Disk,
-        data: str,
         topics: Topics,
         catalog: Catalog,
         writes: ProduceHandler,
@@ -56,7 +55,7 @@ class BrokerApplyTarget:
         locks: OffsetLocks,
         group_offsets: OffsetCommands,
     ) -> None:
-        self._disk, self._data = disk, data
+        self._disk, self._data = runtime.disk, runtime.data
         self._topics, self._catalog, self._writes = topics, catalog, writes
         self._offset_effects, self._locks = offset_effects, locks
         self._group_offsets = group_offsets
@@ -92,15 +91,11 @@ class BrokerApplyTarget:
         return None if row is None else f"{row.name}-{number}"
 
     def _is_deleted(self, incarnation: int) -> bool:
-        """Return whether the topic is deleted or being deleted. An incarnation is never reused."""
         row = self._catalog.state.topics.get(incarnation)
         return row is None or (row.state == DELETING and self._topics.by_incarnation(incarnation) is None)
 
     def _open_partition(self, key: int) -> Partition:
-        """Return the open partition with the log id `key`, which may be that of the arrival log.
-
-        Raises UnknownTopic if its topic was deleted, StorageStopped if its log is not open.
-        """
+        """Return the open partition, or arrival log, with the log id `key`. Raises UnknownTopic, StorageStopped."""
         partition = self._find_partition(key)
         if partition is not None:
             return partition
@@ -129,10 +124,7 @@ class BrokerApplyTarget:
         return None if partition is None else partition.log.settled(*source)
 
     def check_batch(self, partition: Partition, batch: Batch) -> None:
-        """Check everything that could make the append fail after the transaction is committed.
-
-        Raises BadBatch.
-        """
+        """Check everything that could make the append fail after the transaction is committed. Raises BadBatch."""
         partition.log.check(batch)
 
     def append_bytes_max(self, key: int) -> int:
@@ -218,6 +210,5 @@ class BrokerApplyTarget:
 
 
 def _is_durable(log: Log, end: int) -> bool:
-    """Return whether the log is durable up to `end`."""
     # While recovery waits for disk space, `Log.applied` includes appends after the end, which may still be lost.
     return end <= log.forced_offset and not (log.waits_for_space and end >= log.end_offset)

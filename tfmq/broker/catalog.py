@@ -1,9 +1,10 @@
 """The catalog in DATA/meta: the broker's metadata as a log of entries.
 
-Entries submitted during a turn share one append and one fsync. Snapshots of the log contain the whole state, so that
-old segments can be deleted. On a full disk, a change that frees space may use the space reserve. The version file
-(DATA/meta/version) names the format of the whole data folder and the node's id, which the catalog contains as well.
-`IdAllocator` allocates producer ids and topic incarnations.
+All entries that are submitted in one turn (the handling of one poll's requests) share one append and one fsync.
+Snapshots contain the whole state, so that old segments of the log can be deleted. If the disk is full, a change after
+which files are deleted may use the reserved disk space. The version file (DATA/meta/version) names the format of the
+whole data folder and the node's id, which the catalog contains as well. `IdAllocator` allocates producer ids and topic
+incarnations.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from journal.filenames import is_trace, join, parse_log_snapshot_name, parse_seg
 from journal.fsck.log_verify import DamagedRange, scan_segment
 from journal.log.checkpoint import REWRITE_SECONDS, LogCheckpointFile
 from journal.log.log import Log
+from journal.log.options import LogOptions
 from journal.log.segment import Segment
-from journal.log.segments import LogOptions
 from journal.record.batch import Batch
 from journal.record.block_trailer import TRAILER_VERSION
 from journal.record.format import PRODUCER_ID_MAX, SEQUENCE_COUNT, make_id, make_log_id, make_record
@@ -30,9 +31,8 @@ from tfmq.bounded_msgpack import pack
 from tfmq.broker import reply
 from tfmq.broker.catalog_state import DELETE, GONE, LEASE, CatalogState
 from tfmq.broker.partition import Waiter, raise_error
-from tfmq.broker.reply import Run
 from tfmq.broker.reserve import SpaceReserve
-from tfmq.broker.timers import Timers
+from tfmq.broker.runtime import Runtime
 from tfmq.data_dir import VERSION_NAME, VersionFile, decode_version, encode_version
 from tfmq.errors import UNKNOWN, Busy, DiskFull, ServerError, StorageStopped, TfmqError
 
@@ -55,16 +55,12 @@ BYTES_MAX: Final = 32 << 20
 APPEND_BYTES: Final = 1 << 20
 """Maximum bytes of one append, unless a single change is larger; far less than a segment."""
 
-
 FREES_SPACE: Final = frozenset({DELETE, GONE})
 """Kinds of entries after which files are deleted: on a full disk the space reserve is released for them."""
 
 
 class CatalogChange(NamedTuple):
-    """Entries that are appended together or not at all, with their packed form.
-
-    `done` is called when the entries are durable, or with `wait_durable` False as soon as they are appended.
-    """
+    """Entries that are appended together or not at all, with their packed form."""
 
     entries: Sequence[Sequence[Any]]
     packed: list[bytes]
@@ -81,26 +77,14 @@ class CatalogChange(NamedTuple):
 class Catalog:
     """The catalog's log and the state built from it.
 
-    `state` includes entries that are appended but not yet durable. A caller that must not lose what it read waits with
-    `when_durable`.
+    `state` includes entries that are appended but not yet durable. A caller that relies on what it read waits with
+    `when_durable`, because a crash may lose such entries.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: str,
-        clock: Clock,
-        force: Callable[[Log, int, Waiter], None],
-        run: Run,
-        timers: Timers,
-        mark_ready: Callable[[], None],
-    ) -> None:
-        """Open or create the catalog in the existing `folder`.
-
-        Raises Corrupt, and what `Log.open` raises.
-        """
+    def __init__(self, runtime: Runtime) -> None:
+        """Open or create the catalog in the existing DATA/meta. Raises Corrupt, and what `Log.open` raises."""
+        disk, folder, clock = runtime.disk, runtime.meta, runtime.clock
         _require_whole(disk, folder)
-
         self.state = CatalogState()
         options = LogOptions(segment_bytes=SEGMENT_BYTES, state_bytes=SEGMENT_BYTES, suffix=SUFFIX, verify="records")
         log = self.log = Log.open(disk, folder, log_id=LOG_ID, clock=clock, options=options, state=self.state)
@@ -115,29 +99,29 @@ class Catalog:
             reason = "the snapshot of the catalog is missing or damaged, and the entries before it were deleted"
             raise Corrupt(folder, 0, log.first_offset, reason)
         if log.stopped is not None:
-            # No command can resume it later. Everything that was acked is durable, and recovery verifies the rest. If
-            # the resume fails, the broker starts with a read-only catalog.
+            # The log is resumed now, because no command can resume it later. Everything that was acked is durable, and
+            # recovery verifies the rest. If the resume fails, the broker starts with a read-only catalog.
             logger.error("the catalog was stopped (%s); trying to resume it", log.stopped)
             try:
                 log.resume()
             except (OSError, JournalError) as error:
                 logger.error("the catalog stays stopped: %s", error)
-        self.reserve = SpaceReserve(disk, folder, clock, run)
+        self.reserve = SpaceReserve(disk, folder, clock, runtime.run)
         self.reserve.open()
-        self._force, self._run, self._mark_ready = force, run, mark_ready
+        self._force, self._run, self._timers = runtime.request_fsync, runtime.run, runtime.timers
+        self._mark_ready = runtime.ready_marker("catalog")
         self._queue: deque[CatalogChange] = deque()
         self._queued_bytes = 0
         self._sequence = 0
         self._preparing = False
-        self._timers = timers
         self._checkpoint_scheduled = False
 
     def submit(self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], wait_durable: bool = True) -> None:
-        """Queue entries for the append at the end of the turn, all of them or none.
+        """Queue `entry` and `more` for the append at the end of the turn; either all of them are written or none.
 
-        `done(None)` is called when they are durable, or with `wait_durable` False as soon as they are appended (no
-        fsync is requested then). On failure `done(error)`: the error's outcome is "not done" if nothing was written,
-        else "unknown".
+        `done(None)` is called when the entries are durable, or if `wait_durable` is False as soon as they are written;
+        no fsync is requested then. If the append or the fsync fails, `done(error)` is called: the error's outcome is
+        "not done" if nothing was written, else "unknown".
         """
         entries = (entry, *more)
         packed = [pack(each) for each in entries]
@@ -153,10 +137,7 @@ class Catalog:
             self._mark_ready()
 
     def append_now(self, entry: Sequence[Any]) -> None:
-        """Append and fsync one entry immediately; used at the start.
-
-        Raises what `Log.append` and `Log.force` raise.
-        """
+        """Append and fsync one entry immediately; used at the start. Raises what `Log.append` and `Log.force` raise."""
         batch = self._make_batch([pack(entry)])
         try:
             self.log.append([batch])
@@ -169,13 +150,10 @@ class Catalog:
         self._schedule_checkpoint()
 
     def when_durable(self, done: Waiter, offset: int | None = None) -> None:
-        """Call `done(None)` once the catalog is durable up to `offset`, or `done(error)`.
-
-        `offset` is by default the current end, so that everything in `state` is durable then.
-        """
+        """Call `done(None)` once the catalog is durable up to `offset`, by default the end, or `done(error)`."""
         if self.log.waits_for_space:
-            # Recovery found entries that a full disk kept it from making durable. They are in the state, after the
-            # log's end, and may still be lost.
+            # Because the disk was full, recovery could not make entries durable that it found after the log's end.
+            # `state` includes these entries, but they may still be lost.
             done(DiskFull())
         else:
             self._notify_when_durable(self.log.end_offset if offset is None else offset, [done])
@@ -205,10 +183,7 @@ class Catalog:
             self._run(partial(self._prepare_append, work), partial(self._prepared, queue, batch))
 
     def _prepare_append(self, work: Callable[[], None]) -> None:
-        """Do the file work that must precede an append, then delete segments that no snapshot needs.
-
-        Runs in a worker.
-        """
+        """Do the file work before an append, then delete segments that no snapshot needs. Runs in a worker."""
         work()
         before = self.log.end_offset - SEGMENTS_KEPT * SEGMENT_BYTES
         if before > self.log.first_offset:
@@ -240,9 +215,9 @@ class Catalog:
                 change.done(None)
 
     def _reject(self, queue: list[CatalogChange], error: TfmqError) -> None:
-        """Call `done(error)` of the changes `queue`, of which nothing was written.
+        """Call `done(error)` of each change in `queue`; none of these changes was written.
 
-        On a full disk, changes that free space are queued again instead, if the space reserve has a piece left.
+        If the disk is full and the space reserve has a piece left, changes that free space are queued again instead.
         """
         urgent = [change for change in queue if change.frees_space] if isinstance(error, DiskFull) else []
         if urgent and self.reserve.release_piece():
@@ -277,8 +252,7 @@ class Catalog:
     def _schedule_checkpoint(self) -> None:
         """Schedule a rewrite of the checkpoint with the current durable offset.
 
-        If nothing else is written, the file would keep an old offset, and the next start could not detect that durable
-        entries were truncated.
+        If the file has an older offset, the next start cannot detect the loss of durable entries after that offset.
         """
         if not self._checkpoint_scheduled:
             self._checkpoint_scheduled = True
@@ -292,13 +266,11 @@ class Catalog:
 
 
 def _require_whole(disk: Disk, folder: str) -> None:
-    """Raise Corrupt if the catalog lacks a file or durable bytes, or such bytes are damaged.
+    """Raise Corrupt if the catalog lacks a file or durable bytes, or such bytes are damaged. Writes nothing.
 
     The checkpoint and the newest snapshot prove an offset up to which the catalog was durable; the files must not end
-    before it. Damage before the newest snapshot counts too, although a start does not need those bytes: `tfmq log
-    verify` would report it, so a start must not hide it.
-
-    Writes nothing, because a repair needs the checkpoint as it is. Raises NewerFormat, OSError.
+    before that offset. Damage before the newest snapshot is an error too: a start does not need those bytes, but `tfmq
+    log verify` would report the damage.
     """
     children = disk.list(folder)
     bases = sorted(base for name in children if (base := parse_segment_name(name, SUFFIX)) is not None)
@@ -320,7 +292,7 @@ def _require_whole(disk: Disk, folder: str) -> None:
         raise Corrupt(path if bases else folder, end, forced, reason)
     had_files = is_damaged or any(map(is_trace, children)) or (marks is not None and not marks.clean)
     if not bases and had_files:
-        # The first segment is created before the checkpoint, so there was one. The newest entries are only there.
+        # A checkpoint is created after the first segment, so a segment is lost, and the newest entries with it.
         raise Corrupt(folder, end, end, "the log of the catalog is missing; the broker does not start without it")
     for base in bases:
         if base + disk.size(join(folder, segment_name(base, SUFFIX))) > first:
@@ -328,10 +300,7 @@ def _require_whole(disk: Disk, folder: str) -> None:
 
 
 def _require_sound(disk: Disk, folder: str, base: int, forced: int) -> None:
-    """Raise Corrupt if the segment at `base` is damaged before the offset `forced`.
-
-    Recovery decides about later damage, which may be the torn end of an append that was never acked.
-    """
+    """Raise Corrupt if the segment at `base` is damaged before the offset `forced`. Recovery decides about the rest."""
     segment = Segment.open(disk, folder, base, LOG_ID, writable=False, suffix=SUFFIX)
     try:
         for item in scan_segment(segment):
@@ -355,10 +324,7 @@ def read_version(disk: Disk, folder: str) -> VersionFile:
 
 
 def write_version(disk: Disk, folder: str, node: str) -> None:
-    """Write the version file in `folder`, replacing an existing one.
-
-    Durable on return. Raises OSError, Full.
-    """
+    """Write the version file in `folder`, replacing an existing one. Durable on return. Raises OSError, Full."""
     path = join(folder, VERSION_NAME)
     new = path + ".new"
     if disk.exists(new):
@@ -372,20 +338,21 @@ def write_version(disk: Disk, folder: str, node: str) -> None:
 
 
 ID_RANGE_MAX: Final = 4096
-"""Maximum ids in a range, which is leased with one catalog entry and its fsync. All 2^40 ids suffice for one such
-range per second for 8 years."""
+"""Maximum ids in a range. Each range is leased with one catalog entry and one fsync. If one such range were leased
+every second, all 2^40 ids would last for 8 years."""
 
 IDS_PER_SECOND: Final = 256
 CLOCK_BEGIN_SECONDS: Final = 1_700_000_000
-"""The clock's number is an id computed from the wall clock: 256 per second since CLOCK_BEGIN_SECONDS (November 2023).
-A range has 256 ids too, and more only while ids are used faster. So a copy of a data folder that is started a second
-after the original leased its last range reuses none of its ids; after a range of maximum size, 16 seconds after it."""
+"""The clock's number is an id computed from the wall clock: IDS_PER_SECOND for each second since CLOCK_BEGIN_SECONDS
+(November 2023). A range that starts there has IDS_PER_SECOND ids, and more only while ids are used faster. So a copy of
+a data folder reuses none of the original's ids if the copy is started at least a second after the original leased its
+last range, or 16 seconds after it leased a range of the maximum size."""
 CLOCK_ID_MAX: Final = PRODUCER_ID_MAX // 2
-"""Limit of the clock's number: a clock that is wrong by centuries uses up at most half of all ids. A correct clock
-reaches the limit in 2091."""
+"""Upper limit of the clock's number, so that a clock that is wrong by centuries uses up at most half of all ids. A
+correct clock reaches the limit in 2091."""
 
 ID_RANGE_SECONDS: Final = 3600.0
-"""The unused ids of an older range are discarded; far below the time after which idle ids expire."""
+"""Unused ids of a range that is older than this are discarded; far below the time after which idle ids expire."""
 
 IdsCallback = Callable[[int, BaseException | None], None]
 
@@ -396,9 +363,10 @@ class IdAllocator:
     A range of ids is leased with a durable catalog entry before its first id is allocated. What is left of a range
     after an hour or a restart is discarded, so that the age of an id is known to the hour.
 
-    A data folder may be an older copy of one that was used further: its counter is then behind ids that are in use.
-    Therefore a range starts at the clock's number (`IDS_PER_SECOND`) if that is higher, except in a folder that has
-    never allocated an id.
+    A data folder may be an old copy, whose original has allocated more ids since: the counter in the copy's catalog is
+    then lower than ids that are in use. Therefore a range starts at the clock's number (an id computed from the wall
+    clock, see CLOCK_BEGIN_SECONDS) if that is higher than the counter, except in a folder that has never allocated an
+    id.
     """
 
     def __init__(self, catalog: Catalog, clock: Clock) -> None:
@@ -415,15 +383,14 @@ class IdAllocator:
         Calls `done(first, None)` or `done(0, error)`: immediately if the current range suffices, else when the next
         range is durable.
 
-        `in_use` is an id that a client has. If it is in the rest of the current range, the client has it from a broker
-        with a later copy of this data folder, and this id and all before it are never allocated here.
+        `in_use` is an id that a client uses. If that id is not allocated yet in the current range, the client got it
+        from a broker on a newer copy of this data folder, and this id and all lower ones are never allocated here.
         """
         self._waiting.append((count, in_use, done))
         if len(self._waiting) == 1:
             self._serve()
 
     def _serve(self) -> None:
-        """Serve waiting requests in order; lease another range if the current one does not suffice."""
         while self._waiting:
             count, in_use, taken = self._waiting[0]
             if self._next <= in_use < self._end:
@@ -454,7 +421,6 @@ class IdAllocator:
         self._catalog.submit((LEASE, end, self._clock.wall_ms()), forced)
 
     def _range_start(self) -> int:
-        """Return the first id of the next range: the counter or the clock's number, if higher."""
         register = self._catalog.state
         if not register.leases:
             return register.next_id
@@ -462,10 +428,7 @@ class IdAllocator:
         return max(register.next_id, min(seconds * IDS_PER_SECOND, CLOCK_ID_MAX))
 
     def _next_range_ids(self, wanted: int) -> int:
-        """Return how many ids the next range has: at least `wanted`, and at least IDS_PER_SECOND.
-
-        Twice as many as the last one, up to ID_RANGE_MAX, if that was used up faster than IDS_PER_SECOND.
-        """
+        # Twice as many as the last range, if that was used up faster than IDS_PER_SECOND.
         used_fast = self._end and self._clock.monotonic() - self._leased_at < self._range_ids / IDS_PER_SECOND
         self._range_ids = min(2 * self._range_ids, ID_RANGE_MAX) if used_fast else IDS_PER_SECOND
         return max(self._range_ids, wanted)

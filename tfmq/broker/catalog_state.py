@@ -1,8 +1,8 @@
 """The catalog's state: topics, counters, groups with their offsets, schedules.
 
-An entry is a msgpack array [kind, fields ...], one record of the catalog's log; docs/formats/catalog.md has the table.
-The state is a pure function of the entries in order, also when it starts from a snapshot. An entry that does not fit
-the state is damage and raises `ValueError`.
+An entry is a msgpack array [kind, fields ...], one record of the catalog's log; docs/formats/catalog.md lists the
+kinds. The state depends on nothing but the entries and their order, also when it starts from a snapshot. An entry that
+does not fit the state is damage and raises `ValueError`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfmq.bounded_msgpack import decoding, pack, unpack_stored
 
 SNAPSHOT_VERSION: Final = 5
 SNAPSHOT_WITH_JOURNAL: Final = 2
-"""From this version on a snapshot has the id of the transaction journal, and the highest LSN applied from each."""
+"""From this version on a snapshot has the transaction journal's id, and the highest LSN applied from each journal."""
 SNAPSHOT_WITH_DELAY: Final = 3
 """From this version on a snapshot has the id of the delay store, and the schedules."""
 SNAPSHOT_WITH_OWNERS: Final = 4
@@ -50,14 +50,12 @@ ID_FIRST: Final = LEASED_ID_FIRST
 """The first id that may be leased. Lower ones are the broker's own, for its logs and their records."""
 
 LOST_IDS_MAX: Final = 1 << 20
-"""Ids skipped after the highest known one when the catalog has lost its counter: they may be in use.
-
-Ids have 40 bits, enough for a million such repairs.
-"""
+"""How many ids are skipped after the highest known one if the catalog has lost its counter, because they may be in use.
+Ids have 40 bits, enough for a million such repairs."""
 
 LEASE_SPACING_MS: Final = 600_000
-"""Leases within ten minutes are stored as one, with the earliest time. Their ids then look older than they are, and
-expire too early rather than too late."""
+"""Leases of ids within ten minutes are stored as one lease with the earliest time. So their ids may look older than
+they are, and expire too early rather than too late."""
 
 LEASES_MAX: Final = 4096
 """Lease times that are kept: at least four weeks of them. The ids of earlier leases have the lease time 0."""
@@ -66,8 +64,8 @@ LEASES_MAX: Final = 4096
 class TopicRow(NamedTuple):
     """One topic in the catalog.
 
-    `partitions` is the number of existing partitions. `target` is the number that it will have, larger only while
-    `state` is creating or growing. `settings` are the topic's own.
+    `partitions` is the number of existing partitions. `target` is the number that the topic will have; it is larger
+    than `partitions` only while `state` is creating or growing. `settings` are those set for this topic alone.
     """
 
     name: str
@@ -79,10 +77,10 @@ class TopicRow(NamedTuple):
 
 
 class CommittedOffset(NamedTuple):
-    """The committed read position of a group in a partition.
+    """The committed read position of a group in a partition: the group continues with the record at `offset`.
 
-    `index` messages of the record at `offset` are acked; it is 0, because a record is one message. `epoch` is that of
-    the log, `generation` that of the group at the commit.
+    `index`: how many messages of that record are acked; always 0, because a record is one message. `epoch`: the log's
+    epoch. `generation`: the group's generation at the time of the commit.
     """
 
     offset: int
@@ -96,10 +94,7 @@ Key = tuple[int, int]
 
 
 class PartitionOwner(NamedTuple):
-    """The owner of a partition in a group.
-
-    `generation` is the one in which it was assigned, `session_ms` the owner's session timeout.
-    """
+    """The owner of a partition in a group, assigned in `generation`; `session_ms` is its session timeout."""
 
     member: str
     generation: int
@@ -109,8 +104,8 @@ class PartitionOwner(NamedTuple):
 class GroupState:
     """A group in the catalog: last generation, owners of partitions, committed offsets.
 
-    `released` are partitions that a member released without a committed offset. They have no owner now, and are kept
-    if another partition of their topic has an offset, because their messages count in the group's lag.
+    `released`: partitions without a committed offset whose owner has released them. They are remembered if another
+    partition of their topic has an offset, because their messages count in the group's lag.
     """
 
     __slots__ = ("generation", "offsets", "owners", "released")
@@ -150,8 +145,8 @@ class CatalogState:
         self.owners_count = 0
         """Number of offsets, and of owned and released partitions (`GroupState.owners_count`), of all groups."""
         self.applied_lsns: dict[int, tuple[int, int]] = {}
-        """Highest position (high, low) of each transaction journal whose group offsets are applied here, by the
-        journal's id; `high` is an LSN."""
+        """Transaction journal's id -> the highest position (high, low) in that journal whose group offsets are applied
+        to this state; `high` is an LSN."""
         self.journal_id = 0
         """Id of the transaction journal that belongs to this catalog; 0 before it exists."""
         self.delay_store = 0
@@ -173,10 +168,7 @@ class CatalogState:
     # Changes by entries of the catalog's log
 
     def apply_entry(self, entry: Sequence[Any]) -> None:
-        """Apply one entry.
-
-        Raises ValueError if it is invalid or contradicts the state, NewerFormat for an unknown kind.
-        """
+        """Apply one entry. Raises ValueError if it does not fit the state, NewerFormat for an unknown kind."""
         kind, *fields = entry
         rule = self._ENTRY_RULES.get(kind)
         if rule is None:
@@ -200,7 +192,7 @@ class CatalogState:
         self.topics[incarnation] = TopicRow(name, incarnation, 0, target, CREATING, settings)
 
     def _grow(self, incarnation: int, target: int) -> None:
-        """Set the wanted number of partitions. The current number as `target` cancels a growth."""
+        """Set the wanted number of partitions; the current number cancels a growth."""
         row = self.topics[incarnation]
         state = GROWING if target > row.partitions else OPEN
         self.topics[incarnation] = row._replace(target=target, state=state)
@@ -210,7 +202,6 @@ class CatalogState:
         self.topics[incarnation] = row._replace(partitions=row.target, state=OPEN)
 
     def _settings(self, incarnation: int, settings: dict[str, Any]) -> None:
-        """Replace all of the topic's own settings."""
         self.topics[incarnation] = self.topics[incarnation]._replace(settings=settings)
 
     def _delete(self, incarnation: int) -> None:
@@ -226,10 +217,7 @@ class CatalogState:
             self._count(group)
 
     def _generation(self, group: str, generation: int, member: str) -> None:
-        """Set the group's generation and remove all owners.
-
-        `member` is ignored: entries of older versions name a member that owned all partitions.
-        """
+        """Set the group's generation and remove all owners. `member` is of older versions, and ignored."""
         row = self._set_generation(group, generation)
         self._count(row, -1)
         row.release(list(row.owners))
@@ -278,7 +266,6 @@ class CatalogState:
         self.owners_count += row.owners_count
 
     def _tx_offsets(self, journal_id: int, high: int, low: int, groups: Sequence[Sequence[Any]]) -> None:
-        """Apply offsets that a transaction committed, unless they are applied already."""
         place = (high, low)
         if journal_id in self.applied_lsns and place <= self.applied_lsns[journal_id]:
             return
@@ -369,10 +356,11 @@ SCHEDULE_ROW_BYTES: Final = 512
 class ScheduleRow(NamedTuple):
     """One schedule in the catalog.
 
-    `id` is leased like a producer id and never reused: it is the source of the schedule's appends and the producer id
-    of its records. Messages are sent to `partition` of the topic's `incarnation`; `partition_wanted` is None if the
-    broker chose it. `attribute` is a record's (key, tag, properties) or b""; `payload` None is a tombstone. Nothing is
-    sent for times up to `through_ms`, whatever the partition contains.
+    `id` is leased like a producer id and never reused: it is the source id of the schedule's appends, and the producer
+    id of its records. Messages are sent to the partition `partition` of the topic's incarnation `incarnation`.
+    `partition_wanted` is the partition that the client requested, or None, and the broker chose one. `attribute` is the
+    encoded attribute of the records (key, tag, properties), or b"". `payload` None is a tombstone. Nothing is sent for
+    times up to `through_ms`, whatever the partition contains.
     """
 
     id: int
@@ -415,12 +403,6 @@ class ScheduleTable:
 
     def __iter__(self) -> Iterator[ScheduleRow]:
         yield from self._by_id.values()
-
-    def find(self, name: str) -> ScheduleRow | None:
-        return self._by_id.get(self._ids.get(name, 0))
-
-    def find_by_id(self, id: int) -> ScheduleRow | None:
-        return self._by_id.get(id)
 
     # Changes by entries of the catalog's log
 

@@ -1,18 +1,15 @@
 """Verify and repair a data folder: types of paths, the catalog, and the version file.
 
-docs/operations.md says when this is needed. No other process may write in the folder meanwhile.
-
-The catalog is rebuilt from its newest valid snapshot, the readable entries after it, and the folders of the
-partitions, the transaction journal and the delayed messages. Ids must never be reused: if entries are lost, the next
-ids are far above every id found. The result is a new snapshot at an offset above all files of the old catalog, which
-takes effect before the old files are renamed. After a power cut at any point the same repair can be run again.
+The catalog is rebuilt from its newest valid snapshot, the readable entries after it, and the folders of the partitions,
+the transaction journal and the delayed messages. After a power cut at any point the same repair can be run again. No
+other process may write in the folder meanwhile. docs/operations.md says when this is needed.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -62,7 +59,7 @@ META_NAMES: Final = frozenset({VERSION_NAME, "reserve", "new-journal", "new-dela
 """Names of files in DATA/meta other than the catalog's."""
 
 LOST_GENERATIONS_MAX: Final = 1 << 20
-"""Generations skipped after the last known one: they may have been assigned in lost entries."""
+"""How many generations are skipped after the last known one, because lost entries may have assigned them."""
 
 OFFSET_STEP: Final = 4096
 """A rebuilt catalog begins at the next multiple of this above all offsets in the old files."""
@@ -97,10 +94,7 @@ def _had_broker(disk: Disk, data: str) -> bool:
 
 
 def wrong_paths(disk: Disk, data: str) -> list[OSError]:
-    """Return an OSError for every path whose type does not match its name.
-
-    These are folders in place of files, files in place of folders, dangling links, and unreadable paths.
-    """
+    """Return an OSError for every path whose type does not match its name, and for unreadable ones."""
     found: list[OSError] = []
     for path, is_folder in _typed_paths(disk, data):
         try:
@@ -114,10 +108,7 @@ def wrong_paths(disk: Disk, data: str) -> list[OSError]:
 
 
 def _typed_paths(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
-    """Yield (path, whether it must be a folder) for the paths whose names determine their type.
-
-    A file that is only named like a partition's folder is skipped, because it may be unrelated.
-    """
+    """Yield (path, whether it must be a folder) for the paths whose names determine their type."""
     try:
         topics = CatalogSurvey(disk, data).state.topics
     except (JournalError, OSError):
@@ -146,10 +137,7 @@ def _typed_paths(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
 
 
 def _children(disk: Disk, folder: str) -> list[str]:
-    """Return the names in a folder.
-
-    Empty if it is no folder or unreadable, which is reported separately.
-    """
+    """Return the names in a folder; none if it is no folder or unreadable, which is reported separately."""
     try:
         return disk.list(folder) if disk.is_folder(folder) else []
     except OSError:
@@ -169,10 +157,7 @@ def _is_known(folder: str, child: str) -> bool:
 
 
 def rename_damaged(disk: Disk, path: str) -> str:
-    """Rename a file or folder to `PATH.damaged` (with a number if that name exists).
-
-    Return the new path.
-    """
+    """Rename a file or folder to `PATH.damaged`, with a number if that name exists. Return the new path."""
     kept, number = path + filenames.DAMAGED_SUFFIX, 0
     while disk.exists(kept):
         number += 1
@@ -190,7 +175,7 @@ PATH_ERRORS: Final[dict[type[OSError], str]] = {
 
 
 def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[RepairedFile]:
-    """Rename files in place of folders, and folders in place of files.
+    """Rename files where there must be folders, and folders where there must be files.
 
     Raises OSError for what only an operator can repair: missing access rights, a dangling link.
     """
@@ -234,14 +219,14 @@ class DiskWithoutPaths:
 
 
 def missing_folders(disk: Disk, data: str, register: CatalogState) -> list[tuple[str, str, str]]:
-    """Return (path, reason, advice) for folders in the catalog that are missing or empty.
+    """Return (path, reason, advice) for folders that the catalog names and that are missing or empty.
 
-    Folders that the operator has discarded, and unreadable ones, which are reported separately, are left out.
+    Folders that the operator has discarded are left out, and so are unreadable ones, which are reported separately.
     """
     meta = filenames.join(data, META_NAME)
     found: list[tuple[str, str, str]] = []
-    for row in sorted(register.topics.values()):
-        for number in range(0 if row.state == DELETING else row.partitions):
+    for row in sorted(each for each in register.topics.values() if each.state != DELETING):
+        for number in range(row.partitions):
             path = filenames.join(data, filenames.partition_folder(row.name, number))
             advice = f"Put back the folder; or start without it, then {_resume(row.name, number)}"
             found.append((path, "the folder of a partition is missing or empty", advice))
@@ -258,9 +243,9 @@ def missing_folders(disk: Disk, data: str, register: CatalogState) -> list[tuple
 
 
 def lost_partition(disk: Disk, folder: str) -> Corrupt | None:
-    """Return the error for a partition whose missing folder a start created anew, else None.
+    """Return the error for a partition whose folder was missing, so that a start created it anew; None for others.
 
-    None also once an operator has resumed the partition, and so given up what it held.
+    The result is also None after an operator has resumed the partition, and so accepted the loss of its messages.
     """
     place = filenames.parse_partition_folder(os.path.basename(folder))
     try:
@@ -279,7 +264,7 @@ def _resume(topic: str, number: int) -> str:
 
 
 def lost_is_damage(report: VerifyReport) -> VerifyReport:
-    """Return the report with damage, not a mere stop, for a log that lost all its messages."""
+    """Return the report, in which the stop of a log that lost all its messages is replaced by damage."""
     report.findings = [
         replace(each, what=each.what.removeprefix(STOPPED), weight=DAMAGE)
         if each.what.startswith(tuple(STOPPED + loss for loss in LOSSES))
@@ -300,7 +285,7 @@ def _is_gone(disk: Disk, path: str) -> bool:
 
 
 def version_fault(disk: Disk, data: str, catalog: CatalogState) -> tuple[str, bool]:
-    """Return why DATA/meta/version cannot be used ("" if it can), and whether the file exists.
+    """Return why DATA/meta/version cannot be used ("" if it can), and whether it exists.
 
     Raises NewerFormat, OSError.
     """
@@ -338,18 +323,19 @@ def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
     return [RepairedFile(path, reason=fault, note=note)]
 
 
-# The catalog: what can be read, and a new one made from that
+# Reading a damaged catalog, and making a new one from what can be read. Ids must never be reused: if entries are lost,
+# the next ids are far above every id that was found. The new catalog is a snapshot at an offset above all files of the
+# old one.
 
 
 @dataclass
 class CatalogSurvey:
-    """What can be read of the catalog in the data folder `data`; read-only.
+    """What can be read of the catalog in the data folder `data`; read-only. Raises NewerFormat, OSError.
 
-    Raises NewerFormat, OSError.
-
-    `faults` are (path, reason); `notes` are the same for damaged snapshots. `is_complete`: all lost entries are in the
-    snapshot, and certainly no others followed, so that `state` is the full state. `end` is an offset beyond which no
-    file of the catalog extends.
+    `faults`: (path, reason) of everything that is missing or damaged in the log or its checkpoint. `notes`: the same
+    for damaged snapshots. `is_complete`: whether `state` is the full state, because all entries that the log lost are
+    in the snapshot, and certainly no other entries followed. `end`: an offset beyond which no file of the catalog
+    extends.
     """
 
     disk: Disk
@@ -359,7 +345,7 @@ class CatalogSurvey:
     notes: list[tuple[str, str]] = field(default_factory=list)
     is_complete: bool = True
     lost_entries: bool = False
-    """Whether the log lost entries, even such that the snapshot includes."""
+    """Whether the log lost entries, also if the snapshot includes them."""
     checkpoint_fault: str = ""
     snapshot: Snapshot = NO_SNAPSHOT
     checkpoint: LogCheckpoint | None = None
@@ -401,10 +387,6 @@ class CatalogSurvey:
         self.end = max(self.end, end, forced, *bases)
 
     def _add_fault(self, path: str, reason: str, next: int) -> None:
-        """Record a fault in which entries up to the offset `next` are lost.
-
-        `state` lacks them, unless they are before the snapshot's offset.
-        """
         self.faults.append((path, reason))
         self.lost_entries = True
         self.is_complete &= next <= self.snapshot.offset
@@ -481,12 +463,7 @@ def verify_catalog(disk: Disk, data: str) -> list[Finding]:
 
 
 def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[RepairedFile]:
-    """Rebuild the catalog of `data` if a start would reject it.
-
-    The notes name what is unknown afterwards.
-
-    Raises NewerFormat, OSError, Full.
-    """
+    """Rebuild the catalog of `data` if a start would reject it. Raises NewerFormat, OSError, Full."""
     found = CatalogSurvey(disk, data)
     if not found.faults:
         return []
@@ -499,18 +476,14 @@ def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
         note = "; ".join([f"rebuilt from {of}, and the folders", *taken_over, UNKNOWN_NOTE])
     if not dry_run:
         _write_catalog(disk, found)
-    (path, reason), *more = found.faults
+    notes = [note] + ["as above"] * (len(found.faults) - 1)
     return [
-        RepairedFile(path, reason=reason, note=note),
-        *(RepairedFile(path, reason=reason, note="as above") for path, reason in more),
+        RepairedFile(path, reason=reason, note=each) for (path, reason), each in zip(found.faults, notes, strict=True)
     ]
 
 
 def _add_from_folders(disk: Disk, data: str, register: CatalogState) -> list[str]:
-    """Add to the catalog's state what only the folders know, and reserve all ids found.
-
-    Return a sentence for each addition.
-    """
+    """Add to the catalog's state what only the folders know. Return a sentence for each addition."""
     said: list[str] = []
     known = register.next_id - 1
     topics: dict[int, tuple[str, int]] = {}
@@ -557,27 +530,21 @@ def _add_topic(register: CatalogState, incarnation: int, topic: str, count: int)
 
 
 def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> int | None:
-    """Return the log id of a folder, from its checkpoint, else from most of its block trailers.
-
-    Return None if it is unknown.
-    """
+    """Return the log id of a folder, from its checkpoint, else from most of its block trailers."""
     if not disk.is_folder(folder):
         return None
-    try:
+    with suppress(JournalError):
         found = read_log_id(disk, folder)
-    except JournalError:
-        found = None
-    if found is not None:
-        return found
+        if found is not None:
+            return found
     segments = [name for name in disk.list(folder) if filenames.parse_segment_name(name, suffix) is not None]
     ids = (find_log_id(disk, filenames.join(folder, name)) for name in segments)
     return next((log_id for log_id in ids if log_id is not None), None)
 
 
 def _write_catalog(disk: Disk, found: CatalogSurvey) -> None:
-    """Write the rebuilt catalog, then rename the old files."""
-    # The snapshot first, then the checkpoint that lets the log begin there: a power cut leaves the old or the new
-    # catalog.
+    # The snapshot is written before the checkpoint, which makes the log begin at the snapshot. So after a power cut
+    # there is either the old or the new catalog.
     folder = found.folder
     if not disk.exists(folder):
         disk.make_folder(folder)
@@ -604,10 +571,7 @@ def _write_catalog(disk: Disk, found: CatalogSurvey) -> None:
 
 
 def logs_of(disk: Disk, data: str) -> list[tuple[str, str]]:
-    """Return (folder, segment suffix) of all partitions and the arrival log.
-
-    Folders that never had segments are left out.
-    """
+    """Return (folder, segment suffix) of all partitions and the arrival log that have, or had, segments."""
     partitions = [name for name in disk.list(data) if filenames.parse_partition_folder(name) is not None]
     folders = [(filenames.join(data, name), filenames.SEGMENT_SUFFIX) for name in partitions]
     arrivals = filenames.join(filenames.join(data, DELAY_FOLDER), ARRIVALS_NAME)
@@ -625,10 +589,7 @@ def has_log(disk: Disk, folder: str, suffix: str) -> bool:
 
 
 def applied_lsn(disk: Disk, data: str) -> int:
-    """Return the highest LSN of the transaction journal that a log or the catalog has applied.
-
-    Return NO_LSN if there is none.
-    """
+    """Return the highest LSN of the transaction journal that a log or the catalog has applied, or NO_LSN."""
     journal = JournalScan(disk, filenames.join(data, TRANSACTIONS_FOLDER))
     journal.close()
     if journal.identity is None:
@@ -640,10 +601,7 @@ def applied_lsn(disk: Disk, data: str) -> int:
 
 
 def _applied_lsn_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -> int:
-    """Return the highest LSN that a log has applied from `source`; NO_LSN if there is none.
-
-    The newest snapshot has it, or a block trailer after that.
-    """
+    # The LSN is in the newest snapshot, or in a block trailer after that.
     log_id = _log_id(disk, folder, suffix)
     if log_id is None:
         return NO_LSN
@@ -671,10 +629,7 @@ class PendingTransactions:
         self._is_read = False
 
     def __call__(self, log_id: int) -> PendingRecords | None:
-        """Return the log's records of all commits in the journal; None if it is missing or damaged.
-
-        Raises NewerFormat, OSError.
-        """
+        """Return the log's records of all commits in the journal; None if the journal is missing or damaged."""
         if not is_journal(self._disk, self._folder):
             return None
         with closing(JournalScan(self._disk, self._folder)) as scan:
@@ -721,7 +676,7 @@ def _read_table(scan: JournalScan) -> TransactionTable | None:
                 elif entry.first < durable_lsn:
                     return None
                 else:
-                    break  # a start truncates it
+                    break  # a start truncates the journal here
     except (Corrupt, ValueError):
         return None
     return table
@@ -737,9 +692,10 @@ def _batch_at(scan: JournalScan, lsn: int) -> AppendMsg | None:
 
 
 def _arrivals_in_buckets(disk: Disk, data: str) -> dict[int, int]:
-    """Return {offset: message number} up to which the arrival log is in the buckets.
+    """Return {offset: message number}: the position up to which the messages of the arrival log are in the buckets.
 
-    A start reads the arrival log from there. {} if there are no buckets, or no valid checkpoint of them.
+    A start reads the arrival log from that position on. The result is {} if there are no buckets (files of messages by
+    due time), or no valid checkpoint of them.
     """
     delay = filenames.join(data, DELAY_FOLDER)
     if not is_bucket_folder(disk, delay):
@@ -751,7 +707,6 @@ def _arrivals_in_buckets(disk: Disk, data: str) -> dict[int, int]:
 
 
 def _log_ids(disk: Disk, data: str) -> dict[str, int]:
-    """Return the log ids, by folder name, of the catalog's partitions and the arrival log."""
     found = {ARRIVALS_NAME: ARRIVALS_LOG_ID}
     if _had_broker(disk, data):
         for row in CatalogSurvey(disk, data).state.topics.values():
@@ -764,10 +719,7 @@ def _log_ids(disk: Disk, data: str) -> dict[str, int]:
 def verify_data(
     disk: Disk, data: str, *, records: bool = False, progress: Progress | None = None
 ) -> list[VerifyReport]:
-    """Verify every file of a data folder. Return one report per part.
-
-    Raises NewerFormat, OSError.
-    """
+    """Verify every file of a data folder. Return one report per part. Raises NewerFormat, OSError."""
     wrong = wrong_paths(disk, data)
     shapes = VerifyReport()
     for error in wrong:
@@ -785,6 +737,7 @@ def verify_data(
         reports[-1] = verify(view, meta, records=records, suffix=SUFFIX, progress=progress)
         others = reports[-1].findings
         reports[-1].findings = [each for each in others if os.path.basename(each.file) not in META_NAMES]
+    # What is missing in DATA/meta cannot be detected if it, or a file in it, is unreadable.
     if _had_broker(view, data) and not any(_makes_unreadable(error, meta) for error in wrong):
         reports[-1].findings += verify_catalog(view, data)
         for path, reason, _ in missing_folders(disk, data, CatalogSurvey(view, data).state):
@@ -798,10 +751,6 @@ def verify_data(
 
 
 def _makes_unreadable(error: OSError, folder: str) -> bool:
-    """Return whether `folder`, or a file in it, is unreadable.
-
-    What is missing in it cannot be detected then.
-    """
     if type(error) in PATH_ERRORS:
         return False
     path = str(error.filename)
@@ -810,10 +759,7 @@ def _makes_unreadable(error: OSError, folder: str) -> bool:
 
 @dataclass
 class DataRepairResult:
-    """What the repair of a data folder did, by part.
-
-    `failed` are the parts that could not be repaired.
-    """
+    """What the repair of a data folder did, by part. `failed` are the parts that could not be repaired."""
 
     folder: list[RepairedFile] = field(default_factory=list)
     logs: list[RepairedRange] = field(default_factory=list)
@@ -823,10 +769,7 @@ class DataRepairResult:
 
 
 def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepairResult:
-    """Repair every part of a data folder, independently of the others.
-
-    Raises NewerFormat, Full, OSError.
-    """
+    """Repair every part of a data folder, independently of the others. Raises NewerFormat, Full, OSError."""
     done = DataRepairResult(repair_paths(disk, data, dry_run=dry_run))
     hidden = frozenset(mended.file for mended in done.folder)
     view = cast(Disk, DiskWithoutPaths(disk, hidden)) if dry_run else disk

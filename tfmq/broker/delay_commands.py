@@ -1,6 +1,6 @@
 """Commands for delayed messages, executed by the `DelayQueue`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from typing import Any, Final
@@ -10,12 +10,13 @@ from journal.record.batch import Batch
 from journal.record.block_trailer import contains_trailer_header
 from journal.record.format import HEADER_SIZE, split_id
 from tfmq.apply_target import ARRIVALS_KEY
-from tfmq.broker.admission import REQUEST_BYTES, Backpressure, single_field
+from tfmq.broker.admission import REQUEST_BYTES
 from tfmq.broker.catalog_state import CatalogState
 from tfmq.broker.delayed_produce import ArrivalPartition, DelayedProduceAppend, wrap_batch
 from tfmq.broker.partition import Partition
 from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.reply import Body, Reply, Session
+from tfmq.broker.runtime import Runtime
 from tfmq.broker.topics import Topics, no_partition
 from tfmq.delay.arrivals.state import NumberEpochs
 from tfmq.delay.buckets.store import BucketStore
@@ -32,7 +33,6 @@ from tfmq.protocol.commands import (
     ListDelayed,
     Produce,
     RescheduleDelayed,
-    SucceedProducer,
     TransactionBatch,
 )
 from tfmq.protocol.delayed_handle import Handle, format_handle, issuer, parse_handle
@@ -48,12 +48,10 @@ TRANSACTION_TOPIC: Final = "(delayed)"
 
 
 class DelayCommands:
-    """The commands for delayed messages.
+    """The commands for delayed messages. Each method replies once, or raises.
 
-    One method per command, called by the request handler; each replies once, or raises.
-
-    A delayed send is checked as if it were appended to its partition immediately, because it must not be rejected
-    when it is due. The message of another broker's handle is reported as unknown.
+    A delayed send is checked as if it were appended to its partition immediately, because it must not be rejected when
+    it is due. If a handle was issued by another broker, its message is reported as unknown.
     """
 
     def __init__(
@@ -67,18 +65,16 @@ class DelayCommands:
         topics: Topics,
         register: CatalogState,
         writes: ProduceHandler,
-        quotas: Backpressure,
-        limits: Mapping[str, int],
-        levels: Sequence[float],
-        lost: int = 0,
+        runtime: Runtime,
+        lost: int,
     ) -> None:
         self.partition, self.queue, self.store_id = partition, queue, buckets.store_id
-        self._buckets, self._levels = buckets, levels
+        self._buckets, self._levels = buckets, runtime.config.delay.levels
         self._node, self._epochs = node, epochs
         self._issuers: dict[int | None, int] = {}
         """Cache of `_issuer_in`: the issuer that handles have, by epoch of the arrival log."""
-        self._topics, self._register, self._writes, self._quotas = topics, register, writes, quotas
-        self._limits, self._lost_messages = limits, lost
+        self._topics, self._register, self._writes, self._quotas = topics, register, writes, runtime.backpressure
+        self._limits, self._lost_messages = runtime.limits, lost
         self.stopped = False
         """Whether `stop` was called and no operation is in progress any more."""
 
@@ -87,9 +83,9 @@ class DelayCommands:
         self.queue.stop(partial(setattr, self, "stopped", True))
 
     def close(self) -> None:
-        """Write a last checkpoint and close the buckets. Call it in a worker, once `stopped` is set.
+        """Write a last checkpoint and close the buckets (files of messages by due time).
 
-        Raises OSError, JournalError; the buckets are closed even then.
+        Call this in a worker, once `stopped` is set. Raises OSError, JournalError; the buckets are closed even then.
         """
         self._buckets.close(self.queue.now_ms())
 
@@ -99,11 +95,7 @@ class DelayCommands:
         self._buckets.abandon()
 
     def status(self) -> dict[str, Any]:
-        """Return the "delay" part of STATUS.
-
-        `levels` are in seconds, for clients that choose one by number. `damaged` includes messages that the start
-        found to be lost.
-        """
+        """Return the "delay" part of STATUS; `damaged` includes messages that the start found to be lost."""
         found = self.queue.status()
         found["damaged"] += self._lost_messages
         arrivals = self.partition.log.stopped or "open"
@@ -112,10 +104,7 @@ class DelayCommands:
     # Sends with due times
 
     def send(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
-        """Queue a PRODUCE with due times.
-
-        Raises UnknownTopic, UnknownPartition, StorageStopped, BadBatch, BadRequest, MessageTooLarge, Busy.
-        """
+        """Queue a PRODUCE with due times. Raises what a PRODUCE raises, and BadBatch, BadRequest."""
         data = bytes(body)  # one copy, because it is scanned, checked and measured
         target = self._checked_target(request, data)
         work = DelayedProduceAppend(
@@ -132,10 +121,7 @@ class DelayCommands:
         self._writes.enqueue(self.partition, work)
 
     def transaction_batch(self, request: Produce | TransactionBatch, producer_id: int, data: Body) -> IncomingBatch:
-        """Return a delayed batch of a transaction in the form that its journal stores.
-
-        Raises what `send` raises.
-        """
+        """Return a delayed batch of a transaction in the form that its journal stores. Raises what `send` raises."""
         target = self._checked_target(request, data)
         batch = Batch(data, request.blocks, producer_id, request.sequence, request.count)
         self.partition.log.check(batch)
@@ -145,7 +131,6 @@ class DelayCommands:
         )
 
     def _checked_target(self, request: Produce | TransactionBatch, data: Body) -> Partition:
-        """Return the target partition after checking that it would accept the messages."""
         due = request.due or b""
         if len(due) != DUE_BYTES * request.count:
             raise BadRequest(f"{len(due)} bytes of due times for {request.count} messages: each has {DUE_BYTES}.")
@@ -159,7 +144,6 @@ class DelayCommands:
         return target
 
     def _require_room(self, count: int, size_bytes: int) -> None:
-        """Raise Busy if the limits on waiting delayed messages are reached."""
         if self.queue.pending + count > self._limits["delayed"]:
             raise Busy(
                 f"{self.queue.pending} delayed messages wait, and limits.delayed is the most that may: "
@@ -170,16 +154,11 @@ class DelayCommands:
                 f"Delayed messages of {self.queue.pending_bytes} bytes wait; limits.delayed_bytes is the most that may."
             )
 
-    def succeed_producer(self, request: SucceedProducer, reply: Reply) -> None:
-        """Close a producer id in the arrival log."""
-        self._writes.succeed_in_partition(self.partition, request.producer_id, reply)
-        self.queue.schedule_maintenance()
-
     # Commands for one delayed message, by its handle
 
     def cancel(self, request: CancelDelayed, reply: Reply, session: Session) -> None:
         handle = parse_handle(request.handle)
-        done = self._quotas.reply_when_done(reply, session, single_field)
+        done = self._quotas.reply_when_done(reply, session, lambda found: (found,))
         if self._is_own(handle):
             self.queue.cancel(handle.log_id, _turn(handle), done)
         else:
@@ -216,10 +195,7 @@ class DelayCommands:
         return (known,)
 
     def issuer_of(self, number: int) -> int:
-        """Return the issuer that the handle of the message with this number has.
-
-        It identifies the broker's node, its delay store, and the epoch of the arrival log.
-        """
+        """Return the issuer in the handle of the message with this number: node, delay store, epoch."""
         return self._issuer_in(self._epochs.epoch_of(number))
 
     def _issuer_in(self, epoch: int | None) -> int:
@@ -266,7 +242,6 @@ class DelayCommands:
         self.queue.histogram(request.edges, self._log_filter(request.topic, None), done)
 
     def _log_filter(self, name: str, number: int | None) -> Callable[[int], bool] | None:
-        """Return a filter on log ids for topic `name` and partition `number`; None: all."""
         if not name:
             return None if number is None else lambda key: split_id(key)[1] == number
         topic = self._topics.topic(name)
@@ -282,7 +257,6 @@ class DelayCommands:
         return format_handle(Handle(self.issuer_of(turn.number), log_id, turn.due, turn.number))
 
     def _list_row(self, pending: PendingMessage) -> dict[str, Any]:
-        """Return a waiting message as a row of LIST_DELAYED."""
         attribute = _decode_attribute(pending.attribute)
         return {
             "handle": self._handle_text(pending.key, Turn(pending.due, pending.number)),
@@ -296,14 +270,12 @@ class DelayCommands:
         }
 
     def _partition_fields(self, log_id: int) -> dict[str, Any]:
-        """Return topic and partition of a log id; topic "" if it was deleted."""
         incarnation, number = split_id(log_id)
         row = self._register.topics.get(incarnation)
         return {"topic": "" if row is None else row.name, "partition": number}
 
 
 def _decode_attribute(data: bytes | None) -> Attribute:
-    """Decode a record's attribute; an empty one if the sender used another format."""
     try:
         return Attribute() if data is None else decode_attribute(data)
     except DecodeFailed:

@@ -1,8 +1,8 @@
 """The arrival log, which stores delayed messages until they are due, and its appends.
 
-The arrival log is a `Partition` outside of all topics, with the same queue, file work and fsyncs. A delayed PRODUCE
-and the delayed batches of committed transactions are each appended as an arrival header followed by the records as
-their producer sent them, in one append. Work is done per batch, never per message.
+The arrival log is a `Partition` outside of all topics. A delayed PRODUCE, or a delayed batch of a committed
+transaction, is stored as an arrival header (a record with the partition and the due times) and the records as their
+producer sent them, in one append. Work is done per batch, never per message.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from journal.log.log import Log
-from journal.record.batch import PLAIN, Appended, Batch
+from journal.record.batch import Appended, Batch
 from journal.record.format import HEADER_SIZE, LENGTH, Buffer
 from tfmq.apply_target import AppendDelayed, AppendResult, AppliedCallback, StoredDelayedBatch
 from tfmq.broker import reply
-from tfmq.broker.partition import EffectAppend, Partition, StagedAppends, Waiter
+from tfmq.broker.partition import EffectAppend, Partition, PendingAppend, StagedAppends, Waiter
 from tfmq.broker.produce import ProduceAppend, ProduceHandler
-from tfmq.broker.producer_state import DuplicateBatch, StoredBatch
+from tfmq.broker.producer_state import DuplicateBatch, ProducerState, StoredBatch
 from tfmq.broker.reply import Body, Reply, Session
+from tfmq.broker.runtime import Runtime
 from tfmq.delay.arrivals import header as notes
 from tfmq.delay.arrivals.header import PRODUCER_ID, ArrivalHeader
 from tfmq.delay.arrivals.log import arrival_batches, header_before
@@ -44,63 +45,45 @@ from tfmq.protocol.commands import ORDINAL_UNKNOWN, DelayedBatch, Produce
 
 NAME: Final = "delay"
 INCARNATION: Final = 2
-"""In place of a topic's incarnation, which is higher; makes the log id `tfmq.apply_target.ARRIVALS_KEY`."""
+"""Takes the place of a topic's incarnation, which is always higher; the log id is `tfmq.apply_target.ARRIVALS_KEY`."""
 
 
 class ArrivalPartition(Partition):
-    """The arrival log as a partition.
+    """The arrival log as a partition without topic and fetches; implements `tfmq.delay.requests.ArrivalLog`."""
 
-    It has no topic and no fetches; only a restart resumes it after a stop.
-    """
-
-    def advice(self) -> str:
-        return "repair the disk, then start the broker again"
-
-
-class ArrivalLogAdapter:
-    """The arrival log as the delay queue uses it, for cancellations and new due times.
-
-    Implements `tfmq.delay.requests.ArrivalLog`.
-    """
-
-    def __init__(self, partition: Partition, writes: ProduceHandler) -> None:
-        self._partition = partition
+    def __init__(self, log: Log, producers: ProducerState, runtime: Runtime, writes: ProduceHandler) -> None:
+        super().__init__(NAME, INCARNATION, 0, log, producers, runtime)
         self._writes = writes
 
-    @property
-    def log(self) -> Log:
-        return self._partition.log
+    def advice(self) -> str:
+        return "repair the disk, then start the broker again"  # only a restart resumes it
 
     def append(
         self, batches: Sequence[Batch], done: Callable[[Sequence[Appended] | None, BaseException | None], None]
     ) -> None:
         """Append `batches` in one write, after everything queued before."""
-        stopped = self._partition.log.stopped
-        if stopped is not None:
-            done(None, reply.arrival_log_error(StorageStopped(reason=stopped, outcome=NOT_DONE)))
+        if self.log.stopped is not None:
+            done(None, reply.arrival_log_error(StorageStopped(reason=self.log.stopped, outcome=NOT_DONE)))
         else:
-            self._writes.enqueue(self._partition, DelayQueueAppend(batches, done))
+            self._writes.enqueue(self, DelayQueueAppend(batches, done))
 
     def when_forced(self, offset: int, waiter: Waiter) -> None:
         def forced(error: BaseException | None) -> None:
             waiter(None if error is None else reply.arrival_log_error(reply.client_error(error, UNKNOWN)))
 
-        self._partition.when_durable(offset, forced)
+        self.when_durable(offset, forced)
 
     def truncate_before(self, offset: int, done: Callable[[Any, BaseException | None], None]) -> None:
         """Truncate the log in a worker, with no append at the same time."""
-        self._partition.run_exclusively(partial(self._partition.log.truncate_before, offset), done)
+        self.run_exclusively(partial(self.log.truncate_before, offset), done)
 
 
-class DelayQueueAppend:
+class DelayQueueAppend(PendingAppend):
     """An append that the delay queue makes itself, for cancellations and new due times.
 
-    Its batches are arrival headers, and copies of records whose due time changes. A copy has the id of its original,
-    which is not the next sequence of its producer; so an append with copies is not combined with others.
+    Its batches are arrival headers, and copies of the messages whose due time changes. A copy has the message id of its
+    original, whose sequence is not the next one of its producer. So an append with copies is not combined with others.
     """
-
-    is_effect = False
-    source = PLAIN
 
     def __init__(
         self, batches: Sequence[Batch], done: Callable[[Sequence[Appended] | None, BaseException | None], None]
@@ -119,9 +102,6 @@ class DelayQueueAppend:
     def rejected(self, error: BaseException) -> None:
         self._done(None, reply.arrival_log_error(error))
 
-    def copy_bytes(self, *, staged: bool = False) -> None:
-        """Do nothing: the batches own their bytes."""
-
 
 HEADER_BYTES_MAX: Final = 512
 """Maximum size of an arrival header besides its due times: record header, fields, and topic name."""
@@ -135,10 +115,7 @@ _FLAG_TABLE: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
 
 
 class ExpectedArrival(NamedTuple):
-    """A delayed batch whose append is announced to the delay queue.
-
-    `ticket` identifies it there: the result of `begin_append`.
-    """
+    """A delayed batch whose append is announced to the delay queue: the result of `begin_append` is `ticket`."""
 
     header: ArrivalHeader
     ticket: int
@@ -147,10 +124,9 @@ class ExpectedArrival(NamedTuple):
 class DelayedProduceAppend(ProduceAppend):
     """Append of one PRODUCE with due times.
 
-    Producer sequences and acks work as for any other produce.
-
     `prepare` computes the effective due times and announces the append to the delay queue. Until the append succeeds or
-    fails, the queue fires no message that is due at the earliest of these times or later.
+    fails, the queue delivers no message that is due at the earliest of these times or later, so that messages are
+    delivered in the order of their due times.
     """
 
     __slots__ = ("_expected", "_first_number", "_header", "_issuer_of", "_log_id", "_queue")
@@ -203,7 +179,7 @@ class DelayedProduceAppend(ProduceAppend):
             self._release_body()
 
     def _answer_duplicate(self, partition: Partition, repeat: DuplicateBatch) -> None:
-        """Reply to a duplicate with the stored due times, if they are still in the arrival log."""
+        """Reply with the stored due times, if they are still in the arrival log."""
         self._first_number = repeat.stored.first_ordinal
         self._run(
             partial(header_before, partition.log, self._first_number),
@@ -240,10 +216,7 @@ class DelayedProduceAppend(ProduceAppend):
 
 
 class DelayedEffectAppend(EffectAppend):
-    """Append of the delayed batches of a committed transaction, applied exactly once.
-
-    Delays count from the commit.
-    """
+    """Append of the delayed batches of a committed transaction, applied exactly once. Delays count from the commit."""
 
     def __init__(self, effect: AppendDelayed, done: AppliedCallback, queue: DelayQueue) -> None:
         super().__init__(effect, done)
@@ -290,7 +263,8 @@ class DelayedEffectAppend(EffectAppend):
 def wrap_batch(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:
     """Return a delayed batch as the transaction journal stores it: arrival header, then records.
 
-    The header has the due times as the client set them. `count` remains the count of the records.
+    The header has the due times that the client requested in `due`, each an absolute time or a delay. The `count` of
+    the returned batch is the count of its records without the header.
     """
     times = array("Q", map(DUE_MAX.__and__, decode_words(due)))
     dues = due_times_of(times, due[::WORD].translate(_FLAG_TABLE))
@@ -311,8 +285,8 @@ def unwrap_batch(wrapped: Batch) -> tuple[ArrivalHeader, Batch]:
 def effective_due_times_at(asked: DueTimes, decided_ms: int, now_ms: int, ahead_ms: int) -> DueTimes:
     """Return the due times of messages committed at `decided_ms` and written at `now_ms`.
 
-    Both are broker time, `ahead_ms` ahead of the wall clock. A delay counts from the commit; no message is due before
-    `now_ms` + 1.
+    Both times are broker time, which is `ahead_ms` ahead of the wall clock. A delay counts from the commit. No message
+    is due before `now_ms` + 1.
     """
     dues = effective_due_times(_requested_words(asked), len(asked.times), decided_ms, ahead_ms)
     if dues.low > now_ms:
@@ -321,7 +295,6 @@ def effective_due_times_at(asked: DueTimes, decided_ms: int, now_ms: int, ahead_
 
 
 def _requested_words(asked: DueTimes) -> bytes:
-    """Return due times in the form in which the client sent them."""
     if ABSOLUTE_FLAG not in asked.absolute:
         return encode_words(array("Q", map(RELATIVE.__or__, asked.times)))
     if RELATIVE_FLAG not in asked.absolute:

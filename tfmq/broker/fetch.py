@@ -1,13 +1,13 @@
-"""Fetch requests, answered immediately or parked until there are records.
+"""Fetch requests, answered immediately or parked (not answered) until there are records.
 
-A reader gets whole blocks, up to the durable offset unless it asked for records that are only written. With tags,
-blocks without a matching record are left out, and the reader still advances past them.
+A reader gets whole blocks, up to the durable offset unless it asked for records that are only written. If the request
+names tags, blocks without a matching record are left out, and the reply tells the reader to continue after them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
@@ -24,7 +24,8 @@ from tfmq.broker import reply
 from tfmq.broker.admission import BoundedExecutor
 from tfmq.broker.partition import TOPIC_DELETED, Partition
 from tfmq.broker.reply import Reply, Session
-from tfmq.broker.timers import Timer, Timers
+from tfmq.broker.runtime import Runtime
+from tfmq.broker.timers import Timer
 from tfmq.broker.topics import Topic, Topics
 from tfmq.errors import Abandoned, BadRequest, Busy, OffsetOutOfRange, UnknownTopic
 from tfmq.protocol.commands import EPOCH_UNKNOWN, READ_WRITTEN, Fetch
@@ -45,7 +46,8 @@ class FetchInProgress:
     """One FETCH in progress.
 
     `offset` is where the next read starts: it advances past blocks that the tag filter left out. `deadline` is when the
-    fetch stops waiting for records (monotonic seconds); 0.0 if it does not wait. `timer` is set while it is parked.
+    fetch stops waiting for records (monotonic seconds); 0.0 if it does not wait. `timer` is set while the fetch is
+    parked.
     """
 
     partition: Partition
@@ -70,22 +72,16 @@ class FetchInProgress:
 class FetchHandler:
     """Fetch commands, and the parked fetches by session."""
 
-    def __init__(
-        self, limits: Mapping[str, int], *, topics: Topics, timers: Timers, read_executor: BoundedExecutor
-    ) -> None:
-        self._limits = limits
-        self._topics = topics
-        self._timers, self._read_executor = timers, read_executor
+    def __init__(self, runtime: Runtime, topics: Topics, read_executor: BoundedExecutor) -> None:
+        self._limits, self._timers = runtime.limits, runtime.timers
+        self._topics, self._read_executor = topics, read_executor
         self._short = 0
         """Number of fetches that failed for lack of memory."""
         self._sessions: dict[Session, dict[int, FetchInProgress]] = {}
         self.parked_count = 0
 
     def fetch(self, request: Fetch, reply: Reply, session: Session) -> None:
-        """Answer or park a fetch.
-
-        Raises UnknownTopic, UnknownPartition, StorageStopped, and what reading raises.
-        """
+        """Answer or park a fetch. Raises UnknownTopic, UnknownPartition, StorageStopped."""
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
         wait_ms = min(request.wait_ms, self._limits["fetch_wait_ms"])
         poll = FetchInProgress(
@@ -162,11 +158,11 @@ class FetchHandler:
             self._reply_or_park(poll, *found)
 
     def _reply_or_park(self, poll: FetchInProgress, chunk: Chunk, blocks: list[memoryview] | None) -> None:
-        """Reply with the blocks that were read and match the tags; without any, reply or park.
+        """Reply with the blocks that were read and match the tags. If no block matches, reply without blocks or park.
 
-        A reply without blocks advances the reader past those that do not match. It is sent if there is more to read, so
-        that the work for one request is bounded, and if the fetch was not parked before, so that the reader learns that
-        it is at the end.
+        `blocks`: the matching blocks of `chunk`; None if they are not known yet. A reply without blocks advances the
+        reader past those that do not match. Such a reply is sent if there is more to read, so that the work for one
+        request is bounded, and if the fetch was not parked before, so that the reader learns that it is at the end.
         """
         if not chunk.data:
             self._park(poll)
@@ -214,7 +210,6 @@ class FetchHandler:
             self._try_read(poll)
 
     def _add_parked(self, poll: FetchInProgress) -> None:
-        """Add a fetch to the parked ones; reply Busy if there are too many."""
         mine = self._sessions.get(poll.session)
         for limit, count in (("parked_fetches", self.parked_count), ("parked_fetches_per_session", len(mine or ()))):
             if count >= self._limits[limit]:
@@ -247,7 +242,6 @@ class FetchHandler:
     # Replies to fetches
 
     def _reply_empty(self, poll: FetchInProgress) -> None:
-        """Reply with an empty response at the reader's offset."""
         self._reply_ok(poll, Chunk(poll.offset, poll.offset, poll.offset, b""), b"")
 
     def _reply_error(self, poll: FetchInProgress, error: BaseException) -> None:
@@ -272,12 +266,11 @@ class FetchHandler:
 
 
 def _matching_blocks(poll: FetchInProgress, chunk: Chunk) -> list[memoryview]:
-    """Return the blocks of `chunk` that match the fetch's tags."""
     return blocks_with(chunk.data, poll.tags or (), chunk.start, poll.partition.log.log_id)
 
 
 def read_error(error: BaseException, partition: Partition) -> BaseException:
-    """Return the client error for a failed read; for a wrong offset it names the log's range."""
+    """Return the client error for a failed read; if the offset is wrong, the error names the log's range."""
     log: Log = partition.log
     if partition.deleted:
         return UnknownTopic(TOPIC_DELETED.format(name=partition.name))
@@ -286,19 +279,19 @@ def read_error(error: BaseException, partition: Partition) -> BaseException:
     return reply.of_read(error)
 
 
-# Filtering by the hash of a tag that each record's flag has. The client compares the tags themselves.
+# Filtering by tag: the flag of each record has a hash of the tag. The client compares the tags themselves.
 
 LENGTH_FLAG: Final = Struct(">I12xI")
 
 
 def blocks_with(data: bytes | bytearray, wanted: Collection[int], offset: int, log_id: int) -> list[memoryview]:
-    """Return the parts of `data` with a record that has one of the tag hashes `wanted`.
+    """Return the parts of `data` with a record that has one of the tag hashes `wanted`; [] if there is none.
 
-    `data` are whole blocks, the first at `offset` of the log. Adjacent blocks are one part; [] means no match.
+    `data` are whole blocks, the first at `offset` of the log. Adjacent blocks are returned as one part.
 
-    A block is left out only if its trailer, position and checksum are valid: otherwise a wrong byte in a tag or a
-    length could hide it and the undamaged blocks after it. From the first invalid block on everything is returned,
-    and the reader, which verifies every block, reports the damage.
+    A block is left out only if its trailer, position and checksum are valid. Otherwise a damaged tag or length could
+    hide the block, or undamaged blocks after it, from the reader. Everything from the first invalid block on is
+    returned; the reader verifies every block and reports the damage.
     """
     view, found = memoryview(data), list[tuple[int, int]]()
     unpack, size = LENGTH_FLAG.unpack_from, len(data)
@@ -324,7 +317,6 @@ def blocks_with(data: bytes | bytearray, wanted: Collection[int], offset: int, l
 
 
 def _is_valid_block(data: memoryview, start: int, end: int, offset: int, log_id: int) -> bool:
-    """Return whether a valid block reaches from `start` to `end`, trailer included."""
     at = end - TRAILER_SIZE
     try:
         control = decode_trailer(data, at, log_id)

@@ -12,9 +12,10 @@ from journal.errors import Corrupt, NotARecord, Stopped
 from journal.log.log import Log
 from journal.record.block import blocks_of
 from journal.record.format import FLAG_FILLER, HEADER_SIZE, LENGTH, BadRecord, records_of
+from tfmq.broker.admission import BoundedExecutor
 from tfmq.broker.fetch import read_error
 from tfmq.broker.partition import Partition
-from tfmq.broker.reply import Reply, Run, client_error
+from tfmq.broker.reply import Reply, Session, client_error
 from tfmq.broker.timers import Timers
 from tfmq.broker.topics import Topics
 from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped
@@ -25,7 +26,7 @@ ONE_BLOCK: Final = 1
 
 
 def record_offset(log: Log, offset: int, records: int) -> int:
-    """Return the offset of the record that is `records` after the one at `offset`, in one block.
+    """Return the offset of the record that is `records` records after the one at `offset`, in the same block.
 
     Reads the disk: call it in a worker. Raises what `Log.read` raises.
     """
@@ -43,8 +44,9 @@ def record_offset(log: Log, offset: int, records: int) -> int:
 def ordinal_of(log: Log, offset: int) -> int:
     """Return the ordinal of the record at `offset`.
 
-    At the end of the log, and inside a filler, that of the next record; ORDINAL_UNKNOWN in a damaged range, and where a
-    stopped log cannot be read any more. May read the disk: call it in a worker. Raises what `Log.read` raises.
+    At the end of the log, or inside a filler (the replacement of lost records), return the ordinal of the next record.
+    Return ORDINAL_UNKNOWN in a damaged range, and where a stopped log cannot be read any more. May read the disk: call
+    it in a worker. Raises what `Log.read` raises.
     """
     if offset == log.end_offset:
         return log.end_ordinal
@@ -69,8 +71,9 @@ def ordinal_of(log: Log, offset: int) -> int:
 def find_location(log: Log, by: int, value: int) -> tuple[int, int]:
     """Return the offset and ordinal of the record that LOCATE requests.
 
-    `by` is a BY_ constant, `value` an offset, an ordinal or a time (ms) accordingly; a value outside of the log gives
-    the nearest end of the log. The ordinal is ORDINAL_UNKNOWN if damage makes it uncountable.
+    `by` is a BY_ constant; it says whether `value` is an offset, an ordinal or a time (ms). If `value` is outside of
+    the log, the nearest end of the log is returned. The ordinal is ORDINAL_UNKNOWN if it cannot be counted because of
+    damage.
     """
     if by == BY_EARLIEST:
         return log.first_offset, log.first_ordinal
@@ -85,8 +88,9 @@ def find_location(log: Log, by: int, value: int) -> tuple[int, int]:
     return offset, ordinal_of(log, offset)
 
 
-def locate(request: Locate, partition: Partition, run: Run, reply: Reply) -> None:
+def locate(topics: Topics, executor: BoundedExecutor, request: Locate, reply: Reply, session: Session) -> None:
     """Answer LOCATE, from memory if possible, else in a worker."""
+    partition = topics.partition(request.topic, request.incarnation, request.partition)
     log = partition.log
 
     def found(place: tuple[int, int] | None, error: BaseException | None) -> None:
@@ -98,7 +102,7 @@ def locate(request: Locate, partition: Partition, run: Run, reply: Reply) -> Non
     if request.by in (BY_EARLIEST, BY_LATEST):
         found(find_location(log, request.by, request.value), None)
     else:
-        run(partial(find_location, log, request.by, request.value), found)
+        executor.run(partial(find_location, log, request.by, request.value), found, session)
 
 
 log = logging.getLogger("tfmq.broker")
@@ -110,19 +114,16 @@ ROUND_SECONDS: Final = 60.0
 class Retention:
     """Periodic deletion of sealed segments by age and size, and TRUNCATE.
 
-    The last segment is sealed when it is old, so that it can be deleted later. Each round also removes idle producer
-    ids. One partition is processed at a time, so that this work uses at most one worker.
+    The last segment is sealed (closed for appends) when it is old, so that it can be deleted later. Each round also
+    removes idle producer ids. One partition is processed at a time, so that this work uses at most one worker.
     """
 
     def __init__(self, *, topics: Topics, timers: Timers, clock: Clock) -> None:
         self._topics, self._timers, self._clock = topics, timers, clock
         self._remaining: deque[Partition] = deque()
-        self._extra_partitions: list[Partition] = []
+        self.extra_partitions: list[Partition] = []
+        """Partitions without a topic, whose idle producer ids are to be removed."""
         self._stopped = False
-
-    def add_partition(self, partition: Partition) -> None:
-        """Include a partition without a topic, whose idle producer ids are to be removed."""
-        self._extra_partitions.append(partition)
 
     def start(self) -> None:
         """Schedule the first round."""
@@ -137,12 +138,12 @@ class Retention:
         if self._stopped:
             return
         if not self._remaining:
-            self._remaining.extend((*self._topics.partitions(), *self._extra_partitions))
+            self._remaining.extend((*self._topics.partitions(), *self.extra_partitions))
             self._process_next()
         self._timers.after(ROUND_SECONDS, self._start_round, deferrable=True)
 
     def _process_next(self) -> None:
-        """Remove idle producer ids of the next partitions, up to one with retention; apply that."""
+        """Remove idle producer ids of the next partitions, up to one with retention, which is then applied."""
         while self._remaining:
             partition = self._remaining.popleft()
             if partition.deleted or partition.file_work_running:
@@ -162,10 +163,7 @@ class Retention:
         self._process_next()
 
     def truncate(self, request: Truncate, reply: Reply) -> None:
-        """Delete whole segments before an offset.
-
-        Raises UnknownTopic, UnknownPartition, StorageStopped.
-        """
+        """Delete whole segments before an offset. Raises UnknownTopic, UnknownPartition, StorageStopped."""
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
         if partition.log.stopped is not None:
             raise StorageStopped(reason=partition.log.stopped, outcome=NOT_DONE)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from journal.errors import Full
 from journal.log.checkpoint import REWRITE_SECONDS
 from journal.log.log import Log
-from journal.log.segments import LogOptions
-from journal.record.batch import Appended, Batch, Source
+from journal.log.options import LogOptions
+from journal.record.batch import PLAIN, Appended, Batch, Source
 from journal.record.block_trailer import contains_trailer_header
 from journal.record.format import HEADER_SIZE
 from tfmq.apply_target import Append, AppendDelayed, AppendResult, SourceId
 from tfmq.broker import reply
 from tfmq.broker.producer_state import ProducerState
-from tfmq.broker.reply import Run
-from tfmq.broker.reserve import FullDiskLog
-from tfmq.broker.timers import Timers
+from tfmq.broker.runtime import Runtime
 from tfmq.data_dir import LOSSES
 from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, UnknownTopic
 
@@ -37,27 +36,16 @@ Waiter = Callable[[BaseException | None], None]
 class Partition:
     """A log with its queue of appends.
 
-    `name` is the topic's. All calls come from the broker's thread.
+    `name` is the name of the topic. All methods are called in the broker's thread.
 
-    Appends are written in the order of `enqueue`, several in one write. A reply is sent only after the write, and if
-    required the fsync, that it promises. While file work runs in a worker the queue waits. While a large transaction
-    has exclusive use of the partition, only its effects are appended; everything else waits, other sources' effects
-    too.
+    Appends are written in the order of `enqueue`, several in one write. The reply to an append is sent after the write,
+    and after the fsync if the client asked for durability. While a worker does file work for the log, such as creating
+    a segment, the queue waits. While a large transaction has exclusive use of the partition, only its effects (its
+    appends after the commit) are written; all other appends wait, also effects of other sources.
     """
 
     def __init__(
-        self,
-        name: str,
-        incarnation: int,
-        number: int,
-        log: Log,
-        producers: ProducerState,
-        *,
-        force: Callable[[Log, int, Waiter], None],
-        run: Run,
-        timers: Timers,
-        full_disk: FullDiskLog,
-        append_bytes_max: int,
+        self, name: str, incarnation: int, number: int, log: Log, producers: ProducerState, runtime: Runtime
     ) -> None:
         self.name, self.incarnation, self.number = name, incarnation, number
         self.log = log
@@ -70,15 +58,15 @@ class Partition:
         """While it is set, only effects of this source are appended."""
         self._blocked: deque[PendingAppend] = deque()
         """Appends that wait until the exclusive use ends."""
-        self._force, self._run, self._timers = force, run, timers
-        self._append_bytes_max = append_bytes_max
-        self.append_bytes_max = min(append_bytes_max, log.options.segment_bytes // APPENDS_PER_SEGMENT)
+        self._force, self._run, self._timers = runtime.request_fsync, runtime.run, runtime.timers
+        self._append_bytes_max = runtime.limits["append_bytes"]
+        self.append_bytes_max = min(self._append_bytes_max, log.options.segment_bytes // APPENDS_PER_SEGMENT)
         self._durability_waiters: dict[int, list[Waiter]] = {}
         self._requested_offset = 0
         self._flush_timer_set = self._checkpoint_scheduled = False
         self._idle_callbacks: list[Callable[[], None]] = []
         self._state_incomplete = False
-        self._full_disk = full_disk
+        self._full_disk = runtime.full_disk
         self._logged_stop: str | None = None
         """The stop reason that has been logged already."""
 
@@ -103,10 +91,7 @@ class Partition:
         return len(self._queue) == 1
 
     def begin_exclusive(self, source: SourceId) -> None:
-        """Append only effects of `source` until `end_exclusive`.
-
-        A rejected effect of `source` ends the exclusive use, so that the queue cannot wait forever.
-        """
+        """Append only effects of `source` until `end_exclusive`, or until one of them is rejected."""
         self._exclusive_source = source
 
     def end_exclusive(self) -> bool:
@@ -117,7 +102,7 @@ class Partition:
         return bool(self._queue) and not self.file_work_running
 
     def write(self) -> None:
-        """Write everything queued, unless file work runs in a worker: its end calls this again."""
+        """Write everything queued. If file work runs in a worker, do nothing: the end of that work calls this again."""
         while self._queue and not self.file_work_running:
             staged = self._stage_queued()
             if not staged.items:
@@ -184,7 +169,6 @@ class Partition:
         return batches
 
     def _forms_trailer_header(self, before: Batch, batch: Batch) -> bool:
-        """Return whether a trailer's header would appear where two batches meet; see `Log.check`."""
         return contains_trailer_header(tail_of(before) + bytes(batch.data[:HEADER_SIZE]), self.log.log_id)
 
     def _append(self, staged: StagedAppends) -> None:
@@ -224,10 +208,10 @@ class Partition:
             work.rejected(error)
 
     def _take_followers(self, refused: PendingAppend) -> list[PendingAppend]:
-        """Remove and return the queued appends that must be rejected with a rejected effect.
+        """Remove and return the queued appends that must be rejected together with `refused`.
 
-        These are the later effects of the same source. All up to the highest applied position count as applied, so no
-        effect may be appended after a missing one.
+        If `refused` is an effect, these are the later effects of the same source: a log stores only the highest applied
+        position of a source, so `refused` would count as applied if a later effect were written.
         """
         if not refused.is_effect:
             return []
@@ -242,13 +226,10 @@ class Partition:
     # Fsyncs and their waiters
 
     def when_durable(self, offset: int, waiter: Waiter) -> None:
-        """Call `waiter(None)` once the log is durable up to `offset`, or `waiter(error)`.
-
-        It is called immediately if the log is durable so far already.
-        """
+        """Call `waiter(None)` once the log is durable up to `offset`, immediately if it is, or `waiter(error)`."""
         if self.log.waits_for_space and offset >= self.log.end_offset:
-            # Recovery found records that a full disk kept it from making durable. They are in the producer state, after
-            # the log's end, and may still be lost.
+            # Because the disk was full, recovery could not make records durable that it found after the log's end. The
+            # producer state includes these records, but they may still be lost.
             waiter(Full("the end of the log waits for space to be made durable"))
             return
         if offset <= self.log.forced_offset:
@@ -282,17 +263,13 @@ class Partition:
             waiter(error)
 
     def _write_checkpoint(self) -> None:
-        """Rewrite the checkpoint with the current durable offset.
-
-        Programs that read the files directly see it even without another fsync.
-        """
+        """Rewrite the checkpoint with the durable offset, for programs that read the files directly."""
         self._checkpoint_scheduled = False
         work = None if self.deleted else self.log.note_work()
         if work is not None:
             self._run(work, raise_error)
 
     def _flush(self) -> None:
-        """Request an fsync if the flush settings demand it now, else set a timer for it."""
         now = self._timers.now()
         due = self.log.flush_due(now)
         if due is None:
@@ -309,10 +286,7 @@ class Partition:
             self._flush()
 
     def set_options(self, options: LogOptions) -> None:
-        """Replace the options of the log.
-
-        The new options also determine when data that was written before is fsynced.
-        """
+        """Replace the options of the log. They also determine when data written before is fsynced."""
         self.log.set_options(options)
         self.append_bytes_max = min(self._append_bytes_max, options.segment_bytes // APPENDS_PER_SEGMENT)
         if self.log.stopped is None:
@@ -326,10 +300,7 @@ class Partition:
             look()
 
     def close_for_deletion(self, done: Callable[[], None]) -> None:
-        """Reject everything that waits, because the topic is deleted.
-
-        `done()` is called once no worker uses the log.
-        """
+        """Reject everything that waits, because the topic is deleted; `done()` once no worker uses the log."""
         self.deleted = True
         self.end_exclusive()
         if not self.file_work_running:
@@ -362,7 +333,7 @@ class Partition:
     def resume(self, done: Callable[[Any, BaseException | None], None]) -> None:
         """Resume the stopped log.
 
-        A resume that fails leaves the producer state incomplete. Until the next one, appends are rejected with the
+        If this fails, the producer state is incomplete. Until the next attempt succeeds, appends are rejected with the
         outcome "unknown".
         """
 
@@ -374,7 +345,6 @@ class Partition:
         self.run_exclusively(self.log.resume, ended)
 
     def _reject_effects(self) -> None:
-        """Reject all queued effects."""
         # Recovery may have truncated effects of the same source, which must be applied again before later ones.
         self.end_exclusive()
         waiting, self._queue = self._queue, deque(each for each in self._queue if not each.is_effect)
@@ -383,7 +353,6 @@ class Partition:
                 each.rejected(StorageStopped(reason="it was resumed meanwhile", outcome=NOT_DONE))
 
     def _log_trouble(self, error: BaseException, size_bytes: int = 0) -> None:
-        """Log a stop, a full disk or a lack of file descriptors; once, until that state has ended."""
         files = reply.is_of_files(error)
         if self.log.stopped is None and (files or isinstance(error, DiskFull)):
             self._full_disk.refused(f"{self.name}-{self.number}", size_bytes, files=files)
@@ -409,18 +378,13 @@ class Partition:
 
 
 def _is_effect_of(work: PendingAppend, source: SourceId) -> bool:
-    """Return whether the append is an effect of that source."""
     return work.is_effect and work.source[:2] == source
 
 
 def _append_error(error: BaseException) -> TfmqError:
-    """Return the client error of a failed append.
-
-    The outcome is unknown if the log has stopped, because part of the append may be written.
-    """
     known = reply.client_error(error)
     if isinstance(known, StorageStopped):
-        known.outcome = UNKNOWN
+        known.outcome = UNKNOWN  # part of the append may be written
     return known
 
 
@@ -430,11 +394,47 @@ def raise_error(result: Any, error: BaseException | None) -> None:
         raise error
 
 
-class EffectAppend:
+class PendingAppend(ABC):
+    """A queued append. Exactly one of `appended` and `rejected` is called."""
+
+    __slots__ = ()
+    size_bytes: int
+    alone = False
+    """Whether this append must not be combined with others into one append of the log, even of the same source."""
+    is_effect = False
+    """Whether this append is an effect, for example of a transaction. The batches of an effect were checked when their
+    producer sent them, and are not checked again. Their bytes do not change until the append is complete."""
+    source: Source = PLAIN
+
+    @abstractmethod
+    def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
+        """Return the batches to append; None if nothing is to be appended, as for a duplicate, which is answered here.
+
+        Raises FlushStagedFirst if the result depends on appends that are staged for the same write but not written yet.
+        Any other error rejects this append.
+        """
+
+    @abstractmethod
+    def appended(self, partition: Partition, answers: list[Appended]) -> None:
+        """Handle the completed append, which is not durable yet."""
+
+    @abstractmethod
+    def rejected(self, error: BaseException) -> None:
+        """Handle that nothing was written."""
+
+    def copy_bytes(self, *, staged: bool = False) -> None:  # noqa: B027 - most appends own their bytes
+        """Copy the bytes and release the receive buffer, because the append waits longer than this turn.
+
+        `staged`: the caller has already copied the batches that `prepare` returned, and does not call `prepare` again.
+        """
+
+
+class EffectAppend(PendingAppend):
     """Append of an effect of a transaction or a schedule, applied exactly once.
 
-    Producer sequences are not checked, because they were checked when the producer sent the records. `done(mark,
-    None)` is called when the effect is written, also if it was before; `done(None, error)` when it is not.
+    Producer sequences are not checked, because they were checked when the producer sent the records. `done(result,
+    None)` is called when the effect is written, also if it had been written before, and `done(None, error)` if it is
+    not written.
     """
 
     is_effect = True
@@ -445,7 +445,7 @@ class EffectAppend:
         self._batches = list(effect.batches)
         self._key = effect.key
         self._done = done
-        self.source: Source = effect.source
+        self.source = effect.source
         self.alone = not self._batches
         self.size_bytes = sum(len(batch.data) for batch in effect.batches)
 
@@ -469,44 +469,6 @@ class EffectAppend:
     def rejected(self, error: BaseException) -> None:
         self._done(None, error)
 
-    def copy_bytes(self, *, staged: bool = False) -> None:
-        """Do nothing: the batches own their bytes."""
-
-
-class PendingAppend(Protocol):
-    """A queued append. Exactly one of `appended` and `rejected` is called."""
-
-    size_bytes: int
-    alone: bool
-    """Whether it must not be combined with others into one append of the log, even of the same source."""
-    is_effect: bool
-    """Whether it is an effect, for example of a transaction. The batches of an effect were checked when their producer
-    sent them, and are not checked again. Their bytes do not change until the append is complete."""
-    source: Source
-
-    def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
-        """Return the batches to append.
-
-        Return None if the request needs no append and is answered: a duplicate, for example. Raises FlushStagedFirst if
-        the result depends on appends that are staged but not written, and any error with which to reject this append.
-        """
-        ...
-
-    def appended(self, partition: Partition, answers: list[Appended]) -> None:
-        """Handle the completed append, which is not durable yet."""
-        ...
-
-    def rejected(self, error: BaseException) -> None:
-        """Handle that nothing was written."""
-        ...
-
-    def copy_bytes(self, *, staged: bool = False) -> None:
-        """Copy the bytes, and release the receive buffer: the append waits longer than this turn.
-
-        `staged`: the batches have been copied already, and `prepare` is not called again.
-        """
-        ...
-
 
 class FlushStagedFirst(Exception):
     """The staged appends must be written before this one can be prepared."""
@@ -515,10 +477,10 @@ class FlushStagedFirst(Exception):
 class StagedAppends:
     """Queued appends that are combined into one append of the log.
 
-    An append names one source. So only appends of the same source are combined: plain produce requests, or effects of
-    one transaction journal, whose highest LSN then stands for all of them. The log writes an append completely or not
-    at all, so that this LSN never covers a missing effect. `next_sequences` has for each producer id the sequence after
-    its last staged batch.
+    An append of the log names one source, so only appends of the same source are combined: plain produce requests, or
+    effects of one transaction journal. The highest LSN of these effects is stored for all of them. The log writes an
+    append completely or not at all, so that no effect below that LSN is missing. `next_sequences`: producer id -> the
+    sequence that follows the producer's last staged batch.
     """
 
     def __init__(self) -> None:

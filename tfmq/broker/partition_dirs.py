@@ -1,24 +1,21 @@
-"""Folders of partitions: create, open, rename, delete.
-
-All of it is file work that runs in a worker.
-"""
+"""Folders of partitions: create, open, rename, delete. All of it is file work that runs in a worker."""
 
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from journal.clock import Clock
-from journal.disk import Disk, File
+from journal.disk import File
 from journal.errors import JournalError
 from journal.filenames import join, log_checkpoint_name, parse_partition_folder, parse_segment_name, partition_folder
 from journal.log.checkpoint import WrongLog
 from journal.log.log import Log
-from journal.log.segments import LogOptions
+from journal.log.options import LogOptions
 from journal.record.format import make_log_id
 from tfmq.broker.catalog_state import TopicRow
 from tfmq.broker.partition import Partition
 from tfmq.broker.producer_state import ProducerState
 from tfmq.broker.reply import STOPPING
+from tfmq.broker.runtime import Runtime
 from tfmq.broker.topics import OpenError, Topic
 from tfmq.data_dir import FOLDER_MISSING, path_error_advice
 from tfmq.errors import Busy
@@ -46,40 +43,52 @@ class OpenedPartition(NamedTuple):
 class PartitionDirs:
     """All partition folders in the data folder `data`.
 
-    A folder belongs to the topic incarnation whose log id its checkpoint contains; other folders are never used.
-    Folders of a deleted topic are first renamed to a name that no topic can have, so that a new topic of the same
-    name can be created at once.
+    A folder belongs to the topic incarnation whose log id is in the folder's checkpoint; folders that belong to no
+    topic are never used. The folders of a deleted topic are first renamed to names that no topic can have. So a new
+    topic of the same name can be created before the old files are deleted.
     """
 
-    def __init__(
-        self,
-        *,
-        disk: Disk,
-        data: str,
-        clock: Clock,
-        options: Callable[[str, int, Mapping[str, Any]], LogOptions],
-        producers: Callable[[], ProducerState],
-        partition: Callable[[TopicRow, OpenedPartition], Partition],
-    ) -> None:
-        self._disk, self._data, self._clock = disk, data, clock
-        self._options, self._producers = options, producers
-        self.new_partition = partition
+    def __init__(self, runtime: Runtime, producers: Callable[[], ProducerState]) -> None:
+        self._runtime, self._producers = runtime, producers
+        self._disk, self._data = runtime.disk, runtime.data
         self.is_stopping = False
         """Whether the broker stops: no more partitions are created, and a creation in progress fails."""
 
     def path(self, name: str, number: int) -> str:
         return join(self._data, partition_folder(name, number))
 
+    def log_options(self, name: str, number: int, own: Mapping[str, Any]) -> LogOptions:
+        """Return the log options for one partition of a topic. `own` are the settings of the topic."""
+        values = self._runtime.settings(name, own)
+        archive = values["retention.action"] == "archive"
+        return LogOptions(
+            segment_bytes=values["log.segment_bytes"],
+            segment_seconds=self._segment_seconds(name, own, values),
+            flush_messages=values["flush.messages"],
+            flush_seconds=values["flush.seconds"],
+            retention_seconds=values["retention.seconds"],
+            retention_bytes=values["retention.bytes"],
+            retention_action="archive" if archive else "delete",
+            archive_folder=self.archive_folder(name, number) if archive else None,
+            state_bytes=values["log.state_bytes"],
+            verify=values["log.verify"],
+        )
+
+    def _segment_seconds(self, name: str, own: Mapping[str, Any], values: Mapping[str, Any]) -> float:
+        # The default of log.segment_seconds applies only if segments are deleted by age. Otherwise closing segments
+        # early gains nothing, and each segment costs an open file descriptor. An explicit setting always applies.
+        key = "log.segment_seconds"
+        was_set = key in own or key in self._runtime.config.topic.get(name, {}) or key in self._runtime.config.origins
+        return float(values[key]) if was_set or values["retention.seconds"] else 0
+
     # Create folders
 
     def create_missing(self, topic: TopicRow, made: list[str] | None = None) -> list[OpenedPartition]:
-        """Create and open the partitions that the topic lacks.
+        """Create and open the partitions that the topic lacks. On error none of them stays open.
 
-        On error none of them stays open.
-
-        Folders left by an interrupted attempt are used. The paths of new folders are appended to `made`, so that only
-        these are deleted on failure: an existing folder may contain data. Raises OSError, Full, Corrupt (WrongLog:
-        another topic's folder), Busy once the broker is stopping.
+        Folders left by an interrupted attempt are used. The paths of new folders are appended to `made`, and the caller
+        deletes only these on failure, because an existing folder may contain data. Raises OSError, Full, Corrupt
+        (WrongLog: another topic's folder), Busy once the broker is stopping.
         """
         opened: list[OpenedPartition] = []
         try:
@@ -92,8 +101,8 @@ class PartitionDirs:
                     if made is not None:
                         made.append(path)
                 names = self._disk.list(path)
-                # An interrupted creation leaves at most an empty segment. Other files without a checkpoint are not of
-                # this topic.
+                # An interrupted creation leaves at most an empty segment in the folder. If other files are there, but
+                # no checkpoint, the folder does not belong to this topic.
                 begun = all(
                     parse_segment_name(name) is not None and not self._disk.size(join(path, name)) for name in names
                 )
@@ -108,7 +117,6 @@ class PartitionDirs:
         return opened
 
     def _require_descriptors(self) -> None:
-        """Raise Full unless some file descriptors are left, for connections and segment rolls."""
         spare: list[File] = []
         try:
             for _ in range(DESCRIPTORS_LEFT):
@@ -125,21 +133,21 @@ class PartitionDirs:
     def create_archives(self, topic: Topic, settings: Mapping[str, Any]) -> None:
         """Create the archive folders that the topic needs with these settings. Raises OSError, Full."""
         for number in range(len(topic.partitions)):
-            archive = self._options(topic.name, number, settings).archive_folder
+            archive = self.log_options(topic.name, number, settings).archive_folder
             if archive is not None:
                 self.create_archive(archive)
 
     def open(self, topic: TopicRow, number: int) -> OpenedPartition:
         """Open one log, with recovery. Raises what `Log.open` raises."""
         producers = self._producers()
-        options = self._options(topic.name, number, topic.settings)
+        options = self.log_options(topic.name, number, topic.settings)
         if options.archive_folder is not None:
             self.create_archive(options.archive_folder)
         opened = Log.open(
             self._disk,
             self.path(topic.name, number),
             log_id=make_log_id(topic.incarnation, number),
-            clock=self._clock,
+            clock=self._runtime.clock,
             options=options,
             state=producers,
         )
@@ -158,10 +166,14 @@ class PartitionDirs:
                 self._disk.make_folder(folder)
                 self._disk.force_folder(parent)
 
-    def open_or_reason(self, topic: TopicRow, number: int) -> Partition | OpenError:
-        """Open a partition. If that fails, return the reason; other partitions are not affected.
+    def new_partition(self, topic: TopicRow, opened: OpenedPartition) -> Partition:
+        return Partition(topic.name, topic.incarnation, opened.number, opened.log, opened.producers, self._runtime)
 
-        A missing folder is created again with its log stopped, so that an operator decides before it is written.
+    def open_or_reason(self, topic: TopicRow, number: int) -> Partition | OpenError:
+        """Open a partition, or return the reason why that fails.
+
+        If its folder is missing, the folder is created again, but the log is stopped: an operator decides before
+        anything is written to it.
         """
         path = self.path(topic.name, number)
         try:
@@ -182,10 +194,7 @@ class PartitionDirs:
         return partition
 
     def unknown_folders(self, topics: Mapping[int, TopicRow]) -> list[str]:
-        """Return folders that are named like partitions but belong to no topic.
-
-        They are not touched.
-        """
+        """Return folders that are named like partitions but belong to no topic. They are not touched."""
         known = {(row.name, number) for row in topics.values() for number in range(row.target)}
         found = []
         for name in self._disk.list(self._data):
@@ -235,10 +244,7 @@ class PartitionDirs:
 
 
 def log_recovery(opened: Log, *, damage: bool = True) -> None:
-    """Log what the recovery of a log found and did, so that an operator learns of damage early.
-
-    `damage` False leaves out damaged ranges: the caller repairs them and logs the repair.
-    """
+    """Log what the recovery of a log found and did; `damage` False leaves out damaged ranges."""
     found = opened.recovery
     for warning in found.warnings:
         log.warning("%s: %s", opened.folder, warning)

@@ -1,31 +1,33 @@
 """PRODUCE, and SUCCEED_PRODUCER, which closes a producer id: from the request to the reply.
 
-Appends are queued during a turn. `ProduceHandler.write` writes them at its end, one append per partition.
+Appends are queued during a turn. At its end `ProduceHandler.write` writes them, one append per partition.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from struct import Struct
 from struct import error as StructError
 from typing import Any, Final
 
-from journal.record.batch import PLAIN, Appended, Batch, succession_source
+from journal.record.batch import Appended, Batch, succession_source
 from journal.record.block_trailer import TRAILER_SIZE
 from journal.record.format import ATTRIBUTE_SIZE, FLAG_ATTRIBUTE, HEADER_SIZE
-from tfmq.broker.admission import REQUEST_BYTES, Backpressure
+from tfmq.broker.admission import REQUEST_BYTES
+from tfmq.broker.catalog import IdAllocator
+from tfmq.broker.fetch import LENGTH_FLAG
 from tfmq.broker.log_offsets import record_offset
 from tfmq.broker.partition import FlushStagedFirst, Partition, PendingAppend, StagedAppends
 from tfmq.broker.producer_state import DuplicateBatch, StoredBatch
-from tfmq.broker.reply import Body, Reply, Session, client_error, not_done_error, reply_when_done
+from tfmq.broker.reply import Body, Reply, Run, Session, client_error, not_done_error, reply_when_done
+from tfmq.broker.runtime import Runtime
+from tfmq.broker.topics import Topics
 from tfmq.errors import UNKNOWN, MessageTooLarge, SequenceGap
-from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce, SucceedProducer
+from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce
 
-_LENGTH_FLAG: Final = Struct(">I12xI")
 _new: Final = tuple.__new__
 """Makes a NamedTuple of a tuple with all its fields, without the call of its generated `__new__`."""
 
 
-class ProduceAppend:
+class ProduceAppend(PendingAppend):
     """The append of one PRODUCE, and its reply."""
 
     __slots__ = (
@@ -39,9 +41,6 @@ class ProduceAppend:
         "_session",
         "size_bytes",
     )
-    alone = False
-    is_effect = False
-    source = PLAIN
 
     def __init__(self, request: Produce, body: Body, reply: Reply, session: Session, writes: "ProduceHandler") -> None:
         self._request, self._body, self._reply, self._session = request, body, reply, session
@@ -137,16 +136,11 @@ class ProduceAppend:
             self._reply_when_durable(partition, answer.end_offset, [(0, offset), *answer.positions[1:]], True, answer)
 
 
-class SuccessionAppend:
-    """The append that closes a producer id on a partition for good, and its reply.
-
-    A repeated request gets the reply of the first one.
-    """
+class SuccessionAppend(PendingAppend):
+    """The append that closes a producer id on a partition for good. A repeat gets the first reply."""
 
     alone = True
-    is_effect = False
     size_bytes = TRAILER_SIZE
-    source = PLAIN
 
     def __init__(self, producer_id: int, successor: int, now_ms: int, reply: Reply) -> None:
         self._id, self._successor, self._now_ms, self._reply = producer_id, successor, now_ms, reply
@@ -171,37 +165,20 @@ class SuccessionAppend:
     def rejected(self, error: BaseException) -> None:
         self._reply.error(error)
 
-    def copy_bytes(self, *, staged: bool = False) -> None:
-        """Do nothing: it has no bytes."""
-
 
 class ProduceHandler:
     """The commands PRODUCE and SUCCEED_PRODUCER, and the partitions to be written in this turn."""
 
-    def __init__(
-        self,
-        *,
-        partition: Callable[[str, int, int], Partition],
-        quotas: Backpressure,
-        message_bytes_max: int,
-        attribute_bytes_max: int,
-        run: Any,
-        now_ms: Callable[[], int],
-        lease: Callable[..., None],
-        mark_ready: Callable[[], None],
-    ) -> None:
-        self.quotas, self.run, self.now_ms = quotas, run, now_ms
-        self._message_bytes_max = message_bytes_max
-        self._record_bytes_max = message_bytes_max + attribute_bytes_max + HEADER_SIZE
-        self._partition = partition
-        self._lease, self._mark_ready = lease, mark_ready  # `lease` is IdAllocator.allocate for one id
+    def __init__(self, runtime: Runtime, topics: Topics, leases: IdAllocator, run: Run) -> None:
+        self.quotas, self.run, self.now_ms = runtime.backpressure, run, runtime.clock.wall_ms
+        self._message_bytes_max = runtime.limits["message_bytes"]
+        self._record_bytes_max = self._message_bytes_max + runtime.limits["attribute_bytes"] + HEADER_SIZE
+        self._partition, self._leases = topics.partition, leases
+        self._mark_ready = runtime.ready_marker("partitions")
         self._due: list[Partition] = []
 
     def produce(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
-        """Queue a batch.
-
-        Raises UnknownTopic, UnknownPartition, StorageStopped, MessageTooLarge, Busy.
-        """
+        """Queue a batch. Raises UnknownTopic, UnknownPartition, StorageStopped, MessageTooLarge, Busy."""
         self.check_record_size(request.blocks, body)
         partition = self._partition(request.topic, request.incarnation, request.partition)
         self.quotas.acquire(session, len(body) + REQUEST_BYTES)
@@ -212,8 +189,9 @@ class ProduceHandler:
     def check_record_size(self, blocks: Sequence[tuple[int, int, int]], data: Body) -> None:
         """Raise MessageTooLarge if a record or its payload is too large.
 
-        A block above the block size contains a single record. A batch without blocks is limited to the same size. So
-        the records are iterated over only where one may be too large.
+        No record is larger than the largest block; a batch without blocks counts as one. So the records are examined
+        one by one only if that size exceeds the limit of a payload. A block above the limit of a record is rejected,
+        because only a block with a single record may exceed the normal block size.
         """
         size = blocks[0][0] if len(blocks) == 1 else max([block[0] for block in blocks], default=len(data))
         if size > self._message_bytes_max:
@@ -225,7 +203,7 @@ class ProduceHandler:
         position, most = 0, self._message_bytes_max
         try:
             while position < len(data):
-                length, flag = _LENGTH_FLAG.unpack_from(data, position)
+                length, flag = LENGTH_FLAG.unpack_from(data, position)
                 position += HEADER_SIZE
                 size = length
                 if flag & FLAG_ATTRIBUTE and length > most:
@@ -241,15 +219,7 @@ class ProduceHandler:
         except StructError:
             return  # no whole records, which `Log.check` rejects
 
-    def succeed(self, request: SucceedProducer, reply: Reply) -> None:
-        """Close a producer id and reply with its successor.
-
-        Raises UnknownTopic, UnknownPartition, StorageStopped.
-        """
-        partition = self._partition(request.topic, request.incarnation, request.partition)
-        self.succeed_in_partition(partition, request.producer_id, reply)
-
-    def succeed_in_partition(self, partition: Partition, producer_id: int, reply: Reply) -> None:
+    def succeed(self, partition: Partition, producer_id: int, reply: Reply) -> None:
         """Close a producer id on an open partition and reply with its successor."""
         closed = partition.producers.closed_id(producer_id)
         if closed is not None:
@@ -262,7 +232,7 @@ class ProduceHandler:
             else:
                 self.enqueue(partition, SuccessionAppend(producer_id, successor, self.now_ms(), reply))
 
-        self._lease(leased, in_use=producer_id)
+        self._leases.allocate(1, leased, in_use=producer_id)
 
     def end_exclusive(self, partition: Partition) -> None:
         """End the exclusive use of a partition; what waited is written at the end of the turn."""

@@ -25,10 +25,7 @@ LeaseTimeMs = Callable[[int], int | None]
 
 
 class StoredBatch(NamedTuple):
-    """A batch in the log with the fields of its reply.
-
-    `end_offset` is the end of the append that contains it.
-    """
+    """A batch in the log with the fields of its reply. `end_offset` is the end of the append that contains it."""
 
     sequence: int
     records: int
@@ -46,9 +43,9 @@ class StoredBatch(NamedTuple):
 class DuplicateBatch(NamedTuple):
     """The reply for a range of sequences that is already in the log.
 
-    `first_offset_walk` is None or (offset, records): the range starts that many records after that offset, and the
-    caller must read its first offset from the log. This happens only after a restart, when adjacent small batches
-    were merged.
+    `first_offset_walk`: None if `stored` has the offset of the range's first record. Otherwise it is (offset, records):
+    the caller must find that offset in the log, `records` records after the record at `offset`. This happens only after
+    a restart, when adjacent small batches were merged.
     """
 
     stored: StoredBatch
@@ -58,8 +55,8 @@ class DuplicateBatch(NamedTuple):
 class ProducerEntry:
     """What is remembered of one producer id in a partition.
 
-    `next_sequence` is expected next, `seen_ms` the time of the last append, `batches` are the most recent ones.
-    `successor` is the id that continues after a closed one; 0 while this id is open.
+    `next_sequence`: the sequence of the next record. `seen_ms`: the time of the last append. `batches`: the most recent
+    batches. `successor`: the id that replaces this one after it is closed; 0 while it is open.
     """
 
     __slots__ = ("batches", "next_sequence", "seen_ms", "successor")
@@ -74,14 +71,14 @@ class ProducerEntry:
 class ProducerState:
     """The producer ids of one partition, the longest idle first.
 
-    The sequences of a producer id are contiguous within a partition. For each id the last sequence and the most
-    recent batches with their replies are remembered, so that a duplicate is recognized and answered as before. A
-    closed id keeps its successor. The state is rebuilt from a snapshot and the blocks after it
+    The sequences of a producer id are contiguous within a partition. For each id the last sequence and the most recent
+    batches with their replies are remembered, so that a duplicate is recognized and gets the same reply again. For a
+    closed id its successor is remembered too. The state is rebuilt from a snapshot and the blocks after it
     (`journal.log.checkpoint.State`).
 
-    Ids that are idle too long, or the longest idle of too many, are removed. The highest removed id is kept as
-    `floor`: an unknown id at or below it may have sent before, so it is rejected instead of being taken for a new
-    one. Ids are allocated in increasing order, so that the floor never rejects a newer id.
+    Ids that are idle for too long are removed, and if there are too many ids, those that are idle longest. The highest
+    removed id is kept as `floor`: an unknown id at or below the floor may have sent before, so it is rejected instead
+    of being taken for a new one. Ids are allocated in increasing order, so that the floor never rejects a newer id.
     """
 
     def __init__(self, *, remembered: int, entries_max: int, idle_ms: int, leased_ms: LeaseTimeMs) -> None:
@@ -109,7 +106,8 @@ class ProducerState:
     ) -> DuplicateBatch | None:
         """Return None if the batch is the next one, a `DuplicateBatch` if it is in the log.
 
-        `gaps` (acks none) also allows a later sequence. Raises StaleProducer, UnknownProducer, SequenceGap, BadRequest.
+        With `gaps` (for acks none) a later sequence than the next one is allowed too. Raises StaleProducer,
+        UnknownProducer, SequenceGap, BadRequest.
         """
         stream = self._entries.get(producer_id)
         if stream is None:
@@ -175,7 +173,6 @@ class ProducerState:
         self.floor = max(self.floor, producer_id)
 
     def _touch_entry(self, producer_id: int, seen_ms: int) -> ProducerEntry:
-        """Return the entry of an id, created if necessary, as the most recently used one."""
         stream = self._entries.pop(producer_id, None)
         if stream is None:
             stream = ProducerEntry(self._remembered)
@@ -218,10 +215,7 @@ class ProducerState:
         return pack((SNAPSHOT_VERSION, self.floor, streams))
 
     def apply(self, block: Block) -> None:
-        """Apply the next block of the log; called by recovery.
-
-        A batch may continue in the next block of the same append.
-        """
+        """Apply the next block of the log; called by recovery."""
         found = []
         ordinal = block.control.first_ordinal
         if block.control.source_kind == SOURCE_PLAIN:
@@ -231,10 +225,7 @@ class ProducerState:
         self.apply_runs(block.control, found)
 
     def apply_runs(self, control: BlockTrailer, found: Iterable[tuple[int, ProducerRun]]) -> None:
-        """Apply a block, given as its trailer and its runs: consecutive records of one producer.
-
-        `found` has each run with the ordinal of its first record.
-        """
+        """Apply a block, given as its trailer and its runs, each with the ordinal of its first record."""
         if control.source_kind == SOURCE_SUCCESSION:
             self.close(control.source_id, control.source_high, control.source_low - 1, control.append_time)
         elif control.source_kind == SOURCE_PLAIN:
@@ -247,10 +238,7 @@ class ProducerState:
         self._append_continues = control.more_follows
 
     def _apply_run(self, producer_id: int, run: StoredBatch) -> None:
-        """Add a run as a batch, or append it to the producer's last batch if both may be one batch.
-
-        For that they must be in the same append, without a gap in between.
-        """
+        """Add a run as a batch, or append it to the producer's last batch if both are in one append without a gap."""
         stream = self._entries.get(producer_id)
         last = stream.batches[-1] if stream is not None and stream.batches else None
         if stream is None or last is None or not self._append_continues or not _is_contiguous(last, run):
@@ -274,10 +262,6 @@ def _is_contiguous(last: StoredBatch, run: StoredBatch) -> bool:
 
 
 def _find_duplicate(stream: ProducerEntry, sequence: int, records: int) -> DuplicateBatch:
-    """Return the reply to sequences below the expected one.
-
-    Raises BadRequest if some are new, UnknownProducer if the reply is not known any more.
-    """
     if sequence + records > stream.next_sequence:
         raise BadRequest(
             f"Sequences {sequence}..{stream.next_sequence - 1} of this batch are stored and the rest is not: repeat"

@@ -20,41 +20,31 @@ Buffers: TypeAlias = Body | Sequence[Body]
 """The raw bytes after a reply's header: one buffer, or several that are sent in order."""
 
 Run: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""run(work, done): `work()` in a worker thread, then `done(result, error)` in the broker's thread, immediately or
-later."""
+"""run(work, done): calls `work()` in a worker thread, and then, immediately or later, `done(result, error)` in the
+broker's thread."""
 
 Randomness: TypeAlias = Callable[[int], bytes]
 """randomness(n): n random bytes, like `os.urandom`."""
 
 
 class Reply(Protocol):
-    """The single reply to one request. Exactly one of `ok` and `error` is called, once.
-
-    This is so for a PRODUCE with acks=none, too; the server then sends nothing.
-    """
+    """The single reply to one request. Exactly one of `ok` and `error` is called, once, even with acks=none."""
 
     @property
     def correlation(self) -> int:
         """The request's number in its session, as used by CANCEL."""
-        ...
 
     def body_done(self) -> None:
-        """Release the memory of the request's body, which is no longer needed.
-
-        Called at most once, before `ok` or `error`; these release it as well.
-        """
-        ...
+        """Release the memory of the request's body; at most once, before `ok` or `error`, which release it too."""
 
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
         """Send the reply with these fields, in the order of `tfmq.protocol.commands`, and the body.
 
         The caller must not modify the body any more.
         """
-        ...
 
     def error(self, error: BaseException) -> None:
         """Send an error reply; an exception that is no `TfmqError` becomes `internal_error`."""
-        ...
 
 
 class Session(Protocol):
@@ -63,35 +53,23 @@ class Session(Protocol):
     @property
     def identity(self) -> str:
         """The client's name and address, for logs and member lists."""
-        ...
 
     @property
     def operator(self) -> bool:
-        """Whether the client declared that an operator uses it (`Admin`, command line).
-
-        For the log; it grants nothing.
-        """
-        ...
+        """Whether an operator uses the client (`Admin`, command line). For the log; it grants nothing."""
 
     @property
     def number(self) -> int:
         """Number of the connection, counted since the broker's start."""
-        ...
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback()` once, in the broker's thread, when the connection is closed.
-
-        It is called immediately if the connection is closed already.
-        """
-        ...
+        """Call `callback()` once, in the broker's thread, when the connection is closed, or if it is already."""
 
     def pause(self) -> None:
         """Stop reading from this connection: too many of its requests wait for the disk."""
-        ...
 
     def resume(self) -> None:
         """Read from this connection again."""
-        ...
 
 
 STOPPING = "The broker is stopping. Connect again when it is back."
@@ -104,7 +82,6 @@ NO_FILES = (
     "The broker has as many open files as it may have. Raise its limit (ulimit -n), or delete topics that are not"
     " needed; then try again."
 )
-
 
 NO_MEMORY = "The broker is out of memory. Raise its limit, or ask for less at a time; then try again."
 
@@ -121,14 +98,13 @@ def _from_os_error(error: OSError) -> TfmqError:
 
 
 def _from_full(error: journal.Full) -> TfmqError:
-    """Return DiskFull, or Busy if the cause is a lack of file descriptors."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.EMFILE, errno.ENFILE):
         return errors.Busy(NO_FILES)
     return errors.DiskFull()
 
 
-# What a client gets for each error of `journal`; the first class that matches is used. Sentences for clients never
-# contain paths, which are only in the server's log.
+# For each error of `journal`, the error that a client gets; the first class that matches is used. Sentences for clients
+# never contain paths, which are only in the server's log.
 JOURNAL_ERRORS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
     (journal.BelowStart, lambda e: errors.OffsetOutOfRange(first=e.first, end=-1, offset=e.offset)),
     (journal.BeyondEnd, lambda e: errors.OffsetOutOfRange(first=-1, end=e.end, offset=e.offset)),

@@ -19,7 +19,7 @@ NAME: Final = "reserve"
 
 PIECE_BYTES: Final = 256 << 10
 """Disk space for one entry of the catalog. An entry is small, but a file system allocates whole blocks, and needs some
-for itself."""
+blocks for its own metadata."""
 
 PIECE_COUNT: Final = 4
 """Pieces of the reserve. The deletion of a topic takes two entries; the rest is for a roll of the catalog's log and for
@@ -34,18 +34,12 @@ RETRY_SECONDS: Final = 10.0
 """Time between attempts to restore the file."""
 
 RECOVERED_SECONDS: Final = 10.0
-"""The disk counts as no longer full when messages were appended and none rejected for this long.
-
-On a full disk small appends still succeed between rejected ones, and clients retry several times per second.
-"""
+"""The disk counts as no longer full when messages were appended and none rejected for this long. One success is not
+enough: on a full disk small appends still succeed between rejected ones, and clients retry several times per second."""
 
 
 class FullDiskLog:
-    """Logs that the disk is full, or that no file can be opened, and the end of that state.
-
-    One line is logged when a partition rejects a message for that reason, and one when messages are appended again,
-    however many are rejected in between.
-    """
+    """Logs that the disk is full, or that no file can be opened, and the end of that state; one line each."""
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
@@ -55,10 +49,7 @@ class FullDiskLog:
         """Size of the smallest append that was rejected since the disk was full."""
 
     def refused(self, partition: str, size_bytes: int, *, files: bool = False) -> None:
-        """Record a rejected append of `size_bytes`; log the first since the disk has become full.
-
-        With `files` the reason is not the disk, but that no more files can be opened.
-        """
+        """Record a rejected append. With `files` the reason is not the disk, but too many open files."""
         self._refused_at, self._appended = self._timers.now(), False
         self._refused_bytes = min(self._refused_bytes, size_bytes) if self.is_full else size_bytes
         if not self.is_full:
@@ -76,8 +67,8 @@ class FullDiskLog:
     def appended(self, size_bytes: int) -> None:
         """Record a successful append while the disk is full.
 
-        It shows that there is space again, unless it is smaller than all rejected appends and one was rejected less
-        than RECOVERED_SECONDS ago.
+        The append shows that there is space again, unless it is smaller than all rejected ones and the last rejection
+        was less than RECOVERED_SECONDS ago.
         """
         if size_bytes >= self._refused_bytes or self._timers.now() >= self._refused_at + RECOVERED_SECONDS:
             self._appended = True
@@ -104,11 +95,9 @@ class FullDiskLog:
 class SpaceReserve:
     """A file that occupies disk space, so that topics can be deleted on a full disk.
 
-    Deleting topics is the usual reaction to a full disk, and each deletion must first be written to the catalog. If
-    there is no space for that entry, the file is truncated by PIECE_BYTES, and the entry is appended at once in the
-    same thread, before other writers can use the space. Without the file, a deletion on a full disk is rejected.
-
-    `fill` runs at the start and in workers, everything else in the broker's thread.
+    Each deletion must first be written to the catalog. If there is no space for that entry, the file is truncated by
+    PIECE_BYTES, and the entry is appended at once in the same thread, before other writers can use the space. `fill` is
+    called at the start and in workers, all other methods in the broker's thread.
     """
 
     def __init__(self, disk: Disk, folder: str, clock: Clock, run: Run) -> None:
@@ -122,10 +111,7 @@ class SpaceReserve:
         self._not_before = 0.0
 
     def open(self) -> None:
-        """Find, create or complete the reserve file, at startup.
-
-        Never raises: the broker works without it.
-        """
+        """Find, create or complete the reserve file, at startup. Never raises: the broker works without it."""
         self._size = _size_or_zero(self.fill)
 
     def release_piece(self) -> bool:
@@ -152,10 +138,10 @@ class SpaceReserve:
         self._run(lambda: _size_or_zero(self.fill), filled)
 
     def fill(self) -> int:
-        """Write what is missing of the reserve file if the disk has enough space. Return its size.
+        """Write what is missing of the reserve file if the disk has enough space, and return its size.
 
-        The content cannot be compressed by the file system, and is fsynced, so that the space is really allocated. A
-        file that a power cut left incomplete is completed. Raises OSError, Full.
+        The content cannot be compressed by the file system, and is fsynced, so that the space is really allocated.
+        Raises OSError, Full.
         """
         exists = self._disk.exists(self._path)
         size = self._disk.size(self._path) if exists else 0

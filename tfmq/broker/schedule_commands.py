@@ -1,26 +1,21 @@
-"""Schedule commands: add, list, pause, resume, remove.
-
-`tfmq.broker.scheduler` sends the messages.
-"""
+"""Schedule commands: add, list, pause, resume, remove. `tfmq.broker.scheduler` sends the messages."""
 
 from __future__ import annotations
 
 import logging
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from journal.clock import Clock
 from tfmq.broker.apply_target import BrokerApplyTarget
 from tfmq.broker.catalog import Catalog, IdAllocator
 from tfmq.broker.catalog_state import SCHEDULE_GONE, ScheduleRow
-from tfmq.broker.reply import Body, Reply, Run, client_error
-from tfmq.broker.scheduler import PAUSED, WAITING, RunningSchedule, Scheduler
-from tfmq.broker.timers import Timers
+from tfmq.broker.reply import Body, Reply, Run, Session, client_error
+from tfmq.broker.runtime import Runtime
+from tfmq.broker.scheduler import MISFIRE_RULES, PAUSED, WAITING, RunningSchedule, Scheduler
 from tfmq.broker.topics import Topic, Topics, no_partition
-from tfmq.delay.cron import MISFIRE_RULES
 from tfmq.errors import BadRequest, MessageTooLarge, NotAllowed, UnknownPartition, UnknownSchedule
 from tfmq.protocol.commands import AddSchedule, ListSchedules, PauseSchedule, RemoveSchedule, ResumeSchedule
 
@@ -32,40 +27,32 @@ Finish = Callable[..., None]
 
 
 class ScheduleCommands:
-    """The commands for schedules.
+    """The commands for schedules. Changes of one schedule are made one after the other.
 
-    The catalog stores the schedules; which messages were sent is in the block trailers of their partitions. Every
-    change is durable in the catalog before its reply. A schedule is bound to one partition of one incarnation of its
-    topic. If the topic is deleted and created again, the schedule is bound to the new incarnation from that
-    time on, in the catalog too, so that messages of the old one are never sent to the new one. Changes of one
-    schedule are serialized.
+    The catalog stores the schedules. Which messages were sent is not in the catalog, but in the block trailers of the
+    partitions. Every change is durable in the catalog before its reply. A schedule is bound to one partition of one
+    incarnation of its topic. If the topic is deleted and created again, the schedule is bound to the new incarnation
+    from that time on, so that messages for the old one are never sent to the new one.
     """
 
     def __init__(
         self,
+        runtime: Runtime,
         *,
         catalog: Catalog,
         destination: BrokerApplyTarget,
         topics: Topics,
         leases: IdAllocator,
-        timers: Timers,
-        clock: Clock,
         run: Run,
-        limits: Mapping[str, int],
-        partitions_default: Callable[[str], int],
     ) -> None:
-        """`partitions_default(name)` returns how many partitions a topic created on first use gets."""
-        self._catalog, self._topics, self._leases = catalog, topics, leases
-        self._partitions_default = partitions_default
-        self._clock, self._limits = clock, limits
+        self._runtime, self._catalog, self._topics, self._leases = runtime, catalog, topics, leases
+        self._clock, self._limits = runtime.clock, runtime.limits
         self._table = catalog.state.schedules
         self._running: dict[str, RunningSchedule] = {}
         self._changing: dict[str, deque[Callable[[], None]]] = {}
         self._adding: dict[str, int] = {}
         """Bytes of the schedules that are being added, by name."""
-        self.scheduler = Scheduler(
-            destination=destination, topics=topics, timers=timers, clock=clock, run=run, bind=self._bind
-        )
+        self.scheduler = Scheduler(runtime, destination=destination, topics=topics, run=run, bind=self._bind)
 
     def start(self) -> None:
         """Load all schedules and start sending."""
@@ -74,9 +61,9 @@ class ScheduleCommands:
             if run.trouble:
                 logger.error("the schedule %s cannot run: %s", row.name, run.trouble)
             self.scheduler.add(run)
-        for topic in self._topics.all():
+        for topic in self._topics.values():
             self.topic_created(topic)
-        self.scheduler.start()
+        self.scheduler.timer.start()
 
     def topic_created(self, topic: Topic) -> None:
         """Bind schedules to a topic that was created or has more partitions."""
@@ -91,7 +78,7 @@ class ScheduleCommands:
 
     # ADD_SCHEDULE
 
-    def add(self, request: AddSchedule, body: Body, reply: Reply) -> None:
+    def add(self, request: AddSchedule, body: Body, reply: Reply, session: Session) -> None:
         """Add a schedule. Raises BadRequest, MessageTooLarge."""
         payload = None if request.tombstone else bytes(body)
         size = len(request.attribute) + len(body)
@@ -136,7 +123,7 @@ class ScheduleCommands:
                 return
             self._running[row.name] = run
             self.scheduler.add(run)
-            now = self._topics.find(row.topic)
+            now = self._topics.get(row.topic)
             if now is not None and now.incarnation != run.row.incarnation:
                 self._bind(run)
             finish(None, self._describe_fully(run), True)
@@ -144,13 +131,9 @@ class ScheduleCommands:
         self._leases.allocate(1, leased)
 
     def _check_new_topic(self, row: ScheduleRow) -> None:
-        """Raise UnknownPartition if a topic created for the schedule would lack its partition.
-
-        For a topic that does not exist, a client gets UnknownTopic, creates the topic, and adds the schedule again.
-        """
-        if self._topics.find(row.topic) is not None or row.partition_wanted is None:
+        if self._topics.get(row.topic) is not None or row.partition_wanted is None:
             return
-        count, wanted = self._partitions_default(row.topic), row.partition_wanted
+        count, wanted = self._runtime.partitions_default(row.topic, {}), row.partition_wanted
         if wanted >= count:
             with_count = "1 partition" if count == 1 else f"{count} partitions"
             raise UnknownPartition(
@@ -187,10 +170,7 @@ class ScheduleCommands:
         return run.description(firing.last_sent(run), firing.next_shown(run), firing.trouble(run))
 
     def _describe_fully(self, run: RunningSchedule) -> dict[str, Any]:
-        """Return a schedule with its payload and attribute.
-
-        Only for a reply about one schedule: lists could become too large.
-        """
+        """Return a schedule with its payload and attribute, for a reply about one schedule only."""
         return self._describe(run) | {"payload": run.row.payload, "attribute": run.row.attribute}
 
     # PAUSE_SCHEDULE, RESUME_SCHEDULE, REMOVE_SCHEDULE, and the binding to a topic
@@ -209,10 +189,7 @@ class ScheduleCommands:
         self._serialize(request.name, reply, pause)
 
     def resume(self, request: ResumeSchedule, reply: Reply) -> None:
-        """Resume a schedule from now on.
-
-        Times that passed during the pause are not treated as missed.
-        """
+        """Resume a schedule from now on. Times that passed during the pause are not treated as missed."""
 
         def resume(finish: Finish) -> None:
             run, now = self._find_run(request.name), self._clock.wall_ms()
@@ -227,9 +204,10 @@ class ScheduleCommands:
         self._serialize(request.name, reply, resume)
 
     def _restart_with_new_id(self, run: RunningSchedule, now: int, finish: Finish) -> None:
-        """Restart a schedule under another id, because the clock is before its last sent time.
+        """Restart a schedule under another id, because the clock is before the last time for which it sent a message.
 
-        The positions of a source only increase, so nothing can be sent under the old id for times before the last one.
+        The id is the source of the schedule's appends, and times are positions in that source. The positions of one
+        source only increase, so under the old id nothing could be sent for times before the last one.
         """
 
         def leased(id: int, error: BaseException | None) -> None:
@@ -246,7 +224,7 @@ class ScheduleCommands:
                 self.scheduler.plan(run)
                 finish(error)
                 return
-            self.scheduler.remove(run)
+            self.scheduler.timer.remove(run)
             self._running[run.row.name] = new
             self.scheduler.add(new)
             finish(None, self._describe_fully(new))
@@ -267,7 +245,7 @@ class ScheduleCommands:
         def removed(run: RunningSchedule, finish: Finish, error: BaseException | None) -> None:
             run.is_changing = False
             if error is None:
-                self.scheduler.remove(run)
+                self.scheduler.timer.remove(run)
                 del self._running[request.name]
             else:
                 self.scheduler.plan(run)
@@ -279,7 +257,7 @@ class ScheduleCommands:
         """Bind a schedule to its topic's current incarnation, from now on."""
 
         def bind(finish: Finish) -> None:
-            topic = self._topics.find(run.row.topic)
+            topic = self._topics.get(run.row.topic)
             if self._running.get(run.row.name) is not run:
                 finish(None)
                 return
@@ -309,7 +287,6 @@ class ScheduleCommands:
     # Changes in the catalog, one after the other for each schedule
 
     def _find_run(self, name: str) -> RunningSchedule:
-        """Return a running schedule. Raises UnknownSchedule."""
         run = self._running.get(name)
         if run is None:
             raise UnknownSchedule(f"There is no schedule {name}. Look at the list: tfmq schedule list.")
@@ -334,7 +311,8 @@ class ScheduleCommands:
     def _serialize(self, name: str, reply: Reply | None, change: Callable[[Finish], None]) -> None:
         """Call `change(finish)` when all earlier changes of the schedule `name` are complete.
 
-        It calls `finish(error, *fields of the reply)` when it is complete, or raises immediately.
+        `change` raises an error at once, or calls `finish(error, *fields of the reply)` when the change is complete. If
+        `reply` is None, no client waits for the change.
         """
 
         def begin() -> None:
@@ -366,11 +344,10 @@ class ScheduleCommands:
 
 
 def chosen_partition(run: RunningSchedule, topic: Topic) -> int:
-    """Return the number of the partition to which the schedule sends.
+    """Return the number of the partition to which the schedule sends. Raises UnknownPartition.
 
-    It is the requested one, else chosen by the message key as producers do, else by the schedule's name.
-
-    Raises UnknownPartition.
+    This is the partition that the client requested. If none was requested, it is chosen by the message key as producers
+    do, or by the schedule's name if there is no key.
     """
     wanted = run.row.partition_wanted
     if wanted is None:

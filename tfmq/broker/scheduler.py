@@ -22,9 +22,10 @@ from tfmq.broker.apply_target import BrokerApplyTarget
 from tfmq.broker.catalog_state import SCHEDULE, SCHEDULE_STATE, ScheduleRow
 from tfmq.broker.partition import tail_of
 from tfmq.broker.reply import Run
+from tfmq.broker.runtime import Runtime
 from tfmq.broker.timers import Timer, Timers
 from tfmq.broker.topics import Topics
-from tfmq.delay.cron import GRACE_MS, MINUTE_MS, SEND_ALL, CronSchedule, moments_to_send, zone_text
+from tfmq.delay.cron import MINUTE_MS, CronSchedule, zone_text
 from tfmq.errors import BadRequest, DiskFull, StorageStopped, TfmqError, UnknownTopic
 from tfmq.message import Attribute, decode_attribute, encode_attribute
 
@@ -39,6 +40,32 @@ CLOCK_BEHIND: Final = (
     " (tfmq schedule resume) to go on from here."
 )
 
+# Misfire rules: what happens with times that a schedule missed while the broker was down, a partition was stopped, or
+# a clock was set forward.
+#
+#     one    one message is sent, for the latest missed time; the default
+#     all    a message is sent for each missed time, oldest first, but only for the newest SEND_ALL_MAX
+#     skip   no message is sent
+
+SEND_LATEST, SEND_ALL, SEND_NONE = "one", "all", "skip"
+MISFIRE_RULES: Final = (SEND_LATEST, SEND_ALL, SEND_NONE)
+
+GRACE_MS: Final = 60_000
+"""A message is on time, so that no misfire rule applies, if it is sent less than this after its time."""
+
+SEND_ALL_MAX: Final = 1_000
+"""Maximum of missed times that the rule `all` sends; after a year there would be half a million."""
+
+
+def moments_to_send(cron: CronSchedule, rule: str, after_ms: int, now_ms: int) -> list[int]:
+    """Return the times in (after_ms, now_ms] for which a message is to be sent by the misfire rule, ascending."""
+    if rule == SEND_ALL:
+        return cron.last_moments(after_ms, now_ms, SEND_ALL_MAX)
+    latest = cron.last_between(after_ms, now_ms)
+    if latest is None or (rule == SEND_NONE and now_ms - latest >= GRACE_MS):
+        return []
+    return [latest]
+
 
 class Scheduler:
     """The running schedules. All calls come from the broker's thread.
@@ -52,58 +79,41 @@ class Scheduler:
 
     def __init__(
         self,
+        runtime: Runtime,
         *,
         destination: BrokerApplyTarget,
         topics: Topics,
-        timers: Timers,
-        clock: Clock,
         run: Run,
         bind: Callable[[RunningSchedule], None],
     ) -> None:
         """`bind(run)` is called if the topic of a schedule exists with another incarnation."""
-        self._destination, self._topics, self._clock = destination, topics, clock
+        self._destination, self._topics, self._clock = destination, topics, runtime.clock
         self._run, self._bind = run, bind
-        self._timer = ScheduleTimer(timers=timers, clock=clock, meet=self._process, set_back=self._clock_set_back)
-
-    def start(self) -> None:
-        """Start sending due messages."""
-        self._timer.start()
-
-    def stop(self) -> None:
-        """Stop sending; appends in progress complete."""
-        self._timer.stop()
+        self.timer = ScheduleTimer(
+            timers=runtime.timers, clock=runtime.clock, meet=self._process, set_back=self._clock_set_back
+        )
+        """Start and stop sending with it; appends in progress are still written."""
 
     def add(self, run: RunningSchedule) -> None:
-        """Start to send the messages of a schedule."""
-        self._timer.schedules[run.row.id] = run
+        self.timer.schedules[run.row.id] = run
         self._record_durable(run)
         self.plan(run)
 
-    def remove(self, run: RunningSchedule) -> None:
-        """Stop sending the messages of a schedule; its append in progress is still written."""
-        self._timer.remove(run)
-
     def plan(self, run: RunningSchedule) -> None:
         """Compute the next time of a schedule, after a change of it or of the clock."""
-        self._timer.process_at(run, self.next_unresolved(run))
+        self.timer.process_at(run, self.next_unresolved(run))
 
     def partition_resumed(self, log_id: int) -> None:
-        """Retry the schedules of a partition that was resumed.
-
-        The resume may have truncated sent messages.
-        """
-        for run in self._timer.schedules.values():
-            if run.key == log_id and not run.is_sending and not self._timer.is_parked(run):
+        """Retry the schedules of a partition that was resumed. The resume may have truncated sent messages."""
+        for run in self.timer.schedules.values():
+            if run.key == log_id and not run.is_sending and not self.timer.is_parked(run):
                 self.plan(run)
-        self._timer.retry_now(log_id)
+        self.timer.retry_now(log_id)
 
     # What a schedule has sent, and why it does not send
 
     def next_unresolved(self, run: RunningSchedule) -> int | None:
-        """Return the first time of the schedule for which nothing was sent or skipped yet.
-
-        It may be in the past. None while the schedule is paused.
-        """
+        """Return the first time for which nothing was sent or skipped yet, maybe in the past; None while paused."""
         if run.row.paused or run.cron is None:
             return None
         return run.cron.next_after(self.resolved_until(run))
@@ -137,7 +147,6 @@ class Scheduler:
         return False
 
     def _record_durable(self, run: RunningSchedule) -> None:
-        """Record up to which time the schedule's messages are durable in its partition."""
         settled = self._destination.last_durable(run.key, run.source)
         if settled is not None:
             run.durable_ms = settled[0]
@@ -156,24 +165,23 @@ class Scheduler:
 
     def _clock_set_back(self, now: int) -> None:
         """Plan all schedules again from `now`: skipped times that are later occur once more."""
-        for run in list(self._timer.schedules.values()):
+        for run in list(self.timer.schedules.values()):
             run.skipped_ms = min(run.skipped_ms, now)
-            if not run.is_sending and not self._timer.is_parked(run):
+            if not run.is_sending and not self.timer.is_parked(run):
                 self.plan(run)
 
     def _may_send(self, run: RunningSchedule) -> bool:
         """Return whether the schedule may send now. When that changes, `plan` is called."""
-        here = self._timer.schedules.get(run.row.id) is run
-        return self._timer.is_started and here and not run.is_changing and not run.row.paused
+        here = self.timer.schedules.get(run.row.id) is run
+        return self.timer.is_started and here and not run.is_changing and not run.row.paused
 
     # Schedules that are due
 
     def _process(self, run: RunningSchedule) -> None:
-        """Process a schedule that is due, or that was due and could not send."""
         cron = run.cron
         if run.is_sending or cron is None or not self._may_send(run):
             return
-        topic = self._topics.find(run.row.topic)
+        topic = self._topics.get(run.row.topic)
         if topic is None:
             self.skip_due(run, TOPIC_GONE.format(topic=run.row.topic))
             return
@@ -193,7 +201,7 @@ class Scheduler:
             self._due_times_found(run, found(), None)
             return
         run.is_sending = True
-        self._run(found, lambda *result: self._timer.run_soon(partial(self._due_times_found, run, *result)))
+        self._run(found, lambda *result: self.timer.run_soon(partial(self._due_times_found, run, *result)))
 
     def _due_times_found(self, run: RunningSchedule, moments: list[int] | None, error: BaseException | None) -> None:
         run.is_sending = False
@@ -219,7 +227,7 @@ class Scheduler:
             logger.warning("the schedule %s cannot send, and tries again: %s", run.row.name, trouble)
         run.trouble = trouble
         run.is_sending = False
-        self._timer.retry_later(run)
+        self.timer.retry_later(run)
 
     # Appends of messages
 
@@ -249,10 +257,7 @@ class Scheduler:
         self._destination.apply(append, partial(self._append_written, run, moments[count:]))
 
     def check_batches(self, run: RunningSchedule, batches: Sequence[Batch]) -> None:
-        """Check that the partition would accept the batches.
-
-        Raises BadBatch, MessageTooLarge, UnknownTopic.
-        """
+        """Check that the partition would accept the batches. Raises BadBatch, MessageTooLarge, UnknownTopic."""
         partition = self._topics.find_partition(run.row.incarnation, run.row.partition)
         if partition is None:
             raise UnknownTopic(TOPIC_GONE.format(topic=run.row.topic))
@@ -280,7 +285,7 @@ class Scheduler:
             logger.info("the schedule %s sends again", run.row.name)
             run.trouble = ""
         if rest:
-            self._timer.run_soon(partial(self._send_if_allowed, run, rest))
+            self.timer.run_soon(partial(self._send_if_allowed, run, rest))
         else:
             run.is_sending = False
             if self._may_send(run):
@@ -363,7 +368,6 @@ class RunningSchedule:
         return None if self._attribute is None else self._attribute.key
 
     def append(self, moments_ms: list[int]) -> Append:
-        """Return an append with one message for each of these times."""
         row = self.row
         source = Source(*self.source, moments_ms[-1], 0)
         batches = [self.batch(moment) for moment in moments_ms]
@@ -394,7 +398,6 @@ class RunningSchedule:
         return PAUSED if self.row.paused else WAITING if trouble else ACTIVE
 
     def description(self, last_ms: int, next_ms: int | None, trouble: str) -> dict[str, Any]:
-        """Return the schedule as replies describe it."""
         row, given = self.row, self._attribute
         return {
             "name": row.name,
@@ -432,9 +435,7 @@ Step = Callable[[], None]
 
 
 class ScheduleTimer:
-    """Timer that processes due schedules.
-
-    Calls `meet(run)` for each due schedule, and `set_back(now)` when the wall clock was set back.
+    """Timer that calls `meet(run)` for each due schedule, and `set_back(now)` when the wall clock was set back.
 
     Times are of the wall clock, which may be set, and a machine may sleep. So besides the timer for the next due
     schedule there is a round every ROUND_SECONDS. Work is done in portions, so that other requests are served in
@@ -460,13 +461,11 @@ class ScheduleTimer:
         self._in_portion = False
 
     def start(self) -> None:
-        """Start processing due schedules."""
         self.is_started = True
         self._last_wall_ms = self._clock.wall_ms()
         self._set_timers()
 
     def stop(self) -> None:
-        """Stop processing."""
         self.is_started = False
         for timer in (self._alarm, self._round):
             if timer is not None:
@@ -516,7 +515,6 @@ class ScheduleTimer:
     # Portions of work, and their timers
 
     def _set_timers(self) -> None:
-        """Set the timers for the next due schedule and for the next round."""
         if not self.is_started or self._in_portion or not self.schedules:
             return
         if self._heap:
@@ -535,7 +533,6 @@ class ScheduleTimer:
             self._run_portion()
 
     def _run_within(self, seconds: float) -> None:
-        """Run the next portion in at most `seconds`."""
         alarm = self._alarm
         if alarm is not None and not _is_finished(alarm):
             if alarm.due <= self._timers.now() + seconds:
@@ -584,5 +581,4 @@ class ScheduleTimer:
 
 
 def _is_finished(timer: Timer | None) -> bool:
-    """Return whether the timer has run or is cancelled."""
     return timer is None or timer.call is None

@@ -1,15 +1,13 @@
-"""Startup of the broker: `STEPS` run in order before the listener opens.
-
-If a step fails, everything opened so far is closed, so that the next start finds the data folder unlocked.
-"""
+"""Startup of the broker: `STEPS` run in order before the listener opens. If one fails, everything opened is closed."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple, cast
+from typing import Final
 
 from journal.disk import not_a_folder_error
 from journal.errors import Corrupt, Full, JournalError, NewerFormat
@@ -43,9 +41,8 @@ from tfmq.broker.catalog_state import (
     TopicRow,
 )
 from tfmq.broker.delay_commands import DelayCommands
-from tfmq.broker.delayed_produce import INCARNATION, NAME, ArrivalLogAdapter, ArrivalPartition
+from tfmq.broker.delayed_produce import ArrivalPartition
 from tfmq.broker.partition_dirs import RESERVED_NAMES, log_recovery
-from tfmq.broker.producer_state import ProducerState
 from tfmq.broker.topics import Topic
 from tfmq.data_dir import FOLDER_NAMES, VERSION_NAME, is_partition_folder, new_delay_advice, new_journal_advice
 from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID, SEGMENT_BYTES, arrival_options, damaged_ranges
@@ -67,61 +64,47 @@ def create_data_folder(broker: Broker) -> None:
             raise not_a_folder_error(path)
     if broker.disk.exists(join(broker.meta, VERSION_NAME)):
         return
-    # Without a version file, an earlier start may have ended after creating a folder and before fsyncing its parent. So
-    # all parents are fsynced again.
+    # There is no version file, so an earlier start may have created a folder and ended before it fsynced the parent
+    # folder. So all parents are fsynced again.
     missing = []
     path = broker.meta
     while path not in ("", ".", "/") and not broker.disk.exists(path):
         missing.append(path)
-        path = _above(path)
+        path = os.path.dirname(path)
     for path in reversed(missing):
         broker.disk.make_folder(path)
     for path in {*missing, broker.meta, broker.data}:
-        broker.disk.force_folder(_above(path))
-
-
-def _above(path: str) -> str:
-    head = path.rpartition("/")[0]
-    return head or ("/" if path.startswith("/") else ".")
+        broker.disk.force_folder(os.path.dirname(path) or ".")
 
 
 def lock_data_folder(broker: Broker) -> None:
-    """Lock the data folder: only one broker may use it."""
     broker.lock = broker.disk.lock(join(broker.data, LOCK_NAME))
 
 
 def version_file(broker: Broker) -> None:
     """Read the version file, which has the data folder's format and the node's id, or create it."""
-    if not broker.disk.exists(join(broker.meta, VERSION_NAME)):
-        # Partitions without a version file are an incomplete copy. A new catalog would allocate the ids of their
-        # producers again; the first batches of the new producers would look like duplicates, and be acked without
-        # being stored.
+    path = join(broker.meta, VERSION_NAME)
+    if not broker.disk.exists(path):
+        # If there are partitions and no version file, the folder is an incomplete copy of a data folder. A new catalog
+        # would allocate the producer ids in these partitions again. The first batches of the new producers would then
+        # look like duplicates, and be acked without being stored.
         for name in broker.disk.list(broker.data):
             if _is_partition(broker, name) and name not in RESERVED_NAMES:
-                path = join(broker.meta, VERSION_NAME)
                 raise Corrupt(path, 0, 0, f"it is missing, and there are partitions ({name}) that it belongs to")
         write_version(broker.disk, broker.meta, broker.randomness(16).hex())
     broker.node = read_version(broker.disk, broker.meta).node
 
 
 def _is_partition(broker: Broker, name: str) -> bool:
-    """Return whether the folder `name` contains a partition's log.
-
-    Unrelated folders may be named like one.
-    """
+    """Return whether the folder `name` contains a partition's log. Unrelated folders may be named like one."""
+    if parse_partition_folder(name) is None:
+        return False
     path = join(broker.data, name)
-    return (
-        parse_partition_folder(name) is not None
-        and broker.disk.is_folder(path)
-        and is_partition_folder(broker.disk.list(path))
-    )
+    return broker.disk.is_folder(path) and is_partition_folder(broker.disk.list(path))
 
 
 def create_forcer(broker: Broker) -> None:
-    """Create the `Forcer`, which makes the fsyncs of all logs.
-
-    Its anchor file is opened before the first write, so that every write error is reported to it.
-    """
+    # The forcer opens its anchor file before the first write, so that every write error is reported to that file.
     broker.forcer = Forcer(
         broker.disk,
         broker.run,
@@ -133,33 +116,19 @@ def create_forcer(broker: Broker) -> None:
 
 
 def open_catalog(broker: Broker) -> None:
-    """Open the catalog, and create the components that need it.
-
-    Raises Corrupt if the catalog is missing: a new one would contain none of the topics.
-    """
+    """Open the catalog, which must not be missing, and create the components that need it."""
     children = broker.disk.list(broker.meta)
     if not any(is_partition_file(name, SUFFIX) for name in children):
         for name in broker.disk.list(broker.data):
             if _is_partition(broker, name) or name in (TRANSACTIONS_FOLDER, DELAY_FOLDER):
                 raise Corrupt(broker.meta, 0, 0, f"the catalog is missing, and there is {name} that it belongs to")
-    broker.catalog = Catalog(
-        broker.disk,
-        broker.meta,
-        broker.clock,
-        broker.request_fsync,
-        broker.run,
-        broker.timers,
-        broker.ready_marker("catalog"),
-    )
+    broker.catalog = Catalog(broker)
     _bind_node(broker)
     broker.create_components()
 
 
 def _bind_node(broker: Broker) -> None:
-    """Check that version file and catalog have the same node id; store it where it is missing.
-
-    Handles of delayed messages, dead letters and Spark checkpoints contain the id. Raises Corrupt if the two differ.
-    """
+    """Check that version file and catalog have the same node id; store it where it is missing. Raises Corrupt."""
     known = broker.catalog.state.node
     if known and known != broker.node:
         reason = f"it names the node {broker.node}, and the catalog beside it is of node {known}"
@@ -201,14 +170,14 @@ def open_partitions(broker: Broker) -> None:
     """Open every partition's log, with recovery and its producer state."""
     for topic in _in_state(broker, OPEN) + _in_state(broker, GROWING):
         opened = partial(broker.partition_dirs.open_or_reason, topic)
-        broker.topics.add(Topic(topic, list(map(opened, range(topic.partitions)))))
+        broker.topics[topic.name] = Topic(topic, list(map(opened, range(topic.partitions))))
     broker.unknown_folders = broker.partition_dirs.unknown_folders(broker.catalog.state.topics)
     for name in broker.unknown_folders:
         log.warning("%s is no partition of a known topic and is left alone", name)
 
 
 def skip_known_ids(broker: Broker) -> None:
-    """Skip ids that only partitions know, as after restoring an older catalog."""
+    """Skip producer ids that only partitions know, for example because an older catalog was restored."""
     known = max((each.producers.highest_id for each in broker.topics.partitions()), default=0)
     _skip_ids(broker, known, "the partitions")
 
@@ -221,16 +190,8 @@ def _skip_ids(broker: Broker, known: int, source: str) -> None:
 
 
 def start_delay(broker: Broker) -> None:
-    """Open the delay store and load the waiting delayed messages.
-
-    This is done before transactions are opened, because committed ones may add delayed messages.
-    """
-    store = open_delay(broker)
-    try:
-        create_delay(broker, store)
-    except BaseException:
-        store.abandon("the start failed")
-        raise
+    """Open the delay store and load the waiting delayed messages."""
+    open_delay(broker)
     recovered: list[BaseException | None] = []
     broker.delay_commands.queue.recover(recovered.append)  # in this thread
     if not recovered:
@@ -240,9 +201,20 @@ def start_delay(broker: Broker) -> None:
 
 
 def start_transactions(broker: Broker) -> None:
-    """Open the transaction journal and apply committed transactions."""
+    """Open the transaction journal, restore prepared transactions, and apply committed ones.
+
+    Worker jobs and fsyncs run in this thread. A commit whose targets accept no writes is applied later.
+    """
     broker.create_transactions(open_transaction_store(broker))
-    recover_transactions(broker)
+    transactions = broker.transaction_commands
+    recovered: list[bool] = []
+    transactions.coordinator.recover(lambda: recovered.append(True))
+    broker.end_turn()
+    if not recovered:
+        raise RuntimeError("decided transactions were neither written nor put off")
+    counts = {state: count for state, count in transactions.store.state_counts.items() if count}
+    if counts:
+        log.info("transactions back from the journal: %s", counts)
 
 
 def start_housekeeping(broker: Broker) -> None:
@@ -272,12 +244,10 @@ STEPS: Final[tuple[Callable[[Broker], None], ...]] = (
 
 
 def start(broker: Broker) -> None:
-    """Start the broker: run all STEPS; after a failure close what is open.
-
-    Raises Locked, NewerFormat, Corrupt, OSError, Full if the broker cannot start.
-    """
+    """Start the broker: run all STEPS. Raises Locked, NewerFormat, Corrupt, OSError, Full."""
     began = broker.clock.monotonic()
-    # What a start allocates stays alive; to scan it repeatedly took half of a start with 100,000 prepared transactions.
+    # Garbage collection is off during the start, because what a start allocates stays alive. Repeated scans of these
+    # objects took half of a start with 100,000 prepared transactions.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -315,84 +285,67 @@ def _in_state(broker: Broker, state: str) -> list[TopicRow]:
     return [topic for topic in broker.catalog.state.topics.values() if topic.state == state]
 
 
-# Delayed delivery. The delay store is opened before any committed transaction is applied, because these may add delayed
-# messages. Delivery starts with the other housekeeping.
+# Delayed delivery. The delay store (the arrival log and the buckets) is opened before any committed transaction is
+# applied, because transactions may add delayed messages. Delivery starts with the other housekeeping.
 #
-# A store that is missing, of another data folder, or older than the partitions is rejected: waiting messages would be
-# lost, or numbers reused. A new one is created only in a data folder that never had one, or if the operator asks for
-# it with an empty file DATA/meta/new-delay.
+# A delay store or a transaction journal is rejected if it is missing, belongs to another data folder, or is older than
+# the partitions: otherwise waiting messages and prepared transactions would be lost, or numbers reused. A new one is
+# created only in a data folder that never had one, or if the operator asks for it.
 
 NEW_DELAY_MARKER: Final = "new-delay"
-"""File in DATA/meta that requests a new delay store.
-
-Operators create it to discard a lost store. The first start creates it as well and deletes it when the store exists.
-"""
-
-
-class DelayStore(NamedTuple):
-    """The files of delayed delivery: arrival log, its state, buckets of waiting messages."""
-
-    log: Log
-    state: ArrivalLogState
-    buckets: BucketStore
-    lost: int = 0
-    """Messages lost through damage of the arrival log."""
-
-    @property
-    def producers(self) -> ProducerState:
-        """The producer state of the arrival log."""
-        return cast(ProducerState, self.state.producers)
-
-    def abandon(self, reason: str) -> None:
-        """Close the store without writing anything."""
-        self.log.abandon(reason)
-        self.buckets.abandon()
+NEW_JOURNAL_MARKER: Final = "new-journal"
+"""Files in DATA/meta that request a new delay store or a new transaction journal. An operator creates such a file to
+replace a lost store or journal. The first start also creates the files, and deletes each when the store or journal
+exists."""
 
 
-def open_delay(broker: Broker) -> DelayStore:
-    """Open the delay store of this data folder.
-
-    Raises Corrupt, NewerFormat, OSError, Full, Stopped.
-    """
+def open_delay(broker: Broker) -> None:
+    """Open the delay store of this data folder, and create the components that need it."""
     folder = join(broker.data, DELAY_FOLDER)
-    if not broker.disk.exists(folder):
-        _require_new_delay(broker, folder)
-        broker.disk.make_folder(folder)
-    broker.disk.force_folder(broker.data)
+    _make_store_folder(broker, folder, _require_new_delay)
     _rebuild_buckets(broker, folder)
-    buckets = BucketStore.open(
-        broker.disk, folder, new_id=partial(_new_delay_id, broker, folder), randomness=broker.randomness
-    )
+    new_id = partial(_new_store_id, broker, folder, _require_new_delay, NEW_DELAY_MARKER, DELAY_STORE)
+    buckets = BucketStore.open(broker.disk, folder, new_id=new_id, randomness=broker.randomness)
     known = broker.catalog.state.delay_store
     try:
         if known and known != buckets.store_id:
             reason = f"it holds the delayed messages of store {buckets.store_id}, and store {known}"
             raise _delay_error(broker, folder, f"{reason} belongs to this data")
-        store = _open_arrivals(broker, folder, buckets)
+        partition, state, lost = _open_arrivals(broker, folder, buckets)
     except BaseException:
         buckets.abandon()
         raise
     try:
-        _require_newest_delay(broker, folder, store)
-        _update_catalog_from_delay(broker, store)
+        _require_newest_delay(broker, folder, partition.log, buckets)
+        if broker.catalog.log.stopped is None:
+            if not known:
+                broker.catalog.append_now((DELAY_STORE, buckets.store_id))
+            _skip_ids(broker, max(partition.producers.highest_id, buckets.store_id), "the delayed messages")
+        _create_delay(broker, partition, state, buckets, lost)
     except BaseException:
-        store.abandon("the start failed")
+        partition.log.abandon("the start failed")
+        buckets.abandon()
         raise
     _remove_marker(broker, NEW_DELAY_MARKER)
-    return store
 
 
-def _new_delay_id(broker: Broker, folder: str) -> int:
-    _require_new_delay(broker, folder)
-    return _enter_new_store(broker, NEW_DELAY_MARKER, DELAY_STORE)
+def _make_store_folder(broker: Broker, folder: str, require_new: Callable[[Broker, str], None]) -> None:
+    if not broker.disk.exists(folder):
+        require_new(broker, folder)
+        broker.disk.make_folder(folder)
+    broker.disk.force_folder(broker.data)
 
 
-def _enter_new_store(broker: Broker, marker: str, kind: int) -> int:
-    """Allocate the id of a new delay store or journal, and enter it in the catalog before that exists.
+def _new_store_id(
+    broker: Broker, folder: str, require_new: Callable[[Broker, str], None], marker: str, kind: int
+) -> int:
+    """Allocate the id of a new delay store or transaction journal, and enter the id in the catalog.
 
-    If the start is interrupted in between, the next one finds the marker file and creates one with another id. Raises
-    Stopped, Full, OSError.
+    The caller then creates the store or journal. If the start is interrupted in between, the next start finds the file
+    `marker`, and allocates another id. `require_new` raises an error if there must be no new store; `kind` is the kind
+    of the catalog entry.
     """
+    require_new(broker, folder)
     path = join(broker.meta, marker)
     if not broker.disk.exists(path):
         broker.disk.create(path).close()
@@ -415,10 +368,6 @@ def _delay_error(broker: Broker, path: str, reason: str) -> Corrupt:
 
 
 def _rebuild_buckets(broker: Broker, folder: str) -> None:
-    """Repair damaged buckets from the arrival log, as long as it still has their messages.
-
-    Raises NewerFormat, Full, OSError.
-    """
     try:
         repaired = rebuild_from_arrivals(broker.disk, folder)
     except (OSError, Full) as error:
@@ -436,22 +385,18 @@ def _rebuild_buckets(broker: Broker, folder: str) -> None:
 
 
 def _require_new_delay(broker: Broker, folder: str) -> None:
-    """Raise Corrupt unless there never was a delay store, or the operator discarded it."""
     if not broker.catalog.state.delay_store or broker.disk.exists(join(broker.meta, NEW_DELAY_MARKER)):
         return
     arrivals = join(folder, ARRIVALS_NAME)
     if broker.disk.exists(arrivals) and broker.disk.list(arrivals):
-        # The checkpoint is written before the arrival log is created, so there was one.
-        raise Corrupt(
-            join(folder, CHECKPOINT_NAME),
-            0,
-            0,
-            "the checkpoint of the delayed messages is missing, and the log in which they arrive is there",
-        )
+        # The checkpoint is written before the arrival log is created, so there was a checkpoint.
+        reason = "the checkpoint of the delayed messages is missing, and the log in which they arrive is there"
+        raise Corrupt(join(folder, CHECKPOINT_NAME), 0, 0, reason)
     raise _delay_error(broker, folder, "the store of delayed messages is missing")
 
 
-def _open_arrivals(broker: Broker, folder: str, buckets: BucketStore) -> DelayStore:
+def _open_arrivals(broker: Broker, folder: str, buckets: BucketStore) -> tuple[ArrivalPartition, ArrivalLogState, int]:
+    """Open the arrival log, repaired if it is damaged. Return it, its state, and how many messages are lost."""
     path = join(folder, ARRIVALS_NAME)
     is_there = broker.disk.exists(path)
     if not is_there or not broker.disk.list(path):
@@ -460,51 +405,44 @@ def _open_arrivals(broker: Broker, folder: str, buckets: BucketStore) -> DelaySt
         if not is_there:
             broker.disk.make_folder(path)
     broker.disk.force_folder(folder)
-    opened, state = _open_arrival_log(broker, path)
-    if not damaged_ranges(opened, buckets.spilled_offset):
-        log_recovery(opened)
-        return DelayStore(opened, state, buckets)
-    opened.abandon("it is damaged")
-    log_recovery(opened, damage=False)  # what comes of the damage is told below, once
-    lost = _repair_arrivals(broker, path, buckets.spilled_offset, buckets.spilled_number)
-    opened, state = _open_arrival_log(broker, path)
-    log_recovery(opened)
-    return DelayStore(opened, state, buckets, lost)
+    partition, state = _open_arrival_log(broker, path)
+    lost = 0
+    if damaged_ranges(partition.log, buckets.spilled_offset):
+        partition.log.abandon("it is damaged")
+        log_recovery(partition.log, damage=False)  # the result of the repair is logged below
+        lost = _repair_arrivals(broker, path, buckets.spilled_offset, buckets.spilled_number)
+        partition, state = _open_arrival_log(broker, path)
+    log_recovery(partition.log)
+    return partition, state, lost
 
 
-def _open_arrival_log(broker: Broker, path: str) -> tuple[Log, ArrivalLogState]:
-    state = ArrivalLogState(broker.new_producer_state())
+def _open_arrival_log(broker: Broker, path: str) -> tuple[ArrivalPartition, ArrivalLogState]:
+    producers = broker.new_producer_state()
+    state = ArrivalLogState(producers)
     flush = broker.config.flush
-    opened = Log.open(
-        broker.disk,
-        path,
-        log_id=LOG_ID,
-        clock=broker.clock,
-        options=arrival_options(flush.messages, flush.seconds, _segment_bytes(broker)),
-        state=state,
-    )
+    options = arrival_options(flush.messages, flush.seconds, _segment_bytes(broker))
+    opened = Log.open(broker.disk, path, log_id=LOG_ID, clock=broker.clock, options=options, state=state)
     if opened.stopped is not None:
-        # No command can resume it later. Everything that was acked is durable, and recovery verifies the rest again. If
-        # the resume fails, waiting messages are still delivered.
+        # The log is resumed now, because no command can resume it later. Everything that was acked is durable, and
+        # recovery verifies the rest again. If the resume fails, waiting messages are still delivered.
         log.error("the arrivals of delayed messages were stopped (%s); trying to resume them", opened.stopped)
         try:
             opened.resume()
         except (OSError, JournalError) as error:
             log.error("the arrivals of delayed messages stay stopped: %s", error)
     state.epochs.finish_recovery(opened.whole_end[1])
-    return opened, state
+    return ArrivalPartition(opened, producers, broker, broker.produce_handler), state
 
 
 def _segment_bytes(broker: Broker) -> int:
-    """Return the segment size of the arrival log: the largest append, a frame, must fit."""
-    return max(SEGMENT_BYTES, 2 * broker.limits["frame_bytes"])
+    return max(SEGMENT_BYTES, 2 * broker.limits["frame_bytes"])  # the largest append, a frame, must fit
 
 
 def _repair_arrivals(broker: Broker, path: str, offset: int, number: int) -> int:
-    """Repair the arrival log, as `tfmq log repair` does. Return how many messages are lost.
+    """Repair the arrival log, so that undamaged records in a damaged range are kept. Return how many messages are lost.
 
-    Without a repair, undamaged records in a damaged range would be lost, too. Messages before `offset`, whose numbers
-    are below `number`, are not counted: they are in the buckets, or were delivered or cancelled. Raises OSError, Full.
+    Messages before `offset` have numbers below `number`. They are not counted, because they are in the buckets (files
+    of messages by due time), or were delivered or cancelled.
     """
     try:
         repaired = repair(broker.disk, path, suffix=ARRIVALS_SUFFIX, starts={offset: number}, expected=LOG_ID)
@@ -527,13 +465,12 @@ def _repair_arrivals(broker: Broker, path: str, offset: int, number: int) -> int
     return sum(min(each.lost, max(0, each.first_ordinal + each.kept + each.lost - number)) for each in repaired)
 
 
-def _require_newest_delay(broker: Broker, folder: str, store: DelayStore) -> None:
-    """Raise Corrupt if the delay store is older than what depends on it.
+def _require_newest_delay(broker: Broker, folder: str, arrivals: Log, buckets: BucketStore) -> None:
+    """Raise Corrupt if the arrival log or the buckets are older than what depends on them.
 
-    Buckets are filled from the arrival log, and a message is delivered only after it is durable there. So all messages
-    in buckets and partitions must be before the end of the arrival log.
+    Buckets (files of messages by due time) are filled from the arrival log, and a message is delivered only after it is
+    durable in the arrival log. So all messages in buckets and partitions must be before the end of that log.
     """
-    arrivals, buckets = store.log, store.buckets
     path = join(folder, ARRIVALS_NAME)
     end_offset, end_ordinal = arrivals.whole_end
     if end_offset < buckets.spilled_offset:
@@ -550,38 +487,14 @@ def _require_newest_delay(broker: Broker, folder: str, store: DelayStore) -> Non
             raise _delay_error(broker, folder, reason)
 
 
-def _update_catalog_from_delay(broker: Broker, store: DelayStore) -> None:
-    """Enter ids of the delay store that the catalog lacks, so that none is allocated again."""
-    register = broker.catalog.state
-    if broker.catalog.log.stopped is not None:
-        return
-    if not register.delay_store:
-        broker.catalog.append_now((DELAY_STORE, store.buckets.store_id))
-    _skip_ids(broker, max(store.producers.highest_id, store.buckets.store_id), "the delayed messages")
-
-
-def create_delay(broker: Broker, store: DelayStore) -> None:
-    """Create the components that need the delay store.
-
-    Broker time starts at the wall clock, but not before the latest delivery in any partition.
-    """
-    arrivals, state, buckets, lost = store
-    partition = ArrivalPartition(
-        NAME,
-        INCARNATION,
-        0,
-        arrivals,
-        store.producers,
-        force=broker.request_fsync,
-        run=broker.run,
-        timers=broker.timers,
-        full_disk=broker.full_disk,
-        append_bytes_max=broker.limits["append_bytes"],
-    )
+def _create_delay(
+    broker: Broker, partition: ArrivalPartition, state: ArrivalLogState, buckets: BucketStore, lost: int
+) -> None:
     settings = broker.config.delay
     turns = (each.log.applied(SOURCE_DELAY, buckets.store_id) for each in broker.topics.partitions())
+    # Broker time starts at the wall clock, but not before the latest delivery in any partition.
     queue = DelayQueue(
-        arrival_log=ArrivalLogAdapter(partition, broker.produce_handler),
+        arrival_log=partition,
         state=state,
         buckets=buckets,
         destination=broker.apply_target,
@@ -602,45 +515,25 @@ def create_delay(broker: Broker, store: DelayStore) -> None:
         topics=broker.topics,
         register=broker.catalog.state,
         writes=broker.produce_handler,
-        quotas=broker.backpressure,
-        limits=broker.limits,
-        levels=settings.levels,
+        runtime=broker,
         lost=lost,
     )
-    broker.retention.add_partition(partition)
+    broker.retention.extra_partitions.append(partition)
 
 
-# Transactions. The transaction journal is opened, prepared transactions are restored, and committed ones are applied
-# before clients can connect.
-#
-# A journal that is missing, of another data folder, or older than the partitions is rejected: prepared transactions
-# would be lost, or later commits would look as if they were applied already. A new one is created only in a data
-# folder that never had one, or if the operator asks for it with an empty file DATA/meta/new-journal.
-
-NEW_JOURNAL_MARKER: Final = "new-journal"
-"""File in DATA/meta that requests a new transaction journal.
-
-Operators create it to discard a lost journal. The first start creates it as well and deletes it when the journal
-exists.
-"""
+# Transactions. With an older journal, later commits would look as if they were applied already.
 
 
 def open_transaction_store(broker: Broker) -> TransactionStore:
-    """Open the transaction journal of this data folder.
-
-    Raises Corrupt, NewerFormat, OSError, Full, Stopped.
-    """
+    """Open the transaction journal of this data folder. Raises Corrupt, NewerFormat, OSError, Full, Stopped."""
     folder = join(broker.data, TRANSACTIONS_FOLDER)
-    if not broker.disk.exists(folder):
-        _require_new_journal(broker, folder)
-        broker.disk.make_folder(folder)
-    broker.disk.force_folder(broker.data)
+    _make_store_folder(broker, folder, _require_new_journal)
     store = TransactionStore(
         broker.disk,
         folder,
         clock=broker.clock,
         randomness=broker.randomness,
-        new_id=partial(_new_journal_id, broker, folder),
+        new_id=partial(_new_store_id, broker, folder, _require_new_journal, NEW_JOURNAL_MARKER, JOURNAL),
         lease_time=broker.catalog.state.lease_time_ms,
         request_fsync=broker.request_fsync,
         run=broker.run,
@@ -660,31 +553,16 @@ def open_transaction_store(broker: Broker) -> TransactionStore:
     return store
 
 
-def _new_journal_id(broker: Broker, folder: str) -> int:
-    _require_new_journal(broker, folder)
-    return _enter_new_store(broker, NEW_JOURNAL_MARKER, JOURNAL)
-
-
 def _require_new_journal(broker: Broker, folder: str) -> None:
-    """Raise Corrupt unless there never was a journal, or the operator discarded it."""
     if broker.catalog.state.journal_id and not broker.disk.exists(join(broker.meta, NEW_JOURNAL_MARKER)):
         raise Corrupt(folder, 0, 0, f"the journal of transactions is missing. {new_journal_advice(broker.meta)}")
 
 
 def _update_catalog_from_journal(broker: Broker, folder: str, store: TransactionStore) -> None:
-    """Check that journal and catalog belong together. Enter ids that the catalog lacks.
-
-    Raises Corrupt if they do not, or if the journal is older than a target.
-    """
     register = broker.catalog.state
     if register.journal_id and register.journal_id != store.journal_id:
-        raise Corrupt(
-            folder,
-            0,
-            0,
-            f"it holds the journal {store.journal_id}, and journal {register.journal_id} belongs to this data."
-            f" {new_journal_advice(broker.meta)}",
-        )
+        reason = f"it holds the journal {store.journal_id}, and journal {register.journal_id} belongs to this data"
+        raise Corrupt(folder, 0, 0, f"{reason}. {new_journal_advice(broker.meta)}")
     _require_newest_journal(broker, folder, store)
     if broker.catalog.log.stopped is not None:
         return
@@ -695,7 +573,7 @@ def _update_catalog_from_journal(broker: Broker, folder: str, store: Transaction
 
 
 def _require_newest_journal(broker: Broker, folder: str, store: TransactionStore) -> None:
-    """Raise Corrupt if the journal is older than a target.
+    """Raise Corrupt if the journal is older than a target of its commits.
 
     A commit is durable in the journal before its first message is written, so no target may be ahead of the journal.
     """
@@ -705,25 +583,5 @@ def _require_newest_journal(broker: Broker, folder: str, store: TransactionStore
     places.append(("the store of delayed messages", broker.delay_commands.partition.log.applied(*source)))
     for name, place in places:
         if place is not None and place[0] >= store.end_lsn:
-            raise Corrupt(
-                folder,
-                store.end_lsn,
-                place[0],
-                f"the journal is older than {name}, which has messages of later transactions."
-                f" {new_journal_advice(broker.meta)}",
-            )
-
-
-def recover_transactions(broker: Broker) -> None:
-    """Restore prepared transactions, and apply committed ones whose targets accept writes.
-
-    Worker jobs and fsyncs run in this thread.
-    """
-    recovered: list[bool] = []
-    broker.transaction_commands.coordinator.recover(lambda: recovered.append(True))
-    broker.end_turn()
-    if not recovered:
-        raise RuntimeError("decided transactions were neither written nor put off")
-    counts = {state: count for state, count in broker.transaction_commands.store.state_counts.items() if count}
-    if counts:
-        log.info("transactions back from the journal: %s", counts)
+            reason = f"the journal is older than {name}, which has messages of later transactions"
+            raise Corrupt(folder, store.end_lsn, place[0], f"{reason}. {new_journal_advice(broker.meta)}")

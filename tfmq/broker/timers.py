@@ -1,7 +1,7 @@
 """Timers of the broker, for fsyncs, parked requests, session timeouts and housekeeping.
 
-Times are monotonic seconds of the given clock. A timer runs only inside of a call of `tick`: the server calls it at the
-time that `next_due` returns.
+Times are monotonic seconds of the given clock. A timer runs only inside of a call of `tick`, which the server calls at
+the time that `next_due` returns.
 """
 
 import heapq
@@ -21,8 +21,8 @@ CANCELLED_KEPT_MAX: Final = 1024
 class Timer:
     """A call that is due at `due`; created by `Timers.after`.
 
-    A `deferrable` timer, as of housekeeping, may run late: a simulation that skips idle time goes to the next timer
-    that is not deferrable.
+    A `deferrable` timer is one for housekeeping, which may run late: a simulation that skips idle time sets its clock
+    to the next timer that is not deferrable.
     """
 
     __slots__ = ("call", "deferrable", "due")
@@ -69,10 +69,7 @@ class Timers:
             self._cancelled = 0
 
     def tick(self, now: float) -> float | None:
-        """Run everything due at `now`, including what these calls schedule for `now`.
-
-        Return the next due time.
-        """
+        """Run everything due at `now`, including what these calls schedule for `now`. Return the next due time."""
         while self._heap and self._heap[0][0] <= now:
             timer = heapq.heappop(self._heap)[2]
             call, timer.call = timer.call, None
@@ -90,9 +87,6 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def next_not_deferrable(self) -> float | None:
-        """Return when the first timer that is not deferrable is due; None if there is none.
-
-        For simulations. Examines all timers.
-        """
+        """Return when the first timer that is not deferrable is due; for simulations. Examines all timers."""
         firm = (due for due, _, timer in self._heap if timer.call is not None and not timer.deferrable)
         return min(firm, default=None)

@@ -9,7 +9,7 @@ Each step is durable before the next, so that the next start finishes or reverts
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,12 @@ from tfmq.broker.catalog_state import CREATE, DELETE, GONE, GROW, READY, SETTING
 from tfmq.broker.partition import Partition
 from tfmq.broker.partition_dirs import OpenedPartition, PartitionDirs
 from tfmq.broker.reply import STOPPING, Reply, Run, Session, client_error, not_done_error, reply_when_done
+from tfmq.broker.runtime import Runtime
 from tfmq.broker.topics import Topic, Topics, metadata_row, no_partition, partition_state
-from tfmq.config import check_topic_keys, check_topic_settings
+from tfmq.config import DEFAULT, check_topic_keys, check_topic_settings
 from tfmq.errors import NOT_DONE, UNKNOWN, BadRequest, Busy, NotAllowed, StorageStopped, TopicExists, UnknownTopic
 from tfmq.protocol.commands import CreateTopic, DeleteTopic, GrowTopic, Metadata, ResumePartition, SetTopic
+from tfmq.settings_table import TOPIC_KEYS
 
 log = logging.getLogger("tfmq.broker")
 
@@ -33,71 +35,54 @@ ErrorCallback = Callable[[BaseException | None], None]
 
 
 class TopicAdmin:
-    """Topic commands.
-
-    Changes of one topic name are made one after the other; each checks its preconditions when its turn comes.
-    """
+    """Topic commands. Changes of one topic name are made one after the other."""
 
     def __init__(
         self,
+        runtime: Runtime,
         *,
         topics: Topics,
         catalog: Catalog,
         leases: IdAllocator,
         folders: PartitionDirs,
         run: Run,
-        limits: Mapping[str, int],
-        partitions_default: Callable[[str, Mapping[str, Any]], int],
-        auto_create: Callable[[], bool],
         deleted: Callable[[int], None],
         resumed: Callable[[int], None],
         created: Callable[[Topic], None],
-        apply: Callable[..., None],
-        configured: Callable[[str], Mapping[str, str]],
     ) -> None:
-        """Callbacks for changes of topics.
+        """`deleted(incarnation)` is called when the deletion of a topic is in the catalog.
 
-        `deleted(incarnation)` is called when a deletion is in the catalog, `resumed(log id)` when a partition accepts
-        writes again, `created(topic)` when a topic was created or has grown, `apply(topic)` when its settings may
-        differ from those of its logs. `configured(name)` returns the settings that the configuration fixes for the
-        topic, with their origins.
+        `resumed(log id)` is called when a partition accepts writes again, `created(topic)` when a topic was created or
+        has grown.
         """
-        self._topics = topics
+        self._runtime, self._topics = runtime, topics
         self._deleted, self._resumed, self._created = deleted, resumed, created
-        self._apply, self._configured = apply, configured
         self._catalog, self._leases, self._folders, self._run = catalog, leases, folders, run
-        self._limits = limits
-        self._partitions_default, self._auto_create = partitions_default, auto_create
+        self._limits = runtime.limits
         self._changing: dict[str, list[Callable[[], None]]] = {}
         self._being_added: dict[str, int] = {}
 
     # METADATA
 
     def metadata(self, request: Metadata, reply: Reply, session: Session) -> None:
-        """Reply with the requested topics.
-
-        Missing ones are created if the request asks for it and it is allowed.
-
-        Raises UnknownTopic.
-        """
-        names = self._topics.names() if request.topics is None else list(dict.fromkeys(request.topics))
-        missing = [name for name in names if self._topics.find(name) is None]
+        """Reply with the requested topics; missing ones are created if requested and allowed. Raises UnknownTopic."""
+        names = sorted(self._topics) if request.topics is None else list(dict.fromkeys(request.topics))
+        missing = [name for name in names if name not in self._topics]
 
         def fields() -> tuple[Any]:
-            found = (topic for name in names if (topic := self._topics.find(name)) is not None)
+            found = (self._topics[name] for name in names if name in self._topics)
             return (list(map(metadata_row, found)),)
 
         if not missing or not request.create:
             reply.ok(*fields())
             return
-        if not self._auto_create():
+        if not self._runtime.config.topics.auto_create:
             raise UnknownTopic(
                 f"There is no topic {missing[0]}, and topics.auto_create is off. Create it: tfmq topic create."
             )
         self._create_each(missing, session, reply_when_done(reply, fields))
 
     def _create_each(self, names: list[str], session: Session, then: ErrorCallback) -> None:
-        """Create the topics that do not exist, then call `then(first error)`."""
         left = len(names)
         failed: list[BaseException] = []
 
@@ -105,18 +90,15 @@ class TopicAdmin:
             nonlocal left
             left -= 1
             if error is None:
-                count = self._topics.count(name)
-                log.info(
-                    "create topic %s on first use, asked by %s: done, %d partitions",
-                    name, session.identity, count,
-                )  # fmt: skip
+                done = f"done, {self._topics.count(name)} partitions"
+                log.info("create topic %s on first use, asked by %s: %s", name, session.identity, done)
             elif not isinstance(error, TopicExists):
                 failed.append(error)
             if not left:
                 then(failed[0] if failed else None)
 
         for name in names:
-            self._create(name, self._partitions_default(name, {}), {}, partial(made, name))
+            self._create(name, self._runtime.partitions_default(name, {}), {}, partial(made, name))
 
     # CREATE_TOPIC
 
@@ -125,7 +107,7 @@ class TopicAdmin:
         settings = check_topic_settings(request.settings)
         count = request.partitions
         if count is None:
-            count = self._partitions_default(request.topic, settings)
+            count = self._runtime.partitions_default(request.topic, settings)
 
         def fields() -> tuple[int, int]:
             topic = self._topics.topic(request.topic)
@@ -155,10 +137,9 @@ class TopicAdmin:
         self._leases.allocate(1, leased)
 
     def _creation_error(self, name: str, count: int) -> BaseException | None:
-        """Return why the topic cannot be created; None if it can."""
         if self._folders.is_stopping:
             return Busy(STOPPING)
-        if self._topics.find(name) is not None:
+        if name in self._topics:
             return TopicExists(f"There is a topic {name} already.")
         if any(each.name == name for each in self._catalog.state.topics.values()):
             return StorageStopped(
@@ -179,10 +160,7 @@ class TopicAdmin:
         return None
 
     def _create_partitions(self, incarnation: int, undo: tuple[Any, ...], end: ErrorCallback) -> None:
-        """Create the missing partitions, then append the entry `ready` to the catalog.
-
-        If they cannot be created, revert the change with the entry `undo`.
-        """
+        """Create the missing partitions; if that fails, revert the change with the catalog entry `undo`."""
         topic = self._catalog.state.topics[incarnation]
         new: list[str] = []
 
@@ -193,15 +171,15 @@ class TopicAdmin:
 
             def ready(error: BaseException | None) -> None:
                 if error is not None:
-                    # The entry `create` or `grow` is durable: the next start finishes the change.
+                    # The catalog entry `create` or `grow` is durable: the next start finishes the change.
                     self._folders.abandon(opened)
                     end(client_error(error, UNKNOWN))
                     return
                 topic = self._catalog.state.topics[incarnation]
-                there = self._topics.find(topic.name) or Topic(topic, [])
+                there = self._topics.get(topic.name) or Topic(topic, [])
                 there.partitions.extend(self._folders.new_partition(topic, each) for each in opened)
-                self._topics.add(there)
-                self._apply(there)  # the configuration may have been reloaded while the logs were opened
+                self._topics[topic.name] = there
+                self.apply_settings(there)  # the configuration may have been reloaded while the logs were opened
                 self._created(there)
                 end(None)
 
@@ -210,10 +188,7 @@ class TopicAdmin:
         self._run(partial(self._folders.create_missing, topic, new), made)
 
     def _undo(self, new: list[str], undo: tuple[Any, ...], error: BaseException | None, end: ErrorCallback) -> None:
-        """Delete the folders `new`, append the entry `undo` to the catalog, then call `end(error)`.
-
-        The outcome of the error is "unknown" if that fails.
-        """
+        """Delete the folders `new`, append the entry `undo` to the catalog, then call `end(error)`."""
 
         def removed(result: Any, failure: BaseException | None) -> None:
             if failure is not None:
@@ -235,10 +210,7 @@ class TopicAdmin:
     # GROW_TOPIC
 
     def grow(self, request: GrowTopic, reply: Reply) -> None:
-        """Add partitions, up to the requested number.
-
-        A number below the current one is rejected; the current one changes nothing.
-        """
+        """Add partitions, up to the requested number; a lower number is rejected."""
         done = reply_when_done(reply, lambda: (len(self._topics.topic(request.topic).partitions),))
         self._grow(request.topic, request.partitions, done)
 
@@ -246,7 +218,7 @@ class TopicAdmin:
         if name in self._changing:
             self._changing[name].append(lambda: self._grow(name, count, then))
             return
-        topic = self._topics.find(name)
+        topic = self._topics.get(name)
         if topic is None:
             then(UnknownTopic(f"There is no topic {name}."))
             return
@@ -267,13 +239,10 @@ class TopicAdmin:
             (GROW, topic.incarnation, count), _then(end, partial(self._create_partitions, topic.incarnation, undo, end))
         )
 
-    # SET_TOPIC
+    # SET_TOPIC, and the settings of topics
 
     def set(self, request: SetTopic, reply: Reply) -> None:
-        """Change the topic's own settings. The reply is sent once they are durable and in effect.
-
-        Raises BadRequest, NotAllowed.
-        """
+        """Change the topic's own settings; they are in effect at the reply. Raises BadRequest, NotAllowed."""
         changed = check_topic_settings(request.settings)
         check_topic_keys(request.unset)
         if CREATION_ONLY_KEY in (*changed, *request.unset):
@@ -289,11 +258,11 @@ class TopicAdmin:
         if name in self._changing:
             self._changing[name].append(lambda: self._set(request, changed, then))
             return
-        topic = self._topics.find(name)
+        topic = self._topics.get(name)
         if topic is None or request.incarnation not in (0, topic.incarnation):
             then(UnknownTopic(f"There is no topic {name} of that incarnation."))
             return
-        fixed = self._configured(name)
+        fixed = self.configured_settings(name)
         for key in (*changed, *request.unset):
             if key in fixed:
                 then(NotAllowed(
@@ -306,7 +275,7 @@ class TopicAdmin:
 
         def stored() -> None:
             topic.settings = settings
-            self._apply(topic, has_archives=True)
+            self.apply_settings(topic, has_archives=True)
             end(None)
 
         def submit() -> None:
@@ -317,6 +286,51 @@ class TopicAdmin:
 
         # Create the archive folder first: without it the next start could not open the log.
         self._run(partial(self._folders.create_archives, topic, settings), prepared)
+
+    def apply_settings(self, topic: Topic, *, has_archives: bool = False) -> None:
+        """Apply the current settings of the topic to its logs.
+
+        Missing archive folders are created in a worker first, unless the topic `has_archives` already.
+        """
+        for partition in topic.partitions:
+            if isinstance(partition, Partition):
+                options = self._folders.log_options(topic.name, partition.number, topic.settings)
+                if options == partition.log.options:
+                    continue
+                if has_archives or options.archive_folder is None:
+                    partition.set_options(options)
+                else:
+                    self._apply_after_archive(topic, partition, options.archive_folder)
+
+    def _apply_after_archive(self, topic: Topic, partition: Partition, folder: str) -> None:
+        def made(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                log.error(
+                    "the settings of %s-%d stay as they were, its archive cannot be made: %s",
+                    partition.name, partition.number, error,
+                )  # fmt: skip
+            elif not partition.deleted:
+                # Read the settings again: they may have changed while the folder was created.
+                partition.set_options(self._folders.log_options(topic.name, partition.number, topic.settings))
+
+        self._run(partial(self._folders.create_archive, folder), made)
+
+    def configured_settings(self, name: str) -> dict[str, str]:
+        """Return the settings that the configuration fixes for a topic: key -> origin."""
+        return {
+            key: self._runtime.config.origins.get(f'topic."{name}".{key}', "configuration")
+            for key in self._runtime.config.topic.get(name, {})
+        }
+
+    def effective_settings(self, topic: Topic) -> dict[str, list[Any]]:
+        """Return the effective settings of a topic: key -> [value, origin]."""
+        values, fixed = self._runtime.settings(topic.name, topic.settings), self.configured_settings(topic.name)
+        found = {}
+        for key in TOPIC_KEYS:
+            origin = "topic" if key in topic.settings else self._runtime.config.origins.get(key, DEFAULT)
+            if key != CREATION_ONLY_KEY:
+                found[key] = [values[key], fixed.get(key, origin)]
+        return found
 
     # DELETE_TOPIC
 
@@ -335,7 +349,7 @@ class TopicAdmin:
         if name in self._changing:
             self._changing[name].append(lambda: self._delete(name, incarnation, then))
             return
-        topic = self._topics.find(name)
+        topic = self._topics.get(name)
         if topic is None or incarnation not in (0, topic.incarnation):
             then(UnknownTopic(f"There is no topic {name} of that incarnation."))
             return
@@ -343,11 +357,7 @@ class TopicAdmin:
         self._catalog.submit((DELETE, topic.incarnation), _then(end, partial(self._finish_deletion, topic, end)))
 
     def _finish_deletion(self, topic: Topic, end: ErrorCallback) -> None:
-        """Finish a deletion whose entry `delete` is durable.
-
-        Removes the topic from the table, fails its parked fetches, deletes its folders.
-        """
-        self._topics.remove(topic)
+        del self._topics[topic.name]
         self._deleted(topic.incarnation)
         left = len(topic.partitions)
 
@@ -384,10 +394,7 @@ class TopicAdmin:
     # RESUME_PARTITION
 
     def resume(self, request: ResumePartition, reply: Reply) -> None:
-        """Resume a stopped partition, with recovery.
-
-        Reply with its state. Raises UnknownTopic, UnknownPartition.
-        """
+        """Resume a stopped partition, with recovery. Reply with its state. Raises UnknownTopic, UnknownPartition."""
         topic = self._topics.topic(request.topic)
         if request.partition >= len(topic.partitions):
             raise no_partition(topic, request.partition)
@@ -399,7 +406,7 @@ class TopicAdmin:
                 return
             if isinstance(result, Partition):
                 topic.partitions[request.partition] = result
-                self._apply(topic)  # the settings may have changed while the log was opened
+                self.apply_settings(topic)  # the settings may have changed while the log was opened
             now = topic.partitions[request.partition]
             if isinstance(now, Partition):
                 now.wake_parked()
@@ -422,7 +429,6 @@ class TopicAdmin:
         return partial(self._end_change, name, then)
 
     def _end_change(self, name: str, then: ErrorCallback, error: BaseException | None) -> None:
-        """End a change: call its caller, then start the changes that waited for it."""
         waiting = self._changing.pop(name)
         self._being_added.pop(name, None)
         then(error)

@@ -8,7 +8,7 @@ from tfmq.broker.partition import Partition
 from tfmq.errors import NOT_DONE, StorageStopped, UnknownPartition, UnknownTopic
 
 OpenError = str
-"""Takes the place of a `Partition` whose log could not be opened: the reason. It is listed as stopped."""
+"""The reason why a log could not be opened. It takes the place of the `Partition`, which is listed as stopped."""
 
 
 class Topic:
@@ -19,29 +19,23 @@ class Topic:
         self.partitions = partitions
 
 
-class Topics:
-    """The existing topics. Only a start and `TopicAdmin` add and remove topics."""
+class Topics(dict[str, Topic]):
+    """The existing topics by name. Only a start and `TopicAdmin` add and remove topics."""
 
     def __init__(self, register: CatalogState) -> None:
+        super().__init__()
         self._register = register
-        self._topics: dict[str, Topic] = {}
-
-    def __len__(self) -> int:
-        return len(self._topics)
 
     def topic(self, name: str) -> Topic:
         """Return the topic `name`. Raises UnknownTopic."""
-        topic = self._topics.get(name)
+        topic = self.get(name)
         if topic is None:
             raise UnknownTopic(f"There is no topic {name}. Look at tfmq topic list, or create it.")
         return topic
 
     def partition(self, name: str, incarnation: int, number: int) -> Partition:
-        """Return an open partition.
-
-        Raises UnknownTopic (also for another incarnation), UnknownPartition, StorageStopped.
-        """
-        topic = self._topics.get(name) or self.topic(name)
+        """Return an open partition. Raises UnknownTopic, UnknownPartition, StorageStopped."""
+        topic = self.get(name) or self.topic(name)
         if topic.incarnation != incarnation:
             raise UnknownTopic(
                 f"The topic {name} was deleted and made again since you asked about it. Ask again.",
@@ -54,12 +48,9 @@ class Topics:
             raise StorageStopped(f"The partition {name}-{number} could not be opened: {found}", outcome=NOT_DONE)
         return found
 
-    def all(self) -> Iterator[Topic]:
-        yield from self._topics.values()
-
     def partitions(self) -> Iterator[Partition]:
         """Yield every open partition."""
-        for topic in self._topics.values():
+        for topic in self.values():
             for partition in topic.partitions:
                 if isinstance(partition, Partition):
                     yield partition
@@ -67,36 +58,26 @@ class Topics:
     def by_incarnation(self, incarnation: int) -> str | None:
         """Return the name of the existing topic with that incarnation, or None."""
         row = self._register.topics.get(incarnation)
-        return row.name if row is not None and row.name in self._topics else None
+        return row.name if row is not None and row.name in self else None
 
     def find_partition(self, incarnation: int, number: int) -> Partition | None:
         """Return the partition of the topic with that incarnation; None if it is not open."""
         row = self._register.topics.get(incarnation)
-        topic = None if row is None else self._topics.get(row.name)
+        topic = None if row is None else self.get(row.name)
         found = topic.partitions[number] if topic is not None and number < len(topic.partitions) else None
         return found if isinstance(found, Partition) else None
 
     def count(self, name: str) -> int:
         """Return the topic's number of partitions; 0 if it does not exist."""
-        topic = self._topics.get(name)
+        topic = self.get(name)
         return 0 if topic is None else len(topic.partitions)
 
-    def find(self, name: str) -> Topic | None:
-        return self._topics.get(name)
-
-    def names(self) -> list[str]:
-        return sorted(self._topics)
+    def partition_counts(self) -> dict[str, int]:
+        """Return the number of partitions by topic."""
+        return {name: len(topic.partitions) for name, topic in self.items()}
 
     def partition_count(self) -> int:
-        return sum(len(topic.partitions) for topic in self._topics.values())
-
-    def remove(self, topic: Topic) -> None:
-        """Remove the topic from the table."""
-        del self._topics[topic.name]
-
-    def add(self, topic: Topic) -> None:
-        """Add or replace the topic."""
-        self._topics[topic.name] = topic
+        return sum(len(topic.partitions) for topic in self.values())
 
 
 def no_partition(topic: Topic, number: int) -> UnknownPartition:
@@ -132,10 +113,7 @@ def partition_state(partition: Partition | OpenError) -> str:
 
 
 def stop_reason(partition: Partition | OpenError) -> str:
-    """Return why the partition rejects records, also if it could not be opened.
-
-    Return "" if it accepts them.
-    """
+    """Return why the partition rejects records, also if it could not be opened. Return "" if it accepts them."""
     return partition if isinstance(partition, str) else partition.log.stopped or ""
 
 

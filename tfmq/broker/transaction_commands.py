@@ -4,14 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from journal.clock import Clock
 from journal.errors import JournalError
 from journal.record.batch import Batch
-from tfmq.broker.admission import Backpressure, single_field
 from tfmq.broker.apply_target import BrokerApplyTarget
 from tfmq.broker.delay_commands import DelayCommands
 from tfmq.broker.produce import ProduceHandler
 from tfmq.broker.reply import Body, Reply, Session, client_error
+from tfmq.broker.runtime import Runtime
 from tfmq.broker.topics import Topics
 from tfmq.errors import BadRequest, TfmqError
 from tfmq.protocol.commands import (
@@ -46,13 +45,11 @@ COPY_BYTES: Final = 64 << 10
 
 
 class TransactionCommands:
-    """The commands for transactions.
+    """The commands for transactions. Each method replies once, or raises.
 
-    One method per command, called by the request handler; each replies once, or raises.
-
-    A request counts against the session's limit until its reply. A batch is checked when it is sent as if it were
-    appended to its partition immediately, because it must not be rejected after the commit. The coordinator checks its
-    producer sequence.
+    A request counts against the session's limit until its reply. When a batch is sent, it is checked as if it were
+    appended to its partition immediately, because it must not be rejected after the commit. Its producer sequence is
+    checked by the coordinator.
     """
 
     def __init__(
@@ -64,12 +61,11 @@ class TransactionCommands:
         destination: BrokerApplyTarget,
         topics: Topics,
         writes: ProduceHandler,
-        quotas: Backpressure,
-        clock: Clock,
+        runtime: Runtime,
     ) -> None:
         self.coordinator, self.store = handler, store
         self._destination, self._topics, self._writes = destination, topics, writes
-        self._quotas, self._clock, self._delay = quotas, clock, delay
+        self._quotas, self._clock, self._delay = runtime.backpressure, runtime.clock, delay
         self._watched: set[Session] = set()
         self._parked_waits: dict[Session, dict[int, Callable[[], None]]] = {}
         self.stopped = False
@@ -80,7 +76,6 @@ class TransactionCommands:
         self.coordinator.stop(partial(setattr, self, "stopped", True))
 
     def _watch_session(self, session: Session) -> None:
-        """Notify the coordinator when the session's connection closes. Registered once per session."""
         if session not in self._watched:
             self._watched.add(session)
             session.on_close(partial(self._session_closed, session))
@@ -104,13 +99,11 @@ class TransactionCommands:
             self._watch_session(session)
 
     def send(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
-        """Add a PRODUCE to its transaction.
-
-        Raises UnknownTopic, UnknownPartition, StorageStopped, BadBatch, MessageTooLarge, Busy.
-        """
+        """Add a PRODUCE to its transaction. Raises what a PRODUCE raises, and BadBatch."""
         data = own_body(body, reply)
         piece = self._incoming_batch(request, request.producer_id, data)
-        done = self._quotas.reply_when_done(reply, session, send_fields, len(piece.data))
+        fields: tuple[Any, ...] = ([], ACKS_WRITTEN, False, 0, ORDINAL_UNKNOWN)  # it has no offsets yet
+        done = self._quotas.reply_when_done(reply, session, lambda _: fields, len(piece.data))
         self.coordinator.send(request.transaction or 0, piece, done)
 
     def _incoming_batch(self, request: Produce | TransactionBatch, producer_id: int, data: Body) -> IncomingBatch:
@@ -150,15 +143,14 @@ class TransactionCommands:
         self.coordinator.rollback(*request, self._quotas.reply_when_done(reply, session, tuple))
 
     def forget(self, request: ForgetTransaction, reply: Reply, session: Session) -> None:
-        self.coordinator.forget(*request, self._quotas.reply_when_done(reply, session, single_field))
+        self.coordinator.forget(*request, self._quotas.reply_when_done(reply, session, lambda found: (found,)))
 
     # Transactions in one request
 
     def transact(self, request: Transact, body: Body, reply: Reply, session: Session) -> None:
-        """Run a whole transaction.
+        """Run a whole transaction. Raises what `send` raises, unless the request is a repeat.
 
-        Raises what `send` raises, unless the request is a repeat: a repeat gets the first answer again, even if the
-        topics were deleted since.
+        A repeat gets the first answer again, even if the topics were deleted since.
         """
         data = own_body(body, reply)
         try:
@@ -198,7 +190,7 @@ class TransactionCommands:
         reply.ok(self.coordinator.describe(request.xid, request.epoch))
 
     def await_checks(self, request: AwaitChecks, reply: Reply, session: Session) -> None:
-        """Park the request until a prepared transaction of the group needs a check-back.
+        """Park the request (do not answer it) until a prepared transaction of the group needs a check-back.
 
         The wait also ends after `wait_ms`, by CANCEL, and when the session closes.
         """
@@ -244,7 +236,9 @@ class TransactionCommands:
         reply.ok(*self.coordinator.list_groups(request.after, request.limit))
 
     def forget_group(self, request: ForgetCommitGroup, reply: Reply, session: Session) -> None:
-        self.coordinator.forget_group(request.group, self._quotas.reply_when_done(reply, session, single_field))
+        self.coordinator.forget_group(
+            request.group, self._quotas.reply_when_done(reply, session, lambda found: (found,))
+        )
 
 
 def own_body(body: Body, reply: Reply) -> Body:
@@ -254,8 +248,3 @@ def own_body(body: Body, reply: Reply) -> Body:
     data = bytes(body)
     reply.body_done()
     return data
-
-
-def send_fields(result: Any) -> tuple[Any, ...]:
-    """Return the reply fields of a batch in a transaction, which has no offsets yet."""
-    return [], ACKS_WRITTEN, False, 0, ORDINAL_UNKNOWN

@@ -55,9 +55,9 @@ ChangeDelayed = Callable[["aio.Admin", str], Awaitable[dict[str, Any]]]
 CONCURRENT_CHANGES = 200
 """Changes that are requested at the same time, so that they share fsyncs on the broker."""
 SENTENCES_MAX = 20
-"""For more handles than this, only those without the wanted result get a line."""
+"""If a command gets more handles than this, it prints a line only for messages without the wanted result."""
 EXTRA_EDGES = 4
-"""Edges of a query besides those of the ranges: the smallest and largest time, and a round time at either end."""
+"""Edges of a query besides the edges of the ranges: the smallest and largest time, and a round time at either end."""
 
 DELIVERED_BEFORE = "it was delivered already"
 UNKNOWN_HANDLE = "the broker knows no message of this handle: see docs/delay.md, “The handle” (tfmq --docs)"
@@ -154,9 +154,9 @@ def show(handle: str, output: Output) -> int:
 @click.argument("handles", metavar="HANDLE...", nargs=-1, required=True, shell_complete=offered)
 @output_options
 def cancel(handles: tuple[str, ...], output: Output) -> int:
-    """Cancel delayed messages: those that are reported as cancelled will never be delivered.
+    """Cancel delayed messages: messages that are reported as cancelled will never be delivered.
 
-    The exit code is 1 if one of them was delivered before, or is unknown.
+    The exit code is 1 if any of the messages was delivered before, or is unknown.
     """
 
     async def take_back(admin: "aio.Admin", handle: str) -> dict[str, Any]:
@@ -176,9 +176,9 @@ def cancel(handles: tuple[str, ...], output: Output) -> int:
 @click.option("--at", type=Moment(), help="Deliver at this time, as in 2027-01-01T09:00+01:00; without a zone: local.")
 @output_options
 def reschedule(handles: tuple[str, ...], seconds: float | None, at: datetime | None, output: Output) -> int:
-    """Change the due time of delayed messages. Each gets a new handle, which is printed.
+    """Change the due time of delayed messages. Each message gets a new handle, which is printed.
 
-    The exit code is 1 if one of them was delivered or cancelled before, or is unknown.
+    The exit code is 1 if any of the messages was delivered or cancelled before, or is unknown.
     """
     if (seconds is None) == (at is None):
         raise click.UsageError("give either --delay or --at")

@@ -179,7 +179,7 @@ CountBetween = Callable[[Sequence[int]], Sequence[int]]
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 YEAR = 365 * DAY
 MONDAY: Final = datetime(1970, 1, 5)
-"""Steps of weeks, and others that do not divide a day, are counted from this date in local time."""
+"""Ranges of a length that neither divides a day nor is in whole years are counted from this date, in local time."""
 STEPS: Final[tuple[int, ...]] = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500),
     *(SECOND * n for n in (1, 2, 5, 10, 15, 30)),
@@ -200,22 +200,23 @@ TIME_MAX: Final = ((1 << 63) - 1) // SECOND * SECOND
 """The largest due time that can be queried, in whole seconds."""
 
 IGNORED_SHARE: Final = 0.005
-"""The share of all messages that is ignored at each end of a range: one message in ten years does not stretch the
-ranges. Applied twice."""
+"""Share of all messages, at each end of the due times, for which the ranges are not extended: so a single message that
+is due in ten years does not make all ranges wide. Applied twice, once in each of two queries."""
 CONCENTRATED_SHARE: Final = 0.8
-"""If one of many ranges has at least this share of all messages, the others show no detail."""
+"""If one range has more than this share of all messages, ranges of equal length show too little detail."""
 EDGES_PER_DOUBLING: Final = 8
 DETAIL_PARTS: Final = 1_000
 """Number of parts into which the range with most messages is divided."""
 
 
 def sensible_edges(ask: CountBetween, now: int, first: int = 0, end: int = TIME_MAX) -> list[int]:
-    """Return edges (ms) of readable ranges that cover nearly all messages due from `first` to `end`.
+    """Return the edges (ms since 1970) of ranges that show well when messages are due from `first` to `end`.
 
-    The due times are not known in advance: they may be in the next second or in ten years. So `ask`, which counts the
-    messages between edges, is called first with edges that are farther apart with the distance from now, then with
-    equal parts of the range that has nearly all messages. The result is round steps over that range, or, if nearly all
-    messages would be in one bar, steps that grow with the distance from now. It is [] without messages.
+    `ask` counts the messages between edges. The due times are not known in advance: messages may be due in the next
+    second or in ten years. So `ask` is called first with edges whose distances grow with the distance from now, then
+    with equal parts of the range that has nearly all messages. The result divides this range into round, equal steps;
+    or, if most messages would be in a single step, into steps that grow with the distance from now. [] without
+    messages.
     """
     low, high = first, end
     for edges in (fine_edges(now, first, end), None):
@@ -239,7 +240,7 @@ def sensible_edges(ask: CountBetween, now: int, first: int = 0, end: int = TIME_
 
 
 def coarse_edges(now: int, low: int, high: int, first: int, end: int) -> list[int]:
-    """Return edges around `low` to `high`, farther apart with the distance from now, within `first` and `end`."""
+    """Return edges that cover `low` to `high`, with growing distances from now, limited to `first` and `end`."""
     steps = [now + each for each in DISTANCES]
     lowest = max((each for each in steps if each <= low), default=low)
     highest = min((each for each in steps if each >= high), default=high)
@@ -286,9 +287,9 @@ def round_edges(low: int, high: int, step: int, first: int = 0, end: int = TIME_
 
 
 def floor_to_step(time: int, step: int) -> int:
-    """Round a time (ms) down to a multiple of `step` in local time: days begin at midnight.
+    """Round a time (ms since 1970) down to a multiple of `step` ms in local time, where days begin at midnight.
 
-    Multiples are counted from a fixed Monday, so that a query a minute later has the same edges.
+    Multiples are counted from fixed dates, not from now, so that a query a minute later gets the same edges.
     """
     local = local_time(time)
     if local is None:
@@ -306,7 +307,7 @@ def floor_to_step(time: int, step: int) -> int:
 
 
 def next_edge(edge: int, step: int) -> int:
-    """Return the edge one step later; days and years are those of the calendar."""
+    """Return the edge one step after `edge`; steps of days and years follow the calendar in local time."""
     local = local_time(edge)
     if step < DAY or local is None:
         return edge + step

@@ -1,6 +1,6 @@
 """`tfmq dlq`: dead letters, which are messages whose handling failed.
 
-All commands but redrive work without a broker, unless the store is a topic.
+With a store in a file or a database, all commands except `redrive` and `retry --force` work without a broker.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ def export(choice: LetterChoice, path: Path | None, output: Output) -> None:
 
 
 def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> int:
-    """Write the rows to a temporary file that then replaces `path`, unless there are none. Returns their number."""
+    """Write rows to a temporary file, which then replaces `path`; nothing without rows. Return the number of rows."""
     first = next(rows, None)
     if first is None:
         return 0
@@ -375,9 +375,9 @@ def chosen_options(command: Any) -> Any:
 )
 @output_options
 def retry(ids: tuple[str, ...], choice: LetterChoice, everything: bool, calls: int, force: bool, output: Output) -> int:
-    """Let consumers of their group handle dead letters again.
+    """Let consumers of the group handle dead letters again.
 
-    Consumers at their broker look for them every few seconds.
+    The consumers at the broker of a dead letter look for such dead letters every few seconds.
     """
     what = "will be handled again by a running consumer of the group"
     return change_letters(
@@ -392,7 +392,7 @@ def retry(ids: tuple[str, ...], choice: LetterChoice, everything: bool, calls: i
 def drop(ids: tuple[str, ...], choice: LetterChoice, everything: bool, force: bool, output: Output) -> int:
     """Drop dead letters that are no longer needed.
 
-    They remain in the store for a month, and can be retried until then.
+    Dropped dead letters remain in the store for a month, and can be retried until then.
     """
     return change_letters(
         output, choice, ids, everything, lambda desk, ids: desk.drop(ids, force=force), "dropped", "dropped"
@@ -427,7 +427,8 @@ def change_letters(
 ) -> int:
     """Change the selected dead letters, print what was changed, and return the exit code.
 
-    `word`: the JSON key of the ids that were changed. `what`: what was done, as a part of a sentence.
+    `change`: changes the letters with these ids in a store · `word`: the JSON key for the ids of changed letters ·
+    `what`: what was done, as a part of the printed sentence.
     """
     pairs: list[tuple[Letter, Letter | None]] = []
     with open_stores(choice, output) as found:
@@ -482,7 +483,7 @@ def redrive(
 ) -> int:
     """Send dead letters to their topic again, each once.
 
-    If the command is killed, run it again: it continues.
+    If the command is killed, run it again: the next run continues.
     """
     from tfmq.dead_letters.redrive import Wish
 

@@ -71,7 +71,7 @@ def show(name: str, output: Output) -> None:
 
 
 def known_value(number: int) -> int | None:
-    """Return an offset or a lag as it is in a description, where -1 stands for none."""
+    """Return an offset or a lag from a group's description, with None in place of -1."""
     return None if number < 0 else number
 
 

@@ -1,7 +1,7 @@
 """`tfmq log`: print, verify and repair the files of a data folder, without a server.
 
-PATH is a segment file, the folder of a partition, the folder of transactions or of delayed messages, a file
-in these, or a data folder.
+The argument PATH of the commands is a data folder, the folder of a partition, of the transactions or of the delayed
+messages, or a file in one of these folders.
 """
 
 from __future__ import annotations
@@ -160,12 +160,12 @@ def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
 
 
 ROW_KEYS = {"durable_offset": "forced", "positions": "places"}
-"""Keys that rows keep for scripts, by the present name of the field."""
+"""Present name of a field -> its key in rows, which has the former name so that scripts continue to work."""
 BLOCK_TRAILER_BYTES = 100  # a block trailer, header and body: docs/formats/record.md
 
 
 def record_content(record: Record, body: memoryview) -> dict[str, Any]:
-    """Return the fields of a row that show a record's content; of an invalid body its bytes, and the reason."""
+    """Return the fields of a row that show a record's content; for an invalid body, its bytes and the reason."""
     row: dict[str, Any] = {"id": ids.format_id(record.id)}
     try:
         attribute, payload = split_body(body, record.flag)
@@ -219,12 +219,13 @@ def message_text(row: dict[str, Any]) -> str:
 @click.option("--records", is_flag=True, help="Verify the checksum of each record too (slower).")
 @offline_options
 def verify_command(path: Path, records: bool, output: Output) -> int:
-    """Check every block, index and mark; exit code 4 when something is damaged.
+    """Check every block, index and checkpoint; exit code 4 when something is damaged.
 
-    Damage is what is known to have been durable and cannot be read. A row with the weight "note" is something else that
-    the next start or a repair corrects: an index, a snapshot, one of two slots; no message is lost with it. After a
-    crash there may also be a torn tail, which a start truncates, or a newest file that is missing or empty: where
-    the files do not say whether acknowledged messages are lost, the note says so. With notes alone the exit code is 0.
+    Damage is data that is known to have been durable and cannot be read. A row with the weight "note" reports something
+    else that the next start or a repair corrects: an index, a snapshot, or one of the two slots of a checkpoint; no
+    message is lost with it. After a crash there may also be a torn tail (an incomplete write at the end of a log),
+    which the next start truncates, or a newest file that is missing or empty. If the files do not show whether
+    acknowledged messages are lost, the note says so. If there are only notes, the exit code is 0.
     """
     with explain_path_errors(path):
         is_data = is_data_folder(RealDisk(), str(path))
@@ -306,8 +307,8 @@ def print_reports(output: Output, reports: list[VerifyReport], findings: list[di
 def repair_command(path: Path, dry_run: bool, remove: bool, output: Output) -> int:
     """Repair damaged segments, checkpoints, the catalog, the transaction journal and the delayed messages.
 
-    Lost records of a partition or of the journal become a gap that readers skip. A catalog is rebuilt from its
-    snapshot and from the folders. The command prints what is lost and what cannot be determined.
+    Lost records of a partition or of the journal become a gap that readers skip. The catalog, the list of topics, is
+    rebuilt from its snapshot and from the folders. The command prints what is lost and what cannot be determined.
     """
     with explain_path_errors(path):
         is_data = is_data_folder(RealDisk(), str(path))
@@ -420,9 +421,10 @@ READ_COUNT: Final = 1000  # messages per read
 
 
 def delayed_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
-    """Yield a row for every delayed message and unreadable range, in the order of the files.
+    """Yield a row for every delayed message and every unreadable range, in the order of the files.
 
-    `file`: only of this bucket. `control`: the checkpoint, each file and each chunk are rows too.
+    `file`: only rows about this bucket (file of the messages due in one span of time); None: all buckets. `control`:
+    also yield rows for the checkpoint, each bucket and each chunk (messages that were written together).
     """
     with closing(BucketScan(disk, str(folder))) as scan:
         checkpoint = scan.checkpoint
@@ -460,7 +462,7 @@ def _chunk_rows(scan: BucketScan, bucket: Bucket, chunk: ChunkHead) -> Iterator[
     except Corrupt as error:
         yield _damaged_row(error, bucket.span.start)
         return
-    for start in range(0, columns.length, READ_COUNT):
+    for start in range(0, len(columns.dues), READ_COUNT):
         page = slice(start, start + READ_COUNT)
         records = bucket.read(scan.files, columns.positions[page], columns.numbers[page], NO_BYTE_LIMIT)
         for index, record in enumerate(records, start):
@@ -511,9 +513,10 @@ def format_delayed(row: dict[str, Any]) -> str:
 
 
 def journal_rows(disk: Disk, folder: Path, file: Path | None, control: bool) -> Iterator[dict[str, Any]]:
-    """Yield a row for every entry and unreadable range of the journal in `folder`, in order.
+    """Yield a row for every entry and every unreadable range of the transaction journal in `folder`, in order.
 
-    `file`: only of this one. `control`: the checkpoint, its snapshots and each file are rows too.
+    `file`: only rows about this file; None: all files. `control`: also yield rows for the checkpoint, its snapshots and
+    each file.
     """
     with closing(JournalScan(disk, str(folder))) as scan:
         if control and file is None:
@@ -568,7 +571,7 @@ def entry_row(part: JournalEntry | JournalGap) -> dict[str, Any]:
 
 
 def _operation_fields(content: Operation) -> dict[str, Any]:
-    """Return the fields of a step of a transaction; of an invalid one the payload, and the reason."""
+    """Return the fields of a step of a transaction; for an invalid step, the payload and the reason."""
     from tfmq.transaction.journal_records import unpack
 
     try:
@@ -629,7 +632,7 @@ def is_segment(path: Path) -> bool:
 
 
 def suffix_of(path: Path) -> str:
-    """Return the suffix of segment files at `path`: those of the catalog and of the arrival log differ."""
+    """Return the suffix of segment files at `path`; catalog and arrival log (delayed messages) have their own."""
     folder = path if path.is_dir() else path.parent
     own = {META_NAME: CATALOG_SUFFIX, ARRIVALS_NAME: ARRIVALS_SUFFIX}
     return own.get(folder.name, filenames.SEGMENT_SUFFIX)
@@ -718,7 +721,7 @@ def explain_path_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def lock_data_folder(path: Path) -> Iterator[Disk]:
-    """Context with the disk, in which the data folder around `path` is locked. Raises while a server runs on it."""
+    """Context in which the data folder around `path` is locked; yields the disk. Raises if a server runs on it."""
     disk = RealDisk()
     folder = path.parent if path.is_file() else path
     near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)

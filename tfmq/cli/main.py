@@ -1,6 +1,6 @@
 """The `tfmq` command: the command group, shell completion, and error output with exit codes.
 
-Exit codes: 0 done, 1 not done (the sentence has the reason), 2 wrong usage, 3 no broker reached, 4 damage
+Exit codes: 0 done, 1 not done (the printed sentence has the reason), 2 wrong usage, 3 no broker reached, 4 damage
 found.
 """
 
@@ -59,7 +59,7 @@ INTERRUPTED = 130  # the exit code that shells expect of a program ended by Ctrl
 
 
 class OutputClosed(Exception):
-    """The reader of standard output closed it (`tfmq read t | head`); click would report that as a failure."""
+    """The reader of a pipe closed it (`tfmq read t | head`), which click would report as a failure."""
 
 
 class LazyGroup(click.Group):
@@ -170,9 +170,10 @@ def run(arguments: Sequence[str] | None = None, command: click.Command | None = 
 
 
 def open_closed_streams() -> None:
-    """Open a closed standard stream (`tfmq status >&-`) on /dev/null.
+    """Open closed standard streams (`tfmq status >&-`) on /dev/null.
 
-    Otherwise a write to it would fail with a traceback, or the next opened file would get its descriptor.
+    Otherwise a write to a closed stream would fail with a traceback, or the next opened file would get the stream's
+    file descriptor, and output would be written into that file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -180,7 +181,7 @@ def open_closed_streams() -> None:
 
 
 class CurrentStderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Logging handler that writes to the current `sys.stderr`: a progress bar replaces it, to stay the last line."""
+    """Logging handler that writes to the current `sys.stderr`, which a progress bar replaces to stay the last line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -203,7 +204,7 @@ def print_log_warnings() -> None:
 
 
 def discard_output() -> None:
-    """Discard buffered output: otherwise Python writes it again at the end, and exits with 120."""
+    """Discard buffered output: otherwise Python tries to write it again at exit, fails, and exits with code 120."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

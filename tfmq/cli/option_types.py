@@ -31,8 +31,8 @@ def duration_seconds(text: str) -> float:
 def point_in_time(text: str) -> datetime:
     """Parse an ISO date or time, '-15m' (ago), '+1h' (from now), or the format of `time_text`.
 
-    A number of ten digits is seconds since 1970, one of thirteen ms. Without a zone it is local time. Raises
-    ValueError with advice.
+    A number of ten digits is a time in seconds since 1970, a number of thirteen digits a time in ms. A date or time
+    without a zone is local time. Raises ValueError with advice.
     """
     try:
         if text[:1] in ("-", "+"):

@@ -37,7 +37,7 @@ BAR_TEXT_WIDTH = 26
 """Columns beside a progress bar for the number, the time, and the blanks between them."""
 BAR_AFTER_SECONDS = 1.0  # shorter work has no progress bar
 SEPARATOR = "  "
-"""Separates the values of a row that is not printed as a table, and indents its further lines."""
+"""Separates the values of a row that is not printed as a table, and indents the row's second and later lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,10 @@ class Output:
 
     @property
     def existing(self) -> str | None:
-        """`servers`, for a command that must not create a data folder. Raises ConnectionFailed without one.
+        """`servers`, for a command that must not create a data folder.
 
-        With `file:PATH` a client would create the folder, and start a broker in it.
+        With the address `file:PATH` a client would create the data folder PATH if it is missing, and start a broker in
+        it. So this property raises ConnectionFailed if there is no data folder at PATH.
         """
         from tfmq.client.connection.addresses import data_folder_of as folder_of
         from tfmq.errors import NOT_DONE, ConnectionFailed
@@ -105,7 +106,8 @@ class Output:
     ) -> None:
         """Print a list as one JSON array, or the `columns` of its rows as a table.
 
-        `empty`: sentence for an empty list. `bare`: columns that need no heading where there is no room for a table.
+        `empty`: sentence that is printed for an empty list. `bare`: columns that are printed without their heading if
+        the terminal is too narrow for a table.
         """
         if self.json:
             click.echo(json_text(list(rows)))
@@ -135,7 +137,7 @@ PAGE_ROWS = 1_000
 
 
 def iterate_pages(fetch: Callable[[Any], Sequence[Row]], after: Any, position: str) -> Iterator[Row]:
-    """Yield the rows of all pages. `fetch(after)` returns those after the row whose attribute `position` is `after`."""
+    """Yield the rows of all pages. `fetch(after)` returns the page after the row with `after` in `position`."""
     while True:
         page = fetch(after)
         yield from page
@@ -171,7 +173,7 @@ def json_default(value: Any) -> Any:
 
 
 def payload_fields(payload: bytes | None) -> dict[str, str | None]:
-    """Return the JSON fields of a payload: text, or in a field of its own base64; None for a tombstone."""
+    """Return the JSON field of a payload: `payload` as text (None: a tombstone), or `payload_base64`."""
     if payload is None:
         return {"payload": None}
     try:
@@ -210,10 +212,10 @@ def format_cell(value: Any) -> str:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], header: bool = True, bare: Sequence[str] = ()
 ) -> None:
-    """Print a table with rich; without colours and never truncated if the output is no terminal.
+    """Print a table with rich. If the output is no terminal, the table has no colours and is never truncated.
 
     Long texts are wrapped between words; numbers, times and short texts are not wrapped. If the terminal is too narrow
-    for that, each row is printed by `print_lines`.
+    to print these without wrapping, `print_lines` prints each row instead of the table.
     """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
@@ -259,9 +261,9 @@ def column_widths(least: Sequence[int], most: Sequence[int], room: int) -> list[
 
 
 def print_lines(columns: Sequence[str], rows: Iterable[Sequence[str]], bare: Sequence[str], width: int) -> None:
-    """Print each row as lines of headings and values, without empty values.
+    """Print each row as lines of headings and values, without empty values; `width`: columns of the terminal.
 
-    The first column, and those in `bare`, have no heading.
+    Values of the first column and of the columns in `bare` are printed without a heading.
     """
     from textwrap import wrap
 
@@ -279,7 +281,7 @@ def print_lines(columns: Sequence[str], rows: Iterable[Sequence[str]], bare: Seq
             else:
                 line += SEPARATOR + piece if line else piece
             if cell_len(line) > width and len(text) > UNBROKEN_WIDTH:
-                # A word that is longer than a line is not broken, so that it can be copied.
+                # A word that is longer than a line is not broken, so that users can copy the word.
                 lines = wrap(line, width, subsequent_indent=SEPARATOR, break_long_words=False, break_on_hyphens=False)
                 line = lines.pop() if lines else ""  # a name may consist of blanks
                 click.echo("".join(f"{each}\n" for each in lines), nl=False)
@@ -311,9 +313,9 @@ def age_text(seconds: float) -> str:
 
 
 def time_text(time: "int | datetime | None", exact: bool = False) -> str:
-    """Format a time as every time option accepts it: 2026-11-22 15:05:54 +01:00.
+    """Format a time like 2026-11-22 15:05:54 +01:00, which every command-line option for times accepts.
 
-    `time`: ms since 1970, printed in local time, or an aware datetime, printed in its own zone.
+    `time`: ms since 1970, formatted as local time, or an aware datetime, formatted in its own zone. `exact`: with ms.
     """
     if isinstance(time, int):
         try:
@@ -363,11 +365,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def progress(
     output: Output, text: str, total: int | None, shares_terminal: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal's standard error; yields a function that adds completed items.
+    """Show a progress bar on standard error if that is a terminal; yields a function that adds completed items.
 
-    The bar is shown after `BAR_AFTER_SECONDS`: the next program that writes to the terminal would continue its line.
-    `shares_terminal`: the command writes to standard output, or reads input, meanwhile; if that is a terminal, there is
-    no bar, because a bar and other lines cannot share it.
+    The bar appears only after BAR_AFTER_SECONDS: in a pipeline, other programs may write to the same terminal soon, and
+    their first line would continue the line of the bar. `shares_terminal`: the command itself prints lines or reads
+    input on the terminal meanwhile; then there is no bar.
     """
     if output.quiet or output.json or shares_terminal or not sys.stderr.isatty():
         yield lambda done: None
@@ -412,6 +414,6 @@ def make_bar() -> "Progress":
         TextColumn("{task.completed:,.0f}"),
         TimeElapsedColumn(),
     )
-    # Other output to standard error is printed above the bar. Standard output is redirected only if it is a
+    # Other output to standard error is printed above the bar; output to standard output too, but only if that is a
     # terminal.
     return Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty())

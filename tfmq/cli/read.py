@@ -1,6 +1,7 @@
 """`tfmq read`: print the messages of a topic, up to its current end or continuously.
 
-Damaged ranges are reported on standard error, the other messages are printed, and the exit code is 4.
+If parts of the topic are damaged, the command reports the damaged ranges on standard error, prints the other messages
+and exits with code 4.
 """
 
 import base64
@@ -91,7 +92,7 @@ def read(
     if unserved == ends.keys():
         return 1
     ends = {number: end for number, end in ends.items() if number not in unserved}
-    # A partition that cannot be served would end the reading of all, so only the others are read.
+    # A partition that is not served would make the consumer fail, so only the other partitions are read.
     chosen = sorted(ends) if unserved or partition is not None else []
     consumer = Consumer(
         output.servers,
@@ -122,7 +123,7 @@ def print_problems(troubles: list[str]) -> None:
 
 
 def partition_states(output: Output, topic: str, partition: int | None) -> tuple[dict[int, int], set[int], list[str]]:
-    """Return the end of each partition, which are not served, and a sentence for each problem."""
+    """Return the end of each partition, the partitions that are not served, and a sentence for each problem."""
     from tfmq.errors import UnknownPartition
 
     with output.admin() as admin:
@@ -131,15 +132,15 @@ def partition_states(output: Output, topic: str, partition: int | None) -> tuple
     if not parts and partition is not None:
         count = with_noun(len(found.partitions), "partition")
         raise UnknownPartition(f"{topic} has {count}, numbered from 0; there is no {partition}.")
-    # Reading a written message that is not durable makes the broker fsync it, unless the partition is
-    # stopped.
+    # `end_offset` includes messages that are not durable yet. The broker fsyncs such messages when a client reads them,
+    # except in a stopped partition, which can be read only up to its durable offset.
     ends = {p.partition: p.forced_offset if p.state == "stopped" else p.end_offset for p in parts}
     unserved = {p.partition for p in parts if not p.is_served}
     return ends, unserved, [why for p in parts if (why := unread_reason(topic, p))]
 
 
 def unread_reason(topic: str, found: "PartitionDescription") -> str:
-    """Return why the output may lack messages of a stopped partition; "" if it lacks none."""
+    """Return why the output may lack messages of a stopped partition; "" if no message is missing."""
     if found.state != "stopped":
         return ""
     name = f"{topic}-{found.partition}"
@@ -153,7 +154,7 @@ def unread_reason(topic: str, found: "PartitionDescription") -> str:
 
 
 def check_offset(topic: str, offset: int, ends: dict[int, int]) -> None:
-    """Raise UsageError for an offset without a partition, OffsetOutOfRange for one after the end."""
+    """Raise UsageError if several partitions are read, OffsetOutOfRange if `offset` is after the partition's end."""
     from tfmq.errors import OffsetOutOfRange
 
     if len(ends) > 1:
@@ -200,9 +201,10 @@ class ReadEnds:
 
 
 def read_batches(consumer: "Consumer", ends: ReadEnds | None, count: int | None) -> Iterator[list["ReceivedMessage"]]:
-    """Yield lists of messages up to the ends (None: without end), at most `count` in all.
+    """Yield lists of messages up to the offsets in `ends` (None: without end), at most `count` messages in all.
 
-    Messages after an end in the same poll are included: for a group they count as read.
+    A poll may also return messages after the end of a partition. Such messages are included, since they count as read
+    for the consumer's group and would otherwise never be printed.
     """
     left = count
     while left is None or left > 0:
@@ -217,7 +219,7 @@ def read_batches(consumer: "Consumer", ends: ReadEnds | None, count: int | None)
 
 
 def escape_controls(text: bytes) -> bytes:
-    """Escape control characters as `\\x1b`, except tab and line feed: no message controls the terminal."""
+    """Escape control characters as `\\x1b`, except tab and line feed, so that no message controls the terminal."""
     return CONTROLS.sub(lambda found: b"\\x%02x" % found[0][-1], text)
 
 

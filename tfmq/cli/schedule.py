@@ -152,7 +152,7 @@ def show(name: str, output: Output) -> None:
 @name_argument
 @output_options
 def run(name: str, output: Output) -> None:
-    """Send the message of a schedule once, now, besides its times; also of a paused schedule."""
+    """Send the message of a schedule once, now, in addition to its times; also for a paused schedule."""
     from tfmq.client.admin.delayed import datetime_at as moment_at
     from tfmq.producer import Producer
 

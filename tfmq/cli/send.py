@@ -87,10 +87,10 @@ def send(
 ) -> None:
     """Send PAYLOADs to TOPIC, which is made on first use.
 
-    Without PAYLOAD and file: one message per line of standard input. With --json, standard input is the objects that
-    `tfmq read --json` prints, of which payload, key, tag and properties are sent; plain lines are then `--lines -`.
-    Messages without a key go to one partition after the other, in turn; those of one key to one. After Ctrl-C, what was
-    read is delivered, and its number is printed.
+    Without PAYLOAD and file, each line of standard input is a message. With --json, standard input has objects as
+    `tfmq read --json` prints them; payload, key, tag and properties of each object are sent. To send plain lines with
+    --json, use `--lines -`. Messages without a key go to the partitions in turn; messages with the same key go to the
+    same partition. After Ctrl-C, the messages that were read are delivered, and their number is printed.
     """
     from tfmq.producer import Producer
 
@@ -116,7 +116,7 @@ def send(
         with producer, progress(output, f"sending to {topic}", None, typed or not is_stream) as advance:
             count, last, delayed = send_all(producer, topic, messages, advance, shared.is_delayed and output.json)
     except KeyboardInterrupt:
-        # `with` has delivered what was read; a second Ctrl-C ends that.
+        # `with` has delivered the messages that were read, unless a second Ctrl-C interrupted the delivery.
         if not output.quiet:
             count = producer.stats()["messages"]
             delivered = f"{with_noun(count, 'message')} {'was' if count == 1 else 'were'} delivered to {topic}"
@@ -128,7 +128,7 @@ def send(
 class RoundRobinSelector(KeyHash):
     """Selects the partitions in turn, message by message, for messages without a key.
 
-    A producer otherwise changes the partition after each batch, and would send a few lines to one partition.
+    The default selector changes the partition only after each batch, so a few lines would all go to one partition.
     """
 
     per_batch = False
@@ -235,7 +235,7 @@ def split_stream(stream: BinaryIO, end: bytes) -> Iterator[bytes]:
 
 
 def parse_objects(stream: BinaryIO, shared: SharedOptions) -> Iterator[Message]:
-    """Yield a message for each JSON object, one per line, of `read --json`; options in `shared` take precedence."""
+    """Yield a message for each JSON object of `read --json` (one per line); options in `shared` take precedence."""
     for number, line in enumerate(stream, 1):
         if not line.strip():
             continue
@@ -251,7 +251,7 @@ def parse_objects(stream: BinaryIO, shared: SharedOptions) -> Iterator[Message]:
 def message_of(row: dict[str, object], shared: SharedOptions) -> Message:
     if not isinstance(row, dict) or not {"payload", "payload_base64"} & row.keys():
         raise TypeError("it should be an object with a payload")
-    # With an offset it was printed by `tfmq read` or `tfmq dlq export`, which say more of it than is sent.
+    # An object with an offset was printed by `tfmq read` or `tfmq dlq export`; its other fields are not sent.
     unused = row.keys() & TIMES if "offset" in row else row.keys() - SENT
     for name in sorted(unused):
         option = OPTIONS.get(name)

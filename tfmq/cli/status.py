@@ -75,7 +75,7 @@ def delay_rows(found: Mapping[str, Any]) -> dict[str, str]:
         waiting.append(size_text(found["size_bytes"]))
     if found.get("next_due_ms"):
         ahead = found["next_due_ms"] - found.get("now_ms", found["next_due_ms"])
-        # For distant messages only a range of due times is known: this is its start.
+        # For distant messages the broker knows only a range of due times; `next_due_ms` is the start of that range.
         waiting.append(f"the next in {age_text(ahead / 1_000)} at the earliest" if ahead > 0 else "some due now")
     late = found.get("lateness") or {}
     shares = [f"{share} within {late_text(late[key])}" for key, share in LATENESS.items() if late.get(key)]

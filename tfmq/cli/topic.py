@@ -89,7 +89,7 @@ def show(name: str, output: Output) -> None:
         return
     own = ", ".join(f"{key}={setting_text(value)}" for key, value in found.settings.items())
     output.print_object({**table_row(json_row(found)), "settings": own or None})
-    # Those that differ from the defaults, in the format that --set accepts.
+    # The settings that differ from the defaults, in the format that --set accepts.
     different = [
         {"setting": key, "value": setting_text(value), "from": "the topic's own" if origin == "topic" else origin}
         for key, (value, origin) in found.effective.items()
@@ -156,7 +156,7 @@ def set_command(name: str, settings: tuple[tuple[str, str], ...], unset: tuple[s
 def grow(name: str, partitions: int, output: Output) -> None:
     """Increase the number of partitions.
 
-    Keys keep their order in a partition, but may move to a new one.
+    Messages with the same key keep their order within a partition, but later ones may go to a new partition.
     """
     with output.admin() as admin:
         find_topic(admin, name)
@@ -174,8 +174,8 @@ def grow(name: str, partitions: int, output: Output) -> None:
 def resume(name: str, partition: int | None, output: Output) -> int:
     """Let a stopped partition accept messages again, after the cause is corrected.
 
-    If the folder of the partition did not exist at a start, its messages are given up. Exit code 1 if one
-    stays stopped.
+    If the folder of the partition did not exist at a start, the partition begins empty: the messages of the lost folder
+    are given up. The exit code is 1 if a partition stays stopped.
     """
     with output.admin() as admin:
         before = {p.partition: p for p in find_topic(admin, name).partitions}
@@ -211,10 +211,10 @@ def resume(name: str, partition: int | None, output: Output) -> int:
 def purge(name: str, partition: int | None, before: str | int | datetime, yes: bool, output: Output) -> None:
     """Remove the messages of a topic before an offset or a time.
 
-    They cannot be restored. Messages are removed by block, never more than requested; a file is removed with
-    its last block.
+    Removed messages cannot be restored. Messages are removed by block, never more than requested; a file is removed
+    with its last block.
 
-    A group whose next message is removed continues at the first remaining one, unless a member of it is
+    A group whose next message is removed continues at the first remaining message, unless a member of the group is
     running.
     """
     with output.admin() as admin:

@@ -182,7 +182,7 @@ def group_table_row(found: CommitGroupDescription) -> dict[str, Any]:
 def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
     """Forget the last sequences of commit groups whose writers have ended, or will start from the beginning.
 
-    A writer that continues then writes again what its checkpoint does not contain: make sure that its
+    If a writer continues after that, it writes again what its checkpoint does not contain: make sure that the
     checkpoint is correct.
     """
     with output.admin() as admin:
@@ -230,7 +230,7 @@ STATES = (
     "heuristic_rolled_back",
 )
 ENDED_STATES = ("committed", "rolled_back", "read_only")
-"""Ended states: an outcome that agrees with an operator's decision needs no `forget`."""
+"""States of a transaction that had ended before the command: then the outcome is not by hand and needs no `forget`."""
 
 
 @click.group()
@@ -277,7 +277,7 @@ def list_command(states: tuple[str, ...], group: str | None, after: int, count: 
 
 
 def print_overdue(output: Output, admin: Admin, shown: Sequence[TransactionDescription]) -> None:
-    """Print how many of the shown transactions wait too long; members of a commit group end with their group."""
+    """Print how many of the shown transactions wait too long; members of commit groups end by a timeout instead."""
     prepared = [each for each in shown if each.state == "prepared" and not each.expires_ms]
     if not prepared or output.quiet:
         return
@@ -335,11 +335,11 @@ def commit(
 ) -> int:
     """Commit prepared transactions by hand: a heuristic decision, for an owner that does not return.
 
-    It cannot be undone. Make sure that the other systems of the transaction committed. The outcome is kept,
+    The decision cannot be undone. Make sure that the other systems of the transaction committed. The outcome is kept,
     and reported to the owner, until `tfmq tx forget`.
 
-    A transaction that lost messages to damage in the transaction journal is rejected (exit code 4). With
-    --force the remaining messages are committed.
+    A transaction that lost messages to damage in the transaction journal is rejected (exit code 4). With --force the
+    remaining messages are committed.
     """
     if force and as_owner:
         raise click.UsageError("--force is a decision by hand: leave --as-owner out.")
@@ -352,8 +352,8 @@ def commit(
 def rollback(xids_given: tuple[str, ...], epoch: int | None, as_owner: bool, yes: bool, output: Output) -> int:
     """Roll back transactions by hand: a heuristic decision, for an owner that does not return.
 
-    It cannot be undone: their messages are deleted. Make sure that the other systems of the transaction
-    rolled back. The outcome is kept, and reported to the owner, until `tfmq tx forget`.
+    The decision cannot be undone: the messages of the transactions are deleted. Make sure that the other systems of the
+    transaction rolled back. The outcome is kept, and reported to the owner, until `tfmq tx forget`.
     """
     return end_by_hand("rollback", xids_given, epoch, as_owner, yes, output)
 
@@ -396,9 +396,10 @@ def end_each(
     *,
     loss_is_meant: bool = False,
 ) -> int:
-    """End the transactions one after the other, also after failures; return the exit code.
+    """End the transactions one after the other, even if some fail; return the exit code.
 
-    `loss_is_meant`: messages that were lost to damage are no reason for the exit code 4.
+    `end(xid, epoch)`: ends a transaction and returns its JSON row · `loss_is_meant`: the operator accepts that messages
+    were lost to damage, so such a loss does not cause exit code 4.
     """
     rows: list[dict[str, Any]] = []
     code, lost = 0, None

@@ -1,8 +1,8 @@
 """`tfmq run`: run the listeners of a consumer that the user's module defines, in one or several processes.
 
-A supervisor starts several processes, restarts them when they end with an error or when a source file
-changes, and stops them. Each has its own process group, so that Ctrl-C in a terminal reaches only the
-supervisor, which passes it on, once. Each ends by itself when the supervisor has ended.
+A supervisor starts several processes, restarts a process that ended with an error, restarts all when a source file
+changes, and stops them. Each process has its own process group, so that Ctrl-C in a terminal reaches only the
+supervisor, which passes one signal on to each process. A process ends by itself if the supervisor has died.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PAUSE_SECONDS_MAX: Final = 30.0
 """Maximum pause before a restart; the pause doubles each time a process ended within a minute."""
 STABLE_SECONDS: Final = 60.0
 NOT_STARTED: Final = 64
-"""Added to the exit code of a process that ended before it could start its run."""
+"""Added to the exit code of a process that ended before its consumer could run, to tell that to the supervisor."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -52,7 +52,7 @@ def worker_command(target: str, workers: int, order: str, tracebacks: bool, quie
 
 
 class WorkerSlot:
-    """One of the supervised processes: the one that runs, or when to start the next."""
+    """The place of one supervised process: the process that runs in it, or when to start the next process."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -68,7 +68,8 @@ class WorkerSlot:
 class Supervisor:
     """Starts, restarts and stops `count` processes, each with the command line `command`.
 
-    `say` prints a sentence for the user. `folder`: restart all when a source file below it changes; None: never.
+    `say` prints a sentence for the user. `folder`: all processes are restarted when a source file below this folder
+    changes (the option --reload); None: never.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Supervisor:
         self._signals.append(number)
 
     def poll(self) -> None:
-        """Pass signals on to the processes, handle those that ended, and start those that are due."""
+        """Pass signals on to the processes, handle ended processes, and start processes that are due."""
         while self._signals:
             number = self._signals.pop(0)
             self._stopping = True
@@ -160,7 +161,7 @@ class Supervisor:
             return
         cannot_begin = self._sources is None and not (has_started or slot.has_started)
         slot.has_started = slot.has_started or has_started
-        if code in (0, WRONG_USAGE) or cannot_begin:  # it would end again
+        if code in (0, WRONG_USAGE) or cannot_begin:  # a new process would end in the same way
             slot.has_ended = self._sources is None
             slot.start_at = float("inf")  # with --reload: the next change restarts it
             self._code = self._code or code
@@ -217,7 +218,7 @@ def run(
     client_id: str | None,
     output: Output,
 ) -> int:
-    """Import MODULE, also from this folder, and run the listeners that its CONSUMER has registered with
+    """Import MODULE, also from the current folder, and run the listeners that its CONSUMER has registered with
     `@consumer.on(...)`.
 
     CONSUMER is a `tfmq.Consumer` or `tfmq.aio.Consumer`, or a function that creates one. SIGTERM and Ctrl-C
@@ -247,7 +248,7 @@ def run(
 def run_worker(target: str, workers: int, order: Any, tracebacks: bool, quiet: bool, watched: bool = False) -> int:
     """Run the consumer in this process until a signal or an error; return the exit code.
 
-    `watched`: add NOT_STARTED to the exit code if the run could not start, for the supervisor.
+    `watched`: a supervisor started this process; add NOT_STARTED to the exit code if the consumer could not run.
     """
     consumer = consumer_of(target)
     if not quiet:
@@ -275,8 +276,8 @@ def run_worker(target: str, workers: int, order: Any, tracebacks: bool, quiet: b
 def freeze_imports(consumer: Any) -> None:
     """Exclude all imported objects, and those of the dead-letter store, from garbage collection.
 
-    Otherwise the last collections at the interpreter's end take most of the time that an idle process needs to end, and
-    several processes end at the same time.
+    Without that, the last garbage collections of the interpreter take most of the time that an idle process needs to
+    end, which adds up when several processes end at the same time.
     """
     where = consumer._core.options.dead_letters
     if where is not None and not str(where).startswith("topic:"):
@@ -346,7 +347,7 @@ def call_factory(factory: Any, target: str) -> Any:
 
 
 def import_error_text(error: BaseException) -> str:
-    """Return the text of an error in the user's module, with its location, or all of them, in the user's files."""
+    """Return the text of an error in the user's module, with its location and the calls in the user's files."""
     ours = (os.path.dirname(os.path.dirname(__file__)) + os.sep, os.path.dirname(importlib.__file__) + os.sep)
     frames = [
         each

@@ -36,7 +36,7 @@ def blocking(
 
 
 def blocking(operation: Callable[..., Operation[Any]], convert: Callable[[Any], Any] | None = None) -> Any:
-    """Return a method that runs `operation` to its end. `convert` is called with the result, outside of locks."""
+    """Return a method that runs `operation` to its end. The method returns `convert(result)`, called without locks."""
 
     @wraps(operation)
     def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
@@ -59,7 +59,7 @@ def awaitable(
 
 
 def awaitable(operation: Callable[..., Operation[Any]], convert: Callable[[Any], Any] | None = None) -> Any:
-    """Return a coroutine method like `blocking`."""
+    """Return a coroutine method that runs `operation` to its end, otherwise as `blocking`."""
 
     @wraps(operation)
     async def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
@@ -70,7 +70,7 @@ def awaitable(operation: Callable[..., Operation[Any]], convert: Callable[[Any],
 
 
 def shared(method: Callable[Concatenate[Core, Parameters], Result]) -> Callable[Concatenate[Any, Parameters], Result]:
-    """Return `method` itself, for another class with the same parts."""
+    """Return `method` itself, typed for another class, which must have the attributes that `method` uses."""
     return method
 
 
@@ -83,7 +83,6 @@ def set_result(method: Variant, annotation: str) -> Variant:
 
 
 def converted_annotation(operation: Callable[..., Any], convert: Callable[[Any], Any] | None) -> str:
-    """Return the annotation of the result of a derived method."""
     if isinstance(convert, type):
         return convert.__name__
     if convert is not None:
@@ -95,16 +94,12 @@ def converted_annotation(operation: Callable[..., Any], convert: Callable[[Any],
 
 
 def return_annotation(function: Callable[..., Any]) -> str:
-    """Return the annotation of a function's result, as text."""
     found = signature(function).return_annotation
     return found if isinstance(found, str) else formatannotation(found)
 
 
 def name_methods(variant: type[Variant]) -> type[Variant]:
-    """Class decorator: give derived methods the names that they have in `variant`.
-
-    Python's `TypeError` for wrong arguments shows these names.
-    """
+    """Class decorator: give derived methods the names that they have in `variant`, for Python's error messages."""
     for name, member in vars(variant).items():
         module, qualname = variant.__module__, f"{variant.__qualname__}.{name}"
         function = member if hasattr(member, "__wrapped__") else None
@@ -119,7 +114,7 @@ def name_methods(variant: type[Variant]) -> type[Variant]:
 def copy_docs_from(other: type) -> Callable[[type[Variant]], type[Variant]]:
     """Return a class decorator that copies method docstrings from `other`.
 
-    A method's own docstring is appended to the copied one. Also names the methods as `name_methods`.
+    If a method has a docstring, it is appended to the copied one. The decorator also does what `name_methods` does.
     """
 
     def describe(variant: type[Variant]) -> type[Variant]:

@@ -1,9 +1,9 @@
 """Operations: multi-step client work as generators, and what an operation can wait for.
 
-An operation yields a `Wait`: the driver sends and receives until one of the awaited futures is done or the time limit
-has passed, then resumes the operation. Or it yields `CallUserCode`, which the driver calls outside of its lock. No
-value is sent into the generator: the operation inspects the futures itself.
-Operations run in the driver's thread, under the driver's lock, so they may use the connection without further locking.
+When an operation yields a `Wait`, the driver sends and receives until one of the awaited futures is done or the time
+limit has passed, then resumes the operation. When it yields `CallUserCode`, the driver calls the function without the
+driver's lock. No value is sent into the generator: the operation inspects the futures itself. Operations run in the
+driver's thread, under the driver's lock, so they may use the connection without further locking.
 
     def round_trip(connection):
         request = connection.send_request(commands.PING)
@@ -11,7 +11,7 @@ Operations run in the driver's thread, under the driver's lock, so they may use 
         if not request.done: ...
         return request.result()
 
-`BackgroundTasks` runs operations that have no caller. `run_work` runs blocking work in an executor.
+`BackgroundTasks` runs operations for which no caller waits. `run_work` runs blocking work in an executor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEVER = float("inf")
 
 
 class Task:
-    """An operation without a caller. `done` is true after it ended for any reason."""
+    """An operation for which no caller waits. `done` is true after the operation has ended for any reason."""
 
     def __init__(self, operation: Operation[Any], failed: Callable[[Exception], None], clock: Callable[[], float]):
         self.done = False
@@ -36,7 +36,7 @@ class Task:
         self._stepping = False
 
     def step(self, _: object = None) -> None:
-        """Run the operation until it has to wait for a future that is not done."""
+        """Run the operation until it waits for futures of which none is done."""
         thrown_away = getattr(self._operation, "gi_running", False)
         if self._stepping or self.done or thrown_away:
             return
@@ -45,7 +45,7 @@ class Task:
             while True:
                 self._unsubscribe()
                 wait = next(self._operation)
-                if self.done:  # cancelled by the operation itself
+                if self.done:  # The operation itself has cancelled the task.
                     self._operation.close()
                     break
                 if isinstance(wait, CallUserCode):
@@ -66,13 +66,13 @@ class Task:
             self.done = True
             self._on_error(error)
         except BaseException:
-            self.done = True  # For example Ctrl-C in the thread that drives the client. The task can be started again.
+            self.done = True  # For example Ctrl-C in the thread that drives the client.
             raise
         finally:
             self._stepping = False
 
     def cancel(self) -> None:
-        """End the operation where it waits; at its next `Wait` if it calls this itself."""
+        """End the operation where it waits. If the operation itself calls this, it ends at its next `Wait`."""
         self._unsubscribe()
         self.done = True
         if not getattr(self._operation, "gi_running", False):
@@ -86,10 +86,10 @@ class Task:
 
 
 class BackgroundTasks:
-    """All background tasks of one client. Append it to `driver.tickers`.
+    """All background tasks of one client. The creator appends this object to `driver.tickers`.
 
-    The operations run under the driver's lock, in the thread that currently runs the driver. They must not block.
-    Errors are passed only to the `failed` callback of the task.
+    The operations run under the driver's lock, in the thread that currently runs the driver, and must not block. An
+    error of an operation is passed only to its `failed` callback.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -97,18 +97,18 @@ class BackgroundTasks:
         self._tasks: list[Task] = []
 
     def start(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
-        """Start `operation` at once and step it until it ends. `failed` gets what it raises."""
+        """Start `operation` at once, and run it in the background until it ends. `failed` is called with its error."""
         task = Task(operation, failed, self._clock)
         self._tasks.append(task)
         task.step()
         return task
 
     def next_time(self) -> float:
-        """Return when the next task must be resumed; infinity if none waits for a time."""
+        """Return when the next task must be resumed; infinity if no task waits for a time."""
         return min([task.wake_at for task in self._tasks], default=NEVER)
 
     def tick(self) -> None:
-        """Step the tasks whose time limit has passed, and remove those that ended."""
+        """Step the tasks whose time limit has passed, and remove the tasks that have ended."""
         now = self._clock()
         for task in list(self._tasks):
             if task.wake_at <= now:
@@ -126,29 +126,29 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class Future:
-    """A one-shot completion: `done` becomes true once and stays true.
+    """A result or event that an operation can wait for: `done` becomes true once and stays true.
 
-    `callbacks` run at that moment, in the driver's thread and under its lock. They must not block and must not run user
-    code.
+    The `callbacks` run at that moment, in the driver's thread and under its lock, so they must not block and must not
+    run user code.
     """
 
     done: bool = field(default=False, init=False)
     callbacks: list[Callable[[Any], None]] = field(default_factory=list, init=False)
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback(self)` on completion, or at once if already done."""
+        """Call `callback(self)` on completion, or at once if this is done already."""
         if self.done:
             callback(self)
         else:
             self.callbacks.append(callback)
 
     def remove_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Remove a callback registered with `add_done_callback`; ignored if it is not registered."""
+        """Remove a callback. Does nothing if it is not registered."""
         if callback in self.callbacks:
             self.callbacks.remove(callback)
 
     def complete(self) -> None:
-        """Mark as done and run the callbacks. Does nothing if already done."""
+        """Set `done` and run the callbacks. A second call does nothing."""
         if self.done:
             return
         self.done = True
@@ -158,20 +158,20 @@ class Future:
 
 
 class Event(Future):
-    """A `Future` without a result: a stop request, free buffer space, new data."""
+    """A `Future` without a result, for example a stop request, free buffer space, or new data."""
 
     __slots__ = ()
 
 
 class Wait(NamedTuple):
-    """Resume when any of `futures` is done, or after `seconds` (None: no limit). () only sleeps."""
+    """Resume the operation when any of `futures` is done, or after `seconds` (None: no limit)."""
 
     futures: Iterable[Future]
     seconds: float | None = None
 
 
 class CallUserCode(NamedTuple):
-    """Call user code in the driver's thread, without its lock. An error ends the operation."""
+    """Call user code in the driver's thread, without the driver's lock. An error of the code ends the operation."""
 
     function: Callable[[], object]
 
@@ -180,12 +180,12 @@ Operation = Generator[Wait | CallUserCode, None, Result]
 
 
 Executor = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
-"""run(work, done) calls `work()` somewhere, then `done(result, error)` under the driver's lock."""
+"""A function run(work, done): calls `work()`, usually in another thread, then `done(result, error)` under the lock."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ResultFuture(Future):
-    """A result or an error. `set_outcome` can be the callback `done` of an executor."""
+    """A future with a result or an error. `set_outcome` can be passed to an `Executor` as `done`."""
 
     result: Any = None
     error: BaseException | None = None
@@ -196,7 +196,7 @@ class ResultFuture(Future):
 
 
 def run_inline(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-    """Run the work at once in the calling thread. An `Executor`."""
+    """Run `work` at once in the calling thread. An `Executor`."""
     try:
         result = work()
     except Exception as error:

@@ -9,8 +9,8 @@ What `tfmq dlq` does, from a program:
             print(letter.id, letter.message().text, letter.failures[-1].traceback)
         desk.redrive(Wish(Selection(error="Timeout"), rate=50.0))
 
-A consumer gets its store by `open_dead_letters`, a `tfmq.client.worker.dead_letter_store.DeadLetterStore`.
-All names are imported lazily, so importing this package is cheap.
+`open_dead_letters` returns the store of a consumer, a `tfmq.client.worker.dead_letter_store.DeadLetterStore`. Each name
+is imported when it is first used, so importing this package is cheap.
 """
 
 from importlib import import_module

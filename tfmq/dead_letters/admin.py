@@ -3,7 +3,7 @@
     with Desk("/var/lib/billing/dead.db") as desk:
         for letter in desk.letters(Selection(states=("dead",))): ...
 
-A store in a database needs no broker, except to send messages.
+With a store in a database, a broker is needed only to redrive letters and to force a retry.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.factory import make_client_parts
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.operation import Operation, run_inline
@@ -31,14 +30,11 @@ Result = TypeVar("Result")
 
 ALL_LETTERS = Selection()
 RETRY_CALLS = 6
-"""Handler calls of a letter that a person retries, as for a new message with `retries=5`."""
+"""Handler calls that a letter gets when an operator retries it, as a new message gets with `retries=5`."""
 
 
 def default_stores(group: str | None = None) -> list[str]:
-    """Return the paths of the default stores below this user's state directory, sorted.
-
-    With `group` only the stores of that group.
-    """
+    """Return the paths of this user's default stores, sorted; with `group` only those of that group."""
     folder = state_directory()
     found = [*folder.glob(f"*{FILE_SUFFIX}"), *folder.glob(f"*/*{FILE_SUFFIX}")] if folder.is_dir() else []
     meant = [each for each in found if group is None or each.name == f"{group}{FILE_SUFFIX}"]
@@ -48,9 +44,9 @@ def default_stores(group: str | None = None) -> list[str]:
 class Desk:
     """Access to one dead-letter store, for operators.
 
-    `where`: the store's address, as `dead_letters=` of a consumer. `servers`: the broker, needed for a store
-    in a topic, for redrives and for forced retries. Raises BadRequest for an invalid address; the methods
-    raise StoreFailed, and errors of the broker.
+    `where`: the store's address, as in the setting `dead_letters=` of a consumer. `servers`: addresses of the broker,
+    needed for a store in a topic, for redrives and for forced retries. Raises BadRequest for an invalid address; the
+    methods raise StoreFailed, and errors of the broker.
     """
 
     def __init__(
@@ -64,7 +60,6 @@ class Desk:
         self.name = str(self.address)
         self._servers = servers
         self._driver: BlockingDriver | None = None
-        self._link: ClientConnection | None = None
         self._given_wall_clock = wall_clock
         self._wall_clock = wall_clock or time.time
         self._letters: LetterStore | None = None
@@ -89,10 +84,7 @@ class Desk:
             )
 
     def letters(self, selection: Selection = ALL_LETTERS, *, whole: bool = False) -> Iterator[Letter]:
-        """Iterate over the letters that match `selection`, in the order of their first storing.
-
-        `whole`: with their bodies and all tracebacks.
-        """
+        """Iterate over the letters that match `selection`, first stored first. `whole`: with bodies and tracebacks."""
         selection.check()
         page = FIRST_PAGE
         while found := self._run_operation(self._open_store().find(selection, page, PAGE_LETTERS, whole=whole)):
@@ -100,7 +92,7 @@ class Desk:
             page = PagePosition(found[-1].kept_ms, found[-1].id)
 
     def starting_with(self, id: str) -> list[Letter]:
-        """Return at most two letters whose ids have this prefix: two mean that it is ambiguous."""
+        """Return at most two letters whose ids have the prefix `id`: two letters mean that the prefix is ambiguous."""
         return self._run_operation(self._open_store().find(Selection(ids=(id,)), FIRST_PAGE, 2))
 
     def get(self, id: str) -> Letter | None:
@@ -114,23 +106,21 @@ class Desk:
     def retry(self, ids: Iterable[str], calls: int = RETRY_CALLS, *, force: bool = False) -> list[Letter | None]:
         """Schedule letters for immediate handling by a consumer of their group at their broker.
 
-        `ids` are complete ids; `calls`: handler calls until a letter is dead again. Returns the changed
-        letters; None for a missing one, or one whose state does not allow a retry. `force`: assign the
-        letters first to the broker of `servers`, also those that belong to another or an unknown broker; its
-        consumers then handle them.
+        `ids`: complete ids · `calls`: handler calls until a letter is dead again · `force`: first assign the letters to
+        the broker at `servers`, even if they belong to another or an unknown broker; the consumers of that broker then
+        handle them. Returns for each id the changed letter, or None if it is missing or its state allows no retry.
         """
         if force:
-            link, driver = self._connect()
-            broker = driver.run(ask_broker_id(link, link.now() + TIMEOUT_SECONDS))
+            driver = self._connect()
+            broker = driver.run(ask_broker_id(driver.link, driver.link.now() + TIMEOUT_SECONDS))
             ids = list(ids)
             self._apply_to_all(ids, model.AdoptEvent(self._now_ms(), broker, True))
         return self._apply_to_all(ids, model.RetryEvent(self._now_ms(), calls))
 
     def drop(self, ids: Iterable[str], *, force: bool = False) -> list[Letter | None]:
-        """Discard the letters with these complete ids, and return the changed letters.
+        """Discard letters. Return for each id the changed letter, or None if it is missing or its state forbids that.
 
-        None for a missing one, or one whose state does not allow it. `force`: also letters in transit to a
-        topic, of which it is unknown whether they are stored there.
+        `ids`: complete ids · `force`: also discard letters in transit, which a redrive may have stored in a topic.
         """
         return self._apply_to_all(ids, model.DropEvent(self._now_ms(), force))
 
@@ -139,13 +129,13 @@ class Desk:
     ) -> Report:
         """Send the letters that `wish` selects to a topic again, each exactly once.
 
-        `told(n)` is called when `n` more are stored in their topics. An error that prevents it from
-        continuing is raised; a given `report` then says what was done until then. The next redrive resumes
-        letters in transit, also after a kill.
+        `told(n)` is called when `n` more letters are stored in their topics. If an error is raised, the `report` passed
+        by the caller has what was done before the error. If the process is killed, the next redrive sends the letters
+        in transit again.
         """
-        link, driver = self._connect()
+        driver = self._connect()
         work = RedriveOperation(
-            self._open_store(), link, wish, wall_clock=self._wall_clock, on_sent=told, report=report
+            self._open_store(), driver.link, wish, wall_clock=self._wall_clock, on_sent=told, report=report
         )
         return driver.run(work.run())
 
@@ -172,25 +162,22 @@ class Desk:
             found += self._run_operation(self._open_store().apply(steps[first : first + PAGE_LETTERS]))
         return found
 
-    def _connect(self) -> tuple[ClientConnection, BlockingDriver]:
-        """Connect to the broker on first use."""
-        if self._link is None or self._driver is None:
+    def _connect(self) -> BlockingDriver:
+        if self._driver is None:
             reached = make_client_parts(self._servers, BlockingDriver)
-            self._link, self._driver = reached.link, reached.driver
+            self._driver = reached.driver
             self._wall_clock = self._given_wall_clock or reached.wall_clock
-        return self._link, self._driver
+        return self._driver
 
     def _open_store(self) -> LetterStore:
-        """Open the store on first use."""
         if self._letters is None:
-            link, _ = self._connect()
-            self._letters = TopicLetterStore(link, self.address.value, create=False)
+            self._letters = TopicLetterStore(self._connect().link, self.address.value, create=False)
         return self._letters
 
     def _run_operation(self, operation: Operation[Result]) -> Result:
-        """Run an operation. Those of a database never wait; those of a topic wait for the broker."""
+        """Run an operation: one of a topic with the driver, which waits for the broker; one of a database at once."""
         if self._store is None:
-            return self._connect()[1].run(operation)
+            return self._connect().run(operation)
         try:
             next(operation)
         except StopIteration as end:

@@ -1,8 +1,8 @@
 """Data model of dead letters: the letter, the events that change it, selections.
 
-A store applies events and nothing else; `state_machine` defines what each changes. `at_ms` is the time of an
-event in ms since 1970. Events of a lease have its `token`, and have no effect after the lease passed to
-another consumer.
+A store changes a letter only by applying an event; `state_machine` defines what each event changes. `at_ms` is the time
+of an event in ms since 1970. An event of a lease or of a redrive has the `token` of that lease or redrive, and has no
+effect if the letter has another token by then.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tfmq.message import Attribute, decode_attribute
 
 
 class KeepEvent(NamedTuple):
-    """The consumer stores the message: dead, or to be handled again at `next_ms` (0: dead).
+    """The consumer stores a message as dead, or to be handled again at `next_ms` (0: dead).
 
-    `letter` has its failures and `calls`. `begun`: besides these calls, a last one was counted by a
-    `BeginEvent`.
+    `letter` has the failures and the number of `calls` that earlier events did not record. `begun`: the last call is
+    not in `calls`, because a `BeginEvent` counted it before it started.
     """
 
     at_ms: int
@@ -34,21 +34,18 @@ class KeepEvent(NamedTuple):
 
 
 class BeginEvent(NamedTuple):
-    """A handler call is about to start.
-
-    Recorded only for a message that may have crashed its process in a former run. `letter.calls_left` is used
-    only if the message has no stored letter.
-    """
+    """A handler call is about to start, for a message that may have crashed a consumer's process before."""
 
     at_ms: int
     letter: Letter
 
 
 class NoteEvent(NamedTuple):
-    """A call failed, and the consumer will call the handler again.
+    """A handler call failed, and the consumer will call the handler again.
 
-    `letter` has the failure, and for a message without a stored letter the calls left. `begun`: the call was
-    counted by a `BeginEvent`.
+    `letter` has the failure. `letter.calls_left` is the number of handler calls in a new round of calls (the calls
+    until a message is dead); it is used only if this event starts a new round, for example because no letter of the
+    message is stored yet. `begun`: a `BeginEvent` counted the call before it started.
     """
 
     at_ms: int
@@ -86,10 +83,7 @@ class HandledEvent(NamedTuple):
 
 
 class FailedEvent(NamedTuple):
-    """The handler call of a leased letter failed; it is handled again at `next_ms` (0: never).
-
-    If no calls are left the letter is dead, whatever `next_ms` is.
-    """
+    """The handler call for a leased letter failed; if calls are left, the next is due at `next_ms` (0: never)."""
 
     at_ms: int
     token: str
@@ -114,21 +108,21 @@ class GiveBackEvent(NamedTuple):
 
 
 class RetryEvent(NamedTuple):
-    """A person requests that the letter be handled again, with `calls_left` further calls."""
+    """An operator requests that the letter be handled again, with up to `calls_left` further handler calls."""
 
     at_ms: int
     calls_left: int
 
 
 class DropEvent(NamedTuple):
-    """A person discards the letter. `force`: also if it may be in transit to a topic."""
+    """An operator discards the letter. `force`: even if a redrive may be sending the letter to a topic."""
 
     at_ms: int
     force: bool = False
 
 
 class AdoptEvent(NamedTuple):
-    """The letter is assigned to this broker. `force`: also if another broker was recorded."""
+    """The letter is assigned to `broker`. `force`: even if the letter records another broker."""
 
     at_ms: int
     broker: str
@@ -136,7 +130,7 @@ class AdoptEvent(NamedTuple):
 
 
 class ClaimEvent(NamedTuple):
-    """The redrive with `token` reserves the letter. `waiting`: also if the letter is waiting."""
+    """The redrive with `token` reserves the letter. `waiting`: even if the letter waits to be handled again."""
 
     at_ms: int
     token: str
@@ -144,7 +138,7 @@ class ClaimEvent(NamedTuple):
 
 
 class DepartEvent(NamedTuple):
-    """The redrive with `token` records the letter's producer sequence, before it sends it."""
+    """The redrive with `token` records the letter's producer sequence before the redrive sends the letter."""
 
     at_ms: int
     token: str
@@ -154,7 +148,7 @@ class DepartEvent(NamedTuple):
 class ArriveEvent(NamedTuple):
     """The broker has stored the redriven letter in its target partition at `offset`.
 
-    -1: the offset is unknown. `producer_id` and `sequence` are those of the letter's `DepartEvent`.
+    `offset` is -1 if it is unknown. `producer_id` and `sequence` are those of the letter's `DepartEvent`.
     """
 
     at_ms: int
@@ -164,10 +158,7 @@ class ArriveEvent(NamedTuple):
 
 
 class ReturnEvent(NamedTuple):
-    """The letter was not sent with this sequence, and certainly will not be: it is dead again.
-
-    `producer_id` and `sequence` are 0 if no sequence was recorded.
-    """
+    """The broker has not stored the letter with this sequence (0: none recorded) and never will: it is dead again."""
 
     at_ms: int
     token: str
@@ -198,7 +189,7 @@ Event = (
 
 ID_CHARACTERS: Final = 16
 FAILURES_MAX: Final = 20
-"""Failures kept per letter: the first, and the latest ones."""
+"""Maximum number of failures that a letter keeps: the first failure and the latest failures."""
 TRACEBACKS_MAX: Final = 5
 """Failures kept with a traceback; tracebacks are usually alike."""
 
@@ -221,7 +212,7 @@ class LetterState(StrEnum):
 
 FAILING, WAITING, RETRYING, DEAD, REDRIVING, REDRIVEN, HANDLED, DROPPED = STATES = tuple(LetterState)
 FINAL_STATES: Final = (REDRIVEN, HANDLED, DROPPED)
-"""The letter is neither handled nor redriven; a new failure of its message starts a new round of calls."""
+"""States of letters that need no further action; a new failure of the message starts a new round of calls."""
 
 
 class LetterBody(NamedTuple):
@@ -232,10 +223,10 @@ class LetterBody(NamedTuple):
 
 
 class RedrivePosition(NamedTuple):
-    """Target partition and producer sequence of a redriven letter, recorded before it is sent.
+    """Target partition and producer sequence of a redriven letter, recorded before the letter is sent.
 
-    `from_offset`: end of the partition's log at that time, so the record can be stored only at or after it ·
-    `node`: id of the broker, "" if unknown.
+    `from_offset`: end of the partition's log when the sequence was recorded; the letter can be stored only at or after
+    this offset · `node`: id of the broker that the letter is sent to, "" if unknown.
     """
 
     topic: str
@@ -249,26 +240,23 @@ class RedrivePosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """Dead letter: a message whose handling failed, with the history of its calls.
+    """Dead letter: a message whose handling failed, with the history of its handler calls. Times are ms since 1970.
 
-    The id is a hash of what identifies the message: group, the topic's incarnation, partition, offset and
-    append time. So a message of another broker at the same offset is another letter, and storing a message
-    again gives the same id, in every store.
+    The id is a hash of what identifies the message: group, the topic's incarnation, partition, offset and append time.
+    So a message of another broker at the same offset gets another id, and a message that is stored again gets the same
+    id, in every store.
 
-    All times are in ms since 1970.
+    The message: `group` of the consumer, `topic`, `incarnation`, `partition`, `offset`, `next_offset`, `ordinal`,
+    `message_id`, `appended_ms`, `epoch`, `payload_bytes` (-1: a tombstone) · `body`: None if the caller did not request
+    it · `broker`: id of the broker that has the topic; "" for letters of an earlier release, which did not record it.
 
-    Of the message: `group` of the consumer, `topic`, `incarnation`, `partition`, `offset`, `next_offset`,
-    `ordinal`, `message_id`, `appended_ms`, `epoch`, `payload_bytes` (-1: a tombstone); `body` is None where
-    it was not requested. `broker`: id of the broker that has the topic; "" for letters of an earlier release,
-    which did not record it.
+    Its handling: `calls`: handler calls so far · `calls_left`: calls that may still be made before the letter is dead ·
+    `put_offs`: number of postponements · `next_ms`: when a waiting letter is due · `kept_ms`: when the letter was first
+    stored · `changed_ms`: time of the last event · `token`: the lease or redrive that reserves the letter · `lease_ms`:
+    end of the lease.
 
-    Of its handling: `calls`: handler calls so far · `calls_left`: calls that may still be made before it is
-    dead · `put_offs`: number of postponements · `next_ms`: when a waiting letter is due · `kept_ms`: when it
-    was first stored · `changed_ms`: time of the last event · `token`: lease or redrive that reserves it ·
-    `lease_ms`: end of the lease.
-
-    Of its redrive: `redrives`: how often the message had been redriven before it failed · `journey`: where it
-    is sent, None if no sequence is recorded · `sent_offset`: its offset there, -1 if unknown.
+    Its redrive: `redrives`: how often the message had been redriven before it failed · `journey`: target partition and
+    producer sequence, None if no sequence is recorded · `sent_offset`: offset in the target partition, -1 if unknown.
     """
 
     id: str
@@ -362,7 +350,7 @@ def letter_id(group: str, incarnation: int, partition: int, offset: int, appende
 def bound_failures(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     """Return the first failure and the latest ones, at most FAILURES_MAX in all.
 
-    Only the first and the last TRACEBACKS_MAX - 1 keep their tracebacks.
+    Tracebacks are removed except those of the first failure and of the last TRACEBACKS_MAX - 1.
     """
     kept = list(failures)
     if len(kept) > FAILURES_MAX:
@@ -379,7 +367,7 @@ def iso_time(time_ms: int) -> str:
 
 
 def _decode_attribute(data: bytes | None) -> Attribute:
-    """Decode an attribute; empty if it is invalid, since `LetterBody` has the encoded form."""
+    """Decode an attribute; return an empty one if `data` is invalid, since `LetterBody` keeps the encoded form."""
     try:
         return decode_attribute(data) if data else Attribute()
     except DecodeFailed:
@@ -395,10 +383,9 @@ PAGE_BYTES = 16 << 20
 class Selection(NamedTuple):
     """Filter for letters; all given conditions must match.
 
-    `states`: () for any · `error`: a part of the last failure's text, in any case · `since_ms` (inclusive),
-    `until_ms` (exclusive): when the letter was first stored, in ms since 1970 · `ids`: prefixes of ids; ()
-    for any. A letter whose only call was counted before it started and then succeeded never matches, because
-    it never failed.
+    `states`: () for any · `error`: a part of the last failure's text, case-insensitive · `since_ms` (inclusive) and
+    `until_ms` (exclusive): when the letter was first stored, in ms since 1970 · `ids`: prefixes of ids; () for any.
+    A letter whose only call was counted in advance (`BeginEvent`) and succeeded never matches, since nothing failed.
     """
 
     states: tuple[str, ...] = ()
@@ -447,7 +434,7 @@ class PagePosition(NamedTuple):
 
 
 def fit_page(letters: Sequence[Letter]) -> Sequence[Letter]:
-    """Return the first letters whose payloads have up to `PAGE_BYTES` together; at least one."""
+    """Return as many of the first letters as have payloads of at most PAGE_BYTES in total; at least one letter."""
     size = 0
     for number, each in enumerate(letters):
         size += max(0, each.payload_bytes)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
 
 from tfmq.client.connection.connection import READY, ClientConnection
 from tfmq.client.connection.requests import request_with_retries
@@ -21,13 +18,10 @@ from tfmq.dead_letters.store import (
     LetterStore,
     broker_id_text,
     default_path,
-    existing_or_default_path,
     parse_address,
 )
-from tfmq.errors import BadRequest, StoreFailed, TfmqError
+from tfmq.errors import BadRequest, TfmqError
 from tfmq.protocol.commands import Ping
-
-log = logging.getLogger("tfmq.consumer")
 
 MESSAGE_LOOKUP_SECONDS = 10.0
 """Time limit for asking whether the broker has the message of a letter."""
@@ -44,27 +38,27 @@ def open_dead_letters(
     wall_clock: Callable[[], float],
     folder: str | None = None,
 ) -> DeadLetterStore:
-    """Return the dead-letter store of a group.
+    """Return the dead-letter store of a group; it is opened on first use. Raises BadRequest for an invalid address.
 
-    `where`: a path, a SQLAlchemy URL, "topic:NAME", or `DEFAULT_STORE`.
-    The store is opened on first use. `calls_max`: handler calls per message before it is dead (`retries` + 1)
-    · `codec`: decodes `message.value` of messages that are handled again · `run`: executes database calls, as
-    for offset storages · `link`: the consumer's connection, which identifies the broker; required only for a
-    topic · `wall_clock`: seconds since 1970 · `folder`: directory of `DEFAULT_STORE`, as GROUP.db, for a
-    broker in a directory of its own. Raises BadRequest for an invalid address.
+    `where`: a path, a SQLAlchemy URL, "topic:NAME", or `DEFAULT_STORE` · `calls_max`: handler calls after which a
+    message is dead (`retries` + 1) · `codec`: decodes `message.value` of messages that are handled again · `run`:
+    executes the blocking calls of a database · `link`: the consumer's connection, which identifies the broker; required
+    only for a topic · `wall_clock`: returns seconds since 1970 · `folder`: directory in which `DEFAULT_STORE` is the
+    file GROUP.db; for an embedded broker, whose dead letters are in its own directory.
     """
 
     def broker() -> str | None:
         return "" if link is None else reached_broker_id(link)
 
     letter_store: LetterStore
-    if where == DEFAULT_STORE and folder is None:
-        letter_store = DefaultLetterStore(group, broker, run)
+    if where != DEFAULT_STORE:
+        letter_store = open_letter_store(where, run=run, link=link)
+    elif folder is not None:
+        letter_store = open_letter_store(default_path(group, Path(folder)), run=run)
     else:
-        own = None if folder is None else default_path(group, Path(folder))
-        letter_store = open_letter_store(
-            own if where == DEFAULT_STORE and own is not None else where, run=run, link=link
-        )
+        from tfmq.dead_letters.sql_store import DefaultLetterStore
+
+        letter_store = DefaultLetterStore(group, broker, run)
     return GroupDeadLetterStore(
         letter_store,
         group,
@@ -77,15 +71,12 @@ def open_dead_letters(
 
 
 def reached_broker_id(link: ClientConnection) -> str | None:
-    """Return the id of the connected broker, as stored in letters; None if none was reached yet."""
+    """Return the id of the connected broker, as stored in letters; None if no broker was reached yet."""
     return None if link.hello is None else broker_id_text(link.hello.node)
 
 
 def ask_broker_id(link: ClientConnection, until: float) -> Operation[str]:
-    """Connect if necessary and return the broker's id, as stored in letters.
-
-    Raises ConnectionFailed.
-    """
+    """Connect if necessary and return the broker's id, as stored in letters. Raises ConnectionFailed."""
     found = reached_broker_id(link)
     if found is None:
         yield from request_with_retries(link, Ping(), until)
@@ -95,7 +86,7 @@ def ask_broker_id(link: ClientConnection, until: float) -> Operation[str]:
 
 
 def _has_message(link: ClientConnection, letter: Letter) -> Operation[bool | None]:
-    """Return whether the broker has the letter's message; None if it cannot be asked now."""
+    """Return whether the broker has the letter's message; None if the broker cannot be asked now."""
     from tfmq.dead_letters.topic_store import has_message
 
     if link.state != READY:
@@ -125,69 +116,3 @@ def open_letter_store(
     from tfmq.dead_letters.topic_store import TopicLetterStore
 
     return TopicLetterStore(link, address.value)
-
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
-
-def _of_opened_store(
-    call: Callable[Concatenate[LetterStore, Parameters], Result],
-) -> Callable[Concatenate[DefaultLetterStore, Parameters], Result]:
-    """Return a method that makes the same call of the store that `_open` returns."""
-
-    @wraps(call)
-    def method(self: DefaultLetterStore, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
-        result: Result = getattr(self._open(), call.__name__)(*arguments, **named)
-        return result
-
-    return method
-
-
-class DefaultLetterStore:
-    """Default store of a group: a file whose path contains the broker's id. See `LetterStore`.
-
-    The id is not known before the broker was reached; until then all methods raise StoreFailed.
-    """
-
-    def __init__(self, group: str, broker: Callable[[], str | None], run: Executor = run_inline) -> None:
-        self._group = group
-        self._broker = broker
-        self._run = run
-        self._opened_store: tuple[str, LetterStore] | None = None
-
-    @property
-    def name(self) -> str:
-        """Path of the file, with NODE in place of the broker's id while that is unknown."""
-        if self._opened_store is not None:
-            return self._opened_store[1].name
-        return default_path(self._group, broker="NODE")
-
-    def _open(self) -> LetterStore:
-        """Return the store for the current broker. Raises StoreFailed until the broker is reached."""
-        broker = self._broker()
-        if broker is None:
-            raise StoreFailed(
-                "The broker was not reached yet, and the path of the dead letters has its id in it: they are stored,"
-                " and handled again, when it is reached."
-            )
-        if self._opened_store is None or self._opened_store[0] != broker:
-            self.close()
-            letter_store = open_letter_store(existing_or_default_path(self._group, broker), run=self._run)
-            log.info("Dead letters of group %s are kept in %s.", self._group, letter_store.name)
-            self._opened_store = (broker, letter_store)
-        return self._opened_store[1]
-
-    apply = _of_opened_store(LetterStore.apply)
-    find = _of_opened_store(LetterStore.find)
-    next_due_id = _of_opened_store(LetterStore.next_due_id)
-    next_due_ms = _of_opened_store(LetterStore.next_due_ms)
-    find_foreign_waiting = _of_opened_store(LetterStore.find_foreign_waiting)
-    get = _of_opened_store(LetterStore.get)
-    failing_offsets = _of_opened_store(LetterStore.failing_offsets)
-    count_by_state = _of_opened_store(LetterStore.count_by_state)
-    delete_expired = _of_opened_store(LetterStore.delete_expired)
-
-    def close(self) -> None:
-        if self._opened_store is not None:
-            self._opened_store[1].close()

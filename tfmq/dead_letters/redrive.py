@@ -1,13 +1,13 @@
 """Redrive of dead letters to a topic, each exactly once, also if the redrive is killed.
 
-For each batch: claim the letters, so that no other redrive sends them; record their producer sequences, after
-which they may have been sent; send; record that they are stored. The next redrive starts with letters in
-transit, those with a recorded sequence that are not recorded as stored: it sends them with the same
-sequences, and the broker stores each once (`tfmq.client.send.idempotent_send`).
+Each batch of letters is redriven in four steps: claim the letters, so that no other redrive sends them; record a
+producer sequence for each letter; send the letters; record that the broker stored them. A letter between the second and
+the last step is in transit: it may have been sent. The next redrive first sends the letters in transit again with the
+same sequences, and the broker stores each once (`tfmq.client.send.idempotent_send`).
 
-A run is a list of letters with consecutive producer sequences. Whether its letters are stored is taken from
-the broker's responses only, so it can be repeated after a crash at any point: the broker has the records, or
-it is certain that it never will, or they remain in transit.
+A run, in this module, is a list of letters in transit with consecutive sequences of one producer; a batch that is sent
+is a run. Only responses of the broker decide whether a letter is stored. So a redrive may be killed at any point: the
+next one finds out that the letter is stored, or that it never will be, or else the letter remains in transit.
 """
 
 from __future__ import annotations
@@ -23,27 +23,10 @@ from typing import Final, NamedTuple
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import MetadataCache, Topic, fetch_topics, request_with_retries
 from tfmq.client.operation import Operation, Wait
-from tfmq.client.send.idempotent_send import (
-    ProducerPartition,
-    RecordContent,
-    close_producer,
-    find_records,
-    lease_producer_id,
-    locate_log_end,
-    send_idempotent,
-)
+from tfmq.client.send import idempotent_send
+from tfmq.client.send.idempotent_send import ProducerPartition, RecordContent
 from tfmq.dead_letters import model
-from tfmq.dead_letters.model import (
-    DEAD,
-    FIRST_PAGE,
-    PAGE_LETTERS,
-    REDRIVING,
-    WAITING,
-    Letter,
-    PagePosition,
-    RedrivePosition,
-    Selection,
-)
+from tfmq.dead_letters.model import FIRST_PAGE, PAGE_LETTERS, Letter, PagePosition, Selection
 from tfmq.dead_letters.open import ask_broker_id
 from tfmq.dead_letters.store import TOPIC_PREFIX, LetterStore, Step
 from tfmq.dead_letters.topic_store import has_message
@@ -63,24 +46,21 @@ from tfmq.message import replace_counts
 from tfmq.protocol.commands import BY_LATEST, Ping
 
 LOOP_LIMIT: Final = 3
-"""Redrives of a message after which it is skipped, because it will probably fail again."""
+"""Number of redrives after which a message is skipped, because it will probably fail again."""
 BATCH_BYTES: Final = 1 << 20
 BATCHES_PER_SECOND: Final = 10
-"""Maximum batches per second where a rate is set, to avoid bursts."""
+"""Maximum batches per second if the caller limits the rate: small batches at short intervals avoid bursts."""
 TIMEOUT_SECONDS: Final = 60.0
-"""How long one batch is tried.
-
-After that it remains in transit, and the next redrive resumes it.
-"""
+"""How long one batch is tried. After that its letters remain in transit, and the next redrive sends them again."""
 
 
 class Wish(NamedTuple):
-    """What to redrive, and where to.
+    """What a caller wants to redrive, and where to.
 
-    `selection`: which letters; only dead ones are sent, and waiting ones if it has ids · `to_topic`: instead
-    of the original topics · `rate`: maximum letters per second · `limit`: maximum letters in all ·
-    `loop_limit`: letters whose message was redriven so often already are skipped · `dry`: count the letters,
-    send nothing · `force`: also letters of another broker.
+    `selection`: which letters; of these the dead ones are sent, and if the selection has ids, also the waiting ones ·
+    `to_topic`: send to this topic instead of the original topics · `rate`: maximum letters per second · `limit`:
+    maximum letters in all · `loop_limit`: letters whose message was redriven that often already are skipped · `dry`:
+    count the letters, send nothing · `force`: also send letters that belong to another broker.
     """
 
     selection: Selection = Selection()
@@ -96,11 +76,11 @@ class Wish(NamedTuple):
 class Report:
     """Result of a redrive.
 
-    `sent`: letters now in a topic · `resumed`: of these, letters that were in transit before · `looping`:
-    number of letters skipped because of the loop limit · `unsendable`, `unsure`: a sentence for each letter
-    that cannot be sent, or of which it is unknown whether it is stored · `targets`: topic -> letters sent to
-    it (a dry run: that would be) · `foreign`: skipped letters of other brokers: broker id ("": unknown) ->
-    count · `broker`: id of the broker that was reached.
+    `sent`: number of letters that the broker stored · `resumed`: those of `sent` that an earlier redrive left in
+    transit · `looping`: number of letters skipped because of the loop limit · `unsendable`: a sentence for each letter
+    that cannot be sent · `unsure`: a sentence for each letter that may or may not be stored · `targets`: topic ->
+    number of letters sent to the topic (in a dry run, that would be sent) · `foreign`: number of skipped letters of
+    other brokers, by broker id ("": unknown) · `broker`: id of the broker that was reached.
     """
 
     sent: int = 0
@@ -119,15 +99,15 @@ class Report:
 
     @property
     def selected(self) -> int:
-        """Number of letters sent (a dry run: counted), without resumed ones, which no limit counts."""
+        """Number of letters sent (a dry run: counted), without the resumed letters, to which no limit applies."""
         return sum(self.targets.values()) - self.resumed
 
 
 class RedriveOperation:
-    """One redrive, over an open store and a connection; `run` executes it once.
+    """One redrive of letters in an open store, sent over a connection; `run` is called once.
 
-    `wall_clock` returns seconds since 1970; `on_sent(n)` is called when `n` more letters are stored in their
-    topics. A given `report` is filled.
+    `wall_clock` returns seconds since 1970. `on_sent(n)` is called when `n` more letters are stored in their topics.
+    `report` is filled meanwhile, so that a caller that passes one can read it also after an error.
     """
 
     def __init__(
@@ -155,10 +135,9 @@ class RedriveOperation:
         self._next_at = 0.0
 
     def run(self) -> Operation[Report]:
-        """Resume letters in transit, then send the selected ones.
+        """Send the letters in transit again, then send the selected letters.
 
-        An error that prevents it from continuing is raised; then letters may remain in transit, and `report`
-        says what was done.
+        If an error is raised, letters may remain in transit, and `report` has what was done before the error.
         """
         started_ms = self._now_ms()
         self.report.broker = yield from ask_broker_id(self._link, self._deadline())
@@ -166,7 +145,7 @@ class RedriveOperation:
             yield from self._resume()
         until_ms = self._request.selection.until_ms
         until_ms = started_ms + 1 if until_ms is None else min(until_ms, started_ms + 1)
-        states = (DEAD, WAITING) if self._request.selection.ids else (DEAD,)
+        states = (model.DEAD, model.WAITING) if self._request.selection.ids else (model.DEAD,)
         chosen = self._request.selection._replace(states=states, until_ms=until_ms)
         page = FIRST_PAGE
         while self._request.limit is None or self.report.selected < self._request.limit:
@@ -178,12 +157,9 @@ class RedriveOperation:
         return self.report
 
     def _resume(self) -> Operation[None]:
-        """Resume all letters in transit; those without a recorded sequence are dead again.
-
-        They were never sent.
-        """
+        """Send all letters in transit again; claimed letters without a sequence were never sent, and are dead again."""
         page = FIRST_PAGE
-        under_way = Selection(states=(REDRIVING,))
+        under_way = Selection(states=(model.REDRIVING,))
         while letters := (yield from self._letters.find(under_way, page, PAGE_LETTERS, whole=True)):
             page = PagePosition(letters[-1].kept_ms, letters[-1].id)
             unsent = [each for each in letters if each.journey is None]
@@ -194,10 +170,7 @@ class RedriveOperation:
                 self.report.resumed += (yield from self._resume_run(run)).arrived
 
     def _resume_run(self, run: Sequence[Letter]) -> Operation[RedriveResult]:
-        """Send a run again; if a body is lost, only find out which of its letters are stored.
-
-        For that its producer is closed.
-        """
+        """Send a run again; if the body of a letter is lost, close the run's producer to learn which are stored."""
         if all(each.body is not None for each in run):
             return (yield from self._send_run(run))
         fate = yield from close_run(self._link, run, self._deadline(), self._now_ms)
@@ -231,11 +204,7 @@ class RedriveOperation:
                 yield from self._send_batch(target, batch)
 
     def _belongs_to_broker(self, letter: Letter) -> Operation[bool]:
-        """Return whether the letter belongs to this redrive's broker; with `force` each one does.
-
-        A letter without a broker id does if the broker has its message, or if the store is a topic of that
-        broker.
-        """
+        """Return whether to send the letter: its broker id, store or message is this broker's, or `force` is set."""
         if self._request.force or letter.broker == self.report.broker:
             return True
         if letter.broker:
@@ -245,11 +214,7 @@ class RedriveOperation:
         return (yield from has_message(self._link, letter, self._deadline()))
 
     def _choose_target(self, letter: Letter) -> Operation[tuple[str, int]]:
-        """Return the topic and partition to which a letter is sent.
-
-        That is the original partition. In another topic, or if the partition does not exist, the hash of the
-        key decides; without a key the partition number modulo the number of partitions. Raises UnknownTopic.
-        """
+        """Return topic and partition: the original partition, or one by the hash of the key. Raises UnknownTopic."""
         name = self._request.to_topic or letter.topic
         if name not in self._topics:
             found = yield from fetch_topics(self._link, self._cluster, [name])
@@ -283,7 +248,6 @@ class RedriveOperation:
         return True
 
     def _wait_for_rate(self, count: int) -> Operation[None]:
-        """Wait until the requested rate allows a batch of `count` letters."""
         if self._request.rate is None:
             return
         while (wait := self._next_at - self._link.now()) > 0:
@@ -306,16 +270,13 @@ class RedriveOperation:
             self.report.unsendable.append(f"{won[0].id} cannot be sent: {fate.refused}")
 
     def _assign_sequences(self, target: tuple[str, int], letters: Sequence[Letter]) -> Operation[list[Letter]]:
-        """Record consecutive producer sequences for the letters, and return the letters with them.
-
-        [] if another redrive claimed one of them in the meantime.
-        """
+        """Record consecutive sequences for the letters; return [] if another redrive claimed a letter meanwhile."""
         stream, first = yield from self._producer(target, len(letters))
-        end = yield from locate_log_end(self._link, stream, BY_LATEST, self._deadline())
+        end = yield from idempotent_send.locate_log_end(self._link, stream, BY_LATEST, self._deadline())
         node = self._link.hello.node if self._link.hello is not None else ""
         steps = []
         for sequence, each in enumerate(letters, first):
-            journey = RedrivePosition(*stream, sequence, end, node)
+            journey = model.RedrivePosition(*stream, sequence, end, node)
             steps.append((each.id, model.DepartEvent(self._now_ms(), self._token, journey)))
         placed = yield from self._letters.apply(steps)
         found = [
@@ -326,18 +287,18 @@ class RedriveOperation:
         if len(found) == len(letters):
             self._producers[target] = (stream, first + len(letters))
             return found
-        if found:  # Their sequences have a gap, and another redrive may have sent some of them by now.
+        if found:  # The sequences of `found` have a gap, and another redrive may have sent some of these letters.
             yield from self._record_result(
                 found, (yield from close_run(self._link, found, self._deadline(), self._now_ms))
             )
         return []
 
     def _producer(self, target: tuple[str, int], count: int) -> Operation[tuple[ProducerPartition, int]]:
-        """Return a producer of the target with `count` free sequences, and the first of these."""
+        """Return a producer of the target with at least `count` unused sequences, and the first unused sequence."""
         known = self._producers.get(target)
         if known is not None and remaining_sequences(known[1]) >= count:
             return known
-        producer_id = yield from lease_producer_id(self._link, self._deadline())
+        producer_id = yield from idempotent_send.lease_producer_id(self._link, self._deadline())
         topic, partition = target
         return ProducerPartition(topic, self._topics[topic].incarnation, partition, producer_id), 0
 
@@ -358,7 +319,7 @@ class RedriveOperation:
         self.report.unsure += fate.unsure
         self._on_sent(fate.arrived)
         if fate.arrived < len(letters):
-            # The producer is closed or in an unknown state, so the next run must use another one.
+            # The producer is closed or in an unknown state, so the next run must use another producer.
             self._producers.pop((journey.topic, journey.partition), None)
 
     def _deadline(self) -> float:
@@ -369,10 +330,7 @@ class RedriveOperation:
 
 
 def exact_key(letter: Letter) -> bytes | str:
-    """Return the letter's key as in the message's attribute, if the body was read.
-
-    A database has the key itself only as text, which is lossy for some keys.
-    """
+    """Return the key from the attribute if the body was read: the key column of a database has only a lossy text."""
     known = letter.key or b""
     if letter.body is None:
         return known
@@ -382,7 +340,7 @@ def exact_key(letter: Letter) -> bytes | str:
 
 
 def group_runs(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
-    """Yield runs of letters in transit: consecutive sequences of a producer, bounded in size."""
+    """Split letters in transit into runs: consecutive sequences of one producer, bounded in size."""
 
     def place(letter: Letter) -> tuple[tuple[str, ProducerPartition], int]:
         assert letter.journey is not None
@@ -412,52 +370,43 @@ def split_batches(
 class RedriveResult(NamedTuple):
     """Result of sending a run, or of closing its producer.
 
-    `steps`: events for the store · `arrived`, `returned`: how many letters are stored, and certainly not
-    stored · `unsure`: a sentence for each letter where that is unknown · `refused`: why the broker rejects a
-    letter permanently, or "".
+    `steps`: the events to apply in the dead-letter store · `unsure`: a sentence for each letter that may or may not be
+    stored · `refused`: why the broker permanently rejects a letter of the run, or "".
     """
 
     steps: tuple[Step, ...] = ()
-    arrived: int = 0
-    returned: int = 0
     unsure: tuple[str, ...] = ()
     refused: str = ""
 
+    @property
+    def arrived(self) -> int:
+        """Number of letters that are stored."""
+        return sum(isinstance(event, model.ArriveEvent) for _, event in self.steps)
+
     def combine(self, other: RedriveResult) -> RedriveResult:
-        """Return the result for the letters of both results together."""
-        return RedriveResult(
-            self.steps + other.steps,
-            self.arrived + other.arrived,
-            self.returned + other.returned,
-            self.unsure + other.unsure,
-            self.refused or other.refused,
-        )
+        """Return one result for the letters of this result and of `other`."""
+        return RedriveResult(self.steps + other.steps, self.unsure + other.unsure, self.refused or other.refused)
 
 
 def encode_letter(letter: Letter) -> RecordContent:
-    """Encode a letter as the record to send: the original message with updated counts.
-
-    The counts are those of handler calls and redrives. The letter must have its body. Raises DecodeFailed,
-    MessageTooLarge.
-    """
+    """Encode the original message with updated counts of calls and redrives. Raises DecodeFailed, MessageTooLarge."""
     assert letter.body is not None, "asked for with its body"
     attribute = letter.attribute()
     counted = replace_counts(letter.body.attribute, letter.calls, attribute.redrives + 1)
     return RecordContent(letter.body.payload, counted, attribute.tag)
 
 
-def producer_of(journey: RedrivePosition) -> ProducerPartition:
-    """Return partition and producer id for which the letter's sequence is recorded."""
+def producer_of(journey: model.RedrivePosition) -> ProducerPartition:
     return ProducerPartition(journey.topic, journey.incarnation, journey.partition, journey.producer_id)
 
 
 def send_run(
     link: ClientConnection, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
 ) -> Operation[RedriveResult]:
-    """Send the letters of a run with their recorded sequences, and return which are stored.
+    """Send the letters of a run with their recorded sequences, and return which letters the broker stored.
 
-    `until`: deadline by the connection's clock. If the broker rejects the run, its producer is closed and the
-    result says so. After any error that is raised all its letters remain in transit.
+    `until`: deadline by the connection's clock. If the broker rejects the run, the producer is closed, and the result
+    has the reason. If an error is raised, all letters of the run remain in transit.
     """
     first = _redrive_position(letters[0])
     stream = producer_of(first)
@@ -466,10 +415,10 @@ def send_run(
     if elsewhere:
         return RedriveResult(unsure=tuple(f"{each.id} {elsewhere}" for each in letters))
     try:
-        offsets = yield from send_idempotent(link, stream, first.sequence, contents, until)
+        offsets = yield from idempotent_send.send_idempotent(link, stream, first.sequence, contents, until)
     except BadRequest as error:
         if len(letters) > 1:
-            # Another redrive may have sent a part of the run, if only that part was recorded at the time.
+            # Another redrive may have sent a part of the run, if only that part had recorded sequences at the time.
             whole = RedriveResult()
             for each in letters:
                 whole = whole.combine((yield from send_run(link, [each], until, now_ms)))
@@ -485,7 +434,7 @@ def send_run(
     return _run_result(letters, dict(zip(sequences, offsets, strict=True)), now_ms())
 
 
-def _other_broker_text(link: ClientConnection, journey: RedrivePosition, until: float) -> Operation[str]:
+def _other_broker_text(link: ClientConnection, journey: model.RedrivePosition, until: float) -> Operation[str]:
     """Return an error text if the letters are in transit to another broker, otherwise ""."""
     if link.hello is None:
         yield from request_with_retries(link, Ping(), until)
@@ -497,20 +446,21 @@ def _other_broker_text(link: ClientConnection, journey: RedrivePosition, until: 
 def close_run(
     link: ClientConnection, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
 ) -> Operation[RedriveResult]:
-    """Close the producer of a run, so that what is not stored now never will be.
+    """Close the producer of a run, so that its letters which the broker has not stored yet are never stored.
 
-    The result has the stored letters as redriven, and the others as returned (dead again). Letters of which
-    the broker cannot tell remain in transit, with a sentence in `unsure`.
+    The result's events make the stored letters redriven and the other letters dead again. If the broker cannot tell
+    which letters are stored, all remain in transit, and `unsure` has a sentence for each.
     """
     journeys = [_redrive_position(each) for each in letters]
     stream = producer_of(journeys[0])
     try:
-        last = yield from close_producer(link, stream, until)
+        last = yield from idempotent_send.close_producer(link, stream, until)
         found = {each.sequence: -1 for each in journeys if each.sequence <= last}
     except UnknownProducer:
         since = min(each.from_offset for each in journeys)
         try:
-            found = yield from find_records(link, stream, [each.sequence for each in journeys], since, until)
+            sequences = [each.sequence for each in journeys]
+            found = yield from idempotent_send.find_records(link, stream, sequences, since, until)
         except (OffsetOutOfRange, Damaged, UnknownTopic) as error:
             return RedriveResult(unsure=_unsure_sentences(letters, str(error)))
     except UnknownTopic as error:
@@ -519,10 +469,7 @@ def close_run(
 
 
 def _run_result(letters: Sequence[Letter], found: Mapping[int, int], at_ms: int) -> RedriveResult:
-    """Return the result for letters of which the broker stored `found`: sequence -> offset (-1: unknown).
-
-    The others are certainly not stored.
-    """
+    """Return the result if the broker stored exactly the sequences in `found`: sequence -> offset (-1: unknown)."""
     steps: list[Step] = []
     for each, journey in zip(letters, map(_redrive_position, letters), strict=True):
         sent = (journey.producer_id, journey.sequence)
@@ -530,12 +477,10 @@ def _run_result(letters: Sequence[Letter], found: Mapping[int, int], at_ms: int)
             steps.append((each.id, model.ArriveEvent(at_ms, *sent, found[journey.sequence])))
         else:
             steps.append((each.id, model.ReturnEvent(at_ms, each.token, *sent)))
-    arrived = sum(isinstance(event, model.ArriveEvent) for _, event in steps)
-    return RedriveResult(tuple(steps), arrived, len(steps) - arrived)
+    return RedriveResult(tuple(steps))
 
 
 def _unsure_sentences(letters: Sequence[Letter], reason: str) -> tuple[str, ...]:
-    """Return a sentence for each letter that may be stored."""
     return tuple(
         f"{each.id} may be in {_redrive_position(each).topic}-{_redrive_position(each).partition} already, which is"
         f" unknown now: {reason.rstrip('.')}"
@@ -543,6 +488,6 @@ def _unsure_sentences(letters: Sequence[Letter], reason: str) -> tuple[str, ...]
     )
 
 
-def _redrive_position(letter: Letter) -> RedrivePosition:
+def _redrive_position(letter: Letter) -> model.RedrivePosition:
     assert letter.journey is not None, "its place is settled"
     return letter.journey

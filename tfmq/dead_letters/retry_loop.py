@@ -1,7 +1,7 @@
 """Retry loop of a consumer: due dead letters are handled again, in the background.
 
-The loop needs no broker if the store needs none. Exceptions of a handler are recorded in the letter, never
-raised here. After an error of the store the loop logs it and continues after a pause, which grows.
+The loop works without a broker if the store is not a topic. Exceptions of a handler are recorded in the letter and not
+raised. An error of the store is logged, and the loop continues after a pause, which grows with each consecutive error.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from tfmq.errors import Closed, TfmqError
 log = logging.getLogger("tfmq.dead_letters")
 
 POLL_SECONDS: Final = 5.0
-"""Maximum delay until a letter is seen that `tfmq dlq retry` or another member released."""
+"""Maximum delay until the loop sees a letter that `tfmq dlq retry` or another member of the group released."""
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 60.0
 """Pause after a failure of the store, doubled each time up to the maximum."""
 RENEWALS: Final = 3
-"""Renewals of a lease in its duration, so that one slow response does not lose it."""
+"""How often a lease is renewed in its duration: several times, so that one slow response does not lose the lease."""
 
 HandlerCall = Callable[[ReceivedMessage[Any]], Operation[None]]
-"""Operation that calls the listener with a message.
+"""Returns an operation that calls the listener with a message.
 
-Raises what the listener raises (also `Reject` and `RetryLater`), and `HandlerNotCalled` if the consumer ends
-before the call; then this loop ends as well.
+The operation raises what the listener raises (also `Reject` and `RetryLater`). If the consumer ends before the call,
+the operation raises `HandlerNotCalled`, which also ends the retry loop.
 """
 
 
 class Retrying:
     """Leases due letters from a store and calls the handler for each, one at a time.
 
-    Start `run` as a task, or in a thread: `threading.Thread(target=driver.run, args=(x.run(),))`. `now`: the
-    clock of waits (`link.now`) · `wall_clock`: seconds since 1970. If `handle` blocks its thread, also start
-    `renewing` as a task, which renews the leases.
+    Start `run` as a task, or in a thread: `threading.Thread(target=driver.run, args=(x.run(),))`. `now`: clock of the
+    driver that runs the operations (`link.now`) · `wall_clock`: returns seconds since 1970. A `handle` that blocks its
+    thread prevents `run` from renewing the lease of the letter; then start `renewing` as a second task.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Retrying:
     def stop(self) -> None:
         """Lease no more letters; `run` ends after the letter in progress.
 
-        Call it under the driver's lock; elsewhere use the driver's `raise_flag(stop_asked)`.
+        The caller must hold the driver's lock; code without the lock calls the driver's `raise_flag(stop_asked)`.
         """
         self.stop_asked.complete()
 
@@ -96,10 +96,7 @@ class Retrying:
             yield from self._renew_lease()
 
     def _wait_until_due(self, due_in: float | None) -> Operation[None]:
-        """Wait `due_in` seconds (None: unknown), but at most POLL_SECONDS.
-
-        Before that, expired letters are deleted, every EXPIRY_SECONDS.
-        """
+        """Delete expired letters if it is time; then wait `due_in` seconds, at most POLL_SECONDS."""
         if self._now() >= self._expiry_due_at:
             self._expiry_due_at = self._now() + EXPIRY_SECONDS
             yield from self.store.delete_expired()
@@ -134,10 +131,7 @@ class Retrying:
         return partial(store.mark_handled, due)
 
     def _record_until_stored(self, tell: Callable[[], Operation[Any]]) -> Operation[None]:
-        """Repeat the store operation that `tell` creates until it succeeds.
-
-        Otherwise a full disk would cause another call of the handler. After `stop` its error is raised.
-        """
+        """Repeat `tell` until it succeeds: an error such as a full disk must not cause another call of the handler."""
         backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         while True:
             try:
@@ -182,10 +176,7 @@ class Retrying:
             handling.close()
 
     def _renew_lease(self) -> Operation[None]:
-        """Renew the lease of the current letter, if any.
-
-        A failure is only logged, because the next renewal may succeed.
-        """
+        """Renew the lease of the current letter, if any; a failure is only logged, as the next renewal may succeed."""
         if self.current is None:
             return
         try:

@@ -1,13 +1,14 @@
 """Dead letters in a database, through SQLAlchemy.
 
-Every change is one transaction: rows are read and locked, `state_machine.apply_event` computes the new
-letters, and these are written. `BlockingSqlStore` is blocking and thread-safe; `SqlLetterStore` has the same
-as operations. docs/dead-letters.md documents the columns.
+Every change is one transaction: rows are read and locked, `state_machine.apply_event` computes the new letters, and
+these are written. `BlockingSqlStore` has blocking, thread-safe methods; `SqlLetterStore` has the same methods as
+operations (generators that the driver of a client runs). docs/dead-letters.md documents the columns.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,30 +51,17 @@ from sqlalchemy.schema import CreateColumn
 from journal.disk import Disk, RealDisk
 from tfmq.client.operation import Executor, Operation, run_work
 from tfmq.client.worker.dead_letter_store import Failure, StoreUnusable
-from tfmq.dead_letters.model import (
-    FAILING,
-    FINAL_STATES,
-    FIRST_PAGE,
-    HANDLED,
-    ID_CHARACTERS,
-    PAGE_LETTERS,
-    RETRYING,
-    WAITING,
-    Letter,
-    LetterBody,
-    PagePosition,
-    RedrivePosition,
-    Selection,
-    fit_page,
-    key_text,
-)
+from tfmq.dead_letters import model
+from tfmq.dead_letters.model import FIRST_PAGE, PAGE_LETTERS, Letter, PagePosition, Selection
 from tfmq.dead_letters.state_machine import apply_event
-from tfmq.dead_letters.store import ADDRESS_FORMS, Step, StoreAddress
+from tfmq.dead_letters.store import ADDRESS_FORMS, Step, StoreAddress, default_path, existing_or_default_path
 from tfmq.errors import BadRequest, StoreFailed
 from tfmq.offsets.storage import driver_install_hint, is_permanent_error
 
+log = logging.getLogger("tfmq.consumer")
+
 BUSY_SECONDS: Final = 30.0
-"""How long a process waits for another one's transaction, which has up to a page of letters."""
+"""How long a process waits for the transaction of another process, which changes up to a page of letters."""
 READ_ONLY_OPTION: Final = "tfmq_reads"
 """Execution option of read-only connections."""
 FILE_OPTION: Final = "tfmq_file"
@@ -86,10 +74,10 @@ FILE_MODE: Final = 0o600
 class Database:
     """Database of dead letters, opened on first use, with durable commits.
 
-    SQLite: `synchronous=FULL`, so that a commit survives a power failure; in a file of our own also a
-    write-ahead log, so that readers do not block the writer. A write transaction takes its lock at the start,
-    so that two processes wait for each other instead of failing. PostgreSQL: `synchronous_commit` on,
-    whatever the server's default is.
+    SQLite: `synchronous=FULL`, so that a commit survives a power failure. A file that only tfmq uses also gets a
+    write-ahead log, so that readers do not block the writer. A write transaction takes the write lock at its start, so
+    that two processes wait for each other instead of failing. PostgreSQL: `synchronous_commit` is set to on, whatever
+    the server's default is.
 
     Thread-safe; a forked child opens its own connections.
     """
@@ -105,17 +93,17 @@ class Database:
 
     @property
     def path(self) -> Path | None:
-        """Path of the SQLite file; None for another database, and for one in memory."""
+        """Path of the SQLite file; None for another kind of database, and for a database in memory."""
         found = self._url.get_backend_name() == "sqlite" and self._url.database
         return Path(str(found)) if found else None
 
     @property
     def _own_path(self) -> Path | None:
-        """Path of the SQLite file if only tfmq uses it, as the address is a path; else None."""
+        """Path of the SQLite file if the address is a path, so that only tfmq uses the file; else None."""
         return self.path if self.address.kind == "path" else None
 
     def exists(self) -> bool:
-        """Return whether the table of dead letters exists. Raises StoreFailed where that is unknown."""
+        """Return whether the table of dead letters exists. Raises StoreFailed if the database cannot tell."""
         if self.path is not None and not self.path.exists():
             return False
         with self.translated_errors():
@@ -153,7 +141,6 @@ class Database:
             raise self._to_store_error(error, getattr(error, "strerror", None) or str(error)) from error
 
     def _to_store_error(self, error: Exception, reason: str) -> StoreFailed:
-        """Return the error to raise for `error`: StoreUnusable if it is permanent, else StoreFailed."""
         if is_permanent_error(error, self.path):
             return StoreUnusable(
                 f"No dead letters can be stored at {self.name}: {reason}. Use a file that this user may create and"
@@ -193,18 +180,11 @@ class Database:
             return self._engine
 
     def _is_file_replaced(self, engine: Engine) -> bool:
-        """Return whether the file at the path was removed or replaced.
-
-        SQLite would continue to write to the old file, which cannot be opened again.
-        """
+        """Return whether the file was removed or replaced: then SQLite would continue to write to the old file."""
         opened = engine.get_execution_options().get(FILE_OPTION)
         return opened is not None and opened != file_identity(self._own_path)
 
     def _create_engine(self) -> Engine:
-        """Create the engine; for an SQLite file also its directory.
-
-        The file itself is created only if the address is a path.
-        """
         if self._url.get_backend_name() != "sqlite":
             is_postgresql = self._url.get_backend_name() == "postgresql"
             told = {"isolation_level": "READ COMMITTED"} if is_postgresql else {}  # rows are read with locks
@@ -229,7 +209,6 @@ class Database:
 
 
 def _add_columns(engine: Engine) -> None:
-    """Add the columns that a table created by an earlier release does not have."""
     for column in _missing_columns(engine):
         words = str(CreateColumn(column).compile(dialect=engine.dialect))
         try:
@@ -241,7 +220,6 @@ def _add_columns(engine: Engine) -> None:
 
 
 def _missing_columns(engine: Engine) -> list[Column[Any]]:
-    """Return the columns of `TABLE` that the table in the database does not have."""
     there = {each["name"] for each in inspect(engine).get_columns(TABLE.name)}
     return [each for each in ADDED_COLUMNS if each.name not in there]
 
@@ -255,10 +233,7 @@ def create_directory(folder: Path, disk: Disk | None = None) -> None:
 
 
 def create_file(path: Path, disk: Disk | None = None) -> None:
-    """Create the file of the store if it is missing, private to its owner.
-
-    SQLite creates its additional files with the same mode.
-    """
+    """Create the file of the store if it is missing, private to its owner; SQLite's other files get its mode."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
     except FileExistsError:
@@ -278,7 +253,6 @@ def file_identity(path: Path | None) -> tuple[int, int] | None:
 
 
 def _parse_url(address: StoreAddress) -> Any:
-    """Return the SQLAlchemy URL of an address. Raises BadRequest."""
     if address.kind == "path":
         path = Path(address.value).expanduser()
         return make_url("sqlite://").set(database=str(path.absolute()))
@@ -319,7 +293,6 @@ def _begin_transaction(connection: Connection) -> None:
 
 
 def _set_synchronous_commit(connection: Any, _: object) -> None:
-    """Make PostgreSQL commits durable."""
     before, connection.autocommit = connection.autocommit, True
     cursor = connection.cursor()
     cursor.execute("SET synchronous_commit TO on")
@@ -333,8 +306,8 @@ def _error_text(error: SQLAlchemyError) -> str:
     return " ".join(words.split())
 
 
-# Rows and letters. The primary key is the letter's id, a hash of what the unique constraint has in columns
-# that a person can query. Times are ms since 1970; 0 and -1 stand for none, as in `Letter`.
+# Conversion of letters to rows and back. The primary key is the letter's id, a hash of the columns of the unique
+# constraint; a person can query these columns. Times are ms since 1970; 0 and -1 stand for none, as in `Letter`.
 
 TABLE_NAME: Final = "tfmq_dead_letters"
 NAME_CHARACTERS: Final = 249
@@ -351,7 +324,7 @@ METADATA: Final = MetaData()
 TABLE: Final = Table(
     TABLE_NAME,
     METADATA,
-    Column("id", String(ID_CHARACTERS), primary_key=True),
+    Column("id", String(model.ID_CHARACTERS), primary_key=True),
     Column("group_name", String(NAME_CHARACTERS), nullable=False),
     Column("topic", String(NAME_CHARACTERS), nullable=False),
     Column("incarnation", BigInteger, nullable=False),
@@ -359,7 +332,7 @@ TABLE: Final = Table(
     Column("message_offset", BigInteger, nullable=False),
     Column("next_offset", BigInteger, nullable=False),
     Column("ordinal", BigInteger, nullable=False),
-    Column("message_id", String(ID_CHARACTERS), nullable=False),
+    Column("message_id", String(model.ID_CHARACTERS), nullable=False),
     Column("appended_ms", BigInteger, nullable=False),
     Column("log_epoch", BigInteger, nullable=False),
     Column("payload_bytes", BigInteger, nullable=False),
@@ -395,10 +368,7 @@ TABLE: Final = Table(
     Index("tfmq_dead_letters_kept", "kept_ms", "id"),
 )
 ADDED_COLUMNS: Final = (TABLE.c.broker,)
-"""Columns that tables of earlier releases do not have.
-
-Each has a default, so that earlier releases can still write.
-"""
+"""Columns that tables of earlier releases lack. Each has a default, so that these releases can still insert rows."""
 COLUMNS_WITHOUT_BODY: Final = tuple(column for column in TABLE.c if column.name not in ("attribute", "payload"))
 """All columns except those of the body, which may be large."""
 
@@ -409,7 +379,7 @@ _COLUMN_NAMES: Final = {
         " next_ms kept_ms changed_ms token lease_ms tag sent_offset broker"
     ).split()
 } | {"group": "group_name", "partition": "partition_number", "offset": "message_offset", "epoch": "log_epoch"}
-"""The columns of the fields that have the same value there."""
+"""Field of `Letter` -> column, for fields that are stored unchanged."""
 
 
 def row_from_letter(letter: Letter) -> dict[str, Any]:
@@ -417,7 +387,7 @@ def row_from_letter(letter: Letter) -> dict[str, Any]:
     row: dict[str, Any] = {column: getattr(letter, name) for name, column in _COLUMN_NAMES.items()}
     row.update(
         message_id=f"{letter.message_id:016x}",
-        key_text=_storable(key_text(letter.key)),
+        key_text=_storable(model.key_text(letter.key)),
         key_is_text=int(isinstance(letter.key, str)),
         failures=json.dumps(letter.failures, ensure_ascii=True),
         tag=_storable(letter.tag),
@@ -430,20 +400,17 @@ def row_from_letter(letter: Letter) -> dict[str, Any]:
 
 
 def letter_from_row(row: Mapping[Any, Any]) -> Letter:
-    """Return the letter of a row, with its body if the row has it.
-
-    Raises ValueError or TypeError for a row that tfmq did not write.
-    """
+    """Return the letter of a row. Raises ValueError or TypeError for one that tfmq did not write."""
     key: bytes | str | None = row["key_text"]
     if key is not None and not row["key_is_text"]:
         key = str(key).encode()
-    body = LetterBody(_bytes(row["payload"]), _bytes(row["attribute"])) if "payload" in row else None
+    body = model.LetterBody(_bytes(row["payload"]), _bytes(row["attribute"])) if "payload" in row else None
     return Letter(
         **{name: row[column] for name, column in _COLUMN_NAMES.items()},
         message_id=int(row["message_id"], 16),
         key=key,
         failures=tuple(Failure(*each) for each in json.loads(row["failures"])),
-        journey=None if row["journey"] is None else RedrivePosition(*json.loads(row["journey"])),
+        journey=None if row["journey"] is None else model.RedrivePosition(*json.loads(row["journey"])),
         body=body,
     )
 
@@ -460,15 +427,12 @@ def _bytes(value: Any) -> bytes | None:
 TRIES: Final = 3
 """Attempts of a transaction, since two processes may insert the same letter at once."""
 ENDED_MS_KEPT: Final = 30 * 86_400_000
-"""How long ended letters are kept: a month.
+"""How long letters in an EXPIRING_STATES state are kept after their last event: a month."""
 
-Also those that only recorded failures in a queue.
-"""
-
-EXPIRING_STATES: Final = (*FINAL_STATES, FAILING)
+EXPIRING_STATES: Final = (*model.FINAL_STATES, model.FAILING)
 
 COLUMNS = TABLE.c
-HAS_FAILED: Final = or_(COLUMNS.state != HANDLED, COLUMNS.calls > 1, COLUMNS.error != "")
+HAS_FAILED: Final = or_(COLUMNS.state != model.HANDLED, COLUMNS.calls > 1, COLUMNS.error != "")
 """SQL condition as in `Selection.holds`: excludes letters that never failed."""
 
 
@@ -492,7 +456,7 @@ class BlockingSqlStore:
         return self._apply_once(steps)
 
     def _apply_once(self, steps: Sequence[Step]) -> list[Letter | None]:
-        """Apply events in one transaction; an IntegrityError may occur on concurrent inserts."""
+        """Apply events in one transaction; a concurrent insert of the same letter may cause an IntegrityError."""
         with self.database.write_transaction() as connection:
             known = self._lock_rows(connection, [id for id, _ in steps])
             before, results = dict(known), []
@@ -521,7 +485,7 @@ class BlockingSqlStore:
             found = [_decode_row(row) for row in connection.execute(query).mappings()]
             if not whole:
                 return found
-            ids = [each.id for each in fit_page(found)]
+            ids = [each.id for each in model.fit_page(found)]
             rows = connection.execute(select(TABLE).where(COLUMNS.id.in_(ids))).mappings()
             letters = {row["id"]: _decode_row(row) for row in rows}
             return [letters[id] for id in ids if id in letters]
@@ -535,7 +499,7 @@ class BlockingSqlStore:
         """Return the id of a letter that is due; expired leases come first."""
         query = select(COLUMNS.id).where(COLUMNS.group_name == group, COLUMNS.broker == broker)
         with self.database.read_connection() as connection:
-            for state, due in ((RETRYING, COLUMNS.lease_ms), (WAITING, COLUMNS.next_ms)):
+            for state, due in ((model.RETRYING, COLUMNS.lease_ms), (model.WAITING, COLUMNS.next_ms)):
                 oldest = query.where(COLUMNS.state == state, due <= now_ms).order_by(due, COLUMNS.id).limit(1)
                 id: str | None = connection.scalar(oldest)
                 if id is not None:
@@ -544,14 +508,14 @@ class BlockingSqlStore:
 
     def next_due_ms(self, group: str, broker: str = "") -> int | None:
         own = (COLUMNS.group_name == group, COLUMNS.broker == broker)
-        waiting = select(func.min(COLUMNS.next_ms)).where(*own, COLUMNS.state == WAITING)
-        left = select(func.min(COLUMNS.lease_ms)).where(*own, COLUMNS.state == RETRYING)
+        waiting = select(func.min(COLUMNS.next_ms)).where(*own, COLUMNS.state == model.WAITING)
+        left = select(func.min(COLUMNS.lease_ms)).where(*own, COLUMNS.state == model.RETRYING)
         with self.database.read_connection() as connection:
             found = [connection.scalar(each) for each in (waiting, left)]
         return min((int(each) for each in found if each is not None), default=None)
 
     def find_foreign_waiting(self, group: str, broker: str, after: PagePosition = FIRST_PAGE) -> list[Letter]:
-        waiting = COLUMNS.state.in_((WAITING, RETRYING))
+        waiting = COLUMNS.state.in_((model.WAITING, model.RETRYING))
         conditions = [COLUMNS.group_name == group, waiting, COLUMNS.broker != broker]
         query = _page_query(conditions, after, PAGE_LETTERS)
         with self.database.read_connection() as connection:
@@ -560,7 +524,7 @@ class BlockingSqlStore:
     def failing_offsets(self, group: str, incarnation: int, partition: int) -> list[int]:
         query = select(COLUMNS.message_offset).where(
             COLUMNS.group_name == group,
-            COLUMNS.state == FAILING,
+            COLUMNS.state == model.FAILING,
             COLUMNS.incarnation == incarnation,
             COLUMNS.partition_number == partition,
         )
@@ -574,10 +538,7 @@ class BlockingSqlStore:
             return {(group, state): count for group, state, count in connection.execute(query)}
 
     def delete_expired(self, now_ms: int) -> int:
-        """Delete at most a page of letters that ended more than ENDED_MS_KEPT ago. Return how many.
-
-        Also failing ones, if nothing was recorded for them for so long.
-        """
+        """Delete a page of letters that ended, or last failed, over ENDED_MS_KEPT ago. Return how many."""
         old = (COLUMNS.state.in_(EXPIRING_STATES), COLUMNS.changed_ms < now_ms - ENDED_MS_KEPT)
         with self.database.write_transaction() as connection:
             ids = connection.scalars(select(COLUMNS.id).where(*old).limit(PAGE_LETTERS)).all()
@@ -589,7 +550,6 @@ class BlockingSqlStore:
 
 
 def _page_query(conditions: Sequence[ColumnElement[bool]], page: PagePosition, count: int) -> Select[Any]:
-    """Return the query for at most `count` rows after a page position, first stored first."""
     after = or_(COLUMNS.kept_ms > page.kept_ms, and_(COLUMNS.kept_ms == page.kept_ms, COLUMNS.id > page.id))
     found = select(*COLUMNS_WITHOUT_BODY).where(*conditions, after)
     return found.order_by(COLUMNS.kept_ms, COLUMNS.id).limit(count)
@@ -656,21 +616,25 @@ def _in_executor(
 
     @wraps(call)
     def method(self: SqlLetterStore, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Operation[Result]:
-        return run_work(self._run, partial(getattr(self.store, call.__name__), *arguments, **named))
+        return run_work(self._run, partial(getattr(self._open(), call.__name__), *arguments, **named))
 
     return method
 
 
 class SqlLetterStore:
-    """Dead letters in a database, as operations: a `LetterStore` over a `BlockingSqlStore`.
+    """Dead letters in a database, as operations: `run` executes the calls of a `BlockingSqlStore`."""
 
-    `run` executes the blocking calls, inline or in a thread.
-    """
-
-    def __init__(self, store: BlockingSqlStore, run: Executor) -> None:
-        self.store = store
-        self.name = store.name
+    def __init__(self, store: BlockingSqlStore | None, run: Executor) -> None:
+        self._store = store
         self._run = run
+
+    @property
+    def name(self) -> str:
+        return self._open().name
+
+    def _open(self) -> BlockingSqlStore:
+        assert self._store is not None, "only a DefaultLetterStore is opened later"
+        return self._store
 
     apply = _in_executor(BlockingSqlStore.apply)
     find = _in_executor(BlockingSqlStore.find)
@@ -683,4 +647,37 @@ class SqlLetterStore:
     delete_expired = _in_executor(BlockingSqlStore.delete_expired)
 
     def close(self) -> None:
-        self.store.close()
+        if self._store is not None:
+            self._store.close()
+
+
+class DefaultLetterStore(SqlLetterStore):
+    """Default store of a group: a file whose path contains the broker's id.
+
+    The id is unknown until the client has reached the broker for the first time; until then, methods raise StoreFailed.
+    """
+
+    def __init__(self, group: str, broker: Callable[[], str | None], run: Executor) -> None:
+        super().__init__(None, run)
+        self._group = group
+        self._broker = broker
+        self._opened_for = ""
+
+    @property
+    def name(self) -> str:
+        """Path of the file, with NODE in place of the broker's id while that is unknown."""
+        return default_path(self._group, broker="NODE") if self._store is None else self._store.name
+
+    def _open(self) -> BlockingSqlStore:
+        broker = self._broker()
+        if broker is None:
+            raise StoreFailed(
+                "The broker was not reached yet, and the path of the dead letters has its id in it: they are stored,"
+                " and handled again, when it is reached."
+            )
+        if self._store is None or self._opened_for != broker:
+            self.close()
+            self._store = BlockingSqlStore(StoreAddress("path", existing_or_default_path(self._group, broker)))
+            self._opened_for = broker
+            log.info("Dead letters of group %s are kept in %s.", self._group, self._store.name)
+        return self._store

@@ -1,8 +1,8 @@
 """State machine of dead letters: what each event changes. No I/O.
 
-All stores and tests use `apply_event`, so a letter has the same state in all of them. An event that the
-letter's state does not accept, or that has the token of another lease or redrive, changes nothing: the result
-is None, which the store returns to its caller.
+All stores use `apply_event`, so the same events lead to the same letter in each store. An event that the letter's state
+does not accept, or that has the token of another lease or redrive, changes nothing: `apply_event` returns None, and so
+does the store.
 """
 
 from __future__ import annotations
@@ -13,19 +13,7 @@ from typing import Any, Final
 
 from tfmq.client.worker.dead_letter_store import Failure
 from tfmq.dead_letters import model
-from tfmq.dead_letters.model import (
-    DEAD,
-    DROPPED,
-    FAILING,
-    FINAL_STATES,
-    HANDLED,
-    REDRIVEN,
-    REDRIVING,
-    RETRYING,
-    STATES,
-    WAITING,
-    Letter,
-)
+from tfmq.dead_letters.model import DEAD, DROPPED, FAILING, HANDLED, REDRIVEN, REDRIVING, RETRYING, WAITING, Letter
 
 PUT_OFFS_MAX: Final = 1000
 """Maximum postponements of a letter: every 30 s, that is a working day. Then it is dead."""
@@ -37,7 +25,7 @@ _NEW_ROUND: Final[Mapping[type[Any], tuple[str, ...]]] = {
     model.BeginEvent: (FAILING, DEAD),
     model.NoteEvent: (FAILING, DEAD),
 }
-"""Events that start or continue a round of calls, where no lease or redrive has the letter."""
+"""Events that start or continue a round of handler calls while no lease and no redrive reserves the letter."""
 
 TRANSITIONS: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
     "": _NEW_ROUND,
@@ -88,9 +76,9 @@ TRANSITIONS: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
     HANDLED: {**_NEW_ROUND, model.AdoptEvent: (HANDLED,)},
     DROPPED: {**_NEW_ROUND, model.RetryEvent: (WAITING,), model.AdoptEvent: (DROPPED,)},
 }
-"""State ("" for no letter) -> event -> possible next states. Other events have no effect.
+"""State ("": no letter is stored) -> event -> possible next states. In each state, other events have no effect.
 
-Also, a `KeepEvent` changes nothing if the same one was applied before.
+A `KeepEvent` that was applied before changes nothing, in any state.
 """
 
 
@@ -122,11 +110,11 @@ def apply_event(letter: Letter | None, event: model.Event) -> Letter | None:
 
 
 def _apply_keep(letter: Letter | None, event: model.KeepEvent) -> Letter:
-    """Store a message; if it is stored already, join both histories.
+    """Store a message; if a letter of the message is stored already, add the new failures and calls to that letter.
 
-    A message that is delivered again after a crash, because its offset was not committed, does not start a
-    new round of calls: its letter keeps the number of calls left, and a dead letter stays dead. The same
-    event again, repeated because its response was lost, changes nothing.
+    A message whose offset was not committed before a crash is delivered again. The repeated delivery does not start a
+    new round of calls: the letter keeps the number of calls left, and a dead letter stays dead. An event that a store
+    repeats because the response to the first attempt was lost changes nothing.
     """
     if letter is None:
         return replace(_to_waiting_or_dead(event.letter, event), kept_ms=event.at_ms)
@@ -140,7 +128,7 @@ def _apply_keep(letter: Letter | None, event: model.KeepEvent) -> Letter:
     taken = letter.state == RETRYING and event.next_ms > 0  # the end of its lease decides about the state
     if letter.state == DEAD or taken:
         return joined
-    if letter.state not in FINAL_STATES:
+    if letter.state not in model.FINAL_STATES:
         put_off = event.begun and letter.state == FAILING
         left = letter.calls_left + (1 if put_off else 0)  # a postponed call does not count
         event = event._replace(letter=replace(event.letter, calls_left=max(1, left)))
@@ -148,24 +136,17 @@ def _apply_keep(letter: Letter | None, event: model.KeepEvent) -> Letter:
 
 
 def _with_broker(letter: Letter, met: Letter) -> Letter:
-    """Return `letter` with the broker of `met` if its own is unknown.
-
-    `met` is a new letter of the same message, created by the consumer that received the message again.
-    """
+    """Return `letter` with the broker of `met`, a new letter of the same message, if its own is unknown."""
     return letter if letter.broker or not met.broker else replace(letter, broker=met.broker)
 
 
 def _is_repeated(letter: Letter, repeated: Letter) -> bool:
-    """Return whether `letter` already has the latest failure of `repeated`.
-
-    Then the event with `repeated` was applied before.
-    """
+    """Return whether `letter` has the latest failure of `repeated`: then the event of `repeated` was applied before."""
     told = {(each.at_ms, each.error) for each in letter.failures}
     return bool(repeated.failures) and repeated.failures[-1][:2] in told
 
 
 def _to_waiting_or_dead(letter: Letter, event: model.KeepEvent) -> Letter:
-    """Return `letter` as waiting, or as dead if the event has no due time or no calls left."""
     waits = event.next_ms > 0 and event.letter.calls_left > 0
     return replace(
         letter,
@@ -181,11 +162,11 @@ def _to_waiting_or_dead(letter: Letter, event: model.KeepEvent) -> Letter:
 
 
 def _apply_begin(letter: Letter | None, event: model.BeginEvent) -> Letter:
-    """Count a handler call before it starts; without calls left the letter is dead.
+    """Count a handler call before the call starts; if no calls are left, the letter is dead.
 
-    A message whose letter is waiting, leased, dead or redriven is not called again: the letter is unchanged.
+    A letter that is waiting, leased, dead or being redriven is unchanged, since the consumer then makes no call.
     """
-    if letter is not None and letter.state not in (FAILING, *FINAL_STATES):
+    if letter is not None and letter.state not in (FAILING, *model.FINAL_STATES):
         return letter
     left = letter.calls_left if letter is not None and letter.state == FAILING else event.letter.calls_left
     if letter is not None and left <= 0:
@@ -197,8 +178,8 @@ def _apply_begin(letter: Letter | None, event: model.BeginEvent) -> Letter:
 def _apply_note(letter: Letter | None, event: model.NoteEvent) -> Letter:
     """Record a failed call of a message whose offset is not committed yet.
 
-    The call belongs to the current round of calls, which survives a crash of the consumer, or starts a new
-    round. A letter that is waiting, leased, dead or in a redrive keeps its state: its message was only
+    The call belongs to the current round of calls (state "failing"), which continues after a crash of the consumer, or
+    starts a new round. A letter that is waiting, leased, dead or being redriven keeps its state: its message was only
     delivered again.
     """
     count = 0 if event.begun else 1
@@ -206,7 +187,7 @@ def _apply_note(letter: Letter | None, event: model.NoteEvent) -> Letter:
         found, left = replace(event.letter, kept_ms=event.at_ms), event.letter.calls_left - 1
     else:
         found = _with_broker(letter.with_failures(event.letter.failures), event.letter)
-        if letter.state not in (FAILING, *FINAL_STATES):
+        if letter.state not in (FAILING, *model.FINAL_STATES):
             return replace(found, calls=letter.calls + count)
         left = letter.calls_left - count if letter.state == FAILING else event.letter.calls_left - 1
     found = replace(found, calls=found.calls + count)
@@ -214,14 +195,13 @@ def _apply_note(letter: Letter | None, event: model.NoteEvent) -> Letter:
 
 
 def _with_call_state(letter: Letter, left: int, state: str) -> Letter:
-    """Return the letter with `left` calls in a state without due time and redrive position."""
     return replace(letter, state=state, calls_left=left, next_ms=0, put_offs=0, journey=None, sent_offset=-1)
 
 
 def _apply_take(letter: Letter, event: model.TakeEvent) -> Letter | None:
-    """Lease the letter if it is due: its time or its former lease has ended.
+    """Lease the letter if its due time has come, or if another consumer's lease of it has expired.
 
-    The call counts now, because it may crash the process. Without calls left the letter is dead instead.
+    The handler call counts from now on, because it may crash the process. If no calls are left, the letter is dead.
     """
     if letter.state == RETRYING and letter.lease_ms > event.at_ms:
         return None
@@ -240,12 +220,10 @@ def _apply_take(letter: Letter, event: model.TakeEvent) -> Letter | None:
 
 
 def _to_dead(letter: Letter, *failures: Failure) -> Letter:
-    """Return the letter as dead, without a lease and with these failures added."""
     return _end_lease(letter.with_failures(failures), DEAD)
 
 
 def _end_lease(letter: Letter, state: str, next_ms: int = 0) -> Letter:
-    """Return the letter in a state without a lease; `next_ms`: when a waiting one is due."""
     return replace(letter, state=state, next_ms=next_ms, token="", lease_ms=0)
 
 
@@ -256,10 +234,7 @@ def _apply_failed(letter: Letter, event: model.FailedEvent) -> Letter:
 
 
 def _apply_put_off(letter: Letter, event: model.PutOffEvent) -> Letter:
-    """Make the leased letter waiting, or dead after PUT_OFFS_MAX postponements.
-
-    The call does not count.
-    """
+    """Make the leased letter waiting, or dead after PUT_OFFS_MAX postponements. A postponed call uses up no call."""
     if letter.put_offs >= PUT_OFFS_MAX:
         return _to_dead(letter, event.failure._replace(error=f"put off {letter.put_offs} times: {event.failure.error}"))
     found = replace(letter, put_offs=letter.put_offs + 1, calls_left=letter.calls_left + 1)
@@ -272,7 +247,6 @@ def _apply_give_back(letter: Letter, event: model.GiveBackEvent) -> Letter:
 
 
 def _apply_retry(letter: Letter, event: model.RetryEvent) -> Letter:
-    """Make the letter waiting and due now, with at least one call left."""
     found = replace(letter, calls_left=max(1, event.calls_left), put_offs=0, journey=None)
     return _end_lease(found, WAITING, event.at_ms)
 
@@ -290,10 +264,10 @@ def _apply_adopt(letter: Letter, event: model.AdoptEvent) -> Letter | None:
 
 
 def _apply_claim(letter: Letter, event: model.ClaimEvent) -> Letter | None:
-    """Reserve the letter for a redrive; a waiting one only if the event says so.
+    """Reserve the letter for a redrive; a waiting letter only if `event.waiting`.
 
-    A letter that another redrive reserved, without recording a sequence, was never sent, so it can be
-    reserved again.
+    If another redrive reserved the letter but recorded no sequence, the letter was never sent and can be reserved
+    again.
     """
     if letter.state == WAITING and not event.waiting:
         return None
@@ -303,12 +277,12 @@ def _apply_claim(letter: Letter, event: model.ClaimEvent) -> Letter | None:
 
 
 def _apply_depart(letter: Letter, event: model.DepartEvent) -> Letter | None:
-    """Record the producer sequence, once, so that the letter cannot be sent with two of them."""
+    """Record the producer sequence unless one is recorded, so that the letter cannot be sent with two sequences."""
     return replace(letter, journey=event.journey) if letter.journey is None else None
 
 
 def _apply_arrive(letter: Letter, event: model.ArriveEvent) -> Letter | None:
-    """Make the letter redriven, if the stored record has the producer sequence recorded for it."""
+    """Make the letter redriven, if the event has the producer sequence that is recorded in the letter."""
     journey = letter.journey
     if journey is None or (journey.producer_id, journey.sequence) != (event.producer_id, event.sequence):
         return None
@@ -316,10 +290,7 @@ def _apply_arrive(letter: Letter, event: model.ArriveEvent) -> Letter | None:
 
 
 def _apply_return(letter: Letter, event: model.ReturnEvent) -> Letter | None:
-    """Make the letter dead again, if the sequence is the recorded one.
-
-    Otherwise another redrive may be sending it by now, with another sequence.
-    """
+    """Make the letter dead again if the event has the recorded sequence; else another redrive may be sending it."""
     place = (0, 0) if letter.journey is None else (letter.journey.producer_id, letter.journey.sequence)
     if place != (event.producer_id, event.sequence):
         return None
@@ -345,4 +316,4 @@ _HANDLERS: Final[Mapping[type[Any], Callable[[Any, Any], Letter | None]]] = {
     model.ArriveEvent: _apply_arrive,
     model.ReturnEvent: _apply_return,
 }
-assert set(TRANSITIONS) == {"", *STATES}
+assert set(TRANSITIONS) == {"", *model.STATES}

@@ -24,17 +24,7 @@ from tfmq.client.operation import Operation
 from tfmq.client.worker.dead_letter_store import Failure, LeasedLetter
 from tfmq.codecs import select_codec
 from tfmq.dead_letters import model
-from tfmq.dead_letters.model import (
-    DEAD,
-    FIRST_PAGE,
-    PAGE_LETTERS,
-    RETRYING,
-    Event,
-    Letter,
-    PagePosition,
-    Selection,
-    letter_from_message,
-)
+from tfmq.dead_letters.model import FIRST_PAGE, PAGE_LETTERS, Letter, PagePosition, Selection
 from tfmq.errors import BadRequest
 from tfmq.message import BORN_MS_MAX
 from tfmq.offsets.storage import url_without_passwords
@@ -46,10 +36,7 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*(\+[A-Za-z0-9_]+)?://")
 
 
 class StoreAddress(NamedTuple):
-    """Parsed address of a store. `kind`: "path", "url" or "topic".
-
-    `value`: the path, URL or topic name.
-    """
+    """Parsed address of a store. `kind`: "path", "url" or "topic". `value`: the path, URL or topic name."""
 
     kind: str
     value: str
@@ -93,17 +80,14 @@ DEFAULT_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
 def default_path(group: str, folder: Path | None = None, broker: str = "") -> str:
     """Return the path of a group's default store: ~/.local/state/tfmq/BROKER/GROUP.db.
 
-    `folder` replaces ~/.local/state/tfmq. Without `broker` the path is that of earlier releases, which was
-    for all brokers: ~/.local/state/tfmq/GROUP.db.
+    `folder` replaces ~/.local/state/tfmq. Without `broker` the result is ~/.local/state/tfmq/GROUP.db, where earlier
+    releases stored the letters of all brokers.
     """
     return str((folder or state_directory()) / broker / f"{group}{FILE_SUFFIX}")
 
 
 def existing_or_default_path(group: str, broker: str) -> str:
-    """Return the path of a group's default store.
-
-    That of an earlier release (see `default_path`) if only that file exists.
-    """
+    """Return the path of a group's default store; the one of an earlier release if only that exists."""
     found, earlier = default_path(group, broker=broker), default_path(group)
     return earlier if os.path.isfile(earlier) and not os.path.exists(found) else found
 
@@ -118,21 +102,15 @@ def broker_id_text(node: str) -> str:
 log = logging.getLogger("tfmq.dead_letters")
 
 LEASE_SECONDS: Final = 60.0
-"""Duration of a lease, after which the letters of a killed consumer are available again.
-
-A consumer at work renews the lease three times as often.
-"""
+"""Duration of a lease, after which the letters of a killed consumer are available again."""
 LEASE_ATTEMPTS_MAX: Final = 100
-"""Maximum letters tried for one lease; other consumers may lease them at the same time."""
+"""Maximum letters that a consumer tries to lease at a time; other consumers may lease each of them first."""
 
 
 ADOPTION_CHECK_SECONDS: Final = 60.0
-"""Interval of the check for waiting letters that are not marked as this broker's."""
+"""Interval of the check for waiting letters that do not record this broker as their broker."""
 BROKER_CHECK_SECONDS: Final = 0.25
-"""Interval of the check whether the broker is reached.
-
-Until then the own letters are unknown.
-"""
+"""Interval of the check whether the broker is reached. Until then the own letters are unknown."""
 
 
 def time_after_ms(now_ms: int, seconds: float) -> int:
@@ -143,10 +121,10 @@ def time_after_ms(now_ms: int, seconds: float) -> int:
 class GroupDeadLetterStore:
     """Dead-letter store of one group, as its consumers use it; see `DeadLetterStore`.
 
-    `calls_max`: number of handler calls per message before it is dead · `jitter` returns random numbers from
-    0 to 1 · `broker` returns the id of the broker whose messages are handled, None until it is reached;
-    letters of other brokers are not leased · `has_message` returns whether the broker has the message of a
-    letter without a broker id; None: unknown at the moment.
+    `calls_max`: handler calls after which a message is dead · `jitter`: returns random numbers from 0 to 1, which vary
+    the delay of retries · `broker`: returns the id of the consumer's broker, None until the broker is reached; letters
+    of other brokers are not leased · `has_message`: returns whether the broker has the message of a letter that records
+    no broker id, None if that cannot be found out now.
     """
 
     lease_seconds = LEASE_SECONDS
@@ -190,10 +168,6 @@ class GroupDeadLetterStore:
         begun: bool = False,
         retry_after: float | None = None,
     ) -> Operation[str]:
-        """Store `message` as dead, or to be handled later; see `DeadLetterStore`.
-
-        With `retry_after`, one call is the postponed one and does not reduce the number of calls left.
-        """
         count = len(failures) - begun if calls is None else calls
         now_ms = self._now_ms()
         left = 0 if retry_after is None else max(1, self._calls_max - max(0, count - 1))
@@ -226,11 +200,6 @@ class GroupDeadLetterStore:
         return found.state
 
     def failing_offsets(self, message: ReceivedMessage[Any]) -> Operation[frozenset[int]]:
-        """Return the offsets of failing messages in the partition of `message`.
-
-        Their failed calls are recorded, and the consumer calls the handler again before it commits their
-        offsets.
-        """
         letter = self._letter_of(message)
         found = yield from self.letters.failing_offsets(self._group, letter.incarnation, letter.partition)
         return frozenset(found)
@@ -254,7 +223,7 @@ class GroupDeadLetterStore:
             token = f"{self._token}{uuid.uuid4().hex[:8]}"
             take = model.TakeEvent(now_ms, token, now_ms + round(self.lease_seconds * 1000))
             (taken,) = yield from self.letters.apply([(id, take)])
-            if taken is None or taken.state != RETRYING:
+            if taken is None or taken.state != model.RETRYING:
                 continue
             whole = yield from self.letters.get(id)
             if whole is not None and whole.token == token:
@@ -266,8 +235,8 @@ class GroupDeadLetterStore:
     def _adopt_letters(self, broker: str) -> Operation[None]:
         """Assign waiting letters without a broker id to this broker if it has their messages.
 
-        Such letters were stored by earlier releases. Letters of other brokers are left to the consumers
-        there, with a log line. Does nothing if the last check is less than ADOPTION_CHECK_SECONDS ago.
+        Such letters were stored by earlier releases. Letters of other brokers are only logged, since the consumers at
+        those brokers handle them. Does nothing if the last check was less than ADOPTION_CHECK_SECONDS ago.
         """
         now_ms = self._now_ms()
         if (
@@ -309,10 +278,7 @@ class GroupDeadLetterStore:
         self._foreign_ids = frozenset(each.id for each in left)
 
     def seconds_until_due(self) -> Operation[float | None]:
-        """Return the time until the next letter is due: 0 if one is due now, None if none waits.
-
-        Until the broker is reached, the time after which to ask again.
-        """
+        """Return the seconds until a letter is due (None: no letter waits), or until the broker is checked again."""
         broker = self._broker()
         if broker is None:
             return BROKER_CHECK_SECONDS
@@ -342,10 +308,7 @@ class GroupDeadLetterStore:
         return bool((yield from self._apply_to_leased(due, model.GiveBackEvent(self._now_ms(), due.token))))
 
     def delete_expired(self) -> Operation[None]:
-        """Delete letters that reached a final state long ago; deferred until the broker is reached.
-
-        Before that, the path of the default store is not known.
-        """
+        """Delete expired letters; only when the broker is reached, whose id is in the path of the default store."""
         self._expiry_pending = self._broker() is None
         if self._expiry_pending:
             return
@@ -356,10 +319,7 @@ class GroupDeadLetterStore:
         self.letters.close()
 
     def _apply_to_leased(self, due: LeasedLetter, event: model.Event) -> Operation[str]:
-        """Apply an event to a leased letter and return its state.
-
-        "" if its lease had expired and another consumer has leased it.
-        """
+        """Return the letter's state after the event; "" if another consumer has leased it since."""
         (found,) = yield from self.letters.apply([(due.id, event)])
         if found is None:
             log.warning("%s belongs to another consumer by now: its lease had expired.", due.id)
@@ -369,19 +329,18 @@ class GroupDeadLetterStore:
 
     def _log_if_dead(self, letter: Letter) -> None:
         """Log a letter that is dead now, without the text of its error, which may quote the message."""
-        if letter.state == DEAD:
+        if letter.state == model.DEAD:
             kind = letter.error.partition(":")[0]
             log.warning("%s is dead letter %s (%s) in %s", letter.origin, letter.id, kind, self.address)
 
     def _letter_of(self, message: ReceivedMessage[Any]) -> Letter:
-        """Return a new letter for `message`, with no calls and no failures yet."""
-        return letter_from_message(message, self._group, self._broker() or "")
+        return model.letter_from_message(message, self._group, self._broker() or "")
 
     def _now_ms(self) -> int:
         return round(self._wall_clock() * 1000)
 
 
-Step = tuple[str, Event]
+Step = tuple[str, model.Event]
 """Letter id, and the event to apply to it."""
 
 
@@ -394,85 +353,61 @@ class LetterStore(Protocol):
     @property
     def name(self) -> str:
         """Address of the store for messages and logs, without a password."""
-        ...
 
     def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
         """Apply each event to its letter, and commit.
 
-        Returns the letters after their events; None where an event has no effect
-        (`state_machine.apply_event`). For a `KeepEvent` a topic returns the letter as if it had not been
-        stored before.
+        Returns for each event the letter after it, or None if the event has no effect (`state_machine.apply_event`). If
+        all are `KeepEvent`s, a store in a topic does not read the topic, and returns each letter as if it were new.
         """
-        ...
 
     def find(
         self, selection: Selection, after: PagePosition = FIRST_PAGE, count: int = PAGE_LETTERS, *, whole: bool = False
     ) -> Operation[list[Letter]]:
-        """Return at most `count` matching letters after `after`, first stored first.
+        """Return at most `count` letters that match `selection` and follow `after`, oldest first; [] at the end.
 
-        [] at the end. `whole`: with bodies, and only as many as fit in memory (see `fit_page`). A letter
-        whose body is lost is returned without it.
+        `whole`: with bodies, and only as many letters as `fit_page` permits, to limit memory. A letter whose body is
+        lost is returned without the body.
         """
-        ...
 
     def next_due_id(self, group: str, now_ms: int, broker: str = "") -> Operation[str | None]:
-        """Return the id of a letter of the group and of `broker` that is due at `now_ms`, or None.
-
-        A leased letter is due when its lease ends.
-        """
-        ...
+        """Return the id of a letter of this group and broker that is due or whose lease has ended, or None."""
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        """Return when the next letter of `broker` is due, in ms since 1970; None if none waits.
-
-        A leased letter is due when its lease ends.
-        """
-        ...
+        """Return when the next letter of `broker` is due, or its lease ends; None if none waits."""
 
     def find_foreign_waiting(
         self, group: str, broker: str, after: PagePosition = FIRST_PAGE
     ) -> Operation[list[Letter]]:
-        """Return waiting and leased letters of the group not marked as `broker`'s; at most a page.
+        """Return waiting and leased letters of the group that do not record `broker` as their broker; at most a page.
 
-        A topic leaves out those without a broker id: they belong to its own broker.
+        A store in a topic leaves out letters without a broker id: such letters belong to the broker of that topic.
         """
-        ...
 
     def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
         """Return the message offsets of the group's letters in state "failing", in one partition."""
-        ...
 
     def get(self, id: str) -> Operation[Letter | None]:
         """Return a letter with its body and all tracebacks, or None."""
-        ...
 
     def count_by_state(self) -> Operation[dict[tuple[str, str], int]]:
         """Return (group, state) -> number of letters, without letters that never failed."""
-        ...
 
     def delete_expired(self, now_ms: int) -> Operation[int]:
-        """Delete some letters that ended long ago. Return how many; 0: none are left."""
-        ...
+        """Delete some letters that ended long ago. Return how many; 0: no such letter is left."""
 
     def close(self) -> None:
         """Close the store."""
-        ...
 
 
 FIRST_MS: Final = 1_000
 """First delay; the quick retries were made before the message was stored."""
 MAX_MS: Final = 3_600_000
-"""Maximum delay, for a cause that a person has repaired.
-
-`tfmq dlq retry` does not wait at all.
-"""
+"""Maximum delay: after the cause of failures was repaired, letters wait no longer than this."""
 JITTER: Final = 0.2
 """Maximum random addition to a delay, so that messages which failed together are spread."""
 
 
 def retry_delay_ms(calls: int, chance: float) -> int:
-    """Return the delay in ms after the `calls`-th call: doubled each time, up to MAX_MS.
-
-    `chance` is a random number from 0 to 1 for the jitter.
-    """
+    """Return the delay in ms after the `calls`-th call, doubled each time. `chance`: 0 to 1, for the jitter."""
     return round(backoff_seconds(calls, FIRST_MS, MAX_MS, JITTER * chance))

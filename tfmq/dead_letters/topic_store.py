@@ -1,7 +1,7 @@
 """Dead letters in a topic: encoded events, the index replayed from them, and the store.
 
-docs/dead-letters.md documents the record format. `LetterIndex` has every letter in memory without its body
-and tracebacks, and the offsets of its events, from which these are read again on demand.
+docs/dead-letters.md documents the record format. `LetterIndex` keeps every letter in memory without body and
+tracebacks, and the offsets of its events in the topic. Body and tracebacks are read from these events on demand.
 """
 
 from __future__ import annotations
@@ -17,29 +17,11 @@ from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import MetadataCache, fetch_topics
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.operation import Event, Operation, Wait
-from tfmq.client.send.idempotent_send import (
-    ProducerPartition,
-    RecordContent,
-    fetch_messages,
-    lease_producer_id,
-    locate_log_end,
-    send_idempotent,
-)
+from tfmq.client.send import idempotent_send
+from tfmq.client.send.idempotent_send import ProducerPartition, RecordContent
 from tfmq.client.worker.dead_letter_store import Failure
 from tfmq.dead_letters import model
-from tfmq.dead_letters.model import (
-    FAILING,
-    FIRST_PAGE,
-    PAGE_LETTERS,
-    RETRYING,
-    WAITING,
-    Letter,
-    LetterBody,
-    PagePosition,
-    RedrivePosition,
-    Selection,
-    fit_page,
-)
+from tfmq.dead_letters.model import FIRST_PAGE, PAGE_LETTERS, Letter, PagePosition, Selection
 from tfmq.dead_letters.state_machine import apply_event
 from tfmq.dead_letters.store import TOPIC_PREFIX, Step
 from tfmq.errors import Damaged, OffsetOutOfRange, StoreFailed, UnknownProducer, UnknownTopic
@@ -54,11 +36,11 @@ class LetterIndex:
     def __init__(self) -> None:
         self.letters: dict[str, Letter] = {}
         self.event_offsets: dict[str, list[int]] = {}
-        """Offsets of a letter's events, without those that had no effect."""
+        """Letter id -> offsets of the letter's events, without events that had no effect."""
         self._waiting: dict[str, Letter] = {}
 
     def apply(self, message: ReceivedMessage[Any]) -> Letter | None:
-        """Apply the event in `message`. Return the new letter, or None if it had no effect."""
+        """Apply the event in `message`. Return the new letter, or None if the event had no effect."""
         found = decode_event(message)
         if found is None:
             return None
@@ -68,14 +50,14 @@ class LetterIndex:
             return None
         self.letters[id] = without_body(letter)
         self.event_offsets.setdefault(id, []).append(message.offset)
-        if letter.state in (WAITING, RETRYING):
+        if letter.state in (model.WAITING, model.RETRYING):
             self._waiting[id] = self.letters[id]
         else:
             self._waiting.pop(id, None)
         return letter
 
     def delete_before(self, before: int) -> None:
-        """Remove letters whose events are all before offset `before`, where retention deleted them."""
+        """Remove letters whose events are all before offset `before`: retention deleted these events."""
         for id in [id for id, places in self.event_offsets.items() if places[-1] < before]:
             del self.letters[id], self.event_offsets[id]
             self._waiting.pop(id, None)
@@ -95,20 +77,15 @@ class LetterIndex:
         return _page(after, count, filter(selection.holds, self.letters.values()))
 
     def _due_times(self, group: str, broker: str) -> list[tuple[int, str]]:
-        """Return (due time, id) of the group's waiting and leased letters that belong to `broker`.
-
-        A leased letter is due when its lease ends. A letter without a broker id belongs to the broker that
-        has this topic.
-        """
+        """Return (due time or end of lease, id) of the group's letters of `broker`, or without a broker id."""
         return [
-            (each.next_ms if each.state == WAITING else each.lease_ms, each.id)
+            (each.next_ms if each.state == model.WAITING else each.lease_ms, each.id)
             for each in self._waiting.values()
             if each.group == group and each.broker in ("", broker)
         ]
 
 
 def _page(after: PagePosition, count: int, letters: Iterable[Letter]) -> list[Letter]:
-    """Return at most `count` of `letters` after a page position, first stored first."""
     left = [each for each in letters if (each.kept_ms, each.id) > after]
     return sorted(left, key=lambda each: (each.kept_ms, each.id))[:count]
 
@@ -119,13 +96,13 @@ def without_body(letter: Letter) -> Letter:
     return replace(letter, body=None, failures=failures)
 
 
-# Records. The payload is a msgpack array: version, kind, letter id, time in ms, and the fields of the kind.
-# The key is the letter id, the tag is the kind. A reader ignores unknown kinds and versions, and additional
-# fields.
+# Records of events. The payload is a msgpack array: version, kind of the event, letter id, time in ms, and the fields
+# of that kind. The key is the letter id, the tag is the kind. A reader ignores unknown kinds and versions, and
+# additional fields.
 
 VERSION: Final = 1
 HISTORY_BYTES: Final = 256 << 10
-"""Space in a record besides a message's body; the history is bounded and far smaller."""
+"""Space in a record for all but the message's body; the letter's history is bounded and far smaller."""
 
 EVENT_KINDS: Final[Mapping[type[Any], str]] = {
     model.KeepEvent: "keep",
@@ -154,11 +131,7 @@ _LETTER: Final = (
 
 
 def encode_event(id: str, event: model.Event, bytes_max: int) -> RecordContent:
-    """Encode an event of the letter `id` as a record.
-
-    A body that is too large for a record of `bytes_max` is omitted; it is read from the message's own topic
-    instead.
-    """
+    """Encode an event; without the letter's body if that is too large for a record of `bytes_max`."""
     kind = EVENT_KINDS[type(event)]
     fields = [list(each) if isinstance(each, tuple) else each for each in event[1:]]
     if isinstance(event, model.KeepEvent):
@@ -191,17 +164,14 @@ def _field_types(shape: Any) -> dict[str, Any]:
 
 
 def _check_fields(found: Any) -> None:
-    """Raise TypeError or ValueError for a field of the wrong type, or a time out of range.
-
-    Any client that may write to the topic can write anything; it must not stop the readers.
-    """
+    """Raise TypeError or ValueError for an invalid field, which any client can write to the topic."""
     for name, kind in _field_types(found.__class__).items():
         value = getattr(found, name)
         if not isinstance(value, kind):
             raise TypeError(f"{name}={value!r}")
         if name.endswith("_ms") and not -1 <= value <= BORN_MS_MAX:
             raise ValueError(f"{name}={value!r}")
-        if isinstance(value, Letter | Failure | RedrivePosition | LetterBody):
+        if isinstance(value, Letter | Failure | model.RedrivePosition | model.LetterBody):
             _check_fields(value)
     if isinstance(found, Letter):
         for each in found.failures:
@@ -222,15 +192,12 @@ def _decode_letter(fields: list[Any], id: str) -> Letter:
     """Decode the fields made by `_encode_letter`. Raises TypeError, ValueError, IndexError."""
     known, failures, stored = fields[:3]
     given = dict(zip(_LETTER, known, strict=False))
-    body = None if stored is None else LetterBody(*stored[:2])
+    body = None if stored is None else model.LetterBody(*stored[:2])
     return Letter(id=id, **given, failures=tuple(Failure(*each[:3]) for each in failures), body=body)
 
 
 def _decode_event_fields(shape: Any, at_ms: int, fields: list[Any], id: str) -> model.Event:
-    """Create the event of class `shape` from a record's fields.
-
-    Raises TypeError, ValueError, IndexError for fields that do not match.
-    """
+    """Create the event of class `shape`. Raises TypeError, ValueError, IndexError for fields that do not match."""
     if shape is model.KeepEvent:
         return model.KeepEvent(at_ms, _decode_letter(fields[1:], id), fields[0], any(fields[4:5]))
     if shape is model.BeginEvent:
@@ -241,7 +208,7 @@ def _decode_event_fields(shape: Any, at_ms: int, fields: list[Any], id: str) -> 
     if shape in (model.FailedEvent, model.PutOffEvent):
         fields[1] = Failure(*fields[1][:3])
     if shape is model.DepartEvent:
-        fields[1] = RedrivePosition(*fields[1][: len(RedrivePosition._fields)])
+        fields[1] = model.RedrivePosition(*fields[1][: len(model.RedrivePosition._fields)])
     event: model.Event = shape(at_ms, *fields)
     return event
 
@@ -249,10 +216,7 @@ def _decode_event_fields(shape: Any, at_ms: int, fields: list[Any], id: str) -> 
 Result = TypeVar("Result")
 
 TIMEOUT_SECONDS: Final = 30.0
-"""How long a method retries while the broker does not respond.
-
-The caller may then repeat the call.
-"""
+"""How long a method retries while the broker does not respond. The caller may then repeat the call."""
 INDEX_AGE_MAX: Final = 1.0
 """Maximum age of the index for `next_due_ms`, which is called right after `next_due_id`."""
 PARTITION: Final = 0
@@ -261,13 +225,13 @@ PARTITION: Final = 0
 class TopicLetterStore:
     """Dead letters in a topic of the broker, for consumers without a disk of their own.
 
-    The topic is a log of events, all in its first partition, so that they have one order. A letter is the
-    result of applying its events in that order (`LetterIndex`). A change is appended as an event, and then
-    the log is read up to it: of two conflicting events the first in the log wins, and the other has no
-    effect. An event whose response was lost may still be appended later. Then it has no unwanted effect,
-    because an event has the token of its sender, or can be applied once only.
+    The topic is a log of events, all in its first partition, so that all events have one order. A letter is the result
+    of applying its events in that order (`LetterIndex`). To change a letter, the store appends an event and then reads
+    the log up to that event: of two conflicting events the first in the log takes effect, the second has no effect. An
+    event whose response was lost may still be appended later. Such a late event does no harm: either it has the token
+    of a lease or redrive, and has no effect after that has ended, or it is an event that takes effect only once.
 
-    One method runs at a time; others wait. `create`: create the topic if it is missing.
+    If two methods are called at the same time, the second waits. `create`: create the topic if it is missing.
     """
 
     def __init__(self, link: ClientConnection, topic: str, *, create: bool = True) -> None:
@@ -280,7 +244,7 @@ class TopicLetterStore:
         self._reset()
 
     def _reset(self) -> None:
-        """Forget index, read offset and producer id, as for a topic that was never read."""
+        """Discard index, read offset and producer id, as for a topic that was never read."""
         self._index = LetterIndex()
         self._offset = -1
         self._index_read_at = -INDEX_AGE_MAX
@@ -289,18 +253,15 @@ class TopicLetterStore:
         self._cluster.clear()
 
     def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
-        """Append the events; return the letters after them, None where an event has no effect.
+        """Append the events; return for each event the letter after it, or None if the event has no effect.
 
-        If all are `KeepEvent`s the topic is not read, since every state accepts them; each letter is then
-        returned as if it had not been stored before.
+        If all are `KeepEvent`s, the topic is not read, since every state accepts a `KeepEvent`. Each letter is then
+        returned as if no letter of the message had been stored before.
         """
         return (yield from self._run_alone(partial(self._append_and_read, steps))) if steps else []
 
     def _append_and_read(self, steps: Sequence[Step], until: float) -> Operation[list[Letter | None]]:
-        """Append the events that have an effect, and read the log to see which effect they had.
-
-        An event of another client may have been appended before.
-        """
+        """Append the events that have an effect, and read the log, where events of other clients may precede them."""
         if all(isinstance(event, model.KeepEvent) for _, event in steps):
             yield from self._append(steps, until)
             return [apply_event(None, event) for _, event in steps]
@@ -325,13 +286,13 @@ class TopicLetterStore:
         if not whole:
             return found
         read = []
-        for each in fit_page(found):
+        for each in model.fit_page(found):
             try:
                 letter = yield from self.get(each.id)
             except StoreFailed as failed:
                 if failed.retriable:
                     raise
-                letter = each  # its body is lost, which must not prevent the others from being returned
+                letter = each  # the body of this letter is lost; the other letters must be returned nevertheless
             if letter is not None:
                 read.append(letter)
         return read
@@ -353,7 +314,7 @@ class TopicLetterStore:
 
     def failing_offsets(self, group: str, incarnation: int, partition: int) -> Operation[list[int]]:
         yield from self._refresh_index()
-        place = (FAILING, group, incarnation, partition)
+        place = (model.FAILING, group, incarnation, partition)
         return [
             each.offset
             for each in self._index.letters.values()
@@ -368,10 +329,7 @@ class TopicLetterStore:
         return counted
 
     def get(self, id: str) -> Operation[Letter | None]:
-        """Return a letter with its body and tracebacks, read again from its events.
-
-        A body that is not in an event is read from the message's own topic.
-        """
+        """Return a letter, read from its events; if no event has its body, that is read from the message's topic."""
         yield from self._refresh_index()
         places = list(self._index.event_offsets.get(id, ()))
         if not places or self._producer is None:
@@ -383,12 +341,12 @@ class TopicLetterStore:
         return bool(found)
 
     def delete_expired(self, now_ms: int) -> Operation[int]:
-        """Remove letters from memory whose events the topic's retention deleted. Always returns 0."""
+        """Remove from memory the letters whose events the topic's retention deleted. Always returns 0."""
         return (yield from self._run_alone(self._delete_expired))
 
     def _delete_expired(self, until: float) -> Operation[int]:
         if self._producer is not None:
-            start = yield from locate_log_end(self._link, self._producer, BY_EARLIEST, until)
+            start = yield from idempotent_send.locate_log_end(self._link, self._producer, BY_EARLIEST, until)
             self._index.delete_before(start)
         return 0
 
@@ -407,14 +365,10 @@ class TopicLetterStore:
             ended.complete()
 
     def _refresh_index(self) -> Operation[None]:
-        """Apply events to the index that were appended since it was last read."""
         yield from self._run_alone(self._read_new_events)
 
     def _find_partition(self, until: float) -> Operation[ProducerPartition]:
-        """Return the store's partition; its producer id is 0 until `_append_once` leases one.
-
-        The topic is created if it is missing and `create` was given. Raises UnknownTopic.
-        """
+        """Return the store's partition, created if that is permitted. Raises UnknownTopic."""
         if self._producer is None:
             found = yield from fetch_topics(self._link, self._cluster, [self._topic], create=self._create)
             if not found:
@@ -423,19 +377,16 @@ class TopicLetterStore:
         return self._producer
 
     def _read_new_events(self, until: float, watched: Collection[int] = ()) -> Operation[dict[int, Letter | None]]:
-        """Apply all new events of the log to the index.
-
-        Returns, for each id of a record in `watched`, the letter after its event; None if that had no effect.
-        """
+        """Apply new events to the index. Return record id -> letter after that event, for the record ids `watched`."""
         results: dict[int, Letter | None] = {}
         wanted = frozenset(watched)
         while True:
             try:
                 stream = yield from self._find_partition(until)
                 if self._offset < 0:
-                    self._offset = yield from locate_log_end(self._link, stream, BY_EARLIEST, until)
-                chunk = yield from fetch_messages(self._link, stream, self._offset, until)
-            # Retention deleted events before they were applied. Their letters have expired as well.
+                    self._offset = yield from idempotent_send.locate_log_end(self._link, stream, BY_EARLIEST, until)
+                chunk = yield from idempotent_send.fetch_messages(self._link, stream, self._offset, until)
+            # Retention deleted events that were not applied yet; the letters of these events have expired as well.
             except OffsetOutOfRange:
                 self._offset = -1
                 continue
@@ -457,7 +408,7 @@ class TopicLetterStore:
     def _append(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
         """Append events durably, all or none. Return the ids of their records.
 
-        A second attempt follows if the producer id has expired or the topic was created again.
+        If the broker no longer knows the producer id or the topic, the append is repeated once with a new one.
         """
         self._index_read_at = -INDEX_AGE_MAX
         try:
@@ -470,26 +421,24 @@ class TopicLetterStore:
         return (yield from self._append_once(steps, until))
 
     def _append_once(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
-        """Append events durably; lease a producer id first if too few sequences are left."""
         stream = yield from self._find_partition(until)
         if not stream.producer_id or remaining_sequences(self._sequence) < len(steps):
-            stream = stream._replace(producer_id=(yield from lease_producer_id(self._link, until)))
+            stream = stream._replace(producer_id=(yield from idempotent_send.lease_producer_id(self._link, until)))
             self._producer, self._sequence = stream, 0
         most = self._link.limits["message_bytes"]
         contents = [encode_event(id, event, most) for id, event in steps]
         first, sent = self._sequence, False
         try:
-            yield from send_idempotent(self._link, stream, first, contents, until)
+            yield from idempotent_send.send_idempotent(self._link, stream, first, contents, until)
             sent = True
         finally:
             if not sent and self._producer is not None:
-                # It is unknown whether the append is stored, so the next one must use another producer id.
+                # It is unknown whether the append is stored, so the next append must use another producer id.
                 self._drop_producer_id()
         self._sequence = first + len(contents)
         return [pack_id(stream.producer_id, first + number) for number in range(len(contents))]
 
     def _drop_producer_id(self) -> None:
-        """Drop the producer id, so that the next append leases another."""
         assert self._producer is not None, "found before"
         self._producer, self._sequence = self._producer._replace(producer_id=0), 0
 
@@ -501,10 +450,9 @@ EVENT_BYTES: Final = 64 << 10
 def load_full_letter(
     link: ClientConnection, stream: ProducerPartition, id: str, places: Iterable[int], until: float
 ) -> Operation[Letter | None]:
-    """Read the letter `id` with body and tracebacks from its events at the offsets `places`.
+    """Read the letter `id` with body and tracebacks from its events at the offsets `places`; None if all are deleted.
 
-    None if the events are deleted. A body that no event has is read from the message's own topic; raises
-    StoreFailed if it is deleted there.
+    If no event has the body, it is read from the topic of the message. Raises StoreFailed if it is deleted there.
     """
     letter: Letter | None = None
     for offset in places:
@@ -526,7 +474,7 @@ def has_message(link: ClientConnection, letter: Letter, until: float) -> Operati
     return message is not None and message.origin.append_ms == letter.appended_ms
 
 
-def _read_body(link: ClientConnection, letter: Letter, until: float) -> Operation[LetterBody]:
+def _read_body(link: ClientConnection, letter: Letter, until: float) -> Operation[model.LetterBody]:
     """Read the letter's body from the message's own topic. Raises StoreFailed if deleted there."""
     message = yield from _read_original(link, letter, until)
     if message is None:
@@ -535,7 +483,7 @@ def _read_body(link: ClientConnection, letter: Letter, until: float) -> Operatio
             f" {letter.origin}.",
             retriable=False,
         )
-    return LetterBody(message.payload, message.attribute_bytes)
+    return model.LetterBody(message.payload, message.attribute_bytes)
 
 
 def _read_original(link: ClientConnection, letter: Letter, until: float) -> Operation[ReceivedMessage[Any] | None]:
@@ -553,7 +501,7 @@ def _read_message(
 ) -> Operation[ReceivedMessage[Any] | None]:
     """Return the message at an offset of `stream`, or None if it is deleted."""
     try:
-        chunk = yield from fetch_messages(link, stream, offset, until, EVENT_BYTES)
+        chunk = yield from idempotent_send.fetch_messages(link, stream, offset, until, EVENT_BYTES)
     except OffsetOutOfRange:
         return None
     return next((each for each in chunk.messages if each.offset == offset), None)

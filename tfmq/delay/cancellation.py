@@ -1,9 +1,10 @@
 """Cancels and reschedules of delayed messages, and the lookup of their states.
 
-Each change, a cancel or reschedule, is a header in the arrival log and is reported once that is durable. While a change
-is running, its message is locked and its target queue waits; while the delivery of a message is not durable, a change
-waits. So either the change or the delivery happens, never both, and repeated requests get the same result. If the
-arrival log fails during a change, the result is unknown and the message stays locked until the next start.
+A change (a cancel or a reschedule) is written to the arrival log as an arrival header, and its result is reported once
+this header is durable. While a change is running, its message is locked, and the target queue waits before this
+message. While the delivery of a message is not durable, a change of this message waits. So either the change or the
+delivery happens, never both. If the arrival log fails during a change, the result is unknown and the message stays
+locked until the next start.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from journal.record.batch import Appended, Batch, split_blocks
 from journal.record.format import HEADER, split_id
 from tfmq.apply_queue import RETRY_SECONDS
 from tfmq.apply_target import RunInWorker
-from tfmq.delay.arrivals import header as notes
-from tfmq.delay.arrivals.header import CHANGED_MESSAGES_MAX, TurnColumns
+from tfmq.delay.arrivals.header import CHANGED_MESSAGES_MAX, TurnColumns, cancel_header, reschedule_header
 from tfmq.delay.arrivals.log import Records, header_batch
 from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.cancelled_rows import CancelledRows
@@ -34,11 +34,7 @@ from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN
 from tfmq.errors import Busy, DiskFull, StorageStopped
 
 REPEAT_MS_MAX: Final = 10
-"""How much a repeated reschedule by an old handle may be before the current due time.
-
-Such a repetition changes nothing. A client that repeats the call subtracts the time that has passed from the delay, so
-the result is nearly the same moment. All other due times are applied.
-"""
+"""A reschedule with an old handle has no effect if its due time is at most this much before the current one."""
 CHANGE_UNCERTAIN: Final = "the disk failed under the arrival log of delayed messages"
 CANCELLED_LIMIT_REACHED: Final = (
     "The maximum number of cancelled messages is stored. The oldest expire after delay.outcome_seconds."
@@ -49,7 +45,7 @@ RescheduleCallback = Callable[[RescheduleResult | None, BaseException | None], N
 EndCallback = Callable[[BaseException | None], None]
 
 FIRING: Final = "unsure"
-"""State of a message that is being delivered; its queue's `non_durable_appends` tells when to check again."""
+"""State of a message that is being delivered; its queue's `non_durable_appends` calls back when that ends."""
 TARGET_TAIL_NOT_DURABLE: Final = "the end of its partition waits for space to be made durable"
 
 
@@ -72,27 +68,23 @@ class MessageChanges:
         """Turns with a running change, and what to call when it ends: requests that wait for it."""
         self._uncertain: set[Turn] = set()
         self._cancels: list[tuple[int, Turn, CancelCallback]] = []
-        """Log id of the target, turn and callback of the cancels for the next `write`."""
+        """The cancels for the next `write`: log id of the target, turn, and callback."""
 
     @property
     def has_writes(self) -> bool:
-        """Whether `write` has work."""
         return bool(self._cancels)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no change is running."""
         return not self._running
 
     # Cancel
 
     def cancel(self, key: int, turn: Turn, done: CancelCallback) -> None:
-        """Cancel the message with this turn, for the target with the log id `key`.
+        """Cancel the message `turn` of the partition with the log id `key`.
 
-        `done("cancelled" | "delivered" | "unknown", None)` is called once that is durable.
-
-        `done(None, error)`: the result is unknown unless `error.outcome` says otherwise; the same call can be repeated
-        to find out.
+        `done(state, None)` is called once the result is durable: cancelled, delivered or unknown. After `done(None,
+        error)` the result is unknown unless `error.outcome` says otherwise; a repeated call finds it out.
         """
         now = Turn(*self.state.rescheduled.latest(*turn))
         state = self._state_or_wait(key, now, partial(self.cancel, key, turn, done), partial(done, None))
@@ -106,17 +98,14 @@ class MessageChanges:
         self.mark_ready()
 
     def write(self) -> bool:
-        """Append the cancels of this turn of the broker, in one header, or several if they are many.
-
-        Return whether there were any.
-        """
+        """Append the collected cancels, with as few headers as possible; return whether there were any."""
         cancels, self._cancels = self._cancels, []
         for start in range(0, len(cancels), CHANGED_MESSAGES_MAX):
             self._append_cancels(cancels[start : start + CHANGED_MESSAGES_MAX])
         return bool(cancels)
 
     def _append_cancels(self, cancels: list[tuple[int, Turn, CancelCallback]]) -> None:
-        header = notes.cancel_header(_turn_columns([turn for _, turn, _ in cancels]))
+        header = cancel_header(_turn_columns([turn for _, turn, _ in cancels]))
 
         def written(answers: Sequence[Appended] | None, error: BaseException | None) -> None:
             if answers is None:
@@ -145,10 +134,7 @@ class MessageChanges:
     # Reschedule
 
     def reschedule(self, key: int, turn: Turn, wire: bytes, done: RescheduleCallback) -> None:
-        """Assign a new due time to a pending message, in one append.
-
-        `key`, `turn` and errors as for `cancel`. `wire`: one word as `effective_due_times` expects it.
-        """
+        """Give a pending message a new due time, encoded in `wire` as for `effective_due_times`. Errors as `cancel`."""
         now = Turn(*self.state.rescheduled.latest(*turn))
         if turn in self._running:
             now = turn
@@ -166,14 +152,14 @@ class MessageChanges:
         self._when_arrival_durable(now, partial(self._read_and_move, key, now, wire, done))
 
     def _is_repetition(self, moved: Turn, wire: bytes) -> bool:
-        """Return whether `moved`, the latest turn of a message, already has the requested due time."""
+        """Return whether the request repeats an earlier one: `moved`, the latest turn, has the requested due time."""
         word = int.from_bytes(wire, "big")
         if word >= RELATIVE:
             return 0 <= moved.due - (self.broker_clock.now_rounded_up_ms() + word - RELATIVE) <= REPEAT_MS_MAX
         return word + self.broker_clock.offset_of(moved.number) == moved.due
 
     def _when_arrival_durable(self, turn: Turn, then: EndCallback) -> None:
-        """Call `then(None)` once the message's arrival is durable; `then(error)` if it cannot be."""
+        """Call `then(None)` once this message is durable in the arrival log; `then(error)` if it cannot become so."""
         if turn.number < self.scheduler.durable_number:
             then(None)
         elif turn.number >= self.arrival_log.log.end_ordinal:
@@ -207,7 +193,7 @@ class MessageChanges:
         wire: bytes,
         ended: Callable[[list[Turn], BaseException | None], None],
     ) -> None:
-        """Assign new due times to locked, pending messages of one target, in one append."""
+        """Append copies of locked, pending messages of one target with new due times, all in one append."""
         name = self.target_queues.destination.display_name(key)
         if name is None:
             for turn in turns:
@@ -217,7 +203,7 @@ class MessageChanges:
         ahead = self.broker_clock.ahead_ms()
         dues = effective_due_times(wire, len(turns), self.broker_clock.now_rounded_up_ms(), ahead)
         data, topic = b"".join(records), name.rpartition("-")[0]
-        header = notes.reschedule_header(key, topic, dues, len(data), _turn_columns(turns), ahead)
+        header = reschedule_header(key, topic, dues, len(data), _turn_columns(turns), ahead)
         ticket = self.dispatcher.begin_append(dues.low)
 
         def written(answers: Sequence[Appended] | None, error: BaseException | None) -> None:
@@ -246,10 +232,11 @@ class MessageChanges:
                     self._unlock(key, turn)
             ended(new, error)
 
-        self.arrival_log.append([header_batch(header), *map(_single_record_batch, records)], written)
+        ids = [split_id(HEADER.unpack_from(record)[2]) for record in records]
+        batches = [Batch(record, split_blocks(record), *id, 1) for record, id in zip(records, ids, strict=True)]
+        self.arrival_log.append([header_batch(header), *batches], written)
 
     def _process_durable(self) -> None:
-        """Process the arrivals that are durable now, then the changes."""
         self.dispatcher.process_durable()
         self.dispatcher.schedule_maintenance()
         self.cancelled_rows.process_durable(self.arrival_log.log.forced_offset)
@@ -257,7 +244,7 @@ class MessageChanges:
     # Steps of the wall clock
 
     def postpone(self, queue: TargetQueue, part: RowColumns) -> None:
-        """Reschedule due messages at the head of a queue that are too early by the wall clock."""
+        """Give messages at the head of a queue, due by broker time but not by the wall clock, later due times."""
         turns = [part.turn(index) for index in range(len(part.numbers))]
         if any(turn in self._running for turn in turns):
             return
@@ -286,9 +273,9 @@ class MessageChanges:
     # Locks of messages with a running change
 
     def _state_or_wait(self, key: int, turn: Turn, again: Callable[[], None], failed: EndCallback) -> str | None:
-        """Return the state of a message, if it is known and no other change of it is running.
+        """Return the state of a message; None if a change or its delivery is running, or after an error.
 
-        None otherwise: then `again` is called when that may be over, or `failed` was called with an error.
+        In the first two cases `again` is called when that has ended; after an error `failed` is called.
         """
         if turn in self._uncertain:
             failed(StorageStopped(reason=CHANGE_UNCERTAIN, outcome=OUTCOME_UNKNOWN))
@@ -302,7 +289,7 @@ class MessageChanges:
             failed(error)
             return None
         if state == FIRING:
-            queue = self.target_queues.get(key)
+            queue = self.target_queues.by_key.get(key)
             assert queue is not None, "a target queue delivers it"
             queue.non_durable_appends.when_durable(turn, again)
             return None
@@ -317,16 +304,16 @@ class MessageChanges:
             self.target_queues.locked.add(turn)
 
     def _append_rejected(self, key: int, turn: Turn, error: BaseException | None) -> None:
-        """Unlock a turn after a failed append; if the append may be written, the turn stays locked."""
+        """Unlock a turn after a failed append; if the append may have been written, the turn stays locked."""
         if getattr(error, "outcome", None) == OUTCOME_UNKNOWN:
             self._mark_uncertain(turn)
         else:
             self._unlock(key, turn)
 
     def _unlock(self, key: int, turn: Turn) -> None:
-        """Unlock a turn and call the requests that wait for it, one by one.
+        """Unlock a turn and call the requests that wait for it.
 
-        If one of them starts another change of the message, the others wait for the end of that.
+        If one of them starts another change of the message, the others wait for that one.
         """
         waiting = self._running.pop(turn, [])
         self.target_queues.unlock(key, turn)
@@ -347,10 +334,9 @@ class MessageChanges:
     # States
 
     def state_of(self, key: int, turn: Turn, number_next: int) -> str:
-        """Return PENDING, CANCELLED, DELIVERED, UNKNOWN or FIRING.
+        """Return PENDING, CANCELLED, DELIVERED, UNKNOWN or FIRING; UNKNOWN for each number from `number_next` on.
 
-        `number_next`: the number of the next message to arrive; higher ones do not exist. Raises StorageStopped if the
-        state depends on the target's log, which is stopped.
+        Raises StorageStopped if the state depends on the target's log, which is stopped.
         """
         if turn.number >= number_next:
             return UNKNOWN
@@ -358,7 +344,7 @@ class MessageChanges:
             return CANCELLED
         if self.target_queues.destination.display_name(key) is None:
             return UNKNOWN
-        queue = self.target_queues.get(key)
+        queue = self.target_queues.by_key.get(key)
         if queue is not None and queue.is_firing(turn):
             if queue.blocked_reason:
                 raise StorageStopped(reason=queue.blocked_reason, outcome=OUTCOME_UNKNOWN)
@@ -369,13 +355,15 @@ class MessageChanges:
             return DELIVERED if turn.due > now - self.scheduler.outcome_ms else UNKNOWN
         if queue is None and turn.due <= now:
             self._raise_if_uncertain(key, turn, through)
-        # A message before the floor is in no file and was not delivered: it was cancelled, and the cancel has expired.
+        # A message due before this limit is in no file and was not delivered: it was cancelled, and the cancel has
+        # expired.
         return PENDING if turn.due >= self.scheduler.lowest_stored_due else UNKNOWN
 
     def _raise_if_uncertain(self, key: int, turn: Turn, through: Turn | None) -> None:
-        """Raise StorageStopped if the target may or may not have the message.
+        """Raise StorageStopped if it is unknown whether the target will keep the message.
 
-        That is the case if its partition could not be opened, or has stopped and may lose what is not durable.
+        It is unknown if the target has the message but not durably, or if the target is stopped and its highest durable
+        turn, `through`, is not known.
         """
         applied = self.target_queues.destination.last_applied(key, self.target_queues.source)
         in_doubt = applied is not None and turn <= applied
@@ -388,7 +376,3 @@ class MessageChanges:
 
 def _turn_columns(turns: Sequence[Turn]) -> TurnColumns:
     return TurnColumns(*(array("Q", column) for column in zip(*turns, strict=True)))
-
-
-def _single_record_batch(record: bytes) -> Batch:
-    return Batch(record, split_blocks(record), *split_id(HEADER.unpack_from(record)[2]), 1)

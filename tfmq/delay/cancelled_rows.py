@@ -1,8 +1,4 @@
-"""Cancelled messages that still have rows in memory or buckets, and counts of such dead rows.
-
-A row is the entry of one message: in the timing wheel and the target queues, or in the columns of a bucket. A row in a
-bucket is dead if its message is cancelled, rescheduled, or has a deleted topic.
-"""
+"""Dead rows: the rows, in memory or buckets, of messages that are cancelled, rescheduled, or have a deleted topic."""
 
 from __future__ import annotations
 
@@ -25,28 +21,27 @@ logger = logging.getLogger("tfmq.delay")
 
 
 class BucketRowCounter:
-    """Counts the dead and the pending rows of buckets, in workers, one bucket at a time.
+    """Counts the dead and the pending rows (messages) of buckets, in workers, one bucket at a time. Broker thread only.
 
-    Broker thread only. A count is needed when a topic was deleted, for the buckets that have messages of it (also at a
-    start, because the broker may have stopped just after the deletion); for all buckets, if the checkpoint has no
-    counts; and for the bucket that contains the end of the memory window.
+    A row is dead if its message is cancelled or rescheduled, or its topic deleted. The rows of these buckets are
+    counted: those with messages of a deleted topic (at a start, too, because the broker may have stopped just after the
+    deletion), all if the checkpoint has no counts, and the one that contains the end of the memory window.
     """
 
     def __init__(self, buckets: BucketStore, window: MemoryWindow) -> None:
         self._buckets, self._window = buckets, window
         self._requested: dict[TimeSpan, bool] = {}
-        """Spans of buckets to check; True: count the bucket also if no topic in it is deleted."""
+        """Spans of buckets to check. True: count the rows of the bucket even if no topic in it is deleted."""
         self._border_bucket: tuple[Bucket, int, int] | None = None
-        """The counted bucket that contains the end of the window: with its size in bytes, and that end (border)."""
+        """The bucket with the end of the window (the border) after its rows were counted: bucket, size, border."""
         self.dropped = 0
-        """Messages in buckets whose topic was deleted."""
         self._pending_after_border = 0
         """Pending rows in `_border_bucket` that are due from the border on."""
         if not buckets.counted_offset:
             self.request(buckets.live_buckets, True)
 
     def request(self, buckets: Iterable[Bucket], always: bool) -> None:
-        """Request a check of these buckets; `always`: count whether or not a topic is deleted."""
+        """Request a check of these buckets. `always`: count their rows even if no topic in them is deleted."""
         for bucket in buckets:
             self._requested[bucket.span] = always or self._requested.get(bucket.span, False)
 
@@ -73,10 +68,7 @@ class BucketRowCounter:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of pending messages in buckets.
-
-        All messages of a bucket are assumed to have the same size.
-        """
+        """Bytes of pending messages in buckets. All messages of a bucket are assumed to have the same size."""
         buckets = [bucket for bucket in self._buckets.live_buckets if bucket.count]
         return sum([each.size * max(0, each.count - each.dead_count) // each.count for each in buckets])
 
@@ -84,7 +76,6 @@ class BucketRowCounter:
 
     @property
     def has_work(self) -> bool:
-        """Whether a bucket is to be checked or counted."""
         return bool(self._requested) or self._uncounted_border_bucket() is not None
 
     def _uncounted_border_bucket(self) -> Bucket | None:
@@ -96,9 +87,9 @@ class BucketRowCounter:
         return bucket if bucket.span.start < border else None
 
     def start(self, pending: PendingSnapshot) -> Callable[[], Callable[[], bool]]:
-        """Return a function for a worker, which checks or counts one bucket.
+        """Return a function to run in a worker, which counts the rows of one bucket.
 
-        Its result is a function for the broker thread, which stores the counts, and returns whether the count of dead
+        Its result is a function for the broker thread, which stores the counts and returns whether the count of dead
         rows has changed.
         """
         bucket, surely = self._uncounted_border_bucket(), True
@@ -143,7 +134,7 @@ class BucketRowCounter:
 
 
 def _estimate_after(bucket: Bucket, border: int) -> int:
-    """Estimate how many pending rows are due from the border on, as if due times were distributed evenly."""
+    """Estimate how many pending rows of `bucket` are due from `border` on, as if due times were evenly spread."""
     part = (bucket.span.end - border) / (bucket.span.end - bucket.span.start)
     return int(max(0, bucket.count - bucket.dead_count) * part)
 
@@ -153,13 +144,12 @@ ChangedTurn = tuple[int, Turn]
 
 
 class CancelledRows:
-    """Cancelled and rescheduled messages whose rows still exist, in memory or in a bucket.
+    """Cancelled and rescheduled messages whose rows still exist, in memory or in a bucket. Broker thread only.
 
-    Broker thread only. A change is the cancel or reschedule of one message. Rows in a bucket stay there, and are
-    counted in `Bucket.dead_count`, which is stored in the checkpoint and must be exact. So work on files uses only the
-    changes that were durable when it began; later ones are collected in `late` and counted when the work has ended.
-    `BucketStore.counted_offset` is the offset of the arrival log up to which changes are counted in `dead_count`; a
-    start counts the later ones.
+    A change is the cancel or the reschedule of one message. If its old row is in a bucket, the row stays there and is
+    counted in `Bucket.dead_count`, which must be exact. So work on bucket files sees only the changes that were durable
+    when the work began. Changes that become durable during the work are collected in `late` and counted when it has
+    ended. A start counts the changes after `BucketStore.counted_offset`.
     """
 
     def __init__(
@@ -168,14 +158,11 @@ class CancelledRows:
         self._window, self._target_queues = window, target_queues
         self._buckets, self._row_counter = buckets, row_counter
         self._non_durable: deque[tuple[int, Sequence[ChangedTurn]]] = deque()
-        """Changes that are not durable yet, by header: (end offset of the header, changes)."""
+        """Changes that are not durable yet, by header: (offset where the header ends, changes)."""
         self.late: dict[Turn, int] = {}
-        """Changes that became durable during file work, with their log ids.
-
-        For that work their messages count as pending. Any thread may test whether a turn is in this dict.
-        """
+        """Changes that became durable during file work, which treats them as pending. Any thread may read this."""
         self._not_in_memory: set[Turn] = set()
-        """Turns of `late` that were not in memory."""
+        """Turns in `late` whose rows were not in memory."""
         self._file_work_running = False
         self._durable_offset = buckets.counted_offset
 
@@ -185,13 +172,13 @@ class CancelledRows:
         return len(self._not_in_memory)
 
     def add_written(self, end_offset: int, changes: Sequence[ChangedTurn]) -> None:
-        """Add changes that are written; their header ends at `end_offset` of the arrival log."""
+        """Add changes whose header is written to the arrival log, where it ends at `end_offset`."""
         self._non_durable.append((end_offset, changes))
 
     def process_durable(self, forced_offset: int) -> None:
-        """Remove the rows of changes up to `forced_offset`, to which the arrival log is durable.
+        """Remove or count the rows of the changes before `forced_offset`, the durable offset of the arrival log.
 
-        The arrivals up to there must have been processed before.
+        The messages before this offset must have been added to memory already, so that their rows are found.
         """
         while self._non_durable and self._non_durable[0][0] <= forced_offset:
             for key, turn in self._non_durable.popleft()[1]:
@@ -199,7 +186,7 @@ class CancelledRows:
         self._set_counted_offset(forced_offset)
 
     def add_recovered(self, turns: Iterable[Turn], forced_offset: int) -> None:
-        """Add changes that a start found after `counted_offset`; nothing is in memory yet."""
+        """Add changes that a start has found after `counted_offset`; no row is in memory yet."""
         for turn in turns:
             if turn.number < self._buckets.spilled_number:
                 self._row_counter.count_dead_row(turn.due)
@@ -213,7 +200,7 @@ class CancelledRows:
     # Changes that become durable during file work
 
     def begin_file_work(self, forced_offset: int) -> None:
-        """Prepare for file work, which sees the changes up to `forced_offset` and no later ones."""
+        """Prepare for file work, which will see only the changes before `forced_offset`."""
         self.process_durable(forced_offset)
         self._file_work_running = True
 

@@ -29,19 +29,15 @@ from apscheduler.triggers.cron import CronTrigger
 from tfmq.errors import BadRequest
 
 EXPRESSION_CHARACTERS: Final = 256
-"""Maximum length of an expression; a longer one is a mistake.
-
-An expression is listed, stored in the catalog, and parsed at each start.
-"""
+"""Maximum length of an expression, which is listed, stored in the catalog, and parsed at each start."""
 ZONE_CHARACTERS: Final = 64
-"""Maximum length of a zone name: twice that of the longest name in the zone database."""
+"""Twice the length of the longest name in the zone database."""
 
 MS: Final = 1000
 MINUTE_MS: Final = 60 * MS
 YEAR_MAX: Final = 9998
 """The last year in which a day can be added to every moment."""
 MOMENT_MS_MAX: Final = 253_370_764_800_000
-"""The end of YEAR_MAX, as a moment."""
 
 CLOCK_CHANGE_MAX: Final = timedelta(hours=25)
 """No zone changes its clock by more (a day, where a country moved across the date line)."""
@@ -87,10 +83,7 @@ FIELDS: Final = (
 
 
 class CronSchedule:
-    """A cron expression in a time zone.
-
-    Raises BadRequest if the expression or the zone is invalid.
-    """
+    """A cron expression in a time zone. Raises BadRequest if the expression or the zone is invalid."""
 
     def __init__(self, expression: str, timezone: str = "UTC") -> None:
         self.expression, self.timezone = expression, timezone
@@ -130,10 +123,7 @@ class CronSchedule:
         return None if best is None else (best - _EPOCH) // _MILLISECOND
 
     def last_between(self, after_ms: int, until_ms: int) -> int | None:
-        """Return the last moment in (after_ms, until_ms], None if there is none.
-
-        A binary search: about 20 steps.
-        """
+        """Return the last moment in (after_ms, until_ms], None if there is none. A binary search: about 20 steps."""
         found = self.next_after(after_ms)
         if found is None or found > until_ms:
             return None
@@ -161,7 +151,6 @@ class CronSchedule:
             span *= 2
 
     def moments_between(self, after_ms: int, until_ms: int) -> Iterator[int]:
-        """Yield the moments in (after_ms, until_ms], ascending."""
         moment = self.next_after(after_ms)
         while moment is not None and moment <= until_ms:
             yield moment
@@ -189,26 +178,19 @@ class CronSchedule:
         return [first.astimezone(UTC)] if skipped else [first.astimezone(UTC), second.astimezone(UTC)]
 
     def _clock_change_near(self, moment: datetime) -> timedelta:
-        """Return the length of a clock change that is at most this length away from the moment.
-
-        Zero if there is none.
-        """
+        """Return the length of a clock change that is at most this length away from the moment, or zero."""
         if self.zone is UTC:
             return _NOTHING
         shift = self._offset_difference(moment, CLOCK_CHANGE_MAX)
         return shift if shift and self._offset_difference(moment, shift) else _NOTHING
 
     def _offset_difference(self, moment: datetime, beside: timedelta) -> timedelta:
-        """Return the difference of the zone's UTC offsets `beside` before and `beside` after the moment."""
         before, behind = (moment - beside).astimezone(self.zone), (moment + beside).astimezone(self.zone)
         return abs((behind.utcoffset() or _NOTHING) - (before.utcoffset() or _NOTHING))
 
 
 def _day_rules(expression: str, days: set[int], weekdays: set[int], months: set[int]) -> list[tuple[str, str]]:
-    """Return pairs (days of the month, weekdays), each for a trigger.
-
-    A day matches if it matches one of the pairs. Raises BadRequest for a day that none of the months has.
-    """
+    """Return pairs (days of the month, weekdays), one of which a day must match. Raises BadRequest."""
     _, _, day_text, _, weekday_text = _fields_of(expression)
     day = LAST if day_text.lower() == LAST else _trigger_list(days, FIELDS[2])
     # Triggers count weekdays from Monday; Sunday has two numbers in crontab.
@@ -223,10 +205,7 @@ def _day_rules(expression: str, days: set[int], weekdays: set[int], months: set[
 
 
 def parse_expression(expression: str) -> list[set[int]]:
-    """Return the numbers that match in each of the five fields.
-
-    Raises BadRequest, whose text says what to write instead.
-    """
+    """Return the numbers that match in each of the five fields. Raises BadRequest, whose text says what to write."""
     parts = _fields_of(expression)
     return [_field_numbers(field, part.lower(), expression) for field, part in zip(FIELDS, parts, strict=True)]
 
@@ -261,7 +240,6 @@ def _field_numbers(field: CronField, text: str, expression: str) -> set[int]:
 
 
 def _range_numbers(field: CronField, part: str) -> set[int]:
-    """Return the numbers of one part of a list. Raises ValueError."""
     found = _PART.fullmatch(part)
     if found is None:
         raise ValueError(part)
@@ -291,10 +269,7 @@ def _number(field: CronField, text: str) -> int:
 
 
 def _trigger_list(numbers: set[int], field: CronField | None = None) -> str:
-    """Format numbers as a field of an APScheduler trigger.
-
-    Consecutive numbers become a range, because each entry of the list costs a comparison.
-    """
+    """Format numbers as a field of an APScheduler trigger: as ranges, because each entry costs a comparison."""
     if field is not None and len(numbers) > field.high - field.low:
         return "*"
     ordered = sorted(numbers)
@@ -304,7 +279,6 @@ def _trigger_list(numbers: set[int], field: CronField | None = None) -> str:
 
 
 def find_zone(name: str) -> tzinfo:
-    """Return the zone of that name. Raises BadRequest."""
     if name == "UTC":
         return UTC
     try:
@@ -318,45 +292,5 @@ def find_zone(name: str) -> tzinfo:
 
 
 def zone_text(moment_ms: int, timezone: str) -> str:
-    """Format a moment in local time, as in 2026-11-23T09:00:00+01:00.
-
-    Raises BadRequest for an unknown zone.
-    """
+    """Format a moment in local time, as in 2026-11-23T09:00:00+01:00. Raises BadRequest for an unknown zone."""
     return (_EPOCH + moment_ms * _MILLISECOND).astimezone(find_zone(timezone)).isoformat()
-
-
-# Misfire rules: what happens with times that a schedule missed while the broker was down, a partition was stopped, or
-# a clock was set forward.
-#
-#     one    one message is sent, for the latest missed time; the default
-#     all    a message is sent for each missed time, oldest first, but only for the newest SEND_ALL_MAX
-#     skip   no message is sent
-
-SEND_LATEST, SEND_ALL, SEND_NONE = "one", "all", "skip"
-MISFIRE_RULES: Final = (SEND_LATEST, SEND_ALL, SEND_NONE)
-
-GRACE_MS: Final = 60_000
-"""A message that is sent less than this after its time is on time: no misfire rule applies.
-
-Two times of a schedule are at least a minute apart, so at most one can be on time. Delays of a busy broker are far
-shorter.
-"""
-
-SEND_ALL_MAX: Final = 1_000
-"""Maximum of missed times that the rule `all` sends: those of 17 hours, if each minute matches.
-
-Without a limit, it would be half a million after a downtime of a year.
-"""
-
-
-def moments_to_send(cron: CronSchedule, rule: str, after_ms: int, now_ms: int) -> list[int]:
-    """Return the times later than `after_ms` for which a message is to be sent now, ascending.
-
-    `rule`: one of MISFIRE_RULES. Times later than `now_ms` are not due.
-    """
-    if rule == SEND_ALL:
-        return cron.last_moments(after_ms, now_ms, SEND_ALL_MAX)
-    latest = cron.last_between(after_ms, now_ms)
-    if latest is None or (rule == SEND_NONE and now_ms - latest >= GRACE_MS):
-        return []
-    return [latest]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from journal.clock import Clock
 from tfmq.apply_target import ARRIVALS_KEY, ApplyTarget, RunInWorker, Timers
-from tfmq.delay.arrivals.log import NonDurableArrivals
+from tfmq.delay.arrivals.non_durable import NonDurableArrivals
 from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.buckets.loader import BucketLoader, RecoveredArrivals
 from tfmq.delay.buckets.store import BucketStore
@@ -39,26 +39,21 @@ from tfmq.delay.timing_wheel import HashedTimingWheel
 from tfmq.errors import DiskFull, StorageStopped
 
 WHEEL_SLOTS: Final = 8192
-"""Slots of the timing wheel.
-
-With ticks of 10 ms a revolution is 82 s, about the length of the memory window.
-"""
+"""Slots of the timing wheel. With ticks of 10 ms a revolution is 82 s, about the length of the memory window."""
 
 
 class DelayQueue:
-    """The delay queue as the broker uses it; connects the parts.
+    """Connects the parts of delayed delivery for the broker. Broker thread only.
 
-    A message fires when it is due: it is appended to its partition. Guarantees: no message fires before it is due, each
-    fires once, the messages of one partition fire in the order of their turns (due time, number), and no message fires
-    before its arrival is durable. Every cancel gets one exact result.
+    When a message is due it fires: it is appended to its partition. No message fires before it is due or before its
+    record in the arrival log is durable. Each message fires once, and the messages of one partition fire in the order
+    of their turns (due time, number). Every cancel gets one exact result.
 
-    Broker thread only: all calls are made in it and all callbacks run in it, at once or later.
-
-    Call order: construct, `recover(done)`, `start()`. In the turns of the broker, before partitions write, call
-    `write()` as long as `due`, if `mark_ready` was called or `is_delivering`. At the end call `stop(done)`, and
-    `write()` in each turn until `done` is called. `floor_ms`: the highest due time that any partition has applied.
-    `tick_ms`: interval at which due messages fire. `outcome_seconds`: how long after its due time the state of a
-    message can be queried.
+    Order of calls: construct, `recover(done)`, `start()`. In each turn of the broker (one pass of its event loop),
+    before partitions write, call `write()` as long as `due`, if `mark_ready` was called or `is_delivering`. At the end
+    call `stop(done)`, and `write()` in each turn until `done` is called. `floor_ms`: the highest due time that any
+    partition has applied. `tick_ms`: interval at which due messages fire. `outcome_seconds`: how long after its due
+    time a message's state can be queried.
     """
 
     def __init__(
@@ -139,10 +134,10 @@ class DelayQueue:
             mark_ready=mark_ready,
         )
         self._waiting_queries: deque[Callable[[], None]] = deque()
-        """Queries run one at a time, as each may load the columns of a whole bucket; the first one is running."""
+        """Queries run one at a time, as each may load all columns of a bucket. The first one is running."""
         self._stopped: Callable[[], None] | None = None
         self.is_delivering = False
-        """Whether target queues have messages: if so, call `write` in each turn of the broker."""
+        """Whether target queues have messages; then the broker must call `write` in each turn."""
         # Methods of the parts that the broker calls.
         self.now_ms, self.now_rounded_up_ms = broker_clock.now_ms, broker_clock.now_rounded_up_ms
         self.ahead_ms = broker_clock.ahead_ms
@@ -154,7 +149,7 @@ class DelayQueue:
     # Requests for delayed messages
 
     def describe(self, key: int, turn: Turn, done: Callable[[MessageState | None, BaseException | None], None]) -> None:
-        """Pass the state of a message to `done`; if it was rescheduled, that of its latest turn."""
+        """Pass the state of a message to `done`; if it was rescheduled, the state of its latest turn."""
         now = Turn(*self._state.rescheduled.latest(*turn))
         try:
             state = self._changes.state_of(key, now, self._arrival_log.log.whole_end[1])
@@ -163,7 +158,7 @@ class DelayQueue:
         if state not in (PENDING, FIRING):
             return done(MessageState(state, now), None)
         if now.number >= max(self._scheduler.durable_number, self._arrival_log.log.end_ordinal):
-            # The message is in the log's tail, which is not durable for lack of space.
+            # The message is in the tail of the log, which is not durable yet because the disk is full.
             return done(None, DiskFull())
 
         def found(record: bytes | None, error: BaseException | None) -> None:
@@ -183,7 +178,7 @@ class DelayQueue:
         keys: LogFilter | None,
         done: Callable[[Histogram | None, BaseException | None], None],
     ) -> None:
-        """Count pending messages between each two neighbours of `edges`; `keys` as in `ListQuery`."""
+        """Count the pending messages between each two neighbours of `edges`. `keys`: as in `ListQuery`."""
 
         def work() -> Callable[[], Histogram]:
             pending, settled = self._pending_snapshot(), self._window.fires_below
@@ -192,7 +187,7 @@ class DelayQueue:
         self._query(work, done)
 
     def _query(self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Call `work()` when all arrivals are in buckets and no other query runs; its result runs in a worker."""
+        """Call `work()` when all messages are in buckets and no other query runs. Its result is run in a worker."""
 
         def start() -> None:
             self._run(work(), ended)
@@ -228,7 +223,7 @@ class DelayQueue:
 
     @property
     def pending(self) -> int:
-        """Number of pending messages; changes of the last moments may be missing."""
+        """Number of pending messages; it may be a tenth of a second old."""
         return self._metrics.pending
 
     @property
@@ -237,9 +232,8 @@ class DelayQueue:
         return self._metrics.size_bytes + self._scheduler.unspilled_bytes
 
     def status(self) -> dict[str, Any]:
-        """Return the state of the queue for operators."""
         queues, now = self._target_queues, self._broker_clock.now_ms()
-        blocked = [queue for queue in queues.all() if queue.blocked_reason]
+        blocked = queues.blocked
         return {
             "pending": self.pending,
             "size_bytes": self.pending_bytes,
@@ -249,7 +243,7 @@ class DelayQueue:
             "ahead_ms": self._broker_clock.wall_offset_ms(),
             "horizon_ms": self._window.end,
             "held": sum([queue.waiting for queue in blocked]),
-            "behind": queues.on_disk_count,
+            "behind": len(queues.on_disk),
             "waits_for": [(queues.target_name(queue.key), queue.blocked_reason) for queue in blocked],
             "dropped": queues.dropped + self._row_counter.dropped,
             "damaged": queues.damaged,
@@ -262,13 +256,13 @@ class DelayQueue:
     # Life cycle
 
     def recover(self, done: Callable[[BaseException | None], None]) -> None:
-        """Read the arrivals that are in no bucket yet, before `start`; nothing fires.
+        """Read the messages of the arrival log that are in no bucket yet; nothing fires before `start`.
 
         The partitions must be open.
         """
         log, buckets = self._arrival_log.log, self._buckets
         end, number = log.whole_end, max(log.end_ordinal, buckets.spilled_number)
-        # The log may underestimate its durable offset.
+        # The log may not know how much of it is durable; but what is in buckets was durable.
         offset = max(log.forced_offset, buckets.spilled_offset)
 
         def found(result: RecoveredArrivals | None, error: BaseException | None) -> None:
@@ -276,7 +270,8 @@ class DelayQueue:
                 return done(error or RuntimeError("a read of the arrival log ended without a result"))
             self._scheduler.recover(result, offset, number, whole=offset == end[0])
             if offset < end[0]:
-                # The tail waits for space to become durable and may still be lost: nothing fires until that is decided.
+                # The tail of the log is not durable for lack of disk space, and may still be lost. Nothing fires until
+                # that is decided.
                 self._dispatcher.wait_for_tail(offset, end)
             done(None)
 
@@ -284,13 +279,12 @@ class DelayQueue:
         self._run(partial(self._loader.recover, buckets.spilled_offset, offset, pending), found)
 
     def start(self) -> None:
-        """Start to deliver due messages; `recover` is done."""
+        """Begin to deliver due messages; called after `recover` has ended."""
         self._row_counter.request(self._buckets.live_buckets, False)
         self._dispatcher.start()
 
     @property
     def due(self) -> bool:
-        """Whether `write` has appends to send."""
         return self._target_queues.has_work or self._changes.has_writes
 
     def write(self) -> bool:
@@ -300,12 +294,12 @@ class DelayQueue:
         if self._dispatcher.started and self._scheduler.needs_run:
             self._scheduler.run_due()
             self._dispatcher.dispatch_due()
-        self.is_delivering = bool(self._target_queues.all())
+        self.is_delivering = bool(self._target_queues.by_key)
         self._stop_if_idle()
         return busy
 
     def target_resumed(self, key: int) -> None:
-        """Handle that the target with the log id `key`, or the arrival log, accepts writes again."""
+        """Handle that the target with the log id `key`, or the arrival log, accepts appends again."""
         if key != ARRIVALS_KEY:
             self._target_queues.target_resumed(key)
 

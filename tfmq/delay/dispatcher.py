@@ -8,7 +8,7 @@ from journal.record.batch import Appended
 from journal.record.format import Buffer
 from tfmq.apply_target import Timers
 from tfmq.delay.arrivals.header import ArrivalHeader
-from tfmq.delay.arrivals.log import NonDurableArrivals, WrittenArrival
+from tfmq.delay.arrivals.non_durable import NonDurableArrivals, WrittenArrival
 from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.due_time import ABSOLUTE_FLAG, BrokerClock
 from tfmq.delay.memory_window import LOAD_AHEAD_MS, MemoryWindow
@@ -18,9 +18,8 @@ from tfmq.delay.storage_scheduler import StorageScheduler
 from tfmq.delay.target_queue import TargetQueues
 
 POP_ROWS_MAX: Final = 2048
-"""Messages popped from the wheel at once: about 2 ms, so that other work is not delayed."""
+"""Maximum of messages popped from the wheel at once: about 2 ms, so that other work is not delayed."""
 FIREABLE_ROWS_MAX: Final = 65_536
-"""Maximum of messages in target queues that can fire. They need less memory in the wheel."""
 MAINTENANCE_SECONDS: Final = 1.0
 """Interval of maintenance while any message is pending."""
 
@@ -29,8 +28,8 @@ MAINTENANCE_SECONDS: Final = 1.0
 class Dispatcher:
     """Pops due messages from the timing wheel at its ticks, and passes them to the target queues.
 
-    Messages that are due after an arrival that is not durable are not popped; an fsync is requested instead. Without a
-    due time in the near future no timer runs, except for maintenance.
+    A message is not popped while the arrival log has a message that is due earlier and is not durable; an fsync of the
+    log is requested instead. Except for maintenance, a timer runs only if something is due in the near future.
     """
 
     arrival_log: ArrivalLog
@@ -56,13 +55,11 @@ class Dispatcher:
         """Offset of the arrival log up to which an fsync was requested."""
 
     def start(self) -> None:
-        """Start to pop due messages."""
         self.started = True
         self.scheduler.run_due()
         self.dispatch_due()
 
     def stop(self) -> None:
-        """Stop popping and cancel the timers."""
         self.started, self.stopped = False, True
         for timer in (self._timer, self._maintenance_timer):
             if timer is not None:
@@ -72,20 +69,19 @@ class Dispatcher:
     # Arrivals
 
     def begin_append(self, due_min: int) -> int:
-        """Announce an append of messages that are due at `due_min` or later; return its ticket.
+        """Announce an append to the arrival log, in the turn of the broker in which its due times are computed.
 
-        Nothing due at or after `due_min` fires until `append_written` or `append_failed` is called with the ticket.
-        Call it without returning to the event loop after `now_ms()`, which the due times were computed from.
+        Return a ticket. Nothing due at `due_min` (the lowest due time of the append) or later fires until
+        `append_written` or `append_failed` is called with the ticket.
         """
         ticket = self.non_durable.begin_append(due_min)
         self._append_after_stop[ticket] = self.arrival_log.log.stopped is not None
         return ticket
 
     def append_written(self, ticket: int, header: ArrivalHeader, records: Buffer, answer: Appended) -> None:
-        """Record that the batch is written to the arrival log, not yet durable.
+        """Record that an announced append is written but not durable; request an fsync if its messages are due soon.
 
-        `answer` is the result of the append of the records that follow the header. `records` is used only during the
-        call. An fsync is requested at once if the batch is due soon.
+        `answer`: the result of the append of `header` and `records`, which are used only during the call.
         """
         first, dues, count = answer.first_ordinal, header.dues, header.record_count
         self.state.epochs.record(first, self.arrival_log.log.epoch)
@@ -104,11 +100,7 @@ class Dispatcher:
         self._schedule_maintenance_if_needed()
 
     def append_failed(self, ticket: int) -> None:
-        """Record that the batch was not written.
-
-        If the log stopped after `begin_append`, the next start decides whether the batch was written, and until then
-        nothing fires that is due later.
-        """
+        """Record that an announced append has failed. If the log has stopped since, it may nevertheless be written."""
         if self.arrival_log.log.stopped is None or self._append_after_stop.get(ticket):
             self.non_durable.append_failed(ticket)
             self.dispatch_due()
@@ -121,10 +113,6 @@ class Dispatcher:
             self.arrival_log.when_forced(written.end_offset, self._fsync_ended)
 
     def _fsync_ended(self, error: BaseException | None) -> None:
-        """Handle the end of an fsync of the arrival log.
-
-        If it failed because the log has stopped, targets with non-durable arrivals wait for the next start.
-        """
         if error is not None:
             if self.arrival_log.log.stopped is None:
                 self._fsync_requested_to = 0
@@ -137,7 +125,7 @@ class Dispatcher:
         self.dispatch_due()
 
     def process_durable(self) -> None:
-        """Pass the arrivals that are durable now to the memory window."""
+        """Pass the messages of the arrival log that have become durable to the memory window."""
         for arrival in self.non_durable.pop_durable(self.arrival_log.log.forced_offset):
             self.window.add_durable(arrival.wheel_rows, arrival.count, arrival.due_low, arrival.due_high)
             self.scheduler.arrival_durable(arrival)
@@ -145,7 +133,7 @@ class Dispatcher:
             self.scheduler.run_due()
 
     def wait_for_tail(self, from_offset: int, end: tuple[int, int]) -> None:
-        """Fire nothing until the log from `from_offset` to `end` (offset, ordinal) is durable."""
+        """Fire nothing until the arrival log from `from_offset` to `end` (offset, ordinal) is durable and loaded."""
         ticket, log = self.non_durable.begin_append(self.window.wheel.base_ms), self.arrival_log.log
         self.scheduler.tail_offset = from_offset
 
@@ -156,8 +144,8 @@ class Dispatcher:
             if self.stopped or log.stopped is not None:
                 return  # the next start resolves it
             if log.waits_for_space:
-                # The next write makes the tail durable first, but there may be no other write. This truncation removes
-                # nothing.
+                # The next write to the log makes the tail durable first, but there may be no other write. So request a
+                # truncation that removes nothing.
                 self.arrival_log.truncate_before(log.first_offset + 1, again)
             elif log.forced_offset < end[0]:
                 again()
@@ -173,7 +161,7 @@ class Dispatcher:
     # Due messages, and the timer for the next ones
 
     def dispatch_due(self) -> None:
-        """Pop due messages, a limited number, and set the timer for the next due time."""
+        """Pop a limited number of due messages, and set the timer for the next due time."""
         if not self.started:
             return
         self.process_durable()
@@ -200,10 +188,7 @@ class Dispatcher:
         self._schedule_maintenance_if_needed()
 
     def _schedule_next(self, now: int, more: bool) -> None:
-        """Set the timer: at once if more is due, else at the tick after the next due time.
-
-        Messages that wait for an fsync or a load need no timer: the end of that work calls `dispatch_due`.
-        """
+        """Set the timer: at once if more messages are due, else at the next time at which something can be done."""
         if more:
             self._set_timer(0.0 if self.target_queues.fireable_count < FIREABLE_ROWS_MAX else self.tick_ms / 1000)
             return
@@ -238,10 +223,7 @@ class Dispatcher:
             self.schedule_maintenance()
 
     def schedule_maintenance(self) -> None:
-        """Set the timer for maintenance: an fsync of the arrival log, file work, truncation.
-
-        Called also after an append without messages, so that the arrival log is truncated.
-        """
+        """Set the timer for maintenance. Also called after an append without messages, to truncate the arrival log."""
         if self._maintenance_timer is None and self.started:
             self._maintenance_timer = self.timers.after(MAINTENANCE_SECONDS, self._run_maintenance, deferrable=True)
 

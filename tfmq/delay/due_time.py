@@ -1,7 +1,4 @@
-"""Broker time, by which delayed messages are due, and the due times of messages.
-
-Broker time never decreases, whatever the wall clock does: it starts at the wall clock and follows the monotonic clock.
-"""
+"""Broker time, by which delayed messages are due, and the due times of messages."""
 
 from __future__ import annotations
 
@@ -20,39 +17,31 @@ from journal.record.format import Buffer
 from tfmq.errors import BadRequest
 
 STEPS_MAX: Final = 256
-"""Maximum of steps of the wall clock that are remembered.
-
-With more, the oldest ones are merged to the smallest: a message with an absolute time may then be late, never early.
-"""
+"""More steps of the wall clock are merged. Then a message with an absolute time may be late, but never early."""
 SLACK_MS: Final = 10
-"""`ahead_ms` falls only by steps larger than this: the drift of a clock is no step."""
+"""`ahead_ms` falls only by more than this: a smaller difference is the drift of a clock, not a step."""
 AHEAD_MAX: Final = (1 << 62) - 1
-"""Largest offset to the wall clock that checkpoint and headers can store, 146 million years."""
 
 CLOCK_READS_MAX: Final = 10
 CLOCK_READ_SECONDS: Final = 20e-6
-"""A start reads both clocks until a read lasts at most this long, CLOCK_READS_MAX times."""
+"""A start reads both clocks until the read lasts at most this long, but at most CLOCK_READS_MAX times."""
 
 ROUNDING_MS: Final = 0.001
-"""Added to elapsed ms before they are rounded down: seconds of the clock are binary fractions.
-
-Otherwise a timer that is set for a millisecond could find that it is not reached.
-"""
+"""Added to elapsed ms before they are rounded down, because seconds of the clock are binary fractions."""
 
 _ROW: Final = Struct(">Qq")
 
 
 class BrokerClock:
-    """The clock for due times. Call `start` before any other method.
+    """Broker time, by which messages are due. Call `start` before any other method.
 
-    It starts at the wall clock, with microseconds: with whole milliseconds, a start that rounds down less than the one
-    before could deliver a fraction of a millisecond early. It starts later than the wall clock if the checkpoint or
-    the highest fired due time is later.
+    Broker time starts at the wall clock, with its microseconds. If it started at whole milliseconds, two starts would
+    round differently, and a message could fire a fraction of a millisecond early.
 
-    The offset to the wall clock (positive: broker time is ahead) is added to absolute due times. Each change of it is
-    stored with the number of the first message that it was added to. So the time that the sender set can be computed
-    when the message is due, also after another step of the wall clock. The offset is also stored in each arrival
-    header, so a crash loses nothing.
+    A sender that sets an absolute time means the wall clock, so the offset to the wall clock (positive: broker time is
+    ahead) is added to this time. Each change of the offset is stored with the number of the first message to which it
+    was added. With it, the time that the sender has set is computed when the message is due, also if the wall clock was
+    set meanwhile. Each arrival header has the offset, too.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -60,7 +49,7 @@ class BrokerClock:
         self._start_ms = 0
         self._start_monotonic = 0.0
         self._slack_ms = 0.0
-        """Duration of the clock read at the start: an upper bound of the error of broker time."""
+        """Duration of the clock reading at the start, which is the maximum error of broker time."""
         self._last = 0
         self._ahead = 0
         self._numbers: list[int] = [0]
@@ -85,33 +74,24 @@ class BrokerClock:
         return min(looks, key=lambda look: look[2] - look[0])
 
     def now_ms(self) -> int:
-        """Return broker time, ms since 1970."""
         now = self._start_ms + int((self._clock.monotonic() - self._start_monotonic) * 1000 + ROUNDING_MS)
         if now > self._last:
             self._last = now
         return self._last
 
     def now_rounded_up_ms(self) -> int:
-        """Return broker time rounded up, for the start of delays.
-
-        A delay must not be shorter by a fraction of a millisecond, nor by the duration of the clock read at the start,
-        because the next start may be quicker.
-        """
+        """Return broker time plus its maximum error, rounded up, so that no delay from here is too short."""
         elapsed = (self._clock.monotonic() - self._start_monotonic) * 1000 + self._slack_ms
         return max(self.now_ms(), self._start_ms + ceil(elapsed - ROUNDING_MS))
 
     def seconds_until(self, ms: int) -> float:
-        """Return the seconds of the monotonic clock until broker time is `ms`; 0 if it is already."""
+        """Return the seconds of the monotonic clock until broker time is `ms`; 0 if that time is over."""
         return max(0.0, self._start_monotonic + (ms - self._start_ms) / 1000 - self._clock.monotonic())
 
     # The offset to the wall clock
 
     def ahead_ms(self) -> int:
-        """Return by how many ms broker time is ahead of the wall clock; negative: it is behind.
-
-        The value is rounded up, so that no message is early by a fraction of a millisecond, or by the duration of a
-        clock read.
-        """
+        """Return by how many ms, rounded up, broker time is ahead of the wall clock; negative: it is behind."""
         least = self.now_ms() - (wall := self._clock.wall_ms())
         most = self.now_rounded_up_ms() - wall
         if least > self._ahead or most < self._ahead - SLACK_MS:
@@ -119,14 +99,10 @@ class BrokerClock:
         return self._ahead
 
     def wall_offset_ms(self) -> int:
-        """Return broker time minus the wall clock, for operators.
-
-        Negative if the wall clock was set forward.
-        """
         return self.now_ms() - self._clock.wall_ms()
 
     def record_offset(self, number: int, ahead_ms: int) -> None:
-        """Record the offset that is added for messages from this number on. Numbers only grow."""
+        """Record the offset that is added to messages from `number` on. Numbers do not fall from call to call."""
         if self._steps[-1] == ahead_ms:
             return
         if self._numbers[-1] == number:
@@ -137,7 +113,7 @@ class BrokerClock:
         self._merge_old_steps()
 
     def restore_offset(self, number: int, count: int, ahead_ms: int) -> None:
-        """Restore an offset from the arrival log, of `count` messages from this number on."""
+        """Restore the offset that `count` messages from `number` on have in the arrival log."""
         if self.offset_of(number) == ahead_ms:
             return
         if number >= self._numbers[-1]:
@@ -155,26 +131,22 @@ class BrokerClock:
             del self._steps[0], self._numbers[0]
 
     def offset_of(self, number: int) -> int:
-        """Return the offset added to the due time of a message; a lower bound if steps were merged."""
+        """Return the offset that was added to a message's time; a lower bound if steps were merged."""
         return self._steps[bisect_right(self._numbers, number) - 1]
 
     @property
     def is_steady(self) -> bool:
-        """Whether all messages have the current offset, so that `early_ms` is 0 for all."""
+        """Whether the current offset is that of all messages, so that `early_ms` is 0 for all of them."""
         return len(self._steps) == 1 and self.ahead_ms() == self._steps[0]
 
     def early_ms(self, due: int, number: int) -> int:
-        """Return how many ms too early a message with an absolute time would fire, by the wall clock.
-
-        `due`: its effective due time, which is reached. 0 if the message may fire.
-        """
+        """Return how many ms too early, by the wall clock, a due message with an absolute time would fire."""
         meant = due - self.offset_of(number)
         return max(0, meant - self._clock.wall_ms())
 
     # The offsets in the checkpoint
 
     def encode_steps(self) -> bytes:
-        """Encode the changes of the offset to the wall clock, for the checkpoint."""
         return b"".join(_ROW.pack(*row) for row in zip(self._numbers, self._steps, strict=True))
 
     def restore_steps(self, data: bytes) -> None:
@@ -188,12 +160,12 @@ class BrokerClock:
             self._steps = [step for _, step in rows]
 
 
-# Due times. On the wire a batch has one big-endian u64 a message: with the top bit set, the rest is a delay in ms;
-# without it, a time in ms since 1970. An effective due time is in broker time, at least 1 ms from now and below 2^63,
-# so that a new message never precedes a fired one. The offset to the wall clock is added to absolute times, because
-# senders mean the wall clock.
+# Due times. On the wire a batch has one big-endian u64 for each message: with the top bit set, the rest is a delay in
+# ms; without it, the word is a time in ms since 1970. An effective due time is in broker time. It is at least 1 ms from
+# now, so that a new message never precedes a fired one, and below 2^63. Absolute times are times of the wall clock, so
+# its offset is added.
 #
-# All operations are on columns, without Python code for each message, unless a batch mixes delays and times.
+# All functions work on columns, without Python code for each message, unless a batch mixes delays and times.
 
 WORD: Final = 8
 """Bytes of one due time."""
@@ -208,15 +180,11 @@ RELATIVE_FLAG: Final = b"\x00"
 ABSOLUTE_FLAG: Final = b"\x01"
 
 _FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
-"""Table for bytes.translate: from the first byte of a word to the flag of the message."""
+"""Table for bytes.translate: the first byte of a wire word -> the flag of the message, absolute or not."""
 
 
 class DueTimes(NamedTuple):
-    """Effective due times of consecutive messages.
-
-    `times`: array of u64, ms. `absolute`: one byte a message, 1 for an absolute time, 0 for a delay. `low`, `high`: the
-    lowest and highest time, 0 if there are none.
-    """
+    """Effective due times in ms. `absolute`: a byte each, 1 for an absolute time. `low`, `high`: 0 without times."""
 
     times: array[int]
     absolute: bytes
@@ -224,7 +192,6 @@ class DueTimes(NamedTuple):
     high: int
 
     def section(self, start: int, end: int) -> DueTimes:
-        """Return the due times of the messages from `start` to before `end`."""
         if start == 0 and end == len(self.times):
             return self
         times = self.times[start:end]
@@ -252,15 +219,13 @@ def encode_words(column: array[int]) -> bytes:
 
 
 def due_times_of(times: array[int], absolute: bytes) -> DueTimes:
-    """Return `DueTimes` of these effective due times, of which there is at least one."""
     return DueTimes(times, absolute, min(times), max(times))
 
 
 def effective_due_times(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> DueTimes:
-    """Compute the due times of `count` messages that arrive at the broker time `now_ms`.
+    """Compute the due times of `count` messages that arrive at `now_ms` (broker time) with the due times `wire`.
 
-    `ahead_ms`: by how much broker time is ahead of the wall clock; negative: it is behind. Raises BadRequest unless
-    `wire` has one word for each message.
+    `ahead_ms`: as `BrokerClock.ahead_ms`. Raises BadRequest unless `wire` has one word for each message.
     """
     if not count or len(wire) != count * WORD:
         raise BadRequest(f"{len(wire)} bytes of due times for {count} messages: each has {WORD}.")
@@ -274,7 +239,7 @@ def effective_due_times(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> 
     elif RELATIVE_FLAG in absolute:
         moved = [max(0, t + ahead_ms) if t < RELATIVE else t - RELATIVE + now_ms for t in times]
     elif ahead_ms:
-        # Without the bound, old times would become negative where broker time is behind.
+        # If broker time is behind the wall clock, `ahead_ms` is negative: without the bound, sums could be negative.
         moved = map(ahead_ms.__add__, map(max, times, repeat(max(0, -ahead_ms))))
     else:
         return _limited(times, absolute, now_ms)
@@ -291,10 +256,7 @@ def _same_for_all(word: int, count: int, now_ms: int, ahead_ms: int) -> DueTimes
 
 
 def _limited(times: array[int], absolute: bytes, now_ms: int) -> DueTimes:
-    """Limit the times to [now_ms + 1, DUE_MAX].
-
-    The sum of two words below 2^63 fits into the array.
-    """
+    """Limit the times to [now_ms + 1, DUE_MAX]. The sum of two words below 2^63 fits into the array."""
     low, high = min(times), max(times)
     if low <= now_ms:
         times = array("Q", map(max, times, repeat(now_ms + 1)))

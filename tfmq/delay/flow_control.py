@@ -17,27 +17,20 @@ SLICE_BYTES_MAX: Final = 256 << 10
 TURN_ROWS_MAX: Final = 1024
 """Maximum of due messages that are appended in one turn of the broker: about 2 ms of work.
 
-Measured: with 2,048 and with 512 (and each time twice as many popped from the wheel at once) the slowest sends beside a
-burst took longer, and the throughput of delayed messages was lower.
+With twice as many and with half as many, sends during a burst took longer, and throughput was lower (measured).
 """
 TURN_BYTES_MAX: Final = 512 << 10
-"""In one turn of the broker no append follows after this size: a few milliseconds of work."""
+"""After appends of this size, no further append follows in the same turn of the broker: a few ms of work."""
 
 
 class FlowControl(InFlightLimit):
-    """Limits in-flight bytes of all target queues, and the work of one turn of the broker.
-
-    Bytes that are written but not durable delay every caller that waits for an fsync, so all queues share an in-flight
-    limit. A turn of the broker writes only a limited number of rows and bytes; the rest is written in the next turn,
-    after other work.
-    """
+    """Limits the bytes of all target queues that are in flight, and the work in one turn of the broker."""
 
     def __init__(self) -> None:
         super().__init__()
         self._rows = self._bytes = 0
 
     def start_turn(self) -> None:
-        """Reset the counts for a new turn of the broker."""
         self._rows = self._bytes = 0
 
     @property
@@ -46,16 +39,12 @@ class FlowControl(InFlightLimit):
         return 0 if self._bytes >= TURN_BYTES_MAX else max(0, TURN_ROWS_MAX - self._rows)
 
     def count_written(self, rows: int, size_bytes: int) -> None:
-        """Count an append that is made in this turn of the broker."""
         self._rows += rows
         self._bytes += size_bytes
 
 
 class WrittenAppend(NamedTuple):
-    """One append to a target: `count` messages, from the due time `first` to the turn `last`.
-
-    `mark`: what has to be durable.
-    """
+    """One append of `count` messages, from the due time `first` to the turn `last`. `mark` tells if it is durable."""
 
     mark: AppendResult
     first: int
@@ -64,13 +53,11 @@ class WrittenAppend(NamedTuple):
 
 
 class NonDurableAppends:
-    """Appends of a target queue that are not known to be durable, and callers waiting for them.
+    """Appends of a target queue that are not known to be durable, and callers that wait for them.
 
-    A message is reported as delivered only when its append is durable: before that, a power failure could undo the
-    append, and the message would fire again, or could still be cancelled.
-
-    `durable_through`: every turn of this target up to this one is durable, or will never fire; None if that is so for
-    no turn.
+    A message is reported as delivered only when its append is durable, because until then a power failure could undo
+    the append. `durable_through`: every message up to this turn is durable in the target, or will never fire; None: no
+    turn is known.
     """
 
     def __init__(self, through: Turn | None) -> None:
@@ -85,21 +72,18 @@ class NonDurableAppends:
 
     @property
     def first_due(self) -> int | None:
-        """Lowest due time of the messages that are not known to be durable; None if there are none."""
         return self._written[0].first if self._written else None
 
     @property
     def last_append(self) -> WrittenAppend | None:
-        """The latest append that is not known to be durable."""
         return self._written[-1] if self._written else None
 
     def add(self, written: WrittenAppend) -> None:
-        """Add an append, later than all others."""
         self._written.append(written)
         self.count += written.count
 
     def is_durable(self, turn: Turn) -> bool:
-        """Return whether all turns up to this one are durable or will never fire."""
+        """Return whether each message up to this turn is durable or will never fire."""
         return self.durable_through is not None and turn <= self.durable_through
 
     def pop_durable(self, is_forced: Callable[[AppendResult], bool]) -> None:
@@ -117,15 +101,12 @@ class NonDurableAppends:
                 waiter()
 
     def when_durable(self, turn: Turn, waiter: Callable[[], None]) -> None:
-        """Call `waiter()` once the turn is durable, or if that became uncertain: it must check again."""
+        """Call `waiter()` once the turn is durable, or that has become uncertain; it must check the state again."""
         at = bisect_right(self._waiting, turn, key=itemgetter(0))
         self._waiting.insert(at, (turn, waiter))
 
     def reset_to(self, through: Turn | None) -> int:
-        """Set the state of a resumed target: it has all messages up to `through`, no later ones.
-
-        Return how many written messages the target has lost.
-        """
+        """Set the last turn that a resumed target has, `through`; return how many appended messages it has lost."""
         lost = sum(each.count for each in self._written if through is None or through < each.last)
         self._written.clear()
         self.durable_through, self.count = through, 0

@@ -1,22 +1,25 @@
-"""The memory window: which messages are in the timing wheel, and which storage work is next.
+"""The memory window: which messages are in the timing wheel, and which file work is next.
 
-`decide` is the policy, a pure function. The window ends at a due time: pending messages due before it are in the wheel,
-the others only on disk. The end is extended shortly before it is reached, by one bucket at a time. While the messages
-between the old and the new end are loaded, arriving messages are compared with the new end, and nothing fires from the
-old end on. If too much is in memory the window shrinks, which only drops rows, because they are on disk.
+The window ends at a due time. Pending messages due before this end are in the timing wheel, later ones only on disk.
+The end is extended shortly before broker time reaches it, by one bucket (file with the messages of one time span) at a
+time. While the messages between the old and the new end are loaded, arriving messages are added if they are due before
+the new end, and nothing fires from the old end on. If too many messages are in memory, the window shrinks: rows after
+the new end are dropped, because their messages are also on disk.
+
+`decide` selects the next work, as a pure function:
 
 | found | decision |
 |---|---|
-| a message inside the window is only on disk: its fsync was too slow | shrink to it |
+| a message inside the window is only on disk, because its fsync was too slow | shrink the window to its due time |
 | more in memory than MEMORY_ROWS_MAX, and the window is long enough | shrink |
-| something due soon may be on disk, and there is room | load, after a spill or split if needed |
-| nothing due soon is on disk | extend without any work |
-| a query waits, or the arrivals in no bucket are many or old | spill: write them to buckets |
+| something due soon may be on disk, and there is room | load it, after a spill or split if needed |
+| nothing due soon is on disk | extend the window without file work |
+| a query waits, or the messages of the arrival log in no bucket are many or old | spill: write them to buckets |
 | a target queue has dropped rows and can send messages again | reload the rows of the queue |
-| a coarse bucket is due soon, or a bucket is too large | split |
-| the pending rows of a bucket are not counted | count |
-| obsolete arrivals fill a segment | truncate |
-| the checkpoint is out of date | commit |
+| a coarse bucket is due soon, or a bucket is too large | split it |
+| the pending rows of a bucket are not counted | count them |
+| obsolete messages fill a segment of the arrival log | truncate the log |
+| the checkpoint is out of date | commit: write the checkpoint |
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from tfmq.delay.arrivals.log import record_offsets
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, DEFAULT_LEVEL, FINEST_LEVEL, TimeSpan
 from tfmq.delay.requests import Turn
 from tfmq.delay.rows import TargetIds
-from tfmq.delay.timing_wheel import DUE_RANGE, HashedTimingWheel, WheelRows, make_tag, no_wheel_rows
+from tfmq.delay.timing_wheel import DUE_RANGE, TARGET_SHIFT, HashedTimingWheel, WheelRows, no_wheel_rows
 
 LOAD_AHEAD_MS: Final = 10_000
 """Messages are loaded into memory this long before they are due: time enough for a slow disk."""
@@ -43,17 +46,17 @@ MEMORY_ROWS_MAX: Final = 1_000_000
 LOAD_ROWS_MAX: Final = 500_000
 """With more rows in memory, the next bucket is loaded only when it is urgent."""
 CATCH_UP_ROWS: Final = 65_536
-"""If the window ends before now, the next load waits until no more rows than this can fire."""
+"""If the window ends before now, the next load waits until at most this many messages in memory can fire."""
 URGENT_MS: Final = 1_000
 """The next bucket is loaded this long before it is due, however full the memory is."""
 SHRINK_KEEP_MS: Final = 3_000
 """After shrinking, the window still covers at least this time from now on."""
 SPILL_BYTES: Final = 64 << 20
-"""Spill when the arrivals in no bucket have this size: the next start would have to read them."""
+"""Spill when the part of the arrival log in no bucket has this size: the next start would have to read it."""
 SPILL_MS: Final = 60_000
-"""Spill when the oldest arrival in no bucket is this old."""
+"""Spill when the oldest message of the arrival log in no bucket is this old."""
 RESCAN_BYTES_MAX: Final = 4 << 20
-"""Spill before a load if the arrivals in no bucket are larger: each load reads all of them."""
+"""Spill before a load if the part of the arrival log in no bucket is larger than this: each load reads all of it."""
 COMMIT_INTERVAL_MS: Final = 10_000
 """Interval of checkpoints, which store broker time."""
 SPLIT_ROWS: Final = 262_144
@@ -76,13 +79,14 @@ class Step(Enum):
 
 
 class StorageView(NamedTuple):
-    """Input of `decide`. Due times and times are ms of broker time.
+    """Input of `decide`. All times are in ms of broker time.
 
-    `rows`: messages in memory; `fireable`: those that can fire now, as their target queues are not blocked. `span`,
-    `span_rows`: time span and message count of the first bucket that ends after the window. `disk_low`: the lowest due
-    time of arrivals that are in no bucket and not in the wheel. `unspilled_bytes`, `unspilled_since`: size of the
-    arrivals in no bucket, and when the first of them was stored. `writable`: False after a failed write until the next
-    try. `has_reload`: a target queue can send rows that are only on disk.
+    `rows`: number of messages in memory. `fireable`: how many of them can fire now, because their target queues are not
+    blocked. `span` and `span_rows`: time span and message count of the first bucket that ends after the window.
+    `disk_low`: the lowest due time of messages that are only in the arrival log, neither in a bucket nor in the wheel.
+    `unspilled_bytes`: size of the part of the arrival log in no bucket; `unspilled_since`: when its first message was
+    stored. `writable`: False after a failed write, until the next attempt. `has_reload`: a target queue can send
+    messages whose rows are only on disk.
     """
 
     now: int
@@ -90,7 +94,7 @@ class StorageView(NamedTuple):
     rows: int = 0
     fireable: int = 0
     non_durable_due: int | None = None
-    """The lowest due time of arrivals that are not durable."""
+    """The lowest due time of messages in the arrival log that are not durable."""
     missing_due: int | None = None
     """The due time of a message inside the window that is only on disk."""
     span: TimeSpan | None = None
@@ -99,19 +103,19 @@ class StorageView(NamedTuple):
     """False if a split of the bucket with `span` was not possible."""
     disk_low: int | None = None
     disk_count: int = 0
-    """How many arrivals are in no bucket and not in the wheel."""
+    """How many messages are only in the arrival log, neither in a bucket nor in the wheel."""
     unspilled_bytes: int = 0
     unspilled_since: int | None = None
     writable: bool = True
     spill_requested: bool = False
-    """A request waits until the arrivals are in buckets."""
+    """A request waits until all messages of the arrival log are in buckets."""
     has_split: bool = False
     """There are buckets that should be split."""
     has_count: bool = False
     """The pending rows of a bucket must be counted."""
     has_reload: bool = False
     obsolete_bytes: int = 0
-    """Size of the obsolete arrivals at the start of the arrival log."""
+    """Size of the obsolete part at the start of the arrival log."""
     segment_bytes: int = SPILL_BYTES
     committed_ms: int = 0
     """When the last checkpoint was written."""
@@ -130,12 +134,12 @@ IDLE: Final = Decision(Step.IDLE)
 
 
 def shrunk_end(now: int) -> int:
-    """Return the end of a window that must shrink; a multiple of the length of the finest spans."""
+    """Return the end of a window that must shrink: SHRINK_KEEP_MS from now, at a multiple of the finest span."""
     return (now + SHRINK_KEEP_MS + (1 << FINEST_LEVEL) - 1) >> FINEST_LEVEL << FINEST_LEVEL
 
 
 def minimum_end(now: int) -> int:
-    """Return the end that the window should at least have: that of a span of the default level."""
+    """Return the least end of the window: LOAD_AHEAD_MS from now, rounded up to the end of a default span."""
     return ((now + LOAD_AHEAD_MS) >> DEFAULT_LEVEL) + 1 << DEFAULT_LEVEL
 
 
@@ -169,10 +173,7 @@ def decide(view: StorageView) -> Decision:
 
 
 def _limited(view: StorageView, onward: Decision) -> Decision | None:
-    """Return the step `onward` with an end of the window that memory and durable arrivals permit.
-
-    None if the window cannot be extended now.
-    """
+    """Return `onward` with an end that memory and non-durable messages permit; None if there is no such end."""
     step, to = onward
     if step not in (Step.LOAD, Step.EXTEND):
         return onward
@@ -195,13 +196,12 @@ def _has_room(view: StorageView, to: int) -> bool:
 
 
 def _rows_to_load(view: StorageView, to: int) -> int:
-    """Return how many rows a load up to `to` may add."""
     from_bucket = view.span_rows if view.span is not None and view.span.start < to else 0
     return from_bucket + (view.disk_count if view.disk_low is not None and view.disk_low < to else 0)
 
 
 def _extension(view: StorageView) -> Decision:
-    """Return the step that extends the window: split, spill, load, or extend without work."""
+    """Return the step that extends the window: split, spill, load, or extend without file work."""
     span = view.span
     to = minimum_end(view.now)
     if span is not None and span.start <= view.window_end:
@@ -224,9 +224,9 @@ def _extension(view: StorageView) -> Decision:
 
 
 FSYNC_MARGIN_MS: Final = 600_000
-"""No rows are computed for messages that are due this long after the end of the window.
+"""For messages that are due this long after the end of the window, no wheel rows are computed when they arrive.
 
-If their fsync lasts so long that the window covers them then, the window shrinks again.
+If the window reaches such a message before the message is durable, the window shrinks; the message is loaded later.
 """
 FIRST_BUCKET_LOCATOR: Final = 1 << BUCKET_ID_SHIFT
 """Locators below this value are offsets of the arrival log."""
@@ -235,23 +235,22 @@ NO_WHEEL_ROWS: Final = no_wheel_rows()
 
 @dataclass
 class DiskArrivals:
-    """Arrivals in no bucket that are not in the wheel: their count and lowest due time."""
+    """Count and lowest due time of the messages that are only in the arrival log, not in a bucket or the wheel."""
 
     count: int = 0
     low: int | None = None
 
     def add(self, count: int, low: int) -> None:
-        """Add `count` messages, due at `low` or later."""
         self.count += count
         self.low = low if self.low is None else min(low, self.low)
 
 
 class MemoryWindow:
-    """The timing wheel, the end of its window, and the count of arrivals that are due later.
+    """The timing wheel, the end of its window, and the count of messages of the arrival log that are due later.
 
-    Messages due before `end` are added to the wheel as soon as they are durable; the others are only counted. Messages
-    due at `fires_below` or later must not fire yet: it is `end`, or during a load the end before the load. Broker
-    thread only.
+    Messages due before `end` are added to the wheel as soon as they are durable; later ones are only counted. Messages
+    due at `fires_below` or later must not fire (be delivered) yet: this is `end`, or during a load the end before the
+    load. Broker thread only.
     """
 
     def __init__(self, wheel: HashedTimingWheel, targets: TargetIds) -> None:
@@ -259,24 +258,16 @@ class MemoryWindow:
         self.end = 0
         self.fires_below = 0
         self.border = 0
-        """Messages due before this are in memory or were popped.
-
-        It is `end`, or during a load the end before the load.
-        """
+        """Messages due before this are in memory or were popped: `end`, or during a load the end before the load."""
         self.loaded_rows = 0
-        """Number of rows from buckets that the running load has added."""
         self.disk_arrivals = DiskArrivals()
         self.missing_due: int | None = None
-        """Due time of a message inside the window that is not in the wheel, so the window must shrink.
-
-        None if there is no such message.
-        """
+        """Due time of a message inside the window that is only on disk: the window must shrink to it; or None."""
         self._spilling_arrivals = DiskArrivals()
         self._earlier_front = Turn(0, 0)
 
     @property
     def disk_count(self) -> int:
-        """Number of arrivals that are not in the wheel, with those of a running spill."""
         return self.disk_arrivals.count + self._spilling_arrivals.count
 
     @property
@@ -287,23 +278,20 @@ class MemoryWindow:
     # Arrivals
 
     def wheel_rows_of(self, header: ArrivalHeader, records: Buffer, answer: Appended, now_ms: int) -> WheelRows:
-        """Return the rows to add to the wheel once this written batch is durable; maybe none.
-
-        `records`: the records of the batch, and `answer` the result of their append.
-        """
+        """Return rows to add to the wheel once `records` are durable; none if these are due long after `end`."""
         times, absolute, low, _ = header.dues
         if low >= max(self.end, minimum_end(now_ms)) + FSYNC_MARGIN_MS:
             return NO_WHEEL_ROWS
-        target = make_tag(self._targets.id_of(header.log_id, header.topic), False)
+        target = self._targets.id_of(header.log_id, header.topic) << TARGET_SHIFT
         numbers = array("Q", range(answer.first_ordinal, answer.first_ordinal + len(times)))
         locators = record_offsets(records, answer.positions)
         tags = array("Q", [target | flag for flag in absolute])
         return WheelRows(times, numbers, locators, tags)
 
     def add_durable(self, rows: WheelRows, count: int, low: int, high: int) -> None:
-        """Add messages of a durable batch to the wheel if they are due inside the window; count others.
+        """Add durable messages, due from `low` to `high`: to the wheel if due before `end`, else to the count.
 
-        `rows`: from `wheel_rows_of`; `count` messages, due from `low` to `high`.
+        `rows`: the result of `wheel_rows_of` for these `count` messages.
         """
         if low >= self.end:
             self.disk_arrivals.add(count, low)
@@ -332,10 +320,9 @@ class MemoryWindow:
         self.extend(min(end, base_ms + DUE_RANGE))
 
     def reachable_end(self, to: int, low: int) -> int:
-        """Return how far the window can be extended, at most to `to`.
+        """Return how far the window can be extended, at most to `to`: the wheel covers 34 years from its base.
 
-        A wheel covers DUE_RANGE from its base. If it is empty, its base is moved; no message that is added later may be
-        due before `low`.
+        An empty wheel first gets a new base. `low`: no message that is still to be added is due before it.
         """
         wheel = self.wheel
         if not wheel.row_count:
@@ -348,19 +335,18 @@ class MemoryWindow:
         self.end = self.fires_below = self.border = to
 
     def begin_load(self, to: int) -> int:
-        """Start a load up to `to`. Return the old end: nothing fires from there on until `end_load`."""
+        """Start a load up to `to`. Return the old end: nothing due from there on fires until `end_load`."""
         low, self.end = self.end, to
         return low
 
     def add_loaded(self, rows: WheelRows) -> None:
-        """Add some of the rows that the running load has read."""
         self.wheel.add_many(*rows)
         arrivals = sum([locator < FIRST_BUCKET_LOCATOR for locator in rows.locators])
         self.disk_arrivals.count -= arrivals
         self.loaded_rows += len(rows.locators) - arrivals
 
     def end_load(self) -> None:
-        """End a load, of which all rows are added: they may fire."""
+        """End a load after all its rows were added: now they may fire."""
         self.fires_below = self.end if self.missing_due is None else min(self.end, self.missing_due)
         self.border, self.loaded_rows = self.end, 0
         if self.disk_arrivals.low is not None:
@@ -370,9 +356,9 @@ class MemoryWindow:
             self.disk_arrivals.count = max(0, self.disk_arrivals.count)
 
     def shrink(self, to: int, spilled_offset: int) -> int:
-        """Drop the rows due at `to` or later, which are on disk; return how many.
+        """Move the end back to `to`, drop the rows due from there on, which are also on disk, and return how many.
 
-        Arrivals before `spilled_offset` are in buckets; later ones count in `disk_arrivals` again.
+        `spilled_offset`: messages before this offset of the arrival log are in buckets.
         """
         to = min(to, self.end)
         dropped = self.wheel.drop_from(to)
@@ -382,14 +368,13 @@ class MemoryWindow:
             self.disk_arrivals.add(sum([spilled_offset <= locator < FIRST_BUCKET_LOCATOR for locator in dropped]), to)
         return len(dropped)
 
-    # Counts during a spill, which writes arrivals to buckets
+    # Counts during a spill, which writes messages of the arrival log to buckets
 
     def begin_spill(self) -> None:
-        """Start a spill of all arrivals; those that arrive from now on are counted separately."""
         self._spilling_arrivals, self.disk_arrivals = self.disk_arrivals, DiskArrivals()
 
     def end_spill(self, done: bool) -> int:
-        """End a spill; `done`: it succeeded. Return how many messages it should have moved."""
+        """End a spill; `done`: it succeeded. Return how many messages after the window it should have moved."""
         before, self._spilling_arrivals = self._spilling_arrivals, DiskArrivals()
         if not done and before.low is not None:
             self.disk_arrivals.add(before.count, before.low)

@@ -1,7 +1,7 @@
-"""Which messages on disk are pending: not delivered, not cancelled, topic not deleted.
+"""Which messages on disk are pending: not delivered, not cancelled, and of a topic that is not deleted.
 
-The result may be out of date in one direction only: a message that was delivered or cancelled meanwhile may be
-reported as pending, and is checked again before it fires. A pending message is never reported as not pending.
+The result may be out of date in one direction only: a message that was delivered or cancelled meanwhile may be reported
+as pending, which is checked again before it fires. A pending message is never reported as not pending.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,16 +13,14 @@ from tfmq.delay.target_queue import TargetQueues
 
 
 class PendingSnapshot:
-    """Which messages on disk are pending; any thread may ask.
+    """Tells which messages on disk are pending; any thread may ask.
 
-    `target_queues.locked`, the turns with a cancel that is not durable yet, is up to date at each call.
+    `target_queues.locked`, the turns with a running cancel or reschedule, is always up to date. `late` is given for
+    file work only: the turns of cancels that became durable since the work began. The turns in both are reported as
+    pending, even if the topic is deleted, because `CancelledRows.end_file_work` subtracts them when the work has ended.
 
-    `late` is given for file work only: turns with a cancel that became durable since the work began. They count as
-    pending, as do the turns in `locked`, also if the topic is deleted, because `CancelledRows.end_file_work` subtracts
-    them when the work has ended.
-
-    `border` is given for a spill only, which moves arrivals to buckets: of the messages due from there on, those of
-    deleted topics are counted in `dropped`, those that are spilled in `kept`; the rest is missing because of `damage`.
+    `border`, the end of the memory window, is given for a spill only. Messages due from there on are counted: those of
+    deleted topics in `dropped`, those that are spilled in `kept`. Others are missing because of `damage`.
     """
 
     def __init__(
@@ -37,14 +35,13 @@ class PendingSnapshot:
         self._border = border
         self.dropped = self.kept = 0
         self.damage: list[Corrupt] = []
-        """Damage in the arrivals of the spill, added and logged by their reader."""
+        """Damage in the part of the arrival log that is spilled; the reader of the log adds and logs it."""
 
     def topic_deleted(self, key: int) -> bool:
-        """Return whether the topic of a target is deleted."""
         return self._target_queues.destination.display_name(key) is None
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
-        """Return which of these messages for one target, at least one, are pending; a `PendingFilter`."""
+        """Return which of these messages (at least one) for the target `key` are pending; see `PendingFilter`."""
         keep = self._pending_of(key, dues, numbers)
         if self._border is not None and keep is not False:
             ahead = map(self._border.__le__, dues)
@@ -52,7 +49,7 @@ class PendingSnapshot:
         return keep
 
     def lost_count(self, count: int) -> int:
-        """Return how many messages are lost because of damage, if the spill should have moved `count`."""
+        """Return how many messages are lost because of damage; `count`: how many the spill should have moved."""
         return max(0, count - self.kept - self.dropped) if self.damage else 0
 
     def _pending_of(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
@@ -83,12 +80,10 @@ class PendingSnapshot:
         return bytes([turn > through and not (cancelled and self._is_cancelled(turn)) for turn in turns])
 
     def _is_cancelled(self, turn: tuple[int, int]) -> bool:
-        """Return whether the turn has a cancel that was durable when the snapshot was made.
-
-        The order of the tests matters: a turn is added to `cancelled` first and removed from `locked` later.
-        """
+        """Return whether the turn has a cancel that was durable when the snapshot was made."""
+        # The order of the checks matters: a turn is added to `cancelled` before it is removed from `locked`.
         return turn in self._cancelled and turn not in self._locked and turn not in (self._late or ())
 
     def may_have_cancelled(self, low: int, high: int) -> bool:
-        """Return whether a message due in [low, high] may be cancelled; False is exact."""
+        """Return whether a message due in [low, high] may be cancelled. False is certain, True may be wrong."""
         return self._cancelled.any_between(low, high)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import add
 from typing import Final
 
 from journal.record.format import BadRecord
 from tfmq.apply_target import Timers
-from tfmq.delay.arrivals.log import NonDurableArrivals
+from tfmq.delay.arrivals.non_durable import NonDurableArrivals
 from tfmq.delay.buckets.format import BUCKET_ID_SHIFT, POSITION_MASK
-from tfmq.delay.buckets.rows import BucketRow, bucket_histogram, histogram_of
-from tfmq.delay.buckets.store import BucketStore
-from tfmq.delay.buckets.writer import pending_rows
+from tfmq.delay.buckets.store import BucketRow, BucketStore
+from tfmq.delay.buckets.writer import PendingFilter, pending_rows
 from tfmq.delay.cancelled_rows import BucketRowCounter, CancelledRows
-from tfmq.delay.due_time import DUE_MAX
 from tfmq.delay.memory_window import MemoryWindow
 from tfmq.delay.pending import PendingSnapshot
 from tfmq.delay.requests import Histogram, ListPage, ListQuery, LogFilter, PendingMessage, Turn
@@ -27,7 +25,7 @@ from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 
 COUNT_SECONDS: Final = 0.1
-"""How long `DelayMetrics` caches its counts, because every send needs them."""
+"""How long `DelayMetrics` reuses its counts, because every delayed send needs them."""
 
 
 @dataclass(eq=False)
@@ -47,12 +45,10 @@ class DelayMetrics:
         self._count_again = 0.0
 
     def count_arrived(self, count: int) -> None:
-        """Add newly arrived messages to the cached count."""
         self._count += count
 
     @property
     def pending(self) -> int:
-        """Number of pending messages."""
         self._refresh()
         return self._count
 
@@ -69,18 +65,14 @@ class DelayMetrics:
             self._count_again = now + COUNT_SECONDS
 
     def count_now(self) -> int:
-        """Count pending messages in memory, in arrivals and in buckets.
-
-        Messages that a running load has added to memory still count as being in buckets.
-        """
+        """Count pending messages. Those that a running load has added to memory still count as being in buckets."""
         in_memory = self.window.wheel.count - self.window.loaded_rows
-        in_memory += sum([queue.waiting for queue in self.target_queues.all()])
+        in_memory += sum([queue.waiting for queue in self.target_queues.by_key.values()])
         on_disk = self.non_durable.message_count + self.window.disk_count + self.row_counter.pending_on_disk
         return max(0, in_memory + on_disk - self.cancelled_rows.miscounted)
 
     @property
     def next_on_disk(self) -> int | None:
-        """Lower bound of the due times of messages that are only on disk; None if there are none."""
         bucket = self.buckets.next_after(self.window.end)
         start = None if bucket is None else max(bucket.span.start, self.window.end)
         dues = (self.window.disk_arrivals.low, start)
@@ -88,24 +80,20 @@ class DelayMetrics:
 
     @property
     def next_due(self) -> int | None:
-        """Lower bound of the due times of pending messages; None if there are none."""
         dues = [self.target_queues.lowest_row_due, self.window.wheel.next_due, self.next_on_disk]
         return min((due for due in dues if due is not None), default=None)
 
 
 SCAN_ROWS: Final = 200_000
-"""Maximum of messages that a request for one page examines, about 100 ms of a worker.
-
-The page then says that there may be more, and the caller continues with another request.
-"""
+"""Maximum of messages that a request for one page examines, about 100 ms of a worker."""
 
 
-# Lists and counts of pending messages, from the columns of buckets. They run in workers. Messages in no bucket are not
-# found: the caller has to wait with `StorageScheduler.when_spilled` before.
+# Lists and counts of pending messages, from the columns of buckets. They run in workers. Messages that are in no bucket
+# are not found, so the caller must wait with `StorageScheduler.when_spilled` first.
 
 
 def list_pending(buckets: BucketStore, query: ListQuery, pending: PendingSnapshot) -> ListPage:
-    """Return the first page of the messages for `query`."""
+    """Return the first page of the pending messages that `query` selects."""
     found: list[PendingMessage] = []
     after = query.after
     first = max(Turn(query.first_due, 0), Turn(0, 0) if after is None else Turn(after.due, after.number + 1))
@@ -127,26 +115,29 @@ def list_pending(buckets: BucketStore, query: ListQuery, pending: PendingSnapsho
 def pending_histogram(
     buckets: BucketStore, edges: Sequence[int], keys: LogFilter | None, pending: PendingSnapshot, settled_below: int
 ) -> Histogram:
-    """Count pending messages between `edges`.
+    """Count the pending messages between `edges`, and in all; `keys`: as in `ListQuery`.
 
-    Messages due before `settled_below` may be delivered already, so the columns of their buckets are examined.
+    Messages due before `settled_below` may be delivered already, so they are checked one by one.
     """
     total, counts = 0, [0] * max(0, len(edges) - 1)
     for bucket in buckets.live_buckets:
         start, end = bucket.span.start, bucket.span.end
         dirty = bucket.dead_count or start < settled_below or pending.may_have_cancelled(start, end - 1)
+        chosen: PendingFilter = pending if dirty else lambda *_: True
+        whole = not dirty and keys is None
+        edge = bisect_left(edges, start + 1) - 1
         with buckets.ignore_if_removed(bucket):
-            if dirty:
-                kept = [
-                    array("Q", compress(columns.dues, pending_rows(columns, pending, keys)))
-                    for columns in bucket.read_columns(buckets.files)
-                ]
-                count, found = sum(map(len, kept)), histogram_of(kept, edges)
+            count = bucket.count if whole else 0
+            if whole and 0 <= edge < len(counts) and end <= edges[edge + 1]:
+                counts[edge] += count  # the file need not be read
             else:
-                (count,) = bucket_histogram(bucket, buckets.files, (0, DUE_MAX + 1), keys)
-                found = bucket_histogram(bucket, buckets.files, edges, keys)
+                for columns in bucket.read_columns(buckets.files):
+                    kept = sorted(compress(columns.dues, pending_rows(columns, chosen, keys)))
+                    count += 0 if whole else len(kept)
+                    below = [bisect_left(kept, each) for each in edges]
+                    for index in range(len(counts)):
+                        counts[index] += below[index + 1] - below[index]
             total += count
-            counts = list(map(add, counts, found))
     return Histogram(counts, total)
 
 
@@ -156,7 +147,7 @@ def _is_pending(pending: PendingSnapshot, row: BucketRow) -> bool:
 
 
 def describe_pending(key: int, turn: Turn, record: bytes) -> PendingMessage:
-    """Return the description of a pending message; the attribute and the size are from its record."""
+    """Return the description of a pending message, with the attribute and the size of its `record`."""
     try:
         attribute = attribute_of(record)
     except BadRecord:

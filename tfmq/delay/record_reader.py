@@ -1,8 +1,4 @@
-"""Reads the records of due messages from the arrival log and the buckets.
-
-Rows are requested in the order of their turns. Cached data is read in that order, where one read serves neighbouring
-records only; data on disk is read in the order of positions.
-"""
+"""Reads the records of due messages, requested in the order of their turns, from the arrival log and buckets."""
 
 from __future__ import annotations
 
@@ -25,10 +21,9 @@ from tfmq.delay.rows import NO_ROWS, RowColumns, RowQueue
 
 
 class RecordReader:
-    """Reads records. Call `read_cached` in the broker thread only, the others in any thread.
+    """Reads the records of the first requested rows, up to a limit of bytes. A damaged record is None in the result.
 
-    Results have the records of the first requested rows, in their order; fewer if the byte limit is reached. A damaged
-    record is None.
+    Call `read_cached` only in the broker thread, the other methods in any thread.
     """
 
     def __init__(self, log: Log, buckets: BucketStore) -> None:
@@ -39,10 +34,7 @@ class RecordReader:
         self._lock = Lock()
 
     def read_cached(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records | None:
-        """Return at most `bytes_max` of records, at least one; None if that would wait or be slow.
-
-        Raises OSError.
-        """
+        """Return at most `bytes_max` of records, at least one; None if this would wait or be slow. Raises OSError."""
         return self._read_by_file(locators, numbers, bytes_max, True)
 
     def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records:
@@ -58,7 +50,7 @@ class RecordReader:
         end = count if len(found) == count else next(row for row in range(count) if row not in by_row)
         if end:
             return [by_row[row] for row in range(end)]
-        # Records of other rows have reached the byte limit before that of the first row: read that one alone.
+        # The records of other rows have reached the limit of bytes before the first row was read: read only the first.
         first = order.index(0)
         return self._read_from_disk([rising[first]], [numbers[order[first]]], bytes_max)
 
@@ -68,10 +60,7 @@ class RecordReader:
         return found
 
     def find(self, key: int, turn: Turn) -> bytes | None:
-        """Return the record of one message whose arrival is durable; None if it is not found.
-
-        It is found in the arrival log by number, or in a bucket by due time. Raises OSError, Closed.
-        """
+        """Return the record of a message that is durable in the arrival log, or None. Raises OSError, Closed."""
         try:
             offset, ordinal = self._log.offset_of_ordinal(turn.number)
             if ordinal == turn.number and offset >= self._buckets.spilled_offset:
@@ -89,7 +78,6 @@ class RecordReader:
     def _read_by_file(
         self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int, cached: bool
     ) -> Records | None:
-        """Read all records with one call for each bucket, and one for the arrival log."""
         count = len(locators)
         if count and min(locators) >> BUCKET_ID_SHIFT == max(locators) >> BUCKET_ID_SHIFT:
             return self._from_file(locators[0] >> BUCKET_ID_SHIFT, locators, numbers, bytes_max, cached)
@@ -127,36 +115,33 @@ class RecordReader:
 READ_AHEAD_ROWS_MIN: Final = 8192
 """A target queue reads records ahead only if it has at least this many rows."""
 READ_AHEAD_BYTES: Final = 8 << 20
-"""Maximum bytes to read ahead: about 16 MiB of memory with all rows of a queue."""
+"""Maximum bytes to read ahead: about 16 MiB of memory, with the rows of the queue."""
 
 FetchCallback = Callable[[Records | None, BaseException | None], None]
 
 
 class ReadAhead:
-    """Records of the next rows of a target queue, read ahead while it has many rows.
+    """Records of the next rows of a target queue, read ahead while the queue has many rows. Broker thread only.
 
-    Broker thread only. The records of messages that are due together are scattered over their files, and reading each
-    alone costs a call. Of ten thousand rows, sorted by position, many are neighbours and need one read only.
+    Rows are in the order of turns. But of ten thousand rows many are neighbours in a file, and one read covers several.
     """
 
     def __init__(self, record_reader: RecordReader, run: RunInWorker) -> None:
         self._record_reader, self._run = record_reader, run
+        self._generation = 0
+        self.clear()
+
+    def clear(self) -> None:
         self._part = NO_ROWS
         self._records: Records = []
         """What was read ahead: the records of the first rows of `_part`."""
         self._used = 0
-        self._generation = 0
-
-    def clear(self) -> None:
-        """Discard what was read ahead."""
-        self._part, self._records, self._used = NO_ROWS, [], 0
         self._generation += 1
 
     def fetch(self, part: RowColumns, rows: RowQueue, record_bytes: int, done: FetchCallback) -> None:
-        """Read the records of the first rows of `part`, at least one.
+        """Read the records of `part`, the first rows of `rows`: of at least one row. Call `done` at once or later.
 
-        `done(records, None)` or `done(None, error)` is called at once or later. `part` is the head of `rows`, all rows
-        of the queue; `record_bytes`: the average size of a record.
+        `record_bytes`: the average size of a record.
         """
         ahead = self._buffered(part)
         if ahead is not None:
@@ -180,7 +165,7 @@ class ReadAhead:
 
         def was_read(found: Records | None, error: BaseException | None) -> None:
             if found is None:
-                # A later record may have caused the error: it must not delay these rows.
+                # A record after those of `part` may have caused the error, which must not delay `part`.
                 self._run(read, done)
             elif life != self._generation:
                 done(found[: len(part.numbers)], None)
@@ -191,7 +176,7 @@ class ReadAhead:
         self._run(partial(self._record_reader.read, whole.locators, whole.numbers, READ_AHEAD_BYTES), was_read)
 
     def _buffered(self, part: RowColumns) -> Records | None:
-        """Return the records of the first rows of `part`, if exactly these messages were read ahead."""
+        """Return the records of the first rows of `part` if these were read ahead, else None."""
         numbers, count = self._part.numbers, len(self._records)
         try:
             start = numbers.index(part.numbers[0], self._used, count)

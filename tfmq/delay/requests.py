@@ -1,7 +1,4 @@
-"""Requests to the delay queue, their results, and the arrival log as the broker provides it.
-
-`key` is the log id of the partition that a delayed message is for.
-"""
+"""Requests to the delay queue, and their results. In all of them `key` is the log id of a message's partition."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -12,7 +9,7 @@ from journal.record.batch import Appended, Batch
 
 
 class State(StrEnum):
-    """State of a delayed message, or outcome of a reschedule; the values are in the protocol, too."""
+    """State of a delayed message, or outcome of a reschedule. The protocol uses the same values."""
 
     PENDING = "pending"
     CANCELLED = "cancelled"
@@ -25,21 +22,14 @@ PENDING, CANCELLED, DELIVERED, RESCHEDULED, UNKNOWN = State
 
 
 class Turn(NamedTuple):
-    """The delivery order of a delayed message: (due time in ms, number).
-
-    The messages of a partition fire in this order. The number is the ordinal of the message in the arrival log.
-    """
+    """The place of a message in the order of delivery: due time (ms), and number (ordinal in the arrival log)."""
 
     due: int
     number: int
 
 
 class ArrivalLog(Protocol):
-    """The arrival log, with deferred appends; implemented by the broker.
-
-    Appends wait for the end of the broker's turn, and for the end of running work on the log's files. Fsyncs are shared
-    with other callers.
-    """
+    """The arrival log, implemented by the broker: appends are made at the end of a turn, and fsyncs are shared."""
 
     @property
     def log(self) -> Log: ...
@@ -49,8 +39,8 @@ class ArrivalLog(Protocol):
     ) -> None:
         """Append the batches in one write, after all earlier appends.
 
-        `done(results, None)` gets one result a batch; `done(None, error)` one of the errors of a send: nothing was
-        written, unless the error's outcome is "unknown".
+        `done(results, None)` gets one result for each batch. After `done(None, error)` nothing was written, unless the
+        error's outcome is "unknown".
         """
         ...
 
@@ -68,10 +58,7 @@ LogFilter: TypeAlias = Callable[[int], bool]
 
 
 class PendingMessage(NamedTuple):
-    """A pending message, as it is listed and shown.
-
-    `attribute`: the encoded attribute in its record, see `tfmq.message`; None if it has none or cannot be read.
-    """
+    """A pending message. `attribute`: the encoded attribute of its record; None if it has none or is unreadable."""
 
     key: int
     due: int
@@ -83,8 +70,8 @@ class PendingMessage(NamedTuple):
 class ListQuery(NamedTuple):
     """Which pending messages to list: at most `limit`, with first_due <= due < end_due.
 
-    `after`: only messages with turns after this one; None: all. `keys`: None for all logs.
-    `message_key`: only messages with this key in their attribute; None: all.
+    `after`: only messages with higher turns than this; None: all. `keys`: returns whether the messages of a log are
+    wanted; None: all. `message_key`: only messages with this key in their attribute; None: all.
     """
 
     first_due: int
@@ -96,10 +83,7 @@ class ListQuery(NamedTuple):
 
 
 class ListPage(NamedTuple):
-    """Listed messages, in the order of their turns.
-
-    `more`: there may be other messages after `after`, which is the last turn examined.
-    """
+    """Listed messages, in the order of turns. `after`: the last turn examined; `more`: others may follow it."""
 
     rows: Sequence[PendingMessage]
     more: bool
@@ -107,10 +91,7 @@ class ListPage(NamedTuple):
 
 
 class MessageState(NamedTuple):
-    """The state of a message: pending, cancelled, delivered or unknown, and its latest turn.
-
-    `pending`: the message itself, if it is pending.
-    """
+    """The state of a message and its latest turn. If it is pending, `pending` describes the message itself."""
 
     state: str
     turn: Turn
@@ -118,17 +99,14 @@ class MessageState(NamedTuple):
 
 
 class RescheduleResult(NamedTuple):
-    """The outcome of a reschedule.
-
-    `state`: rescheduled (`turn` is the new one), delivered, cancelled or unknown.
-    """
+    """The outcome of a reschedule: rescheduled (`turn` is the new one), delivered, cancelled or unknown."""
 
     state: str
     turn: Turn | None = None
 
 
 class Histogram(NamedTuple):
-    """How many messages are pending between each edge and the next, and in all."""
+    """How many messages are pending between each two neighbouring edges, and in all."""
 
     counts: Sequence[int]
     pending: int

@@ -1,7 +1,4 @@
-"""Rows of due messages, batches of their records, and target ids.
-
-A row is the entry of one message in memory: its turn, where its record is stored (the locator), and a flag.
-"""
+"""Rows of due messages, their records joined to batches, and target ids. A row's locator says where its record is."""
 
 from __future__ import annotations
 
@@ -18,14 +15,11 @@ from tfmq.delay.requests import Turn
 from tfmq.delay.timing_wheel import TARGETS_MAX
 
 COMPACT_ROWS_MIN: Final = 4096
-"""A `RowQueue` frees the memory of dropped rows when there are more of them than this."""
+"""A `RowQueue` frees the memory of dropped rows only when more of them than this have collected."""
 
 
 class RowColumns(NamedTuple):
-    """Rows of due messages of one target, as columns of equal length.
-
-    `flags`: 1 where the sender set an absolute due time.
-    """
+    """Rows of one target, as columns of equal length; `flags`: 1 where the sender set an absolute due time."""
 
     dues: array[int]
     numbers: array[int]
@@ -36,7 +30,6 @@ class RowColumns(NamedTuple):
         return Turn(self.dues[index], self.numbers[index])
 
     def head(self, count: int) -> RowColumns:
-        """Return the first `count` rows."""
         if count == len(self.dues):
             return self
         dues, numbers, locators, flags = self
@@ -50,17 +43,16 @@ class RowQueue:
     """The due rows of one target, in the order of their turns: columns, 25 bytes a row."""
 
     def __init__(self) -> None:
-        self.dues = array("Q")
-        self.numbers = array("Q")
-        self.locators = array("Q")
-        self.flags = bytearray()
+        self.clear()
+
+    def clear(self) -> None:
+        self.dues, self.numbers, self.locators, self.flags = array("Q"), array("Q"), array("Q"), bytearray()
         self._dropped = 0
 
     def __len__(self) -> int:
         return len(self.dues) - self._dropped
 
     def append(self, part: RowColumns) -> None:
-        """Append rows; their turns must be higher than all in the queue."""
         dues, numbers, locators, flags = part
         self.dues.extend(dues)
         self.numbers.extend(numbers)
@@ -78,7 +70,6 @@ class RowQueue:
         return RowColumns(dues, numbers, locators, self.flags[start:end])
 
     def drop_head(self, count: int) -> None:
-        """Remove the first `count` rows."""
         self._dropped += count
         if self._dropped == len(self.dues):
             self.clear()
@@ -99,15 +90,9 @@ class RowQueue:
         return bisect_right(self.numbers, turn.number, first, end) - self._dropped
 
     def contains(self, turn: Turn) -> bool:
-        """Return whether there is a row with this turn."""
         count = self._count_through(turn)
         last = self._dropped + count - 1
         return count > 0 and (self.dues[last], self.numbers[last]) == turn
-
-    def clear(self) -> None:
-        """Remove all rows."""
-        self.dues, self.numbers, self.locators, self.flags = array("Q"), array("Q"), array("Q"), bytearray()
-        self._dropped = 0
 
 
 # Records of due messages, joined to one append.
@@ -117,10 +102,7 @@ RECORD_HEAD: Final = HEADER_SIZE + ATTRIBUTE_SIZE.size
 
 
 class JoinedRecords(NamedTuple):
-    """The records of the first `rows` rows, as a list of one batch, or none if all are damaged.
-
-    `damaged`: how many of the records could not be read and are left out.
-    """
+    """The records of the first `rows` rows, joined to one batch or to none; `damaged` of them are left out."""
 
     batches: Sequence[Batch]
     rows: int
@@ -129,10 +111,9 @@ class JoinedRecords(NamedTuple):
 
 
 def join_records(records: Sequence[bytes | None], key: int, bytes_max: int) -> JoinedRecords:
-    """Join the first records to one batch of at most `bytes_max`, but at least one record.
+    """Join the first records to one batch of at most `bytes_max`, or of one record. None stands for a damaged record.
 
-    `key`: the log id of the target. None in `records` is a damaged record. The batch ends before two records whose
-    joined bytes would look like a block trailer of that log: recovery could not tell the difference.
+    The batch ends before two records whose joined bytes would look like a block trailer of the log `key`.
     """
     count = len(records)
     whole = [record for record in records if record is not None]
@@ -176,7 +157,7 @@ def _count_until_trailer(records: Sequence[bytes | None], key: int) -> int:
 
 
 def attribute_of(record: bytes) -> bytes | None:
-    """Return the attribute of a whole record, None if it has none. Raises BadRecord."""
+    """Return the attribute of a whole record; None if it has none. Raises BadRecord."""
     flag = HEADER.unpack_from(record)[3]
     if not flag & 1:
         return None
@@ -186,7 +167,7 @@ def attribute_of(record: bytes) -> bytes | None:
     return record[RECORD_HEAD:end]
 
 
-# Target ids: 23 bits in a row of the timing wheel, instead of a 64-bit log id and a topic name.
+# Target ids: a row of the timing wheel has 23 bits for the target, instead of a 64-bit log id and a topic name.
 
 
 class Target(NamedTuple):
@@ -197,7 +178,7 @@ class Target(NamedTuple):
 
 
 class TargetIds:
-    """Small ids of target partitions, valid until `clear`. Thread-safe: workers allocate ids, too."""
+    """Small ids of target partitions, valid until `clear`. Thread-safe, because workers allocate ids, too."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -208,7 +189,7 @@ class TargetIds:
         return len(self._rows)
 
     def id_of(self, key: int, topic: str) -> int:
-        """Return the target id of the log `key`, allocated if needed. Raises OverflowError if none left."""
+        """Return the target id of the log `key`, allocated if needed. Raises OverflowError if no id is left."""
         known = self._numbers.get(key)
         if known is not None:
             return known
@@ -221,17 +202,14 @@ class TargetIds:
             return self._numbers[key]
 
     def ids_of_topic(self, incarnation: int) -> frozenset[int]:
-        """Return the target ids of the partitions of a topic."""
         with self._lock:
             rows = enumerate(self._rows)
             return frozenset(number for number, row in rows if row.log_id >> SEQUENCE_BITS == incarnation)
 
     def target_of(self, number: int) -> Target:
-        """Return the log id and the topic of a target id."""
         return self._rows[number]
 
     def clear(self) -> None:
-        """Invalidate all ids."""
         with self._lock:
             self._numbers.clear()
             self._rows.clear()

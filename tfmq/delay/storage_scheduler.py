@@ -1,4 +1,4 @@
-"""The storage scheduler: runs the file work that `memory_window.decide` selects."""
+"""The storage scheduler: runs the file work of delayed messages that `memory_window.decide` selects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from tfmq.apply_queue import RETRY_SECONDS
 from tfmq.apply_target import RunInWorker, Timers
 from tfmq.backoff import Backoff
-from tfmq.delay.arrivals.log import NonDurableArrivals, WrittenArrival
+from tfmq.delay.arrivals.non_durable import NonDurableArrivals, WrittenArrival
 from tfmq.delay.arrivals.state import ArrivalLogState
 from tfmq.delay.buckets.bucket import Bucket
 from tfmq.delay.buckets.format import TimeSpan
@@ -41,33 +41,32 @@ from tfmq.errors import NOT_DONE, StorageStopped
 logger = logging.getLogger("tfmq.delay")
 
 WORK_RETRY_SECONDS, WORK_RETRY_SECONDS_MAX = 1.0, 30.0
-"""Bounds of the pauses before work is retried after a disk error; they double."""
+"""Bounds of the pauses before file work is retried after a disk error; each pause is twice the one before."""
 
 ADD_ROWS_MAX: Final = 8192
-"""Rows added to the wheel in one turn of the broker, about 3 ms of work."""
+"""Maximum of loaded messages added to the timing wheel in one turn of the broker: about 3 ms of work."""
 LOAD_RETRY_SECONDS: Final = 1.0
 LOAD_RETRY_SECONDS_MAX: Final = 10.0
-"""Bounds of the pauses before a failed load is retried; they double.
-
-Messages due after the begin of the load do not fire meanwhile.
-"""
+"""Bounds of the pauses before a failed load is retried. The messages to be loaded do not fire meanwhile."""
 QUERIES_UNAVAILABLE: Final = (
     "Pending messages cannot be listed or counted, because the disk failed under the buckets of delayed messages."
     " Repair the disk, then start the broker again."
 )
-"""Lists and counts need all arrivals in buckets, which are not writable any more."""
+"""Lists and counts read only buckets, and after this error the arrival log cannot be written to buckets any more."""
 
 Callback = Callable[[BaseException | None], None]
 
 
 @dataclass(eq=False, kw_only=True)
 class StorageScheduler:
-    """Runs the file work of delayed messages, one piece at a time, in a worker.
+    """Runs the file work of delayed messages in a worker, one step at a time.
 
-    It writes arrivals to buckets (a spill), truncates the arrival log, loads, splits and removes buckets, and writes
-    the checkpoint. Work is retried after disk errors; arrivals that cannot be written to buckets are loaded from the
-    arrival log when they are due soon. `more_fireable()` is called after work that may have made more messages ready to
-    fire. `outcome_ms`: how long after its due time the state of a message can be queried.
+    The steps are: spill (write messages of the arrival log to buckets, files by due time), truncate the arrival log,
+    load messages into memory, split and remove buckets, and write the checkpoint. Failed steps are retried. If messages
+    of the arrival log cannot be spilled, they are loaded from that log when they are due soon.
+
+    `more_fireable()` is called after a step that may have made more messages ready to fire. `outcome_ms`: how long
+    after its due time the state of a message can be queried.
     """
 
     arrival_log: ArrivalLog
@@ -88,12 +87,9 @@ class StorageScheduler:
     def __post_init__(self) -> None:
         self.durable_offset = self.buckets.spilled_offset
         self.durable_number = self.buckets.spilled_number
-        """Arrivals before this offset, and with lower numbers, are durable and known to the window."""
+        """The memory window knows the durable messages before this offset of the arrival log, with lower numbers."""
         self.tail_offset: int | None = None
-        """Offset from which on the arrival log was not durable at the start, until `load_tail` is done.
-
-        None if all of it was durable.
-        """
+        """At a start: from this offset on the log was not durable. None once `load_tail` has loaded these messages."""
         self.running_step: Step | None = None
         self.stopping = self._scheduling = False
         self.changed = False
@@ -109,16 +105,13 @@ class StorageScheduler:
     # Arrivals
 
     def arrival_durable(self, landed: WrittenArrival) -> None:
-        """Record that these arrivals are durable, in the order of the log."""
+        """Record that the append `landed` to the arrival log is durable; called in the order of the log."""
         self.durable_offset, self.durable_number = landed.end_offset, landed.number_next
         self._unspilled_arrivals.add(landed.due_low, self.broker_clock.now_ms())
         self.changed = True
 
     def skip_to_log_end(self) -> None:
-        """Advance `durable_offset` to the end of the log; the caller knows that no messages follow.
-
-        Headers without messages, as those of cancels, can then be truncated, too.
-        """
+        """Advance `durable_offset` over headers of cancels at the end of the log, so that they can be truncated."""
         log = self.arrival_log.log
         if log.forced_offset == log.end_offset > self.durable_offset and self.tail_offset is None:
             self.durable_offset, self.durable_number, self.changed = log.end_offset, log.end_ordinal, True
@@ -126,23 +119,20 @@ class StorageScheduler:
 
     @property
     def unspilled_bytes(self) -> int:
-        """Bytes of durable arrivals that are in no bucket."""
         return self.durable_offset - self.buckets.spilled_offset
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no pending messages on disk."""
         return not (self.buckets.live_buckets or self.unspilled_bytes) and self.non_durable.due_limit is None
 
     def when_spilled(self, done: Callback) -> None:
-        """Call `done(None)` once all durable arrivals are in buckets; `done(error)` if that fails."""
+        """Call `done(None)` once all durable messages of the arrival log are in buckets, or `done(error)`."""
         self._spill_waiters.append(done)
         self._tell_wanted()
         if self._spill_waiters:
             self.run_due()
 
     def _tell_wanted(self) -> None:
-        """Call `_spill_waiters` if all arrivals are in buckets, or no spill is possible any more."""
         error = None
         if self.unspilled_bytes:
             if self.buckets.stop_reason is None:
@@ -155,10 +145,7 @@ class StorageScheduler:
     # Scheduling
 
     def run_due(self) -> None:
-        """Start the next work unless some is running.
-
-        Steps that need no worker are done at once, until one is started in a worker or none is left.
-        """
+        """Start the next file work unless some is running. Steps that need no worker are done at once."""
         if self._scheduling or (self.tail_offset is not None and self.tail_offset < self.arrival_log.log.forced_offset):
             return  # `load_tail` must load the end of the log first
         self._scheduling = True
@@ -171,7 +158,6 @@ class StorageScheduler:
         self._try_stop()
 
     def build_view(self) -> StorageView:
-        """Return the input of `decide`."""
         window, buckets, queues = self.window, self.buckets, self.target_queues
         now = self.broker_clock.now_ms()
         bucket = buckets.next_after(window.end)
@@ -206,14 +192,14 @@ class StorageScheduler:
         if step is Step.SHRINK:
             dropped = self.window.shrink(to, self.buckets.spilled_offset)
             logger.info("%d delayed messages that are due from %d on are left on the disk", dropped, to)
-            if to <= self.broker_clock.now_ms():  # messages due after `to` may be delivered: count again
+            if to <= self.broker_clock.now_ms():  # messages from `to` on may be delivered already
                 self.row_counter.request(self.buckets.live_buckets, True)
             return True
         if step is Step.EXTEND or step is Step.LOAD:
             unsure, now = self.non_durable.due_limit, self.broker_clock.now_ms()
             to = self.window.reachable_end(to, now if unsure is None else min(unsure, now))
             if to <= self.window.end:
-                return False  # the wheel covers 34 years: earlier messages must fire first
+                return False  # the wheel covers 34 years: messages must fire before it can be extended
         if step is Step.EXTEND:
             self.window.extend(to)
             self.more_fireable()
@@ -229,11 +215,10 @@ class StorageScheduler:
         return True
 
     def _pending(self, border: int | None = None) -> PendingSnapshot:
-        """Return which messages are pending now, for work on files."""
         return PendingSnapshot(self.state, self.target_queues, self.cancelled_rows.late, border)
 
     def _step_ended(self, error: BaseException | None = None) -> None:
-        """Handle the end of a step in a worker. After an error nothing is written for a while."""
+        """Handle the end of a step in a worker. After an error no file is written before a pause is over."""
         if error is None:
             self._backoff.reset()
         else:
@@ -244,8 +229,9 @@ class StorageScheduler:
             self.timers.after(pause, self.run_due)
         self.running_step = None
         self.cancelled_rows.end_file_work()
-        # A spill calls only waiters that were added before it began. If nothing is left to spill, no other spill would
-        # begin for later waiters; and any work that writes may have stopped the bucket store.
+        # A spill calls only the waiters that were added before it began. If nothing is left to spill, no other spill
+        # would begin for later waiters, so they are called here. They get an error if the bucket store has stopped
+        # meanwhile.
         self._tell_wanted()
         self.more_fireable()
         self.run_due()
@@ -253,16 +239,16 @@ class StorageScheduler:
     # Loads into memory
 
     def _load(self, to: int) -> None:
-        """Load the messages between the end of the window and `to` into the wheel; none fires before all are there."""
+        """Load the messages due from the end of the window to `to`; none of them fires before all are loaded."""
         low = self.window.begin_load(to)
         buckets = [each for each in self.buckets.live_buckets if each.span.end > low and each.span.start < to]
         area = LoadRange(low, to, buckets, self.buckets.spilled_offset, self.durable_offset)
         self._read_range(area, self._pending())
 
     def _read_range(self, area: LoadRange, pending: PendingFilter) -> None:
-        """Load the range; retry that after an error.
+        """Load the messages of `area`, and retry after an error.
 
-        The load cannot be given up, because messages that arrived since were compared with the new end of the window.
+        A load cannot be abandoned, because messages that arrive during the load are already added up to its end.
         """
 
         def loaded(found: list[WheelRows] | None, error: BaseException | None) -> None:
@@ -278,7 +264,6 @@ class StorageScheduler:
         self.run(partial(self.loader.load, area, pending), loaded)
 
     def _add_rows(self, found: list[WheelRows]) -> None:
-        """Add a limited number of rows in each turn of the broker, to not delay other work."""
         room = ADD_ROWS_MAX
         while found and room > 0:
             rows = found.pop()
@@ -295,11 +280,11 @@ class StorageScheduler:
         self._step_ended()
 
     def _reload(self) -> None:
-        """Load again the rows that a target queue has dropped: of one queue, a bounded number."""
+        """Load rows (messages in memory) that a target queue has dropped: those of one queue, a bounded number."""
         queue = self.target_queues.next_to_reload()
         assert queue is not None and queue.on_disk_from is not None, "a reload was decided without a queue"
         ticket = queue.begin_reload()
-        # Messages from the first unpopped turn on are still in the wheel.
+        # Messages from the turn `before` on were not popped yet: their rows are still in the wheel.
         first, before, pending = queue.on_disk_from, self.window.first_unpopped, self._pending()
         arrivals = self.buckets.spilled_offset, self.durable_offset
 
@@ -316,9 +301,10 @@ class StorageScheduler:
     def _find_rows(
         self, key: int, first: Turn, before: Turn, arrivals: tuple[int, int], pending: PendingFilter
     ) -> tuple[RowColumns, Turn | None]:
-        """Return pending rows of a target from the turn `first` to before `before`, and the turn of the next ones.
+        """Return pending rows of the target `key` from the turn `first` to before `before`, at most QUEUE_ROWS_MAX.
 
-        Reads buckets until there are enough rows, then the arrivals (between two offsets) of the same time range.
+        The second value is the turn from which on more of them are only on disk, or None. `arrivals`: the first and the
+        end offset of the part of the arrival log that is in no bucket.
         """
         found: list[WheelRows] = []
         high = covered = before.due + 1
@@ -384,10 +370,7 @@ class StorageScheduler:
         self.run(self.row_counter.start(self._pending()), done)
 
     def _mark_obsolete(self) -> None:
-        """Mark buckets obsolete if all their messages are durably delivered or cancelled.
-
-        Then release the files to which no row in memory refers.
-        """
+        """Mark buckets without pending messages obsolete; release files to which no row in memory refers."""
         window, queues = self.window, self.target_queues
         limits = (window.fires_below, window.wheel.next_due, queues.lowest_due, self.non_durable.lowest_due)
         through = min(limit for limit in limits if limit is not None)
@@ -407,17 +390,14 @@ class StorageScheduler:
 
     @property
     def _should_drop_blocked_rows(self) -> bool:
-        """Whether blocked queues should drop their rows, which prevent truncation of the arrival log.
-
-        That is if the log has two segments of arrivals that are in buckets, and could not truncate one of them.
-        """
+        """Whether two segments of the arrival log are in buckets, but rows in memory still refer to the first one."""
         log = self.arrival_log.log
         kept = self._file_references.offset - log.first_offset
         spilled = self.buckets.spilled_offset - log.first_offset
         return kept < log.options.segment_bytes and spilled >= 2 * log.options.segment_bytes
 
     def _obsolete_before(self) -> int:
-        """Return the offset before which arrivals are in buckets, and no row in memory refers to them."""
+        """Return the offset before which the arrival log is in buckets and no row in memory refers to it."""
         return min(self._file_references.offset, self.buckets.spilled_offset)
 
     def _truncate(self) -> None:
@@ -440,7 +420,7 @@ class StorageScheduler:
 
     @property
     def lowest_stored_due(self) -> int:
-        """Due time before which no message is pending: none is in a live bucket or in the arrivals."""
+        """A due time before which no message is pending, neither in a live bucket nor in the arrival log."""
         starts = [bucket.span.start for bucket in self.buckets.live_buckets[:1]]
         limits = [*self._unspilled_arrivals.lows, *starts, self.non_durable.lowest_due]
         return min((limit for limit in limits if limit is not None), default=DUE_TIME_LIMIT)
@@ -458,10 +438,11 @@ class StorageScheduler:
     # Start and stop
 
     def recover(self, found: RecoveredArrivals, offset: int, number: int, whole: bool) -> None:
-        """Restore the state from the arrivals that are in no bucket.
+        """Restore the state at a start from `found`, the messages of the arrival log that are in no bucket.
 
-        `offset`, `number`: where these arrivals end. The window ends where the first bucket begins, or earlier.
-        `whole`: False if `load_tail` adds the end of the log later, in which messages may have been due long ago.
+        `offset`: the durable end of the log; `number`: that of the next message. `whole`: whether the log ends there.
+        If it does not, `load_tail` adds the rest later; messages in the rest may have been due long ago, so the timing
+        wheel must begin earlier.
         """
         self.durable_offset, self.durable_number = offset, number
         window, now = self.window, self.broker_clock.now_ms()
@@ -481,9 +462,9 @@ class StorageScheduler:
                 self.window.add_durable(rows, len(rows.dues), min(rows.dues), max(rows.dues))
 
     def load_tail(self, from_offset: int, end: tuple[int, int], done: Callable[[], None]) -> None:
-        """Add the arrivals up to `end` (offset, ordinal), which are durable now; then call `done()`.
+        """Add the messages of the arrival log from `from_offset` to `end` (offset, ordinal), which are durable now.
 
-        After an error this is repeated.
+        Call `done()` when all are added. A failed read is retried.
         """
 
         def found(arrived: RecoveredArrivals | None, error: BaseException | None) -> None:
@@ -508,7 +489,6 @@ class StorageScheduler:
             self.run_due()
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Start no more work; call `done()` when none is running."""
         self.stopping = True
         self._stopped = done
         for waiter in self._spill_waiters:
@@ -523,13 +503,12 @@ class StorageScheduler:
 
 
 class FileReferences:
-    """Which files must be kept because locators of rows in memory refer to them.
+    """The obsolete files that must stay readable because rows in memory refer to records in them.
 
-    Rows that were in memory at a spill or a split were due before the end of the window at that time; locators of rows
-    that are loaded later refer to the new files. So when no row in memory is due before that end any more, the old
-    files are obsolete.
-
-    No row in memory refers to arrivals before `offset`.
+    A spill writes messages of the arrival log to buckets, and a split divides a bucket into several. The rows that are
+    in memory at that time still refer to the old file. All of them are due before the end of the memory window at that
+    time. So once no row in memory is due before that end, the old file can be deleted. `offset`: no row refers to the
+    arrival log before this offset.
     """
 
     def __init__(self, offset: int) -> None:
@@ -539,19 +518,20 @@ class FileReferences:
 
     def add(self, window_end: int, *, offset: int | None = None, bucket: Bucket | None = None) -> None:
         """Record that arrivals before `offset` are in buckets now, or that `bucket` was split into others."""
-        # A window that has shrunk must not release an earlier reference too early.
+        # The ends in the list must not fall, even if the window has shrunk: rows that were popped from the wheel before
+        # may be due after its new end.
         self._highest_end = max(window_end, self._highest_end) if self._references else window_end
         self._references.append((self._highest_end, offset, bucket))
 
     @property
     def oldest_window_end(self) -> int:
-        """The due time before which rows may refer to the oldest of the old files; 0 if there is none."""
+        """Rows that refer to the oldest obsolete file are due before this time; 0 if there is no such file."""
         return self._references[0][0] if self._references else 0
 
     def release_before(self, needed: int) -> list[Bucket]:
-        """Advance `offset` and return the split buckets to which no row in memory refers any more.
+        """Release the files to which only rows due before `needed` can refer; no row in memory is due before it.
 
-        No row in memory is due before `needed`.
+        Advance `offset` for the arrival log, and return the buckets among the released files.
         """
         found = []
         while self._references and self._references[0][0] <= needed:
@@ -564,10 +544,11 @@ class FileReferences:
 
 
 class UnspilledArrivals:
-    """Arrivals that are in no bucket: their lowest due time, pending or not, and their age.
+    """The messages of the arrival log that are in no bucket: the lowest due time (of all, pending or not), and their
+    age.
 
-    `low`: the lowest due time; `lows` has also that of the arrivals of a running spill. `since`: the broker time at
-    which the first of them became durable.
+    `since`: when the first of them became durable. `lows` includes the lowest due time of messages that a running spill
+    writes.
     """
 
     def __init__(self) -> None:
@@ -576,7 +557,6 @@ class UnspilledArrivals:
         self._spilling: tuple[int | None, int | None] = (None, None)
 
     def add(self, low: int | None, now_ms: int) -> None:
-        """Add arrivals, the earliest due at `low`; None: they have no messages."""
         self.low = min([each for each in (low, self.low) if each is not None], default=None)
         self.since = self.since or now_ms
 
@@ -585,12 +565,10 @@ class UnspilledArrivals:
         return [low for low in (self.low, self._spilling[0]) if low is not None]
 
     def begin_spill(self) -> None:
-        """Start a spill of all arrivals; later ones are counted separately."""
         self._spilling = self.low, self.since
         self.low = self.since = None
 
     def end_spill(self, done: bool) -> None:
-        """End a spill; if it failed, count its arrivals again."""
         (low, since), self._spilling = self._spilling, (None, None)
         if not done:
             self.add(low, since or 0)

@@ -1,8 +1,9 @@
-"""Target queues: due messages of each partition, appended in order, each exactly once.
+"""Target queues: they append the due messages of each partition in order, each message exactly once.
 
-What they have in common with transactions is in `tfmq.apply_queue`; the source position of a message is its turn. A
-queue has a row for each message (`tfmq.delay.rows`). If its target rejects messages, it keeps a bounded number of rows;
-the other messages are only on disk, and their rows are loaded again when they can be sent.
+What they share with transactions is in `tfmq.apply_queue`. Each append stores the turn (due time, number) of its last
+message as its source position, which tells after a crash what was delivered. A queue has a row in memory for each due
+message (`tfmq.delay.rows`). If its target rejects appends, it keeps a bounded number of rows; the other messages are
+only on disk, and their rows are loaded again when they can be sent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from journal.errors import BelowStart
 from journal.record.batch import Source
 from journal.record.block_trailer import SOURCE_DELAY
-from journal.record.format import SEQUENCE_BITS, SEQUENCE_MASK
+from journal.record.format import SEQUENCE_BITS
 from tfmq.apply_queue import ApplyQueue, ApplyQueues
 from tfmq.apply_target import Append, AppendResult, ApplyTarget, RunInWorker, Timers
 from tfmq.delay.arrivals.log import Records
@@ -58,20 +59,17 @@ class TargetQueue(ApplyQueue):
         self._dead_rows = 0
         """Number of rows of cancelled or rescheduled messages."""
         self._on_disk_count = 0
-        """Number of messages that are only on disk, without those in `_arrived_in_reload`."""
+        """Number of messages without rows in memory, except those in `_arrived_in_reload`."""
         self._arrived_in_reload = 0
-        """Number of messages that became due during a reload and are only on disk."""
+        """Number of messages that became due during a reload and have no rows in memory."""
         self._reload_ticket = 0
         self.rows = RowQueue()
         self._owner = owner
         self.non_durable_appends = NonDurableAppends(owner.applied_turn(key))
         self._uncertain_to = self._applied()
-        """The target may or may not have the messages up to this turn; None: that is known.
-
-        It is not known before the first check, and after a write with an unknown result.
-        """
+        """At first, and after an append with an unknown result: messages up to this turn may be in the target."""
         self._generation = 0
-        """Increased so that the end of a running read or append is ignored: its rows were dropped."""
+        """Increased when rows are dropped: the result of a read or append that is running then is ignored."""
         self._in_flight_to: Turn | None = None
         """Messages up to this turn are being read or written."""
         self._resumptions = 0
@@ -86,17 +84,19 @@ class TargetQueue(ApplyQueue):
 
     @property
     def on_disk_from(self) -> Turn | None:
-        """Turn from which on there are messages that are only on disk, not in `rows`; None: none."""
+        """The turn from which on there are messages without rows in memory, only on disk; None if there are none."""
         return self._on_disk_from
 
     @on_disk_from.setter
     def on_disk_from(self, turn: Turn | None) -> None:
         self._on_disk_from = turn
-        self._owner.update_on_disk(self)
+        if turn is None:
+            self._owner.on_disk.pop(self, None)
+        else:
+            self._owner.on_disk[self] = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether no message waits, no operation is running, and all that was appended is durable."""
         return not (len(self.rows) or self.busy or self.on_disk_from or len(self.non_durable_appends))
 
     @property
@@ -108,7 +108,7 @@ class TargetQueue(ApplyQueue):
         return min((due for due in dues if due is not None), default=None)
 
     def add(self, part: RowColumns) -> None:
-        """Add due messages; their turns are higher than all earlier ones."""
+        """Add rows of due messages. Their turns are higher than those of all rows added before."""
         count, limit = len(part.numbers), self._reload_end if self.reloading else self.on_disk_from
         full = len(self.rows) + count > QUEUE_ROWS_MAX and (self.blocked_reason or self.reloading)
         if limit is None and not full:
@@ -124,7 +124,7 @@ class TargetQueue(ApplyQueue):
 
     @property
     def _not_appended(self) -> int:
-        """Number of messages that are not appended yet, with rows or only on disk."""
+        """Number of messages that are not appended yet, with rows in memory or only on disk."""
         return max(0, len(self.rows) - self._dead_rows) + self._on_disk_count + self._arrived_in_reload
 
     @property
@@ -142,15 +142,14 @@ class TargetQueue(ApplyQueue):
             self._on_disk_count = max(0, self._on_disk_count - 1)
 
     def _move_to_disk(self, lost: int = 0) -> None:
-        """Drop all rows; count them, and `lost` messages that were appended and lost, as only on disk."""
+        """Drop all rows. Count their messages, and `lost` messages that the target has lost, as only on disk."""
         self._on_disk_count = self._not_appended + lost
         self._arrived_in_reload = self._dead_rows = 0
         self.rows.clear()
-        # A running reload ends before messages that arrived later: they are reloaded, too.
+        # Messages that became due during a running reload are not part of it: they are loaded by the next reload.
         self._reload_end, self.reloading = None, False
 
     def _reload_from(self, turn: Turn) -> None:
-        """Set `on_disk_from` to `turn`, unless it is lower."""
         self.on_disk_from = turn if self.on_disk_from is None else min(turn, self.on_disk_from)
 
     def drop_rows(self) -> None:
@@ -163,20 +162,18 @@ class TargetQueue(ApplyQueue):
 
     @property
     def wants_reload(self) -> bool:
-        """Whether rows are only on disk and could be sent after a reload."""
         waits = self.busy or self.reloading or self.is_paused
         return self.on_disk_from is not None and not waits and not len(self.rows)
 
     def begin_reload(self) -> int:
-        """Start to load the rows from `on_disk_from` on again; return a ticket for `end_reload`."""
         self.reloading, self._reload_ticket = True, self._reload_ticket + 1
         return self._reload_ticket
 
     def end_reload(self, ticket: int, part: RowColumns | None, next_turn: Turn | None) -> None:
-        """End the reload with this ticket; ignored if the rows were dropped meanwhile.
+        """End the reload that got this ticket from `begin_reload`; ignored if the rows were dropped meanwhile.
 
-        `part`: the rows, None after a failure. `next_turn`: from this turn on, messages are still only on disk; None:
-        all rows are loaded.
+        `part`: the loaded rows, None after a failure. `next_turn`: messages from this turn on are still only on disk,
+        or None.
         """
         if not self.reloading or ticket != self._reload_ticket:
             return
@@ -194,14 +191,14 @@ class TargetQueue(ApplyQueue):
             self.on_disk_from = cut
         self._dead_rows = self._count_dead_rows()
         on_disk = waited - len(self.rows) + self._dead_rows
-        # If all are loaded, only messages that became due during the reload may be without rows.
+        # If the reload got everything, only messages that became due during it may be without rows.
         self._on_disk_count = self._arrived_in_reload if next_turn is None else max(0, on_disk)
         self._arrived_in_reload = 0
         self._position_known = False
         self._owner.mark_ready(self)
 
     def _count_dead_rows(self) -> int:
-        """Count the rows with a durable cancel; `locked` has turns with a non-durable one."""
+        """Count the rows whose cancel is durable. Turns in `locked` have a cancel that is not durable yet."""
         part, cancelled = self.rows.head(len(self.rows)), self._owner.cancelled
         if not len(self.rows) or not cancelled.any_between(part.dues[0], part.dues[-1]):
             return 0
@@ -209,7 +206,7 @@ class TargetQueue(ApplyQueue):
         return sum([turn in cancelled and turn not in self._owner.locked for turn in turns])
 
     def is_firing(self, turn: Turn) -> bool:
-        """Return whether the message is being appended, or may be appended and not durable."""
+        """Return whether this message is being appended, or may be in the target without being durable there."""
         if self._in_flight_to is not None and turn <= self._in_flight_to:
             return True
         if self.non_durable_appends.is_durable(turn):
@@ -306,14 +303,12 @@ class TargetQueue(ApplyQueue):
             return
         self._owner.flow_control.count_written(piece.rows, piece.size_bytes)
         source = Source(*self._owner.source, *part.turn(-1))
-        incarnation, number = self.key >> SEQUENCE_BITS, self.key & SEQUENCE_MASK
-        effect = Append(self.topic, incarnation, number, piece.batches, source)
+        effect = Append(self.topic, *self.partition, piece.batches, source)
         self._owner.destination.apply(effect, partial(self._written, part, piece.size_bytes, self._generation))
 
     # Results of reads and appends
 
     def _operation_ended(self) -> None:
-        """Handle the end of an operation that appended nothing."""
         self.busy, self._in_flight_to = False, None
         self.non_durable_appends.wake_all()
         self._owner.mark_ready(self)
@@ -348,11 +343,10 @@ class TargetQueue(ApplyQueue):
             elif len(self.non_durable_appends) and not self.blocked_reason:
                 # The target has stopped and may lose what is not durable; `target_resumed` finds out what it lost.
                 self._block(error)
-        # The bytes of a stopped target are released too, so that other queues do not wait for it.
+        # The bytes of a stopped target count as finished, too, so that other queues do not wait for it.
         self._owner.flow_control.release(size_bytes)
 
     def process_durable(self) -> None:
-        """Process the appends that are durable now."""
         self.non_durable_appends.pop_durable(self._owner.destination.is_durable)
         if not len(self.non_durable_appends):
             self._owner.remove_if_empty(self)
@@ -365,7 +359,6 @@ class TargetQueue(ApplyQueue):
         self.non_durable_appends.wake_all()
 
     def drop_all(self) -> None:
-        """Drop all messages and add them to `TargetQueues.dropped`: the target's topic is deleted."""
         count = self._not_appended
         self._dead_rows = self._on_disk_count = self._arrived_in_reload = 0
         if count or self.on_disk_from:
@@ -383,7 +376,7 @@ class TargetQueue(ApplyQueue):
     # Blocked targets
 
     def target_resumed(self) -> None:
-        """Handle a stopped target that accepts writes again; it may have lost what was not durable."""
+        """Handle that a stopped target accepts appends again. It may have lost appends that were not durable."""
         self._generation += 1
         self._read_ahead.clear()
         self._resumptions += 1
@@ -405,11 +398,11 @@ class TargetQueue(ApplyQueue):
 
 
 class FireableRows(NamedTuple):
-    """Which rows may be appended now, or why the first may not.
+    """The first rows of a queue, by what to do with them: look at `cancelled` first, then at `early`, then at `part`.
 
-    `cancelled`: how many rows at the head are cancelled. `early`: rows, the first of all among them, that would be too
-    early by the wall clock; `early_ms`: by how much. If both are empty, the rows in `part` may be appended; if `part`
-    is empty, too, the first row must wait.
+    `cancelled`: number of cancelled rows at the head, to be dropped. `early`: rows that would fire too early by the
+    wall clock, the first row among them, and in `early_ms` by how many ms each. `part`: the rows to append now; if it
+    is empty, the first row must wait.
     """
 
     part: RowColumns
@@ -419,9 +412,9 @@ class FireableRows(NamedTuple):
 
 
 def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | None = None) -> FireableRows:
-    """Return the first rows that may be appended, up to one that is cancelled, locked or too early.
+    """Return the first rows, up to one that is cancelled, locked or too early.
 
-    `part` has at least one row. Rows due at `uncertain_from` or later must wait.
+    `uncertain_from`: rows due from this time on must wait until the next start; None: no such rows.
     """
     end = len(part.numbers) if uncertain_from is None else bisect_left(part.dues, uncertain_from)
     if queues.locked:
@@ -449,18 +442,14 @@ def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | 
 BLOCKED_ROWS_MAX: Final = 524_288
 """Maximum rows of all blocked queues, 13 MB. With more, the largest queue drops its rows."""
 EARLY_MS_MAX: Final = 50
-"""A message that is too early by more than this is rescheduled; otherwise its queue waits."""
+"""A message that is too early by more than this is rescheduled; for less, its queue waits."""
 
 Postpone = Callable[[TargetQueue, RowColumns], None]
 """postpone(queue, rows): reschedule messages that are not due yet by the wall clock."""
 
 
 class TargetQueues(ApplyQueues[TargetQueue]):
-    """All target queues.
-
-    They get due messages, share limits for each turn of the broker and for memory, and use the attributes of this
-    object. `locked`: turns of messages that must not be appended, because a cancel or reschedule is running.
-    """
+    """All target queues, and limits they share. `locked`: turns that must wait for a running cancel or reschedule."""
 
     def __init__(
         self,
@@ -484,62 +473,40 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         """Log id of a target -> due time from which on nothing is appended to it until the next start."""
         self.locked: set[Turn] = set()
         self.dropped = 0
-        """Number of messages that were dropped because their topic is deleted."""
         self.damaged = 0
-        """Number of messages that are lost because they could not be read."""
         self.fired_count = 0
         self.cancelled, self._targets, self._postpone = cancelled, targets, postpone
-        self._queues_on_disk: dict[TargetQueue, None] = {}
+        self.on_disk: dict[TargetQueue, None] = {}
+        """The queues with rows that are only on disk."""
         self._check_blocked = False
 
     @property
     def row_count(self) -> int:
-        """Number of rows in memory, of all queues."""
-        return sum([len(queue.rows) for queue in self._queues.values()])
+        return sum([len(queue.rows) for queue in self.by_key.values()])
 
     @property
     def fireable_count(self) -> int:
         """Number of rows in memory, of queues that are not blocked."""
-        return sum([len(queue.rows) for queue in self._queues.values() if not queue.blocked_reason])
+        return sum([len(queue.rows) for queue in self.by_key.values() if not queue.blocked_reason])
 
     @property
     def lowest_due(self) -> int | None:
         """Lower bound of the due times of messages that are not durable in their targets; None: none."""
-        dues = [due for queue in self._queues.values() if (due := queue.lowest_due) is not None]
+        dues = [due for queue in self.by_key.values() if (due := queue.lowest_due) is not None]
         return min(dues, default=None)
 
     @property
     def lowest_row_due(self) -> int | None:
-        """Lower bound of the due times of rows in memory; None if there are none."""
-        dues = [queue.rows.first_turn().due for queue in self._queues.values() if len(queue.rows)]
+        """Lower bound of the due times of rows in memory."""
+        dues = [queue.rows.first_turn().due for queue in self.by_key.values() if len(queue.rows)]
         return min(dues, default=None)
 
-    @property
-    def on_disk_count(self) -> int:
-        """Number of queues with rows that are only on disk."""
-        return len(self._queues_on_disk)
-
-    def update_on_disk(self, queue: TargetQueue) -> None:
-        """Update whether the queue has rows that are only on disk."""
-        if queue.on_disk_from is None:
-            self._queues_on_disk.pop(queue, None)
-        else:
-            self._queues_on_disk[queue] = None
-
     def next_to_reload(self) -> TargetQueue | None:
-        """Return a queue that should be reloaded, if any."""
-        return next((queue for queue in self._queues_on_disk if queue.wants_reload), None)
-
-    def get(self, key: int) -> TargetQueue | None:
-        """Return the queue of the target `key`; None if there is none."""
-        return self._queues.get(key)
-
-    def all(self) -> list[TargetQueue]:
-        return list(self._queues.values())
+        return next((queue for queue in self.on_disk if queue.wants_reload), None)
 
     def durable_turn(self, key: int) -> Turn | None:
         """Return the turn up to which all messages of a target are durable there. Any thread."""
-        queue = self._queues.get(key)
+        queue = self.by_key.get(key)
         return self.applied_turn(key) if queue is None else queue.non_durable_appends.durable_through
 
     def applied_turn(self, key: int) -> Turn | None:
@@ -548,10 +515,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         return None if settled is None else Turn(*settled)
 
     def stop_reason(self, key: int) -> StorageStopped | None:
-        """Return why a target is stopped, so that it rejects writes until it is resumed; else None.
-
-        A full disk or a deleted topic is no such reason. Any thread.
-        """
+        """Return why a target is stopped until it is resumed (not full or deleted); else None. Any thread."""
         try:
             self.destination.check_space(key, 0)
         except StorageStopped as error:
@@ -563,7 +527,6 @@ class TargetQueues(ApplyQueues[TargetQueue]):
     # Due messages
 
     def add_due(self, entries: WheelRows) -> None:
-        """Add due messages to the queues of their targets."""
         if not len(entries):
             return
         tags = entries.tags
@@ -583,9 +546,9 @@ class TargetQueues(ApplyQueues[TargetQueue]):
 
     def _add_to_queue(self, target: int, part: RowColumns) -> None:
         key, topic = self._targets.target_of(target)
-        queue = self._queues.get(key)
+        queue = self.by_key.get(key)
         if queue is None:
-            queue = self._queues[key] = TargetQueue(key, topic, self)
+            queue = self.by_key[key] = TargetQueue(key, topic, self)
         queue.add(part)
         self.mark_ready(queue)
         if queue.blocked_reason:
@@ -595,11 +558,9 @@ class TargetQueues(ApplyQueues[TargetQueue]):
 
     @property
     def has_work(self) -> bool:
-        """Whether `write` has work."""
         return bool(self._ready_queues) or self._check_blocked
 
     def write(self) -> bool:
-        """Send appends to targets that can accept one; return whether there was anything to do."""
         wrote = bool(self._ready_queues) and super().write()
         if self._check_blocked:
             self._limit_blocked_rows()
@@ -612,22 +573,17 @@ class TargetQueues(ApplyQueues[TargetQueue]):
     # Calls by the queues
 
     def remove_if_empty(self, queue: TargetQueue) -> bool:
-        """Remove the queue if it is empty; return whether it was removed."""
         removed = super().remove_if_empty(queue)
         if removed:
             queue.non_durable_appends.wake_all()
         return removed
 
     def mark_blocked(self) -> None:
-        """Request a check of the memory limit for blocked queues: one has more rows, or is new."""
         self._check_blocked = True
 
     def _limit_blocked_rows(self) -> None:
-        """Drop rows of the largest blocked queues until the memory limit is met."""
         self._check_blocked = False
-        blocked = sorted(
-            [each for each in self._queues.values() if each.blocked_reason], key=lambda each: len(each.rows)
-        )
+        blocked = sorted(self.blocked, key=lambda each: len(each.rows))
         total = sum([len(each.rows) for each in blocked])
         while total > BLOCKED_ROWS_MAX:
             queue = blocked.pop()
@@ -635,16 +591,12 @@ class TargetQueues(ApplyQueues[TargetQueue]):
             queue.drop_rows()
 
     def record_fired(self, part: RowColumns) -> None:
-        """Count the messages of these rows as delivered, with their lateness."""
         now = self.broker_clock.now_ms()
         self.fired_count += len(part.numbers)
         self.lateness.record_sorted(now, part.dues)
 
     def handle_early(self, queue: TargetQueue, part: RowColumns, early_ms: Sequence[int]) -> None:
-        """Pause the queue, or reschedule messages: they are too early, as the wall clock was set back.
-
-        `part`: their rows; the first one is at the head of the queue. `early_ms`: by how much each is too early.
-        """
+        """Pause the queue if its first row is a little too early by the wall clock, else reschedule `part`."""
         if early_ms[0] <= EARLY_MS_MAX:
             queue.pause(early_ms[0] / 1000)
         else:
@@ -653,12 +605,12 @@ class TargetQueues(ApplyQueues[TargetQueue]):
     def unlock(self, key: int, turn: Turn) -> None:
         """Unlock a turn, because no cancel or reschedule of its message is running any more."""
         self.locked.discard(turn)
-        queue = self._queues.get(key)
+        queue = self.by_key.get(key)
         if queue is not None:
             self.mark_ready(queue)
 
     def record_lost(self, dropped: int, damaged: int) -> None:
-        """Count messages that are lost before they reached a queue: dropped or damaged."""
+        """Count messages that did not reach a queue: `dropped` with their topic, or `damaged` on disk."""
         self.dropped += dropped
         self.damaged += damaged
         if damaged:
@@ -667,34 +619,27 @@ class TargetQueues(ApplyQueues[TargetQueue]):
     # Changes of targets and messages
 
     def topic_deleted(self, incarnation: int) -> None:
-        """Let the queues of a deleted topic's partitions drop their messages."""
         super().topic_deleted(incarnation)
-        for key, queue in list(self._queues.items()):
+        for key, queue in list(self.by_key.items()):
             if key >> SEQUENCE_BITS == incarnation:
                 queue.process_durable()
 
     def remove_message(self, key: int, turn: Turn) -> None:
-        """Stop counting a message that was cancelled or rescheduled."""
-        queue = self._queues.get(key)
+        queue = self.by_key.get(key)
         if queue is not None:
             queue.remove_message(turn)
 
     def drop_blocked_rows(self, due: int) -> None:
-        """Drop the rows of those blocked queues that have a row due before `due`.
-
-        Files to which only these rows refer can then be deleted.
-        """
-        for queue in self._queues.values():
-            if queue.blocked_reason and not queue.busy and len(queue.rows) and queue.rows.first_turn().due < due:
+        """Drop the rows of blocked queues with a row due before `due`, so that files they refer to can be deleted."""
+        for queue in self.blocked:
+            if not queue.busy and len(queue.rows) and queue.rows.first_turn().due < due:
                 queue.drop_rows()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no read or append is running."""
-        return not any(queue.busy for queue in self._queues.values())
+        return not any(queue.busy for queue in self.by_key.values())
 
     def stop(self) -> None:
-        """Send nothing new and cancel all retry timers."""
         self.stopping = True
         self.close()
 
@@ -715,7 +660,7 @@ class LatenessHistogram:
         self.total = 0
 
     def record_sorted(self, now_ms: int, dues: Sequence[int]) -> None:
-        """Count messages with these due times (ascending), written now."""
+        """Count messages that are appended at `now_ms`; `dues`: their due times, ascending."""
         end = len(dues)
         for bucket in range(LATENESS_BUCKETS):
             # Messages with lower due times are later than this bucket.
@@ -729,10 +674,7 @@ class LatenessHistogram:
             self.max_ms = max(self.max_ms, now_ms - dues[0])
 
     def percentile_ms(self, part: float) -> int:
-        """Return the lateness in ms that the fraction `part` of the messages does not exceed.
-
-        It is the upper bound of a bucket, but not more than the maximum; 0 without messages.
-        """
+        """Return the lateness in ms that the fraction `part` of the messages does not exceed; 0 without messages."""
         wanted, seen = part * self.total, 0
         for bucket, count in enumerate(self.counts):
             seen += count

@@ -1,16 +1,16 @@
 """A hashed timing wheel: the messages that are due soon, in arrays instead of objects.
 
 Theory: George Varghese and Anthony Lauck, "Hashed and Hierarchical Timing Wheels: Data Structures for the Efficient
-Implementation of a Timer Facility", SOSP 1987, scheme 6. Time is divided into ticks. A ring of `slots` lists holds the
-timers; a timer of tick t is in list t mod slots and stays there for t div slots more revolutions (its rounds). Adding
-and cancelling therefore cost the same whatever the size of the wheel, and a tick costs the length of its list. The
-coarser rings for later due times, the other half of the paper, are on disk here (`tfmq.delay.buckets`).
+Implementation of a Timer Facility", SOSP 1987, scheme 6. Time is divided into ticks. A ring of `slots` lists has the
+timers: a timer of tick t is in list t mod slots, and stays there for t div slots revolutions of the ring (its rounds).
+So adding and cancelling cost the same whatever the size of the wheel, and a tick costs the length of its list. The
+coarser rings of the paper, for later due times, are on disk here (`tfmq.delay.buckets`).
 
 | case | result |
 |---|---|
 | due on a tick | popped by the first `pop` of that millisecond, not before |
 | first and last millisecond of a slot | each popped at its own millisecond, also if both are in one list |
-| more ticks away than there are slots | stays when the hand passes, popped in a later round |
+| more ticks away than there are slots | stays when its list is examined, popped in a later round |
 | the ring wraps between two pops | nothing is skipped, nothing is popped twice |
 | due before the last `pop` | popped by the next `pop` |
 | same due time | popped in the order of the numbers |
@@ -29,7 +29,7 @@ from itertools import compress
 from typing import Final, NamedTuple
 
 CANCELLED_ROWS_MIN: Final = 4096
-"""With fewer cancelled messages than this, their rows stay: removal would examine all rows."""
+"""With fewer cancelled messages than this their rows are not removed, because a removal examines all rows."""
 ROWS_MAX: Final = 1 << 62
 UNKNOWN_DUE: Final = -1
 
@@ -50,11 +50,7 @@ TARGETS_MAX: Final = 1 << TARGET_BITS
 
 
 class WheelRows(NamedTuple):
-    """Messages as columns of equal length; from `pop` in the order of their turns.
-
-    `locators`: where the record is stored, as in `tfmq.delay.rows`. `tags`: target id and absolute flag, see
-    `make_tag`. The caller of `pop` may change the columns.
-    """
+    """Messages as columns of equal length. A tag is target id << TARGET_SHIFT, maybe with the bit ABSOLUTE."""
 
     dues: array[int]
     numbers: array[int]
@@ -66,20 +62,11 @@ class WheelRows(NamedTuple):
 
 
 def no_wheel_rows() -> WheelRows:
-    """Return new, empty columns."""
     return WheelRows(array("Q"), array("Q"), array("Q"), array("Q"))
 
 
-def make_tag(target: int, absolute: bool) -> int:
-    """Pack a target id and the flag for an absolute due time into one integer."""
-    return target << TARGET_SHIFT | absolute
-
-
 class WheelSlot:
-    """One list of the ring: columns of messages, in the order in which they were added.
-
-    `packed`: the due time relative to the base, shifted left by DUE_SHIFT, and the tag.
-    """
+    """One list of the ring, in the order of additions. `packed`: relative due time << DUE_SHIFT, and the tag."""
 
     __slots__ = ("due_min", "locators", "numbers", "packed")
 
@@ -91,7 +78,6 @@ class WheelSlot:
         """Lower bound of the due times in this list, relative to the base."""
 
     def select(self, rows: Sequence[int]) -> WheelSlot:
-        """Return a copy of these rows, in this order."""
         part = WheelSlot()
         part.numbers = array("Q", map(self.numbers.__getitem__, rows))
         part.locators = array("Q", map(self.locators.__getitem__, rows))
@@ -99,19 +85,15 @@ class WheelSlot:
         return part
 
     def retain(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order, and remove all others."""
         part = self.select(rows)
         self.numbers, self.locators, self.packed = part.numbers, part.locators, part.packed
         self.due_min = min(self.packed) >> DUE_SHIFT
 
 
 class HashedTimingWheel:
-    """The timing wheel. Broker thread only.
+    """The timing wheel. It reads no clock. Broker thread only.
 
-    A message in it is a row: its turn (due time, number), a locator (where its record is stored, opaque here), the id
-    of its target and a flag for an absolute due time.
-
-    Due times are ms since 1970, at least `base_ms` and less than 34 years above it. The wheel reads no clock.
+    Due times are ms since 1970, at least `base_ms` and less than 34 years above it.
     """
 
     def __init__(self, tick_ms: int = 10, slots: int = 8192, base_ms: int = 0) -> None:
@@ -120,52 +102,40 @@ class HashedTimingWheel:
         self.tick_ms, self.slots, self.base_ms = tick_ms, slots, base_ms
         self._ring: list[WheelSlot | None] = [None] * slots
         self._hand = 0
-        """The tick, counted from the base, up to which all lists were examined."""
+        """The tick, counted from the base, before which the lists of all ticks were examined."""
         self._popped = -1
         """Due time, relative to the base, up to which all messages were popped."""
         self._cancelled: set[int] = set()
-        self._row_count = 0
+        self.row_count = 0
+        """Number of rows in memory, including rows of cancelled messages that are not removed yet."""
         self._added_late: set[int] = set()
-        """Numbers of the messages that were added after their due time was popped."""
+        """Numbers of messages that were added after their due time had been popped."""
         self._ready = no_wheel_rows()
         self._ready_popped = 0
-        """How many rows of `_ready` were popped.
-
-        `_ready`: the sorted rows of one list of the ring, removed from it, if one `pop` could not return all of them.
-        """
+        """How many rows of `_ready` were popped: these are the sorted rows of a list of which not all were popped."""
         self._next_due: int | None = None
-        """The earliest due time in the ring, relative to the base; None: empty; UNKNOWN_DUE: search."""
+        """The earliest due time in the ring, relative to the base. None: no rows; UNKNOWN_DUE: to be searched."""
 
     # State
 
     @property
     def count(self) -> int:
-        """Number of messages that are not popped and not cancelled."""
-        return self._row_count - len(self._cancelled)
-
-    @property
-    def row_count(self) -> int:
-        """Number of rows in memory, with those of cancelled messages that were not removed yet."""
-        return self._row_count
+        return self.row_count - len(self._cancelled)
 
     @property
     def popped_ms(self) -> int:
-        """Due time up to which all messages were popped."""
         return self.base_ms + self._popped
 
     @property
     def first_unpopped(self) -> tuple[int, int]:
-        """The lowest turn that was not popped; lower ones were, if they were added before their turn."""
+        """The lowest turn that was not popped. Messages with lower turns were, unless they were added too late."""
         if self._ready_popped < len(self._ready.dues):
             return self._ready.dues[self._ready_popped], self._ready.numbers[self._ready_popped]
         return self.popped_ms + 1, 0
 
     @property
     def next_due(self) -> int | None:
-        """Lower bound of the next due time; None if the wheel is empty.
-
-        Cancelled messages count until they are removed.
-        """
+        """A lower bound of the next due time, also of cancelled messages; None if the wheel is empty."""
         if self._ready_popped < len(self._ready.dues):
             return self._ready.dues[self._ready_popped]
         if self._next_due == UNKNOWN_DUE:
@@ -173,22 +143,18 @@ class HashedTimingWheel:
         return None if self._next_due is None else self.base_ms + self._next_due
 
     def occupancy(self) -> dict[str, int]:
-        """Return slots in use, rows of the fullest slot, all rows, and cancelled rows among them."""
         sizes = [len(slot.numbers) for slot in self._ring if slot is not None]
         return {
             "slots": self.slots,
             "slots_used": len(sizes),
             "slot_rows_max": max(sizes, default=0),
-            "rows": self._row_count,
+            "rows": self.row_count,
             "cancelled": len(self._cancelled),
         }
 
     def rebase(self, base_ms: int) -> None:
-        """Set another base while the wheel is empty.
-
-        Raises ValueError if it is not, or the base is below 0.
-        """
-        if self._row_count or base_ms < 0:
+        """Set another base while the wheel is empty. Raises ValueError if it has rows, or the base is below 0."""
+        if self.row_count or base_ms < 0:
             raise ValueError("a wheel with messages keeps its base")
         self.base_ms, self._hand, self._popped, self._next_due = base_ms, 0, -1, None
 
@@ -197,10 +163,7 @@ class HashedTimingWheel:
     def add_many(
         self, dues: Sequence[int], numbers: Sequence[int], locators: Sequence[int], tags: Sequence[int]
     ) -> None:
-        """Add messages, given as columns of equal length; `tags` from `make_tag`.
-
-        Raises ValueError: nothing was added.
-        """
+        """Add messages, given as the columns of `WheelRows`. Raises ValueError for a due time outside the range."""
         count = len(dues)
         if not count:
             return
@@ -213,12 +176,12 @@ class HashedTimingWheel:
             self._add_together(max(low // self.tick_ms, self._hand), low, dues, numbers, locators, tags)
         else:
             self._add_apart(dues, numbers, locators, tags)
-        self._row_count += count
+        self.row_count += count
         if self._next_due is None or (self._next_due != UNKNOWN_DUE and low < self._next_due):
             self._next_due = low
 
     def _add_together(self, tick: int, low: int, dues: Sequence[int], *columns: Sequence[int]) -> None:
-        """Add messages due in one tick, such as those of one send with one delay: whole columns."""
+        """Add messages due in one tick, such as those of one send with one delay, by whole columns."""
         numbers, locators, tags = columns
         slot, base = self._slot(tick), self.base_ms
         slot.numbers.extend(numbers if isinstance(numbers, array) else array("Q", numbers))
@@ -254,21 +217,18 @@ class HashedTimingWheel:
         return slot
 
     def cancel(self, due: int, number: int) -> bool:
-        """Cancel an added message. Return False if it was popped or cancelled before.
-
-        The row stays in memory until the message is due, or until more than half of all rows are cancelled.
-        """
+        """Cancel a message; return False if it was popped or cancelled before. Its row may stay until it is due."""
         if number in self._cancelled:
             return False
         if number not in self._added_late and (due, number) < self.first_unpopped:
             return False
         self._cancelled.add(number)
-        if len(self._cancelled) > CANCELLED_ROWS_MIN and 2 * len(self._cancelled) > self._row_count:
+        if len(self._cancelled) > CANCELLED_ROWS_MIN and 2 * len(self._cancelled) > self.row_count:
             self._retain_rows()
         return True
 
     def _return_ready(self) -> None:
-        """Return the rows of `_ready` to the ring: rows with lower turns are added, or rows removed."""
+        """Put the rows of `_ready` back into the ring, because lower turns are added or rows are removed."""
         dues, numbers, locators, tags = (column[self._ready_popped :] for column in self._ready)
         self._ready = no_wheel_rows()
         self._ready_popped = 0
@@ -291,7 +251,6 @@ class HashedTimingWheel:
         return dropped
 
     def drop_targets(self, targets: Collection[int]) -> int:
-        """Remove every message for these targets; return how many. Examines every row."""
         self._return_ready()
         before = self.count
         for slot in self._ring:
@@ -303,7 +262,7 @@ class HashedTimingWheel:
         return before - self.count
 
     def _retain_rows(self, end: int = DUE_RANGE << DUE_SHIFT) -> None:
-        """Remove the rows of the ring that are cancelled, or have `end` or more in `packed`."""
+        """Remove the rows in the ring that are cancelled, or whose `packed` value is `end` or more."""
         ready = self._ready.numbers[self._ready_popped :]
         cancelled, held = self._cancelled, len(ready)
         for index, slot in enumerate(self._ring):
@@ -320,15 +279,12 @@ class HashedTimingWheel:
             held += len(picked)
         self._added_late -= cancelled
         self._cancelled = cancelled.intersection(ready)
-        self._row_count, self._next_due = held, UNKNOWN_DUE if held else None
+        self.row_count, self._next_due = held, UNKNOWN_DUE if held else None
 
     # Pop
 
     def pop(self, now_ms: int, rows_max: int = ROWS_MAX) -> WheelRows:
-        """Return the messages due by `now_ms` that were not popped yet, in the order of their turns.
-
-        At most `rows_max` are returned; the next call continues. `next_due` shows whether there are more.
-        """
+        """Return at most `rows_max` messages due by `now_ms`, by turn; afterwards `next_due` tells about others."""
         found = no_wheel_rows()
         now = now_ms - self.base_ms
         while len(found.dues) < rows_max:
@@ -348,16 +304,16 @@ class HashedTimingWheel:
             else:
                 for column, more in zip(found, entries, strict=True):
                     column.extend(more)
-                self._row_count -= len(entries.dues)
+                self.row_count -= len(entries.dues)
             self._hand = (limit + 1) // self.tick_ms
             self._popped = max(self._popped, limit)
             self._next_due = UNKNOWN_DUE
-        if not self._row_count:
+        if not self.row_count:
             self._next_due = None
         return found
 
     def _append_ready(self, now_ms: int, rows_max: int, into: WheelRows) -> None:
-        """Move rows of `_ready` that are due to `into`, which has `rows_max` rows at most then."""
+        """Move due rows from `_ready` to `into`, until `into` has `rows_max` rows."""
         start = self._ready_popped
         room = start + rows_max - len(into.dues)
         end = bisect_right(self._ready.dues, now_ms, start, min(len(self._ready.dues), room))
@@ -370,7 +326,7 @@ class HashedTimingWheel:
         for column, more in zip(into, found, strict=True):
             column.extend(more)
         self._ready_popped = end
-        self._row_count -= end - start
+        self.row_count -= end - start
         if self._added_late:
             self._added_late.difference_update(found.numbers)
         if end == len(self._ready.dues):
@@ -378,10 +334,7 @@ class HashedTimingWheel:
             self._ready_popped = 0
 
     def _pop_tick(self, tick: int, limit: int) -> WheelRows:
-        """Remove and return what is due up to `limit` from the list of `tick`.
-
-        Rows of later rounds stay in the list.
-        """
+        """Remove and return the rows due up to `limit` in the list of `tick`, sorted; rows of later rounds stay."""
         index = tick % self.slots
         slot = self._ring[index]
         assert slot is not None, "the earliest due names a list without rows"
@@ -402,10 +355,7 @@ class HashedTimingWheel:
         return WheelRows(array("Q", map(base.__add__, dues)), slot.numbers, slot.locators, tags)
 
     def _find_next_due(self) -> int | None:
-        """Return the earliest due time in the ring, relative to the base.
-
-        It is in the first list with a row of the current round; without such a row it is the minimum of all lists.
-        """
+        """Return the earliest due time in the ring: that of the first list with a row of the current round, if any."""
         hand, slots, tick_ms, ring = self._hand, self.slots, self.tick_ms, self._ring
         least: int | None = None
         for tick in range(hand, hand + slots):
@@ -420,10 +370,7 @@ class HashedTimingWheel:
 
 
 def _delivery_order(dues: Sequence[int], numbers: array[int]) -> Sequence[int] | None:
-    """Return the indices of the rows in the order of their turns.
-
-    None if all rows have one due time and are in that order already.
-    """
+    """Return the indices of the rows in the order of their turns; None if the rows are already in this order."""
     if dues[0] == dues[-1] and min(dues) == max(dues) and numbers == array("Q", sorted(numbers)):
         return None
     # A tick has few different due times, so grouping rows by due time is cheaper than sorting by it.

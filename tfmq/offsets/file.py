@@ -3,8 +3,8 @@
     {"version": 2, "groups": {GROUP: {TOPIC: {PARTITION: {"offset": ..., "index": ..., "incarnation": ..., "epoch": ...,
     "generation": ...}}}}}
 
-Offset -1: the partition was claimed, but no offset is committed. Version 1 had one generation for each group and no
-claims; its files are read, and written again as version 2.
+Offset -1: the partition was claimed, but no offset is committed. A file of version 1 has one generation for each group
+and no claims; such a file is read, and becomes one of version 2 when it is written.
 """
 
 import json
@@ -21,26 +21,26 @@ from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced,
 
 FILE_VERSION: Final = 2
 FILE_BYTES_MAX: Final = 64 << 20
-"""Larger than any file of offsets: a wrong path must not fill the memory."""
+"""More than any file of offsets has: a wrong path must not fill the memory."""
 LOCK_PAUSE_SECONDS: Final = 0.005
 LOCK_TRIES: Final = 2000
-"""Attempts to lock the file: ten seconds in all, for other processes on a very slow disk."""
+"""Attempts to lock the file: ten seconds in all, enough for other processes on a very slow disk."""
 
 Rows = dict[PartitionName, StoredOffset]
 UNKNOWN: Final = StoredOffset(NO_OFFSET, generation=-1)
-"""Stands for the row of a partition that has none."""
+"""Used in place of the row of a partition that has no row."""
 
 
 class FileOffsets:
     """Offset storage in a file, which all members of a group on one machine may share.
 
-    Each call locks `PATH.lock`. Every call raises Busy if other processes do not release the lock in time, Damaged if
-    the file is invalid, and StoreFailed if the disk fails or is full, which is retriable unless the file cannot
-    exist.
+    Each call locks the file `PATH.lock`. Every call raises Busy if other processes do not release that lock in time,
+    Damaged if the file is invalid, and StoreFailed if the disk fails or is full. StoreFailed is retriable, unless the
+    file cannot exist at `path`.
     """
 
     def __init__(self, path: str, disk: Disk | None = None, pause: Callable[[float], None] = time.sleep) -> None:
-        # Resolved, because replacing a symbolic link would result in two files.
+        # Symbolic links are resolved, because replacing the file would replace a link, and then there were two files.
         self.path = os.path.realpath(os.path.expanduser(path))
         self._disk = disk or RealDisk()
         self._pause = pause
@@ -71,7 +71,8 @@ class FileOffsets:
     ) -> dict[PartitionName, StoredOffset]:
         """Set the generations of rows, and the offsets that are in `new`; return the committed offsets.
 
-        Raises Fenced for rows with a higher generation, after the others are changed.
+        A row that has a higher generation is not changed. If there are such rows, raises Fenced after changing the
+        others.
         """
         lock = self._lock()
         try:
@@ -151,7 +152,7 @@ class FileOffsets:
         )
 
     def _replace_file(self, content: bytes) -> None:
-        """Replace the content of the file atomically; durable on return."""
+        """Replace the file atomically by one with `content`, which is durable on return."""
         disk, new = self._disk, f"{self.path}.new"
         if disk.exists(new):
             disk.unlink(new)
@@ -180,7 +181,7 @@ def _encode(groups: Mapping[str, Rows]) -> bytes:
 
 
 def _decode_group(topics: Any, generation: int | None = None) -> Rows:
-    """Decode the rows of a group; `generation` replaces that of each row. Raises various errors for invalid ones."""
+    """Decode the rows of a group; `generation`, if given, replaces theirs. Invalid rows raise various errors."""
     own = {} if generation is None else {"generation": generation}
     found: Rows = {}
     for topic, rows in topics.items():
@@ -201,4 +202,4 @@ def _decode_group_of_version_1(group: Any) -> Rows:
 
 
 DECODERS: Final[Mapping[Any, Callable[[Any], Rows]]] = {1: _decode_group_of_version_1, FILE_VERSION: _decode_group}
-"""How the rows of a group are decoded, by the version of the file."""
+"""Decoders of a group's rows, by the version of the file."""

@@ -1,10 +1,10 @@
 """Offset storage in a database, through SQLAlchemy: `offsets="sql:URL"`.
 
-If the offsets are in the database of the program's results, `tfmq.sql.commit_offsets` commits both in one transaction,
-so that processing is exactly once.
+If the program's results are in the same database, `tfmq.sql.commit_offsets` commits results and offsets in one
+transaction, so that processing is exactly once.
 
-A row is a partition of a group. Its `generation` is the fence: a row is changed only with the same or a higher
-generation, and the comparison is part of the statement, so the database decides between two members.
+A row is a partition of a group. Its `generation` fences members that have lost the partition: a row is changed only
+with the same or a higher generation. The comparison is part of the statement, so the database decides between members.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ from tfmq.offsets.storage import (
 Result = TypeVar("Result")
 
 LOCK_SECONDS: Final = 5.0
-"""How long a call waits for a row that another transaction has locked; then it raises Busy."""
+"""How long a call waits for a row that another transaction has locked; after that it raises Busy."""
 POSTGRESQL_SETTINGS: Final = text(
     f"SELECT set_config('lock_timeout', '{LOCK_SECONDS * 1000:.0f}ms', true),"
     " set_config('synchronous_commit', 'on', true)"
 )
-"""Settings of a PostgreSQL transaction: durable commits, whatever the server's default is."""
+"""Settings of a PostgreSQL transaction: LOCK_SECONDS; and durable commits, even if the server's default differs."""
 TRANSACTION_ATTEMPTS: Final = 3
-"""Attempts of a transaction: in a deadlock the database aborts one, which can be repeated."""
+"""Attempts of a transaction. In a deadlock the database aborts one transaction, which may be repeated."""
 
 
 class SqlOffsets:
     """Offset storage in the table `tfmq_offsets`, which is created on first use.
 
     Every call raises StoreFailed if the database is not reachable, and Busy while another transaction has the rows
-    locked; both are retriable.
+    locked. After either error the call may be repeated.
     """
 
     def __init__(self, url: str) -> None:
@@ -102,7 +102,7 @@ class SqlOffsets:
     def claim(
         self, group: str, generation: int, partitions: Sequence[PartitionName]
     ) -> dict[PartitionName, StoredOffset]:
-        """Claim partitions (see `ClaimingStorage.claim`); wait for transactions that have the rows locked."""
+        """Claim partitions (see `ClaimingStorage.claim`). Waits for transactions that have the rows locked."""
         lost, kept = self._run_transaction(
             lambda connection: (
                 claim_rows(connection, group, generation, partitions),
@@ -124,7 +124,7 @@ class SqlOffsets:
             engine.dispose(close=self._process == os.getpid())
 
     def _raise_if_fenced(self, group: str, lost: Mapping[PartitionName, int]) -> None:
-        """Raise Fenced if there are partitions in `lost`, whose stored generation is higher."""
+        """Raise Fenced if there are partitions in `lost`: partition -> stored generation, which is higher."""
         if lost:
             raise fenced(self.shown, group, lost)
 
@@ -145,7 +145,7 @@ class SqlOffsets:
         raise AssertionError("the last try returns or raises")
 
     def _open_engine(self) -> Engine:
-        """Return the engine of this process; a parent's connections must be neither used nor closed."""
+        """Return the engine of this process. After a fork, the parent's connections are neither used nor closed."""
         if self._closed:
             raise Closed("The storage of offsets was closed.")
         if self._engine is None or self._process != os.getpid():
@@ -160,7 +160,7 @@ class SqlOffsets:
         return self._engine
 
     def _check_columns(self, engine: Engine) -> None:
-        """Raise NotSupported for a table that another program or another release made."""
+        """Raise NotSupported if another program or another release made the table."""
         there = {column["name"] for column in inspect(engine).get_columns(TABLE.name)}
         missing = [column.name for column in TABLE.columns if column.name not in there]
         if missing:
@@ -181,7 +181,7 @@ class SqlOffsets:
             ) from None
 
     def _to_transient_error(self, error: DBAPIError) -> TfmqError:
-        """Return the error for the caller, if a retry may help; otherwise raise StoreFailed."""
+        """Return the error to raise if repeating the call may help; otherwise raise StoreFailed."""
         where, reason = self.shown, _first_line(error)
         file = self.url.database if self.url.get_backend_name() == "sqlite" else None
         if is_permanent_error(error, file):
@@ -202,7 +202,7 @@ def _first_line(error: DBAPIError) -> str:
 
 TABLE_NAME: Final = "tfmq_offsets"
 CHANGE_ATTEMPTS: Final = 3
-"""Attempts to change a row, which another member may insert concurrently."""
+"""Attempts to change a row. An attempt fails if another member inserts the row between its update and its insert."""
 
 
 def offsets_table(metadata: MetaData, *, name: str = TABLE_NAME, schema: str | None = None) -> Table:
@@ -231,7 +231,7 @@ def create_table(engine: Engine) -> None:
     try:
         TABLE.create(engine, checkfirst=True)
     except DBAPIError:
-        # Another process created the table meanwhile, or permissions are missing: the second attempt finds out.
+        # Either another process has created the table meanwhile, or permissions are missing: then this fails again.
         TABLE.create(engine, checkfirst=True)
 
 
@@ -251,7 +251,7 @@ def claim_rows(
 ) -> dict[PartitionName, int]:
     """Set the generation of the partitions' rows, in the connection's transaction.
 
-    Return {partition: stored generation} of the rows that stay unchanged because that generation is higher.
+    Rows with a higher generation are not changed. Return {partition: stored generation} of these.
     """
     return _change_rows(connection, group, dict.fromkeys(names, (generation, None)))
 
@@ -259,14 +259,14 @@ def claim_rows(
 def save_rows(
     connection: Connection, group: str, offsets: Mapping[PartitionName, StoredOffset]
 ) -> dict[PartitionName, int]:
-    """Set offsets and generations of the partitions' rows; returns the same as `claim_rows`."""
+    """Set offsets and generations of the partitions' rows. Returns the same as `claim_rows`."""
     return _change_rows(connection, group, {name: (row.generation, row) for name, row in offsets.items()})
 
 
 def _change_rows(
     connection: Connection, group: str, changes: Mapping[PartitionName, tuple[int, StoredOffset | None]]
 ) -> dict[PartitionName, int]:
-    """Change rows to (generation, offset or None) like `claim_rows`."""
+    """Change rows to (generation, offset; None: keep the offset). Returns the same as `claim_rows`."""
     lost = {}
     for name in sorted(changes):  # in a fixed order, to avoid deadlocks between members
         kept = _change_row(connection, group, name, *changes[name])
@@ -278,7 +278,7 @@ def _change_rows(
 def _change_row(
     connection: Connection, group: str, name: PartitionName, generation: int, new: StoredOffset | None
 ) -> int | None:
-    """Change one row. Return None, or the stored generation if that is higher and the row is unchanged."""
+    """Change one row and return None; if the stored generation is higher, only return that."""
     key = _row_condition(group, name)
     kept: int | None = None
     for _ in range(CHANGE_ATTEMPTS):
@@ -296,7 +296,7 @@ def _change_row(
 def _try_insert(
     connection: Connection, group: str, generation: int, name: PartitionName, new: StoredOffset | None
 ) -> bool:
-    """Insert a row. Return False if another transaction inserted it concurrently."""
+    """Insert a row. Return False if another transaction has inserted the same row concurrently."""
     row = _column_values(new or StoredOffset(NO_OFFSET), generation)
     try:
         with connection.begin_nested():
@@ -313,7 +313,7 @@ def _row_condition(group: str, name: PartitionName) -> ColumnElement[bool]:
 
 
 def _column_values(new: StoredOffset | None, generation: int) -> dict[str, Any]:
-    """Return the column values of a row: `generation`, and the fields of `new` if there is one."""
+    """Return the values of a row's columns: `generation`, and if `new` is given, its other fields."""
     if new is None:
         return {"generation": generation}
     return {

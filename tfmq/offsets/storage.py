@@ -1,9 +1,10 @@
 """Offset storages: the interface, its data types, and helpers that storages share.
 
-A storage has a `StoredOffset` per group and partition. Its generation is the one under which the partition was
-assigned. Generations are from a durable counter, so a new owner has a higher one than all former owners. A storage
-rejects commits with a lower generation, so a member that lost the partition and has not noticed cannot commit. The
-default, the broker itself, does not use this interface: see `tfmq.client.consumer.offset_commit`.
+A storage has a `StoredOffset` for each group and partition. Its generation says under which assignment the offset was
+committed. Generations come from a durable counter, so a new owner of a partition has a higher one than all former
+owners. A storage rejects commits with a lower generation: so a member that lost the partition and has not noticed
+cannot commit. The broker, which stores offsets by default, has no such class: see
+`tfmq.client.consumer.offset_commit`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 from tfmq.errors import Fenced
 
 _USER: Final = re.compile(r"//([^:/@]*):.*@", re.DOTALL)
-"""Greedy up to the last @, because a password may contain an unescaped one."""
+"""Matches up to the last @, because a password may contain an @ that is not escaped."""
 _USER_ALONE: Final = re.compile(r"^([^:/@]*):.*@", re.DOTALL)
 _OPTION: Final = re.compile(
     r"([?&;][^=&;]*(?:pass|pwd|secret|token|credential|odbc_connect)[^=&;]*=)[^&;]*", re.IGNORECASE
@@ -26,7 +27,7 @@ _OPTION: Final = re.compile(
 
 
 def url_without_passwords(text: str) -> str:
-    """Return `text` with all passwords masked, also if it is not a valid URL."""
+    """Return `text` with all passwords masked, even if `text` is not a valid URL."""
     masked = _USER.sub(r"//\1:***@", text) if "//" in text else _USER_ALONE.sub(r"\1:***@", text)
     return _OPTION.sub(r"\1***", masked)
 
@@ -34,19 +35,19 @@ def url_without_passwords(text: str) -> str:
 PERMANENT_ERRNOS: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 )
-"""Errors of the operating system that retrying does not resolve."""
+"""Errors of the operating system that stay when the call is repeated."""
 SQLITE_CANTOPEN: Final = 14
 PERMANENT_SQLITE_CODES: Final = frozenset({3, 8, 23, 26, 1544})
-"""Permanent errors of SQLite: no permission, read-only file or directory, not a database."""
+"""Errors of SQLite that stay when the call is repeated: no permission, read-only, not a database."""
 PERMANENT_SQLSTATES: Final = frozenset({"28000", "28P01", "3D000", "3F000", "42501"})
-"""Permanent errors of PostgreSQL: login, missing database or schema, permission."""
+"""Errors of PostgreSQL that stay when the call is repeated: login, missing database or schema, permission."""
 
 
 def is_permanent_error(error: BaseException, path: str | os.PathLike[str] | None = None) -> bool:
-    """Return whether retrying cannot resolve `error`.
+    """Return whether the call that raised `error` will fail again if it is repeated.
 
-    `path`: the file of an SQLite database. Its error "cannot open" gives no reason: too many open files is transient, a
-    missing directory is not.
+    `path`: the file, if the database is SQLite. Its error "cannot open" gives no reason, so the path is examined: a
+    missing directory is permanent, too many open files are not.
     """
     if isinstance(error, OSError):
         return error.errno in PERMANENT_ERRNOS
@@ -73,7 +74,7 @@ def driver_install_hint(drivername: str, error: Exception) -> str:
 
 
 NO_OFFSET: Final = -1
-"""Offset of a row that was claimed, and has no committed offset."""
+"""The offset in a row that was claimed and has no committed offset."""
 
 
 class PartitionName(NamedTuple):
@@ -90,8 +91,8 @@ class StoredOffset(NamedTuple):
     """Committed offset of a group in one partition.
 
     Reading continues at byte `offset`, after `index` messages of the record there (0 outside of compressed batches).
-    `incarnation` is that of the topic, `epoch` that of the log when it was read, `generation` the one under which the
-    partition was assigned to the committing member. In a commit, generation 0 means the generation of the commit.
+    `incarnation`: the topic's. `epoch`: the log's when the offset was read. `generation`: that under which the
+    committing member got the partition; in a commit, 0 means the generation of the commit.
     """
 
     offset: int
@@ -103,10 +104,10 @@ class StoredOffset(NamedTuple):
 
 @runtime_checkable
 class OffsetStorage(Protocol):
-    """Storage of offsets. Its methods may block on a disk or a network; no two are called at a time.
+    """Storage of offsets. Its methods may wait for a disk or a network; only one of them is called at a time.
 
-    `claim` (see `ClaimingStorage`) fences members that lost a partition and have not noticed. A storage without it is
-    read instead, and fences from the first commit of the new owner on.
+    If a storage has `claim` (see `ClaimingStorage`), a new owner calls that: it fences members that have lost a
+    partition without noticing. Otherwise the new owner calls `read`, and fences them only by its first commit.
     """
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> Mapping[PartitionName, StoredOffset]:
@@ -116,8 +117,8 @@ class OffsetStorage(Protocol):
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
         """Commit `offsets`, each with its own generation (see `under`); durable on return.
 
-        Partitions are independent: where a higher generation is stored, nothing is changed, and Fenced (see `fenced`)
-        is raised after all others are committed. After any other error it is unknown what was committed.
+        Partitions are independent. A partition with a higher stored generation is not changed; Fenced (see `fenced`) is
+        raised for it after all others are committed. After any other error it is unknown what was committed.
         """
         ...
 
@@ -135,8 +136,8 @@ class ClaimingStorage(OffsetStorage, Protocol):
     ) -> Mapping[PartitionName, StoredOffset]:
         """Set the generation of these partitions and return their offsets, in one atomic step.
 
-        Those without an offset are left out. From then on a commit with a lower generation is rejected. Raises Fenced
-        (see `fenced`) for partitions with a higher generation; all others are claimed.
+        Partitions without an offset are left out of the result. From then on a commit with a lower generation is
+        rejected. Raises Fenced (see `fenced`) for partitions with a higher generation; all others are claimed.
         """
         ...
 
@@ -149,14 +150,14 @@ def under(generation: int, row: StoredOffset) -> StoredOffset:
 def claim(
     storage: OffsetStorage, group: str, generation: int, partitions: Sequence[PartitionName]
 ) -> Mapping[PartitionName, StoredOffset]:
-    """Claim partitions in `storage`; if it cannot claim, only read their offsets."""
+    """Claim partitions in `storage` and return their offsets; if the storage cannot claim, only read the offsets."""
     if isinstance(storage, ClaimingStorage):
         return storage.claim(group, generation, partitions)
     return storage.read(group, partitions)
 
 
 def fenced(where: str, group: str, kept: Mapping[PartitionName, int]) -> Fenced:
-    """Return the error for partitions with higher stored generations (`kept`); `where` names the storage."""
+    """Return the error for partitions whose stored generations (`kept`) are higher; `where` names the storage."""
     names = ", ".join(f"{name} (generation {kept[name]})" for name in sorted(kept))
     return Fenced(
         f"{where}: another member of group {group} has taken over {names}. (After a broker was set up again: remove the"
@@ -166,6 +167,6 @@ def fenced(where: str, group: str, kept: Mapping[PartitionName, int]) -> Fenced:
 
 
 def fenced_partitions(error: Fenced, asked: Iterable[PartitionName]) -> Collection[PartitionName]:
-    """Return the partitions that `error` names, or all that were `asked` for if it names none."""
+    """Return the partitions that `error` names; if it names none, all that were `asked` for."""
     named = error.details.get("partitions")
     return frozenset(asked) if named is None else frozenset(PartitionName(*each) for each in named)

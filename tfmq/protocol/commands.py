@@ -1,8 +1,8 @@
 """The table of all commands: code, name, and the fields of request and reply.
 
-Each request and reply is a NamedTuple: the annotation of a field contains its kind (the accepted values), its default
-replaces a missing trailing field. `COMMANDS` assigns the codes; a code is never reused. The docstrings are the
-descriptions in docs/protocol.md, which also explains how to add a command.
+A request or a reply is a NamedTuple. The annotation of a field contains its kind, which defines the accepted values. If
+fields are missing at the end of a received array, their defaults are used. `COMMANDS` assigns the codes; a code is
+never reused. The docstrings are the descriptions in docs/protocol.md, which also explains how to add a command.
 """
 
 from itertools import pairwise
@@ -16,7 +16,7 @@ from tfmq.protocol.schema import ByteString, Flag, Integer, Kind, ListOf, Map, N
 
 # Durability that a produce request waits for, and that its reply reports.
 ACKS_NONE, ACKS_WRITTEN, ACKS_SYNCED = 0, 1, 2
-EPOCH_UNKNOWN = ORDINAL_UNKNOWN = SEQUENCE_NONE = -1
+EPOCH_UNKNOWN = ORDINAL_UNKNOWN = -1
 
 _U32 = Integer(0, (1 << 32) - 1, "u32")
 _U63 = Integer(0, (1 << 63) - 1, "u63")
@@ -41,13 +41,13 @@ Member = Annotated[str, Name(empty=True)]
 ShortText = Annotated[str, Text()]
 PlainMap = Annotated[dict[str, Any], Map()]
 Boolean = Annotated[bool, Flag()]
-# The number of a transaction from the broker's counter, never reused; and the name that users and other systems give
-# it.
+# The epoch of a transaction is a number from the broker's counter, which is never reused. The xid is the transaction's
+# name for users and other systems.
 TransactionEpoch = Annotated[int, Integer(1, (1 << 63) - 1, "u63, not 0")]
 Xid = Annotated[str, Text(limits.XID_BYTES, empty=False)]
 
-# Due times of messages, u64 each, one per record. With the top bit set the rest is a delay in ms from the time at which
-# the broker accepts it; otherwise it is an absolute time, ms since 1970 by the wall clock.
+# The due times of a batch: one u64 for each record. If its top bit is set, the other bits are a delay in ms from the
+# time at which the broker accepts the message; otherwise the u64 is an absolute time, ms since 1970 by the wall clock.
 DUE_RELATIVE = 1 << 63
 DUE_MAX = DUE_RELATIVE - 1
 DUE_BYTES = 8
@@ -66,7 +66,8 @@ class Block(NamedTuple):
 class Position(NamedTuple):
     """Offset of a part of a batch.
 
-    From record `first_record` on the records are stored contiguously, starting at `offset`.
+    Record number `first_record` of the batch starts at `offset`, and the records after it follow without a gap, up to
+    the next part.
     """
 
     first_record: Size
@@ -91,9 +92,9 @@ class PartitionName(NamedTuple):
 
 
 class GroupOffset(NamedTuple):
-    """Committed offset of a group.
+    """Committed offset of a group in one partition.
 
-    `index` messages of the record at `offset` are acked; 0 unless the record contains a batch.
+    `index`: how many messages inside the record at `offset` are acked; 0 unless the record contains a batch.
     """
 
     topic: Topic
@@ -146,11 +147,11 @@ class TransactionBatch(NamedTuple):
 
 
 class DelayedBatch(NamedTuple):
-    """A delayed batch as stored.
+    """A delayed batch as it is stored.
 
-    Message n has the number `first_number` + n and is due at entry n of `dues`.
+    Message n of the batch has the number `first_number` + n and is due at entry n of `dues`.
 
-    These fields make up the handles of its messages.
+    The handles of the messages are made from these fields.
     """
 
     store_id: Identity
@@ -160,11 +161,11 @@ class DelayedBatch(NamedTuple):
 
 
 class TransactionDelayed(NamedTuple):
-    """A stored delayed batch of a transaction.
+    """A delayed batch of a transaction as it is stored.
 
-    `batch` is its index among all batches of the transaction.
+    `batch` is the index of this batch among all batches of the transaction.
 
-    Other fields as in DelayedBatch, but a single due time applies to all messages.
+    The other fields are as in DelayedBatch, except that a single entry of `dues` applies to all messages.
     """
 
     batch: Size
@@ -219,7 +220,7 @@ SentOffsets = Annotated[list[int], ListOf(Integer(-1, (1 << 63) - 1, "u63, or -1
 class Subscription(NamedTuple):
     """The topics of a group member, its session timeout and strategy.
 
-    With `only` the member accepts only these partitions.
+    If `only` is not nil, the member accepts only the partitions in it.
     """
 
     topics: Topics
@@ -229,7 +230,6 @@ class Subscription(NamedTuple):
 
 
 SubscriptionOrNil = Annotated[Subscription | None, Optional(Record(Subscription))]
-
 
 MAGIC = "TFMQ"
 VERSION_MIN = VERSION_MAX = 1
@@ -269,10 +269,7 @@ class DeletedReply(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Begin a connection.
-
-    The client offers a range of versions; the broker selects the highest that both support.
-    """
+    """Begin a connection. The client offers a range of versions; the broker selects the highest that both support."""
 
     magic: ShortText
     version_min: Size
@@ -307,10 +304,7 @@ class StatusReply(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """End a parked FETCH, AWAIT_CHECKS or HEARTBEAT of this connection.
-
-    Its empty reply is sent at once.
-    """
+    """End a parked FETCH, AWAIT_CHECKS or HEARTBEAT of this connection. Its empty reply is sent at once."""
 
     target: Size
 
@@ -336,8 +330,8 @@ class LeaseProducerIdsReply(NamedTuple):
 class Produce(NamedTuple):
     """Append a batch of records, the body, to one partition: all of it or nothing.
 
-    With `due` the records are stored until they are due, and appended then. With the epoch of an open transaction
-    they become part of it: nothing is appended before the commit.
+    If `due` is given, the records are stored until they are due, and appended then. If `transaction` is the epoch of an
+    open transaction, the records become part of that transaction: nothing is appended before its commit.
     """
 
     topic: Topic
@@ -364,8 +358,8 @@ class ProduceReply(NamedTuple):
 class SucceedProducer(NamedTuple):
     """Close a producer id on a partition for good.
 
-    The reply has its last stored sequence and a new id to continue with. Topic "": an id for delayed messages, whose
-    sequence spans all partitions.
+    The reply has the last stored sequence of that id, and a new id with which the client continues. Topic "" closes an
+    id for delayed messages; the sequence of such an id spans all partitions.
     """
 
     topic: Member
@@ -384,10 +378,7 @@ class SucceedProducerReply(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Read whole blocks from the one that contains `offset` on.
-
-    Wait up to `wait_ms` if there are none.
-    """
+    """Read whole blocks from the one that contains `offset` on. Wait up to `wait_ms` if there are none."""
 
     topic: Topic
     incarnation: Incarnation
@@ -413,9 +404,10 @@ class FetchReply(NamedTuple):
 
 
 class Locate(NamedTuple):
-    """Find an offset.
+    """Find the offset of a record.
 
-    `by` is 0 earliest, 1 latest (durable), 2 ordinal, 3 append time in ms, 4 record start at or before.
+    `by` says which one: 0 the earliest; 1 the end of the durable records; 2 the one with the ordinal `value`; 3 by
+    append time, `value` in ms; 4 the one that starts at the offset `value`, or the last one before it.
     """
 
     topic: Topic
@@ -435,9 +427,9 @@ class LocateReply(NamedTuple):
     end_ordinal: Number
 
 
-# Delayed messages. A requested due time is a u64. If its top bit is set, the rest is a delay in ms from the time at
-# which the broker accepts it; otherwise it is an absolute time, ms since 1970 by the wall clock. Replies have the
-# effective due time: an absolute time of broker time.
+# Delayed messages. A requested due time is a u64. If its top bit is set, the other bits are a delay in ms from the time
+# at which the broker accepts the message; otherwise the u64 is an absolute time, ms since 1970 by the wall clock.
+# Replies have the effective due time, an absolute time of broker time (the broker's clock that never goes back).
 HANDLE_BYTES: Final = 64
 """A handle has 59 characters (`tfmq.protocol.delayed_handle`); another kind may have some more."""
 Handle = Annotated[str, Text(HANDLE_BYTES, empty=False)]
@@ -461,10 +453,7 @@ class Edges(ListOf):
 
 
 class CancelDelayed(NamedTuple):
-    """Cancel a waiting message; the reply is sent once the result is durable.
-
-    A repeat gets the first reply.
-    """
+    """Cancel a waiting message; the reply is sent once the result is durable. A repeat gets the first reply."""
 
     handle: Handle
 
@@ -472,7 +461,8 @@ class CancelDelayed(NamedTuple):
 class RescheduleDelayed(NamedTuple):
     """Give a waiting message another due time, in one step.
 
-    It gets a new handle, and the old one refers to it. A repeat reschedules it again; the last reply counts.
+    The message gets a new handle, and the old handle refers to the new one. A repeat of the command reschedules the
+    message again; the handle in the last reply counts.
     """
 
     handle: Handle
@@ -487,8 +477,8 @@ class RescheduleDelayedReply(NamedTuple):
 class ListDelayed(NamedTuple):
     """List waiting messages in order of due time.
 
-    These have first_due <= due < end_due (the default includes the largest time) and follow the handle `after`; topic
-    "", nil partition, nil key: all.
+    Listed are the messages with first_due <= due < end_due that follow the message with the handle `after`. The default
+    of end_due includes the largest time. Topic "", partition nil and key nil stand for all topics, partitions and keys.
     """
 
     topic: Member = ""
@@ -532,9 +522,9 @@ STICKY, RANGE, CONSISTENT_HASH = "sticky", "range", "consistent_hash"
 class JoinGroup(NamedTuple):
     """Make the caller a member of the group without partitions.
 
-    What a member of this name owned before is released. `member` is "" the first time, or a name chosen by
-    the client, so that a repeat adds no second member. With `only` the member accepts only these partitions.
-    The reply is sent once its assignment is durable.
+    `member` is "" the first time, or a name chosen by the client, so that a repeat adds no second member. Partitions
+    that an earlier member of this name owned are released. If `only` is not nil, the member accepts only the partitions
+    in it. The reply is sent once the member's assignment is durable.
     """
 
     group: Group
@@ -555,8 +545,8 @@ class JoinGroupReply(NamedTuple):
 class Heartbeat(NamedTuple):
     """Keep a member alive, and report in `held` the partitions that it has not released.
 
-    Waits up to `wait_ms` for a change of its assignment. What is left out of `held` is released.
-    `subscription` is sent if it changed, or if the last reply had `forgotten` set.
+    A partition that is left out of `held` is released. The reply waits up to `wait_ms` for a change of the member's
+    assignment. `subscription` is sent only if it changed, or if the last reply had `forgotten` set.
     """
 
     group: Group
@@ -591,8 +581,8 @@ class LeaveGroupReply(NamedTuple):
 class CommitOffsets(NamedTuple):
     """Commit offsets of the group; the reply is sent once they are durable.
 
-    Partitions that the member does not own (any more) are left out and named in `fenced`; if it owns none of them,
-    the reply is the error `fenced`.
+    Partitions that the member does not own (any more) are left out and named in `fenced`. If the member owns none of
+    the partitions, the reply is the error `fenced`.
     """
 
     group: Group
@@ -652,15 +642,16 @@ class DeleteGroup(NamedTuple):
 #
 # In replies a schedule is a map: name, id, cron, timezone, topic, partition, misfire, state (active, paused, waiting),
 # trouble (why it waits), next_ms (0: none), last_ms (0: nothing sent yet), made_ms, size (of the payload), tag,
-# properties (their number). The reply about one that is requested by name also has payload (nil: a tombstone) and
+# properties (their number). If the request names one schedule, its map also has payload (nil: a tombstone) and
 # attribute.
 
 
 class AddSchedule(NamedTuple):
     """Add a schedule.
 
-    From now on the body is sent to the topic at each time of the cron expression, in the time zone. A repeat with the
-    same fields changes nothing. `attribute` is that of the records, without a born time.
+    From now on the broker sends the body as a message to the topic at each time of the cron expression, in the time
+    zone. A repeat with the same fields changes nothing. `attribute` is the attribute of these messages' records,
+    without a born time.
     """
 
     name: Topic
@@ -698,9 +689,9 @@ class PauseSchedule(NamedTuple):
 
 
 class ResumeSchedule(NamedTuple):
-    """Resume a schedule with the next time from now.
+    """Resume a schedule; it continues with its next time from now.
 
-    This also works if the wall clock was set back before its last sent time.
+    This also works if the wall clock was set back to before the time of the last message that was sent.
     """
 
     name: Topic
@@ -709,7 +700,8 @@ class ResumeSchedule(NamedTuple):
 class RemoveSchedule(NamedTuple):
     """Remove a schedule.
 
-    With `id` only if it has that id, so that a repeat cannot remove a newer one of the same name.
+    If `id` is given, the schedule is removed only if it has that id: so a repeat cannot remove a newer schedule of the
+    same name.
     """
 
     name: Topic
@@ -724,10 +716,7 @@ class RemoveScheduleReply(NamedTuple):
 
 
 class Metadata(NamedTuple):
-    """List topics with their partitions.
-
-    Unknown topics are left out, or created if `create` is set.
-    """
+    """List topics with their partitions. Unknown topics are left out, or created if `create` is set."""
 
     topics: Annotated[list[str] | None, Optional(ListOf(Name(), limits.TOPICS.cap))] = None
     create: Boolean = False
@@ -762,7 +751,7 @@ class GrowTopicReply(NamedTuple):
 
 
 class DeleteTopic(NamedTuple):
-    """Delete the topic with all its messages; `incarnation` 0: whichever has the name."""
+    """Delete the topic with all its messages; `incarnation` 0 means the topic that has the name now."""
 
     topic: Topic
     incarnation: Incarnation = 0
@@ -797,7 +786,7 @@ class TruncateReply(NamedTuple):
 class SetTopic(NamedTuple):
     """Change settings of the topic; those in `unset` return to the server's values.
 
-    Effective at once. `incarnation` 0: whichever has the name.
+    The change takes effect at once. `incarnation` 0 means the topic that has the name now.
     """
 
     topic: Topic
@@ -822,7 +811,7 @@ Maps = Annotated[list[dict[str, Any]], ListOf(Map(), limits.TRANSACTIONS_PER_PAG
 class BeginTransaction(NamedTuple):
     """Begin transaction `number` of the producer `producer_id`.
 
-    With xid "" it is a local one, which ends with its connection and gets its name from the broker. A repeat gets the
+    With xid "" the transaction is local: it ends with its connection, and the broker gives it a name. A repeat gets the
     first reply.
     """
 
@@ -842,10 +831,7 @@ class BeginTransactionReply(NamedTuple):
 
 
 class PrepareTransaction(NamedTuple):
-    """Prepare a transaction (first phase).
-
-    It is durable with all its content, and waits for its owner's decision.
-    """
+    """Prepare a transaction (first phase). It is durable with all its content, and waits for its owner's decision."""
 
     xid: Xid
     epoch: TransactionEpoch
@@ -861,8 +847,8 @@ class PrepareTransactionReply(NamedTuple):
 class CommitTransaction(NamedTuple):
     """Commit a prepared transaction, or with `one_phase` an unprepared one.
 
-    `heuristic`: an operator commits it instead of its owner; with `force` also one that lost messages because
-    the journal was damaged.
+    With `heuristic` an operator commits the transaction instead of its owner; with `force` also a transaction that lost
+    messages because the journal was damaged.
     """
 
     xid: Xid
@@ -899,7 +885,8 @@ class ForgetTransaction(NamedTuple):
 class ListTransactions(NamedTuple):
     """List unfinished transactions by epoch, starting after `after`.
 
-    Nil states: those that need attention, which are prepared, applying, or ended by an operator.
+    If `states` is nil, only the transactions that need attention: those that are prepared, applying, or ended by an
+    operator.
     """
 
     states: Annotated[list[str] | None, Optional(ListOf(Text(32), LISTED_STATES_MAX))] = None
@@ -915,7 +902,7 @@ class ListTransactionsReply(NamedTuple):
 
 
 class DescribeTransaction(NamedTuple):
-    """Describe one transaction, live or remembered; epoch 0: the latest with that xid."""
+    """Describe one transaction, live or remembered; epoch 0 means the latest one with that xid."""
 
     xid: Xid
     epoch: Number = 0
@@ -924,7 +911,7 @@ class DescribeTransaction(NamedTuple):
 class Transact(NamedTuple):
     """Run a whole local transaction in one frame: begin, sends and commit.
 
-    It is transaction `number` of the producer `producer_id`. A repeat gets the first reply.
+    The transaction is number `number` of the producer `producer_id`. A repeat gets the first reply.
     """
 
     producer_id: ProducerId
@@ -945,7 +932,7 @@ class TransactReply(NamedTuple):
 class AwaitChecks(NamedTuple):
     """Wait up to `wait_ms` for prepared transactions whose owner must be asked (check-back).
 
-    The reply has those of one producer group. CANCEL ends the wait.
+    The reply has such transactions of one producer group. CANCEL ends the wait.
     """
 
     group: Group
@@ -959,7 +946,8 @@ class AwaitChecksReply(NamedTuple):
 class CommitGroup(NamedTuple):
     """Commit prepared transactions together, all or none, as `sequence` of the commit group.
 
-    Other members of the group with a sequence up to it are rolled back. A repeat gets the first reply.
+    Other prepared transactions of the commit group with this or a lower sequence are rolled back. A repeat gets the
+    first reply.
     """
 
     group: Group
@@ -978,10 +966,7 @@ class CommitGroupReply(NamedTuple):
 
 
 class AbortCommitGroup(NamedTuple):
-    """Roll back the members that one run prepared for one sequence.
-
-    No more of that run is accepted.
-    """
+    """Roll back the members that one run prepared for one sequence. Nothing more of that run is accepted."""
 
     group: Group
     sequence: Number
@@ -1001,7 +986,7 @@ class ListCommitGroupsReply(NamedTuple):
 
 
 class ForgetCommitGroup(NamedTuple):
-    """Delete the last sequence of a commit group. An old sequence would be accepted again."""
+    """Delete the last sequence of a commit group. After that an old sequence would be accepted again."""
 
     group: Group
 
@@ -1077,17 +1062,17 @@ BY_CODE: dict[int, Command] = {command.code: command for command in COMMANDS}
 BY_REQUEST: dict[type[Any], Command] = {command.request.shape: command for command in COMMANDS}
 
 SPARE_FIELDS = 64
-"""Fields of a later release, which are ignored, beyond those of a request and of its rows in all."""
+"""How many unknown fields, those of later releases, a request and its rows may have in all; they are ignored."""
 
 SPARE_IN_ROW = 1
-"""Fields of a later release that are allowed in each row of a list, and ignored."""
+"""How many unknown fields, those of later releases, each row of a list may have; they are ignored."""
 
 
 def header_bounds(partitions: int = limits.PARTITIONS.cap) -> dict[int, tuple[int, int]]:
     """Return for each command code how many fields and values its request header may have.
 
-    The entry of a code is (fields, values in all) for a broker with at most `partitions` partitions: what the
-    fields of the command allow, and some more for fields of later releases.
+    The value for a code is (fields, values in all). It permits what the fields of the command allow in a broker with at
+    most `partitions` partitions, and some more for fields that later releases add.
     """
     bounds = {}
     for command in COMMANDS:

@@ -5,8 +5,9 @@
     header      one msgpack array
     body        the rest
 
-Big-endian. Sizes are checked as soon as their four bytes have arrived, before anything is allocated. Every invalid
-input raises `BadFrame` and nothing else. The first bytes of other protocols are recognized and named in the error.
+The integers are big-endian. A size is checked as soon as its four bytes have arrived, before anything is allocated.
+Every invalid input raises `BadFrame` and nothing else. If the first bytes are those of another protocol, the error
+names that protocol.
 """
 
 from __future__ import annotations
@@ -57,10 +58,7 @@ def encode(header: Iterable[Any], *body: Buffer) -> list[Buffer]:
 
 
 def check_size(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRAME_BYTES) -> int:
-    """Return how many bytes follow the size word of the frame at `position`. Raises BadFrame.
-
-    The four bytes of the size word must be present.
-    """
+    """Return how many bytes follow the size word at `position`, which must be present. Raises BadFrame."""
     size: int = SIZE.unpack_from(view, position)[0]
     if size > frame_bytes or size < 4:
         start = bytes(view[position : position + DETECTION_BYTES])
@@ -72,10 +70,7 @@ def check_size(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRA
 
 
 def parse_prefix(view: Buffer, position: int = 0, *, frame_bytes: int = limits.FRAME_BYTES) -> tuple[int, int]:
-    """Return (size, header size) of the frame at `position`. Raises BadFrame.
-
-    Its first eight bytes must be present.
-    """
+    """Return (size, header size) of the frame at `position`. Raises BadFrame. Its first eight bytes must be present."""
     size = check_size(view, position, frame_bytes=frame_bytes)
     header_size: int = SIZE.unpack_from(view, position + 4)[0]
     if header_size > size - 4:
@@ -86,11 +81,10 @@ def parse_prefix(view: Buffer, position: int = 0, *, frame_bytes: int = limits.F
 
 
 def decode_header(view: Buffer, bounds: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> list[Any]:
-    """Decode a header: a list that begins with the command code and the correlation number.
+    """Decode a header: a list that begins with the command code and the correlation number. Raises BadFrame.
 
-    `bounds`: command code -> (maximum number of fields, of values in all). A header with more is rejected
-    before it is decoded: half a million surplus values cost as much time as the largest request. Raises
-    BadFrame.
+    `bounds`: command code -> (maximum number of fields, of values in all). A header that exceeds them is rejected
+    before it is decoded, because decoding half a million surplus values would cost as much time as the largest request.
     """
     try:
         if len(view) <= UNCHECKED_BYTES_MAX or not bounds:
@@ -107,10 +101,6 @@ def decode_header(view: Buffer, bounds: Mapping[int, tuple[int, int]] = MappingP
 
 
 def _items_max(view: Buffer, bounds: Mapping[int, tuple[int, int]]) -> int:
-    """Return how many values the header may have, by its command code.
-
-    Raises BadFrame if it has too many fields.
-    """
     fields, first = list_header(view)
     width = UNSIGNED.get(view[first], 0) if fields > 0 and len(view) > first else 0
     code = int.from_bytes(view[first + 1 : first + 1 + width], "big") if width else view[first]
@@ -121,11 +111,9 @@ def _items_max(view: Buffer, bounds: Mapping[int, tuple[int, int]]) -> int:
 
 
 def frame_at(view: memoryview, position: int, *, frame_bytes: int = limits.FRAME_BYTES) -> tuple[Frame | None, int]:
-    """Return the frame at `position` and where the next one starts.
+    """Return the frame at `position` and where the next one starts. Raises BadFrame.
 
-    If it is incomplete, return None and how many bytes are needed. Raises BadFrame.
-
-    The number of bytes needed counts from `position` and is 4, 8, or the whole frame.
+    If the frame is incomplete, return None and how many bytes are needed from `position`: 4, 8, or the whole frame.
     """
     held = len(view) - position
     if held < 4:
@@ -143,8 +131,9 @@ def frame_at(view: memoryview, position: int, *, frame_bytes: int = limits.FRAME
 class Decoder:
     """Incremental decoder of a byte stream. Stores at most one incomplete frame.
 
-    Bodies are views of the bytes fed, or of a copy if a frame arrived in parts; they stay valid as long as they are
-    referenced. After a BadFrame the stream cannot be decoded any further: close the connection.
+    Bodies of frames are views of the bytes passed to `feed`, or of a copy if a frame arrived in parts; they stay valid
+    as long as they are referenced. After a BadFrame the stream cannot be decoded any further, and the connection must
+    be closed.
     """
 
     def __init__(self, frame_bytes: int = limits.FRAME_BYTES) -> None:
@@ -163,10 +152,7 @@ class Decoder:
         return bool(self._incomplete)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Return the frames that `data` completes.
-
-        Do not modify `data` afterwards: bodies are views of it.
-        """
+        """Return the frames that `data` completes. Do not modify `data` afterwards: bodies are views of it."""
         view = memoryview(data)
         frames: list[Frame] = []
         while self._incomplete and view:

@@ -1,7 +1,7 @@
 """Kinds of fields, which validate values from the wire.
 
-A request is a NamedTuple whose annotations contain the kinds: `offset: Annotated[int, Integer(0, 9)]`. Types, defaults
-and validation so have one source.
+A request is a NamedTuple whose annotations contain the kinds: `offset: Annotated[int, Integer(0, 9)]`. So types,
+defaults and validation have one source.
 """
 
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, get_type_hints
@@ -20,7 +20,6 @@ class Kind(Protocol):
     @property
     def text(self) -> str:
         """The kind as docs/protocol.md names it."""
-        ...
 
     def check(self, value: Any, name: str) -> Any: ...
 
@@ -86,7 +85,7 @@ class ByteString:
 
 
 class Name:
-    """A name that `limits.valid_name` accepts; also "" if `empty` is set."""
+    """A name that `limits.is_valid_name` accepts; also "" if `empty` is set."""
 
     def __init__(self, empty: bool = False) -> None:
         self.empty = empty
@@ -149,10 +148,7 @@ Tuple = TypeVar("Tuple", bound=tuple[Any, ...])
 
 
 class Record(Generic[Tuple]):
-    """An array that becomes a NamedTuple.
-
-    Missing trailing fields get their defaults, additional ones are ignored.
-    """
+    """An array that becomes a NamedTuple. Missing trailing fields get their defaults, additional ones are ignored."""
 
     def __init__(self, shape: type[Tuple]) -> None:
         self.shape = shape
@@ -161,17 +157,12 @@ class Record(Generic[Tuple]):
         self.kinds: tuple[Kind, ...] = tuple(hint.__metadata__[0] for hint in hints.values())
         self.defaults: dict[str, Any] = shape._field_defaults  # type: ignore[attr-defined]
         self.decode: Any = self._compile()
-        """`decode(values, name, start=0)` returns the NamedTuple of `values[start:]`.
-
-        Raises BadRequest for an invalid field, and unless `values` is a list.
-        """
+        """`decode(values, name, start=0)` returns the NamedTuple of `values[start:]`. Raises BadRequest if a field is
+        invalid, or `values` is no list."""
         self.check = self.decode
 
     def _compile(self) -> Any:
-        """Return `decode` as one function without loops over the fields.
-
-        A request of one message takes 4 calls to decode by this, in place of 12.
-        """
+        """Return `decode` as one function without loops over the fields: 4 calls for a request, in place of 12."""
         fields = [f"v{number}" for number in range(len(self.names))]
         row = "".join(f"{field}, " for field in fields)
         required = len(fields) - len(self.defaults)

@@ -20,21 +20,19 @@ PARTIAL_FRAME_BYTES_MIN = 4096
 PARTIAL_FRAME_GROWTH = 4
 """A frame's buffer is at most this factor larger than what has arrived, whatever its size word announces."""
 PARTIAL_FRAME_BYTES_AT_ONCE = 1 << 20
-"""A frame up to this size gets its whole buffer immediately while receive memory is plentiful.
-
-A batch is then received in one or two reads, instead of one for each growth of the buffer.
-"""
+"""A frame up to this size gets a buffer for the whole frame at once, unless much receive memory is in use. A batch is
+then received in one or two reads, instead of one for each growth of the buffer."""
 RECEIVING_BYTES_PLENTIFUL = 16 << 20
-"""Memory for incomplete frames of all connections, up to which it counts as plentiful."""
+"""If all incomplete frames together have less memory than this, a frame may get its whole buffer at once."""
 
 
 class ReceiveArena:
-    """Receive memory shared by all connections during a turn.
+    """Receive memory that all connections share during a turn.
 
     The reads of a turn are stored one after the other, and complete frames are passed on as views of the arena. When
-    the turn ends, all of it has been written or copied, so the next turn starts at the beginning again: a thousand
-    connections cost one arena, of which only the pages that a turn filled are in memory. A caller that needs a frame
-    longer retains `buffer`; the arena then continues after it, or in a new buffer.
+    the turn ends, all frames have been written to the logs or copied, so the next turn starts at the beginning of the
+    arena again. A caller that needs a frame longer retains `buffer`; later reads then go after that frame, or into a
+    new buffer.
     """
 
     def __init__(self, pool: Pool, *, arena_bytes: int = ARENA_BYTES, read_bytes: int = READ_BYTES) -> None:
@@ -72,8 +70,8 @@ class ReceiveArena:
 class PartialFrame:
     """The received part of an incomplete frame, size word included: `filled` bytes of `needed`.
 
-    The buffer grows with the received bytes, so that an announced size costs no memory, unless it is
-    allocated `at_once`.
+    The buffer grows with the received bytes, so that a size that is only announced costs no memory. With `at_once` the
+    whole buffer is allocated at the beginning.
     """
 
     __slots__ = ("_pool", "buffer", "filled", "needed")
@@ -86,23 +84,8 @@ class PartialFrame:
         self.buffer = pool.allocate(needed if at_once else partial_frame_size(self.filled, needed))
         self.buffer.view[: self.filled] = part
 
-    @property
-    def is_complete(self) -> bool:
-        return self.filled == self.needed
-
-    @property
-    def has_room_for_rest(self) -> bool:
-        return self.buffer.size == self.needed
-
-    def free_buffer(self) -> memoryview:
-        """Return the memory for the next bytes; never empty before the frame is complete."""
-        return self.buffer.view[self.filled :]
-
     def mark_filled(self, size_bytes: int) -> None:
-        """Mark the first `size_bytes` of `free_buffer` as filled.
-
-        A full buffer that is too small for the frame is replaced by a larger one.
-        """
+        """Mark more bytes of `buffer` as filled; a full one that is too small is replaced by a larger one."""
         self.filled += size_bytes
         if self.filled == self.buffer.size < self.needed:
             larger = self._pool.allocate(partial_frame_size(self.filled, self.needed))
@@ -110,15 +93,9 @@ class PartialFrame:
             self.buffer.release()
             self.buffer = larger
 
-    def release(self) -> None:
-        self.buffer.release()
-
 
 def allocates_at_once(receiving_bytes: int, needed: int) -> bool:
-    """Return whether a frame may have its whole buffer of `needed` bytes immediately.
-
-    `receiving_bytes` are in use by other frames.
-    """
+    """Return whether a frame may have its whole buffer immediately, with `receiving_bytes` in use by others."""
     return needed <= PARTIAL_FRAME_BYTES_AT_ONCE and receiving_bytes + needed <= RECEIVING_BYTES_PLENTIFUL
 
 
@@ -136,7 +113,7 @@ PARTIAL_FRAME_SECONDS = 60.0
 RECEIVING_BYTES_ALL = 256 * MIB
 """Memory for incomplete frames. Above it only one connection at a time continues with its frame."""
 CROWDED_FACTOR = 4
-"""Above this multiple, which only the first bytes of many frames can reach, each read is limited to little."""
+"""Above this multiple of RECEIVING_BYTES_ALL, reads are short. Only the first bytes of many frames can reach it."""
 PAUSED_FOR_MEMORY = "memory"
 """Pause reason of connections that wait for receive memory."""
 CHECK_SECONDS = 1.0
@@ -148,6 +125,8 @@ class LimitedConnection(Protocol):
 
     unsent_bytes: int
     served_until: float
+    is_waiting: bool
+    """Whether the connection waits for its client to read."""
 
     def continue_deferred(self) -> None: ...
     def flush(self) -> None: ...
@@ -155,21 +134,16 @@ class LimitedConnection(Protocol):
     def pause(self, reason: str) -> None: ...
     def resume(self, reason: str) -> None: ...
     def stalled_since(self) -> float | None:
-        """Return since when the connection waits for its client to read, or to continue a frame.
-
-        Return None if it does not wait.
-        """
-        ...
-
-    def waits_for_client(self) -> bool: ...
+        """Return since when the connection waits for its client, to read or to continue a frame, else None."""
 
 
 class ConnectionLimits:
     """Shared limits of all connections of one server; used in the reactor's thread only.
 
-    A connection whose client does not read is closed by three rules: too much unsent for it, no progress for too
-    long, or too much unsent for all, in which case the one with the most is closed. A client that stops within a
-    frame is disconnected too, so that incomplete frames do not accumulate.
+    A connection whose client does not read its replies is closed in three cases: too many bytes are unsent on it; the
+    client has read nothing for too long; or too many bytes are unsent on all connections together, and the most on this
+    one. A connection is also closed if its client stops in the middle of a frame, so that incomplete frames do not
+    accumulate.
     """
 
     def __init__(
@@ -218,10 +192,7 @@ class ConnectionLimits:
             self._call_later(0, self._run_deferred)
 
     def _run_deferred(self) -> None:
-        """Continue deferred connections, the least served first, for the time of one turn; at least one.
-
-        The others wait for the next turn, in which cheap requests are handled before them.
-        """
+        """Continue deferred connections, the least served first, for the time of one turn; at least one."""
         self._deferred_scheduled = False
         deadline = self.clock.monotonic() + TURN_SECONDS
         waiting = sorted(self.deferred, key=lambda connection: connection.served_until)
@@ -254,11 +225,10 @@ class ConnectionLimits:
             self._call_later(CHECK_SECONDS, self._check_stalled)
 
     def may_receive(self, connection: LimitedConnection) -> bool:
-        """Return whether the connection may receive more of its frame now.
+        """Return whether the connection may receive more of its frame now; if not, it is paused until it may.
 
-        If not, it is paused until it may.
-
-        The first waiting connection always may, so that at least one frame completes, whatever the others do.
+        The connection that has waited longest always may, so that at least one frame is completed, whatever the others
+        do.
         """
         if self.receiving_bytes <= RECEIVING_BYTES_ALL and not self._waiting_for_memory:
             return True
@@ -296,7 +266,7 @@ class ConnectionLimits:
             since = connection.stalled_since()
             if since is None:
                 self._monitored.discard(connection)
-            elif connection.waits_for_client():
+            elif connection.is_waiting:
                 if now - since >= self._unsent_seconds:
                     connection.cut_off(
                         f"it has not read anything for {now - since:.0f} s, {connection.unsent_bytes} bytes wait for it"

@@ -12,15 +12,12 @@ from tfmq.protocol import commands, frames
 from tfmq.server.transport import address_text
 
 DESCRIPTORS_KEPT = 256
-"""File descriptors not used for connections: logs opened after the start, folders, threads. With a low limit of open
-files it is half of those that are free at the start."""
+"""Number of file descriptors that connections leave free for logs opened after the start, folders and threads. If the
+limit of open files is low, connections leave half of the descriptors that are free at the start."""
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the address (an empty host: all addresses), not listening yet.
-
-    Raises TfmqError with the reason.
-    """
+    """Return a socket bound to the address, not listening yet; an empty host is all addresses. Raises TfmqError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -53,10 +50,7 @@ def listen_error(error: OSError, host: str, port: int) -> TfmqError:
 
 
 def connections_max(wanted: int, open_files: int) -> int:
-    """Return how many connections the limit of open files allows.
-
-    The soft limit is raised as needed.
-    """
+    """Return how many connections the limit of open files allows. The soft limit is raised as needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + open_files + DESCRIPTORS_KEPT
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -74,12 +68,10 @@ RESPONSE_BYTES_MAX = 4096
 
 
 def describe_port_owner(host: str, port: int) -> str:
-    """Return a clause on the program that uses a port.
+    """Return a clause on the program that uses a port: "another tfmq server (tfmq 0.1.0) answers there".
 
-    Example: "another tfmq server (tfmq 0.1.0) answers there".
-
-    First listen for a greeting, then send HELLO, then an empty line, to which text protocols respond with an error.
-    Each step has a timeout, and none changes anything in the other program.
+    First wait for a greeting from the program, then send HELLO, then an empty line, to which text protocols respond
+    with an error. Each step has a timeout, and none changes anything in the other program.
     """
     try:
         with socket.create_connection((host, port), timeout=PROBE_SECONDS) as connection:

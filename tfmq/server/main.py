@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line.
-
-    Its fields are time (UTC, ISO 8601), level, logger, message, and the traceback as `error`.
-    """
+    """One JSON object per line: time (UTC), level, logger, message, and the traceback as `error`."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -67,25 +64,11 @@ def set_up_logging(level: str, as_json: bool, stream: TextIO = sys.stderr) -> No
     logging.getLogger("twisted").setLevel(logging.WARNING)
 
 
-def redirect_twisted_log() -> None:
-    """Redirect Twisted's log to the standard loggers; once per process."""
-    from twisted.logger import STDLibLogObserver, globalLogBeginner
-
-    globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False)
-
-
 # Notifications that the server is ready, or stops
 
 
-def print_ready(out: TextIO, address: str) -> None:
-    """Print the line on standard output that scripts wait for."""
-    print(f"ready {address}", file=out, flush=True)
-
-
 def notify_systemd(state: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Send `state` ("READY=1", "STOPPING=1") to systemd, if it started this process.
-
-    Return whether it was sent.
+    """Send `state` ("READY=1", "STOPPING=1") to systemd, if it started this process. Return whether it was sent.
 
     Protocol of sd_notify(3): a datagram to the socket in NOTIFY_SOCKET; a leading "@" denotes an abstract socket.
     """
@@ -174,9 +157,7 @@ def _os_error_sentence(error: OSError, data: str) -> str:
 logger = logging.getLogger("tfmq.server")
 
 GC_THRESHOLDS = (50_000, 20, 100)
-"""Collections look at many young objects at once: requests make few cycles, and a full pass costs
-milliseconds.
-"""
+"""The collector runs rarely, because requests make few cycles of objects, and a full pass costs milliseconds."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -225,10 +206,9 @@ def main(
 
 
 def run(config: Config, load: Callable[[], Config]) -> int:
-    """Run the server until a signal stops it, and return the exit code.
+    """Run the server until a signal stops it, and return the exit code. `load` reads the configuration again."""
+    from twisted.logger import STDLibLogObserver, globalLogBeginner
 
-    `load` reads the configuration again, for SIGHUP.
-    """
     from tfmq.server.reactor import install_reactor
     from tfmq.server.server import retain_freed_memory
 
@@ -237,7 +217,7 @@ def run(config: Config, load: Callable[[], Config]) -> int:
     # the server.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reactor = install_reactor()
-    redirect_twisted_log()
+    globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False)
     service = _start_server(config, reactor)
     gc.collect()
     gc.freeze()
@@ -254,10 +234,7 @@ def run(config: Config, load: Callable[[], Config]) -> int:
 
 
 def _start_server(config: Config, reactor: Any) -> Server:
-    """Return the started server, which accepts connections.
-
-    If the start fails for a known reason, print one sentence and exit.
-    """
+    """Return the started server. If the start fails for a known reason, print one sentence and exit."""
     from journal.clock import SystemClock
     from journal.disk import RealDisk
     from tfmq.server.server import Server as Service
@@ -277,15 +254,12 @@ def _start_server(config: Config, reactor: Any) -> Server:
 
 def _announce_ready(address: str, data: str) -> None:
     write_address(data, address)
-    print_ready(sys.stdout, address)
+    print(f"ready {address}", flush=True)  # scripts wait for this line
     notify_systemd("READY=1")
 
 
 def _stop_on_signals(reactor: Any, service: Server, data: str) -> None:
-    """Stop cleanly at the first SIGTERM or SIGINT, and end the process at the second.
-
-    That is safe: the next start recovers the files.
-    """
+    """Stop cleanly at the first SIGTERM or SIGINT, and end the process at the second; a start recovers the files."""
     stopping = False
 
     def handle(number: int, _: Any) -> None:
@@ -300,10 +274,7 @@ def _stop_on_signals(reactor: Any, service: Server, data: str) -> None:
 
 
 def reload(service: Server, load: Callable[[], Config]) -> None:
-    """Read the configuration again, and apply what can change while the server runs.
-
-    One line in the log has the result.
-    """
+    """Read the configuration again, and apply what can change while the server runs."""
     from tfmq.config import merge_reload
 
     try:
@@ -315,7 +286,7 @@ def reload(service: Server, load: Callable[[], Config]) -> None:
     if later:
         parts.append(f"needs a restart: {', '.join(later)}")
     said = logger.isEnabledFor(logging.INFO)
-    if said:  # by the level of before: the new one may leave it out
+    if said:  # at the old level, because the new one may suppress the line
         logger.info("SIGHUP: %s", "; ".join(parts))
     set_up_logging(config.server.log_level, config.server.log_json)
     if not said:

@@ -17,9 +17,9 @@ from twisted.python import log
 from journal.linux_aio import AioFsyncQueue, StartFsync
 
 TURN_SECONDS = 0.05
-"""Time of a turn for requests. When it is used up, the connections not served yet wait for the next turn, in which the
-least served ones are first. It limits how long a short request waits for others, however many connections send
-expensive ones."""
+"""Time for requests in one turn. When it is used up, the connections that were not served wait for the next turn, in
+which those that have used the least time are served first. So the wait of a short request is limited, however many
+connections send expensive ones."""
 HOOK_ROUNDS_MAX = 16
 """Rounds in which hooks may request another round in the same turn; more would be an endless loop."""
 
@@ -27,9 +27,9 @@ HOOK_ROUNDS_MAX = 16
 class Turn:
     """Hooks that run in order at the end of each turn in which `request_end` was called.
 
-    A turn handles everything that one poll of the reactor received. Requests of one turn become one append, and
-    replies of one turn become one write per connection. On a reactor other than `TurnReactor` an immediate call
-    replaces the end of the turn.
+    A turn is the handling of everything that one poll of the reactor received. The hooks write the requests of a turn
+    in one append per partition, and send its replies in one write per connection. A reactor other than `TurnReactor`
+    has no end of a turn: there the hooks run in a call that is scheduled without delay.
     """
 
     def __init__(self, reactor: Any) -> None:
@@ -57,10 +57,7 @@ class Turn:
                 self._reactor.callLater(0, self.run_hooks)
 
     def run_hooks(self) -> None:
-        """Run the hooks if they were requested.
-
-        If a hook requests the end of the turn again, they run again, a limited number of times.
-        """
+        """Run the hooks if they were requested, and again if a hook requests it, a limited number of times."""
         if not self.is_requested:
             return
         self.is_ending = True
@@ -77,10 +74,7 @@ class Turn:
 
 
 class TurnReactor(EPollReactor):  # type: ignore[misc]
-    """An epoll reactor with an end of turn, on the monotonic clock.
-
-    The hooks run before the poll for what timers did, and after the poll for what it received.
-    """
+    """An epoll reactor on the monotonic clock. Turns end before the poll, for timers, and after it."""
 
     turn: Turn | None = None
     seconds = staticmethod(time.monotonic)
@@ -122,18 +116,13 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
             if selectable is not None:
                 self._doReadOrWrite(selectable, descriptor, event)
                 if turn is not None and turn.handling_seconds > TURN_SECONDS:
-                    # The poll is level-triggered: the next one reports the events that are not handled now
-                    # again.
+                    # The poll is level-triggered, so the next poll reports the remaining events again.
                     self._was_too_short = True
                     break
         if turn is not None and turn.is_requested:
             turn.run_hooks()
 
     def _served_until(self, event: tuple[int, int]) -> float:
-        """Return the `served_until` of an event's connection; other descriptors have 0.
-
-        After a turn that was too short for all events, the next ones are handled in this order.
-        """
         account: float = getattr(self._selectables.get(event[0]), "served_until", 0.0)
         return account
 
@@ -141,10 +130,7 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
 
 
 def install_reactor() -> Any:
-    """Return the process's reactor, a `TurnReactor` if possible.
-
-    It needs epoll, and no reactor may be installed already.
-    """
+    """Return the process's reactor, a `TurnReactor` unless another one is installed already."""
     import sys
 
     if "twisted.internet.reactor" not in sys.modules:
@@ -165,15 +151,12 @@ logger = logging.getLogger("tfmq.server")
 class AsyncFsync:
     """Asynchronous fsyncs of single files; an eventfd reports completion to the reactor.
 
-    The broker starts an fsync by `begin`. It is None if the system has no support; then the broker uses
-    workers.
+    The broker starts an fsync by `begin`. If the system does not support asynchronous fsyncs, `begin` is None, and the
+    broker fsyncs in worker threads.
     """
 
     def __init__(self, reactor: Any, delivered: Callable[[], None], queue: AioFsyncQueue | None = None) -> None:
-        """Open the system's queue, unless `queue` is given, and watch it in the reactor.
-
-        `delivered()` is called after the callbacks of fsyncs that completed together.
-        """
+        """`delivered()` is called after the callbacks of fsyncs that completed together."""
         self._reactor = reactor
         self._delivered = delivered
         self._queue = queue or AioFsyncQueue.open()
@@ -213,12 +196,10 @@ Done: TypeAlias = Callable[[Any, BaseException | None], None]
 
 
 class Wakeup:
-    """An eventfd watched by the reactor, created unless one is given.
+    """An eventfd watched by the reactor, created unless one is given. `wake` may be called in any thread.
 
-    `wake` may be called in any thread.
-
-    One write wakes the reactor for all jobs that completed meanwhile; a tenth faster than `callFromThread`
-    (measured).
+    One write to the eventfd wakes the reactor for all jobs that completed meanwhile. This is a tenth faster than
+    `callFromThread` (measured).
     """
 
     def __init__(self, woken: Callable[[], None], descriptor: int | None = None) -> None:
@@ -253,18 +234,12 @@ class Wakeup:
 
 
 class WorkerThreads:
-    """Worker threads for blocking jobs.
-
-    They are started on demand, up to `threads_max`, and end with `stop`.
-    """
+    """Worker threads for blocking jobs. They are started on demand, up to `threads_max`, and end with `stop`."""
 
     def __init__(
         self, reactor: Any, threads_max: int = THREADS_MAX, delivered: Callable[[], None] | None = None
     ) -> None:
-        """Start no thread yet; at most `threads_max` are started.
-
-        `delivered()` is called after the callbacks of jobs that completed together.
-        """
+        """`delivered()` is called after the callbacks of jobs that completed together."""
         self._reactor = reactor
         self._delivered = delivered
         self._threads_max = threads_max
@@ -283,7 +258,7 @@ class WorkerThreads:
             self._start()
         self._waiting.put((work, done))
         if not self._threads:
-            # Not even one thread could be started. The job runs here, since a lost job would leave requests
+            # Not even one thread could be started. The job runs in this thread, because a lost job would leave requests
             # without a reply and block a stop.
             self._do(*self._waiting.get_nowait())  # type: ignore[misc]
 

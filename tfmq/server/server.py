@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from twisted.internet.protocol import Factory
 
@@ -24,14 +24,17 @@ from tfmq.protocol.commands import ACKS, header_bounds
 from tfmq.server.connection_limits import ConnectionLimits
 from tfmq.server.listener import bind_socket, connections_max, listen_error
 from tfmq.server.reactor import AsyncFsync, Turn, WorkerThreads
-from tfmq.server.session import HANDLERS, RejectedConnection, Session, SessionContext
+from tfmq.server.session import RejectedConnection, Session, SessionContext
 from tfmq.server.transport import Listener, address_text
+
+if TYPE_CHECKING:
+    from tfmq.zookeeper.registration import Registration
 
 
 class NextDueTimer:
-    """A timer that calls `ring()` at the time that was set last, or earlier.
+    """A timer that calls `ring()` at the time that was set last, or earlier; `ring` sets the next time.
 
-    Ringing early is harmless, while moving the timer in every turn is expensive. `ring` sets the next time.
+    To ring early is harmless, whereas it is expensive to move the timer to a later time in every turn.
     """
 
     def __init__(self, reactor: Any, clock: Clock, ring: Callable[[], None]) -> None:
@@ -56,10 +59,7 @@ class NextDueTimer:
 
 
 class IdleMonitor:
-    """Calls `end` once when no session was open for `seconds`; 0 seconds: never.
-
-    It lets unused servers exit.
-    """
+    """Calls `end` once when no session was open for `seconds`; 0 seconds: never. It lets unused servers exit."""
 
     def __init__(
         self, call_later: Callable[..., Any], seconds: float, sessions: Callable[[], int], end: Callable[[], None]
@@ -104,12 +104,7 @@ REMIND_SECONDS = 3600.0
 
 
 class InDoubtMonitor:
-    """Monitor of prepared transactions that are not ended for a long time.
-
-    It logs them, because they retain disk space and lock offsets.
-
-    `status()` returns the "transactions" part of STATUS. Used in one thread.
-    """
+    """Logs prepared transactions that are not ended for a long time: they retain disk space and lock offsets."""
 
     def __init__(
         self,
@@ -125,10 +120,7 @@ class InDoubtMonitor:
         self._call: Any = None
 
     def start(self) -> None:
-        """Check soon and then periodically.
-
-        Transactions that were prepared before the server started may be old already.
-        """
+        """Check soon, because prepared transactions may be old already, and then periodically."""
         self._call = self._call_later(0, self._check)
 
     def _check(self) -> None:
@@ -174,9 +166,9 @@ MAPPED_BYTES: Final = 16 << 20
 def retain_freed_memory() -> bool:
     """Let glibc keep up to KEPT_BYTES of freed memory. Return False on other C libraries.
 
-    By default glibc returns every larger buffer to the system immediately and gets it again, page by page, for the
-    next reply: half of the CPU time of a fetch (measured: 190 instead of 80 ns per record of 100 bytes, 1,400 instead
-    of 500 ns for 1 KB). `return_free_memory` returns the memory when the server is idle.
+    By default glibc returns every larger buffer to the system immediately, and gets the memory again, page by page, for
+    the next reply; that took half of the CPU time of a fetch. `return_free_memory` returns the kept memory when the
+    server is idle.
     """
     mallopt = _libc_function("mallopt", ctypes.c_int, ctypes.c_int)
     if mallopt is None:
@@ -191,7 +183,6 @@ def return_free_memory() -> bool:
 
 
 def _libc_function(name: str, *arguments: Any) -> Any:
-    """Return a function of the C library; None if it does not have it."""
     function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:
         function.argtypes = list(arguments)
@@ -202,31 +193,19 @@ def _libc_function(name: str, *arguments: Any) -> Any:
 REGISTRATION_CHECK_SECONDS: Final = 1.0
 """Interval of the check for created, grown and deleted topics; one check is a pass over their names."""
 UNREGISTER_SECONDS: Final = 5.0
-"""A little more than the registration itself needs at most."""
+"""How long to wait for the removal of the registration; a little more than that needs at most."""
 ANY_HOSTS: Final = ("", "0.0.0.0", "::")
 """Listening hosts that are no address to connect to."""
 
 
-class BrokerRegistration(Protocol):
-    """Interface of `tfmq.zookeeper.registration`, which is only imported if it is configured."""
-
-    def set_topics(self, topics: Mapping[str, int]) -> None: ...
-    def close(self) -> None: ...
-
-
 class RegistrationUpdater:
-    """Keeps the registration of the server's address and topics in ZooKeeper up to date.
-
-    Used in one thread.
-
-    `topics()` returns the current number of partitions of each topic.
-    """
+    """Keeps the registration of the server's address and topics in ZooKeeper up to date."""
 
     def __init__(
         self,
         call_later: Callable[[float, Callable[[], None]], Any],
         topics: Callable[[], Mapping[str, int]],
-        registration: BrokerRegistration,
+        registration: Registration,
     ) -> None:
         self._call_later, self._topics, self._registration = call_later, topics, registration
         self._call: Any = None
@@ -245,19 +224,13 @@ class RegistrationUpdater:
         self._closing.start()
 
     def wait_unregistered(self) -> None:
-        """Wait until the server is unregistered, after `stop`.
-
-        If ZooKeeper is not reachable, the registration ends with its session.
-        """
+        """Wait after `stop`. If ZooKeeper is not reachable, the registration ends with its session."""
         if self._closing is not None:
             self._closing.join(UNREGISTER_SECONDS)
 
 
 def client_address(address: str) -> str:
-    """Return the address for clients.
-
-    It has this machine's name if the server listens on all addresses.
-    """
+    """Return the address for clients, with this machine's name if the server listens on all addresses."""
     host, port = split_address(address)
     return f"{socket.gethostname()}:{port}" if host in ANY_HOSTS else address
 
@@ -268,17 +241,15 @@ def registration_updater(
     call_later: Callable[[float, Callable[[], None]], Any],
     topics: Callable[[], Mapping[str, int]],
 ) -> RegistrationUpdater | None:
-    """Return the registration of the server at `address`.
-
-    Return None if the setting `zookeeper` is empty.
+    """Return the registration of the server at `address`; None if the setting `zookeeper` is empty.
 
     Raises BadRequest for an invalid ZooKeeper address, NotSupported without kazoo.
     """
     if not zookeeper:
         return None
-    from tfmq.zookeeper.registration import Registration as InZooKeeper
+    from tfmq.zookeeper.registration import Registration
 
-    return RegistrationUpdater(call_later, topics, InZooKeeper(zookeeper, client_address(address)))
+    return RegistrationUpdater(call_later, topics, Registration(zookeeper, client_address(address)))
 
 
 LAST_REPLY_SECONDS = 1.0
@@ -295,24 +266,24 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class Server:
     """One server in one reactor.
 
-    Call `start()`, then run the reactor; `stop(done)` calls back when all is closed.
+    Call `start()`, then run the reactor; `stop(done)` calls `done()` when all is closed.
 
-    Start: bind the address first, because a port in use should be found before the long part, then open the broker,
-    then accept connections. Stop: close the listener, let the broker complete accepted requests, send the last
-    replies, close the connections, close all files cleanly.
+    A start binds the address, opens the broker, which may take long, and then accepts connections. So a port in use is
+    found early. A stop closes the listener, lets the broker complete accepted requests, sends the last replies, closes
+    the connections, and closes all files cleanly.
     """
 
     def __init__(
         self, config: Config, reactor: Any, disk: Disk, clock: Clock, randomness: Callable[[int], bytes]
     ) -> None:
         self.config = config
-        """The current configuration."""
         self._reactor = reactor
         self._clock = clock
         self._turn = Turn(reactor)
         self._workers = WorkerThreads(reactor, delivered=self._turn.request_end)
         self._fsync = AsyncFsync(reactor, self._turn.request_end)
         self._request_handler = RequestHandler(config, disk, clock, self._workers.run, randomness, self._fsync.begin)
+        self._broker = self._request_handler.broker
         self._pool = Pool()
         self._sessions: set[Session] = set()
         self._sessions_max = config.limits["connections"]
@@ -324,11 +295,13 @@ class Server:
         self._header_bounds: dict[int, tuple[int, int]] = {}
         self._refused_count = 0
         self._rejecting = 0
-        """Connections that are being rejected with an error reply."""
+        """Number of connections that are being rejected with an error reply."""
         self._listener: Listener | None = None
         self._timer = NextDueTimer(reactor, clock, self._tick)
         self._in_doubt = InDoubtMonitor(
-            reactor.callLater, self._request_handler.transaction_status_fields, config.transaction.alarm_seconds
+            reactor.callLater,
+            lambda: self._broker.transaction_commands.coordinator.status(),
+            config.transaction.alarm_seconds,
         )
         self._registration: RegistrationUpdater | None = None
         self._allocated = 0
@@ -345,7 +318,7 @@ class Server:
                 self.config.server.zookeeper,
                 self.address,
                 self._reactor.callLater,
-                self._request_handler.partition_counts,
+                lambda: self._broker.topics.partition_counts(),
             )
             self._request_handler.start()
         except BaseException:
@@ -353,7 +326,7 @@ class Server:
             self._workers.stop()
             self._fsync.stop()
             raise
-        self._turn.at_end(self._request_handler.broker.end_turn)
+        self._turn.at_end(self._broker.end_turn)
         self._connection_limits = ConnectionLimits(
             self._pool, self._turn, self._clock, self._reactor.callLater, self.config.limits
         )
@@ -376,17 +349,14 @@ class Server:
         self._idle_monitor.stop()
         if self._registration is not None:
             self._registration.stop()
-        self._request_handler.stop(lambda: self._engine_stopped(done))
+        self._broker.stop(lambda: self._engine_stopped(done))
         self._turn.request_end()
 
     def reload(self, config: Config) -> None:
-        """Apply another configuration (see `tfmq.config.merge_reload`).
-
-        Sessions keep what their HELLO reply contained.
-        """
+        """Apply another configuration. Sessions keep what their HELLO reply contained."""
         self.config = config
         self.__dict__.pop("_session_context", None)
-        self._request_handler.reload(config)
+        self._broker.reload(config)
         self._connection_limits.set_limits(config.limits)
         self._bound_headers()
         self._limit_connections()
@@ -417,11 +387,11 @@ class Server:
         self._listener = listener
 
     def _set_timer(self) -> None:
-        self._timer.set_due(self._request_handler.broker.timers.next_due())
+        self._timer.set_due(self._broker.timers.next_due())
 
     def _tick(self) -> None:
         try:
-            self._request_handler.tick(self._clock.monotonic())
+            self._broker.timers.tick(self._clock.monotonic())
         finally:
             # Also after an exception: the hooks at the end of the turn set the timer again.
             self._turn.request_end()
@@ -438,10 +408,9 @@ class Server:
         self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
 
     def new_session(self) -> Session | RejectedConnection | None:
-        """Return the protocol of a new connection.
+        """Return the protocol object of a new connection; above the limit of connections, one that only sends an error.
 
-        Above the limit of connections this is one that only sends an error, or None, which closes the connection
-        immediately, if too many are being rejected already.
+        Return None, which closes the connection at once, if too many connections are being rejected already.
         """
         if len(self._sessions) >= self._sessions_max:
             self._refused_count += 1
@@ -467,8 +436,8 @@ class Server:
     @functools.cached_property
     def _session_context(self) -> SessionContext:
         return SessionContext(
-            engine=self._request_handler,
-            handlers=HANDLERS,
+            handle=self._request_handler.handle,
+            node=self._broker.node,
             server=server_name(),
             address=self.address,
             limits=self.config.limits,
@@ -483,12 +452,12 @@ class Server:
         )
 
     def _bound_headers(self) -> None:
-        """Set the bounds of request headers for as many partitions as may exist, or do exist.
+        """Set the bounds of request headers for as many partitions as the limit allows, or as exist if that is more.
 
-        More than the limit exist if it was higher before. The mapping is changed in place, for open sessions
-        too.
+        More partitions than the limit may exist, because the limit can be reduced. The mapping is changed in place,
+        because open sessions use it too.
         """
-        existing = sum(self._request_handler.partition_counts().values())
+        existing = self._broker.topics.partition_count()
         self._header_bounds.update(header_bounds(max(self.config.limits["partitions"], existing)))
 
     def _session_opened(self, session: Session) -> None:
@@ -502,6 +471,7 @@ class Server:
     def _status(self) -> dict[str, Any]:
         pool = self._pool.stats()
         return {
+            **self._broker.status(),
             "version": server_name(),
             "data": os.path.abspath(self.config.values["server.data"]),
             "listen": self.address,

@@ -1,8 +1,8 @@
 """A session: decodes the frames of one connection into requests, and sends the replies.
 
-Before HELLO only small frames are accepted, and no other command. After an error reply the session continues, unless
-the error's class sets `closes`. Replies are sent in the order in which the broker completes them. A request's body
-stays in the receive buffer until the broker has released it.
+The first command must be HELLO; before it only small frames are accepted. After an error reply the session continues,
+unless the error's class sets `closes`. Replies are sent in the order in which the broker completes them. A request's
+body stays in the receive buffer until the broker has released it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from journal.buffers import Buffer
 from tfmq import errors, limits
-from tfmq.broker.reply import Buffers, client_error
-from tfmq.broker.request_handler import RequestHandler
+from tfmq.broker.reply import Body, Buffers, client_error
 from tfmq.errors import BadFrame, BadRequest, Busy, NotSupported, TfmqError, UnknownCommand, VersionMismatch
 from tfmq.protocol import commands, frames
-from tfmq.protocol.commands import BY_CODE, BY_REQUEST, Command, reserved_for
+from tfmq.protocol.commands import BY_CODE, BY_REQUEST, reserved_for
 
 if TYPE_CHECKING:
     from tfmq.server.transport import Connection
-
 
 logger = logging.getLogger("tfmq.server")
 
@@ -36,9 +34,10 @@ RESUME_FRACTION = 8
 class SessionContext(NamedTuple):
     """What all sessions of a server share: settings, handlers and callbacks."""
 
-    engine: RequestHandler
-    handlers: Mapping[int, tuple[Command, Method]]
-    """Command and method by code, without HELLO."""
+    handle: Callable[[Any, Body, Reply, Session], None]
+    """`RequestHandler.handle`."""
+    node: str
+    """The broker's permanent id."""
     server: str
     """Name and version, for display."""
     address: str
@@ -50,7 +49,7 @@ class SessionContext(NamedTuple):
     turn_wanted: Callable[[], None]
     """Called to request that the hooks at the end of this turn run."""
     status: Callable[[], dict[str, Any]]
-    """Returns the server's part of STATUS."""
+    """Returns the fields of STATUS."""
     opened: Callable[[Session], None]
     closed: Callable[[Session], None]
     header_bounds: Mapping[int, tuple[int, int]]
@@ -114,8 +113,7 @@ class Session:
     def __init__(self, welcome: SessionContext) -> None:
         self.number = next(self._numbers)
         self._context = welcome
-        self._request_handler = welcome.engine
-        self._handlers = welcome.handlers
+        self._handle = welcome.handle
         self._peer = ""
         self.identity = ""
         """The client's name and address, for display."""
@@ -166,8 +164,8 @@ class Session:
         self._in_flight += 1
         if self._in_flight >= self._in_flight_max:
             self.transport.pause(PAUSED_FOR_REQUESTS)
-        entry = self._handlers.get(header[0])
-        if self._hello_timer is not None or entry is None:
+        command = BY_CODE.get(header[0])
+        if self._hello_timer is not None or command is None or command is HELLO:
             self._handle_other(header)
             return
         held = hold.retain() if len(body) else None
@@ -175,7 +173,6 @@ class Session:
         try:
             if self._in_flight > self._in_flight_max:
                 raise Busy(f"More than {self._in_flight_max} requests of this connection wait for answers.")
-            command, method = entry
             request = command.request.decode(header, command.name, 2)
         except TfmqError as error:
             reply.error(error)
@@ -186,15 +183,11 @@ class Session:
             self._status(reply)
             return
         self._context.turn_wanted()
-        method(self._request_handler, request, body, reply, self)
+        self._handle(request, body, reply, self)
 
     def _status(self, reply: Reply) -> None:
-        """Reply with the broker's and the server's part of STATUS.
-
-        A disk error becomes an error reply.
-        """
         try:
-            status = {**self._request_handler.status_fields(), **self._context.status()}
+            status = self._context.status()
         except Exception as error:
             reply.error(client_error(error))
         else:
@@ -281,7 +274,7 @@ class Session:
         return commands.HelloReply(
             version,
             context.server,
-            self._request_handler.node,
+            context.node,
             dict(context.limits_sent),
             context.acks,
             [],  # features: none that a client could ask for yet
@@ -306,10 +299,7 @@ class Session:
 
 
 class RejectedConnection:
-    """Protocol of a connection above the limit: sends one error reply and closes.
-
-    `closed()` when it is closed.
-    """
+    """Protocol of a connection above the limit: sends one error reply and closes. `closed()` when it is closed."""
 
     frame_bytes = int(limits.FRAME_BYTES_BEFORE_HELLO)
 
@@ -317,10 +307,7 @@ class RejectedConnection:
         self._error, self._closed = error, closed
 
     def makeConnection(self, transport: Connection) -> None:
-        """Send the error.
-
-        What the client sends is still read, because a reset would discard the error reply.
-        """
+        """Send the error. What the client sends is still read, because a reset would discard the error reply."""
         number, code, outcome, sentence, details = errors.to_error_reply(self._error)
         transport.send(frames.encode((-number, 0, code, outcome, sentence, details)))
         transport.end()
@@ -335,16 +322,7 @@ class RejectedConnection:
         """Ignore bytes that are no frame."""
 
 
-# The broker's method for each command has its name. The session handles HELLO itself and completes STATUS.
-
-Method: TypeAlias = Callable[..., None]
-
 HELLO = BY_REQUEST[commands.Hello]
-HANDLERS: dict[int, tuple[Command, Method]] = {
-    command.code: (command, getattr(RequestHandler, command.name.lower()))
-    for command in BY_REQUEST.values()
-    if command is not HELLO
-}
 
 
 def unknown_command(code: int) -> TfmqError:

@@ -39,13 +39,14 @@ LINGER_SECONDS = 2.0
 CROWDED_READ_BYTES = 4096
 """Maximum of one read while memory for incomplete frames is short, so that their first bytes do not exhaust it."""
 CHARGE_FACTOR = 20.0
-"""A connection whose requests take more than one part in this of the time is served after the others when a turn was
+"""A connection whose requests take more than 1/CHARGE_FACTOR of the time is served after the others whenever a turn was
 too short for all."""
 CREDIT_SECONDS = 1.0
-"""How far before the present the account of an idle connection is at most: that much it may catch up with others."""
+"""How far the account of a connection (`Connection.served_until`) may be behind the present. This limits for how long a
+connection that was idle is served before the others."""
 DEBT_SECONDS = 2.0
-"""How far after the present the account of a busy connection is at most: longer than that, and CREDIT_SECONDS, it is
-not served after others."""
+"""How far the account of a connection may be ahead of the present. So when a connection has been busy, it is served
+after idle ones for at most this time and CREDIT_SECONDS."""
 EXPENSIVE_HEADER_BYTES = 4096
 """A request with a longer header names so much that it may take a tenth of a second."""
 EXPENSIVE_SECONDS = 0.05
@@ -65,11 +66,11 @@ LISTS = frozenset(
         commands.ListCommitGroups,
     )
 )
-"""Commands whose requests may take as long with a short header: their replies name what the broker has."""
+"""Commands whose requests may take as long in spite of a short header: their replies list what the broker has."""
 METADATA = BY_REQUEST[commands.Metadata].code
 TO_CHECK = LISTS | UNSIGNED.keys() | {0, METADATA}
-"""Values of a header's second byte for which `is_expensive` is asked: commands, and the start of a command or list
-that is written longer than necessary, which hides the command."""
+"""Values of a header's second byte for which `is_expensive` is called. That byte is the code of a command, unless the
+code or the length before it is encoded in more bytes than necessary. The first bytes of such encodings are included."""
 EMPTY_LIST = 0x90
 PAUSED_FOR_TURN = "slice"
 """Pause reason of connections that exceeded their time in a turn."""
@@ -88,23 +89,19 @@ class FrameProtocol(Protocol):
     def connectionLost(self, reason: Failure) -> None: ...
 
     def frame_received(self, frame: memoryview, hold: Buffer) -> None:
-        """Handle a whole frame, its size word included.
-
-        It is a view of `hold` and valid until this returns, or as long as `hold` is retained.
-        """
-        ...
+        """Handle a whole frame, its size word included: a view of `hold`, valid as long as that is retained."""
 
     def frame_refused(self, error: BadFrame, start: bytes) -> None:
         """Handle bytes that are no frame; `start` are the first ones. Nothing more is read."""
-        ...
 
 
 class Connection(tcp.Server):  # type: ignore[misc]
     """One accepted connection, with `send`, several pause reasons, and `cut_off`.
 
-    A read goes directly into the shared arena, and whole frames are passed to the protocol as views of it. An
-    incomplete frame at the end of a read is copied to a buffer of its own, where the next read continues, so that a
-    large body is not copied again. Replies are queued as they are and sent with `sendmsg` at the end of the turn.
+    A read goes directly into the arena, the receive memory that all connections share, and whole frames are passed to
+    the protocol as views of it. An incomplete frame at the end of a read is copied to a buffer of its own, where the
+    next read continues, so that a large body is not copied again. Replies are queued without a copy and sent with
+    `sendmsg` at the end of the turn.
     """
 
     protocol: FrameProtocol
@@ -124,22 +121,23 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._partial: PartialFrame | None = None
         self._leftover = b""
         self._flushing = False
-        self._waiting = False
+        self.is_waiting = False
         self._ending = False
         self._progress_at = 0.0
         self._pauses: set[str] = set()
         self._deferred_rest = b""
         self.unsent_bytes = 0
         self.served_until = traffic.clock.monotonic()
-        """Account of the time that its requests took: the least one is served first when a turn was too short for all.
-        It advances CHARGE_FACTOR as fast as that time, and is never far from the present."""
+        """Account of the time that the requests of this connection took, as a monotonic time. It advances CHARGE_FACTOR
+        times as fast as that time, but stays near the present (CREDIT_SECONDS, DEBT_SECONDS). When a turn was too short
+        for all connections, those with the earliest account are served first."""
         super().__init__(sock, protocol, client, server, number, reactor)
 
     def doRead(self) -> Any:
         """Read once, and handle every frame that is complete then.
 
-        Without memory for that the connection is closed: its requests may have been executed, and the broken
-        connection tells the client so.
+        If memory is exhausted, the connection is closed. Some of its requests may have been executed; the broken
+        connection tells the client that their outcome is unknown.
         """
         try:
             return self._do_read()
@@ -174,13 +172,12 @@ class Connection(tcp.Server):  # type: ignore[misc]
         return None
 
     def _read_partial(self, tail: PartialFrame) -> Any:
-        """Continue an incomplete frame in its buffer; bytes after it are stored in the arena."""
         traffic = self._limits
         if not traffic.may_receive(self):
             return None
         arena = traffic.arena
-        room = tail.free_buffer()
-        overflow = arena.read_buffer() if tail.has_room_for_rest else None
+        room = tail.buffer.view[tail.filled :]
+        overflow = arena.read_buffer() if tail.buffer.size == tail.needed else None
         try:
             count = self.socket.recvmsg_into([room, overflow] if overflow is not None else [room])[0]
         except OSError as error:
@@ -193,7 +190,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         tail.mark_filled(fitted)
         traffic.receiving_bytes += tail.buffer.size - size
         rest = overflow[: count - fitted] if overflow is not None and count > fitted else None
-        if tail.is_complete:
+        if tail.filled == tail.needed:
             if is_expensive(tail.buffer.view, 0, tail.needed):
                 self._defer(b"" if rest is None else bytes(rest), EXPENSIVE_SECONDS)
                 return None
@@ -221,9 +218,10 @@ class Connection(tcp.Server):  # type: ignore[misc]
         return None if error.errno in WOULD_BLOCK else main.CONNECTION_LOST
 
     def _handle_frames(self, view: memoryview, hold: Buffer, *, expensive: bool = False) -> None:
-        """Handle the frames of a read, and at most this connection's share of a turn.
+        """Handle the frames in `view`, a read into the buffer `hold`, for at most this connection's share of a turn.
 
-        The rest is deferred, from the first expensive request on unless `expensive` is set.
+        The remaining frames are deferred to a later turn. Unless `expensive` is set, the first expensive request is
+        deferred as well, with all frames after it.
         """
         position, end = 0, len(view)
         protocol, now = self.protocol, self._limits.clock.monotonic
@@ -265,7 +263,6 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._limits.turn.handling_seconds += ended - began
 
     def _charge(self, began: float, ended: float) -> None:
-        """Add the time of a request to `served_until` of the connection and to the time of the turn."""
         account = max(self.served_until, began - CREDIT_SECONDS) + (ended - began) * CHARGE_FACTOR
         self.served_until = min(account, ended + DEBT_SECONDS)
         self._limits.turn.handling_seconds += ended - began
@@ -273,9 +270,9 @@ class Connection(tcp.Server):  # type: ignore[misc]
     def _defer(self, rest: bytes, cost_seconds: float = 0.0) -> None:
         """Defer what is left of a read until other connections were served.
 
-        That is the frame in `_partial`, if this read has completed it, and then `rest`. What its first
-        request is expected to cost is charged now, so that an idle connection with an expensive request is
-        not served before a busy one with cheap requests.
+        This is the frame in `_partial`, if this read has completed it, and then `rest`. `cost_seconds`, the expected
+        time of the first deferred request, is charged now. So an idle connection with an expensive request is not
+        served before a busy one with cheap requests.
         """
         now = self._limits.clock.monotonic()
         self.served_until = max(self.served_until, now - CREDIT_SECONDS) + cost_seconds * CHARGE_FACTOR
@@ -328,10 +325,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
                     self._limits.monitor(self)
 
     def send(self, buffers: Sequence[Bytes]) -> None:
-        """Queue a reply's buffers for the end of this turn.
-
-        They must not be empty, and not be modified any more.
-        """
+        """Queue a reply's buffers for the end of this turn. They must not be empty, and not be modified any more."""
         if self.disconnected or self._aborting:
             return
         size = sum(map(len, buffers))
@@ -341,7 +335,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         if self.unsent_bytes > self._limits.unsent_bytes_max:
             self.cut_off(f"{self.unsent_bytes} bytes wait for it to read")
             return
-        if not self._flushing and not self._waiting:
+        if not self._flushing and not self.is_waiting:
             self._flushing = True
             self._limits.flush_later(self)
         if self._limits.unsent_bytes > connection_limits.UNSENT_BYTES_ALL:
@@ -359,7 +353,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
     def flush(self) -> None:
         """Send queued buffers as far as the system accepts them; the rest when it accepts more."""
         self._flushing = False
-        if self.disconnected or self._aborting or self._waiting:
+        if self.disconnected or self._aborting or self.is_waiting:
             return
         failed = self.doWrite()
         if failed is not None:
@@ -378,8 +372,8 @@ class Connection(tcp.Server):  # type: ignore[misc]
             if not self._drop_sent(sent):
                 self._wait_writable(sent)
                 return None
-        if self._waiting or self.disconnecting:
-            self._waiting = False
+        if self.is_waiting or self.disconnecting:
+            self.is_waiting = False
             self.stopWriting()
             self.resume(PAUSED_FOR_UNSENT)
         if self._ending and not self.disconnecting:
@@ -388,10 +382,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         return main.CONNECTION_DONE if self.disconnecting else None
 
     def _drop_sent(self, size: int) -> bool:
-        """Remove `size` sent bytes from the queue.
-
-        Return whether all bytes of the last write were sent.
-        """
+        """Remove `size` sent bytes from the queue. Return whether all bytes of the last write were sent."""
         queue = self._queue
         self.unsent_bytes -= size
         self._limits.unsent_bytes -= size
@@ -407,36 +398,30 @@ class Connection(tcp.Server):  # type: ignore[misc]
         return not tried
 
     def _wait_writable(self, sent: int) -> None:
-        if sent or not self._waiting:
+        if sent or not self.is_waiting:
             self._progress_at = self._limits.clock.monotonic()
-        if not self._waiting:
-            self._waiting = True
+        if not self.is_waiting:
+            self.is_waiting = True
             self.startWriting()
             self._limits.monitor(self)
         if self.unsent_bytes > UNSENT_BYTES_PAUSE and not self._ending:
             self.pause(PAUSED_FOR_UNSENT)
 
     def end(self) -> None:
-        """Send what is queued, then close gracefully; requests are discarded.
-
-        The client gets time to read.
-        """
+        """Send what is queued, then close gracefully; requests are discarded. The client gets time to read."""
         if self._ending or self.disconnected or self._aborting:
             return
         self._ending = True
         self._pauses.clear()
         self.startReading()
-        if not self._flushing and not self._waiting:
+        if not self._flushing and not self.is_waiting:
             self._flushing = True
             self._limits.flush_later(self)
         self.reactor.callLater(LINGER_SECONDS, self.loseConnection)
 
-    def waits_for_client(self) -> bool:
-        return self._waiting
-
     def stalled_since(self) -> float | None:
         halfway = self._partial is not None and not self._pauses
-        return self._progress_at if self._waiting or halfway else None
+        return self._progress_at if self.is_waiting or halfway else None
 
     def cut_off(self, why: str) -> None:
         """Close the connection immediately and log the reason."""
@@ -461,13 +446,13 @@ class Connection(tcp.Server):  # type: ignore[misc]
         tail, self._partial = self._partial, None
         if tail is not None:
             self._limits.frame_done(self, tail.buffer.size)
-            tail.release()
+            tail.buffer.release()
 
     def _discard_queue(self) -> None:
         self._limits.unsent_bytes -= self.unsent_bytes
         self.unsent_bytes = 0
         self._queue.clear()
-        self._waiting = False
+        self.is_waiting = False
 
 
 class Listener(tcp.Port):  # type: ignore[misc]
@@ -489,7 +474,7 @@ class Listener(tcp.Port):  # type: ignore[misc]
 def is_expensive(view: memoryview, position: int, whole: int) -> bool:
     """Return whether the request at `position`, a frame of `whole` bytes, may take much longer than most.
 
-    Only its first bytes are read, because decoding a header of thousands of names already takes long.
+    Only the first bytes of its header are read, because decoding a header of thousands of names already takes long.
     """
     if whole < 12:
         return whole > 9 and view[position + 9] in LISTS

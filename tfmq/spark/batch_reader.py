@@ -8,32 +8,26 @@ from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
 from tfmq.bounded_msgpack import Buffer
 from tfmq.errors import BadRequest, Damaged, DecodeFailed, LogTruncated, NotARecord, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.errors import LossPolicy, hide_traceback
+from tfmq.spark.errors import hide_traceback
 from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
+from tfmq.spark.loss_policy import LossPolicy
 from tfmq.spark.planner import Planner
 from tfmq.spark.ranges import BlockRun, OffsetRange, PartitionLog
-from tfmq.spark.schema import arrow_schema, check_schema
+from tfmq.spark.schema import check_schema
 from tfmq.spark.settings import SourceSettings
-
-
-class TaskRanges(InputPartition):
-    """The ranges that one task reads; Spark pickles it and passes it to `read` in the task."""
-
-    def __init__(self, ranges: tuple[OffsetRange, ...]) -> None:
-        super().__init__(ranges)
 
 
 def make_range_reader(settings: SourceSettings, schema: StructType) -> RangeReader:
     """Create the range reader of a query. Raises BadRequest for an invalid schema."""
-    return RangeReader(
-        settings.address, arrow_schema(check_schema(schema)), settings.verify, settings.fail_on_data_loss
-    )
+    columns = to_arrow_schema(check_schema(schema), timezone="UTC")
+    return RangeReader(settings.address, columns, settings.verify, settings.fail_on_data_loss)
 
 
 class BatchReader(DataSourceReader):
@@ -45,13 +39,10 @@ class BatchReader(DataSourceReader):
 
     @hide_traceback
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the ranges of each task.
-
-        Raises BadRequest, UnknownTopic, ConnectionFailed, and what `LossPolicy` raises.
-        """
+        """Return the ranges of each task. Raises BadRequest, and what `LogReader` and `LossPolicy` raise."""
         with open_log_reader(self._settings.address) as logs:
             # For an empty list Spark would create a partition by itself, which `read` cannot handle.
-            return [TaskRanges(each) for each in Planner(self._settings, logs).plan_batch()] or [TaskRanges(())]
+            return [InputPartition(each) for each in Planner(self._settings, logs).plan_batch() or [()]]
 
     @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -60,10 +51,7 @@ class BatchReader(DataSourceReader):
 
 
 class RangeReader(NamedTuple):
-    """Reads ranges in a task: fetches their blocks and decodes these to columns. Can be pickled.
-
-    `schema` is the Arrow schema that Spark requires; its names are columns of a topic.
-    """
+    """Reads ranges in a task, and decodes their blocks to columns of `schema`. Can be pickled."""
 
     address: SourceAddress
     schema: pa.Schema
@@ -71,10 +59,7 @@ class RangeReader(NamedTuple):
     fail_on_data_loss: bool
 
     def read(self, ranges: tuple[OffsetRange, ...]) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of `ranges`, one range after the other.
-
-        Raises what `LossPolicy` and the log reader raise.
-        """
+        """Yield the messages of `ranges`, one range after the other. Raises what `LossPolicy` and `LogReader` raise."""
         losses = LossPolicy(self.fail_on_data_loss)
         with open_log_reader(self.address) as logs:
             for each in ranges:
@@ -100,26 +85,21 @@ class RangeReader(NamedTuple):
                 return
             except (OffsetOutOfRange, Damaged) as error:
                 resume_at = error.first if isinstance(error, OffsetOutOfRange) else error.next
-                losses.handle_loss(type(error)(str(error), **error.details))
+                losses.handle_loss(error)
                 begin = resume_at if begin < resume_at else end
             except NotARecord as error:
-                losses.handle_loss(
-                    NotARecord(
-                        f"{error} The log is not the one that this query read: perhaps its broker was restored from a"
-                        " backup, and the messages between are lost.",
-                        **error.details,
-                    )
+                error.sentence += (
+                    " The log is not the one that this query read: perhaps its broker was restored from a backup, and"
+                    " the messages between are lost."
                 )
+                losses.handle_loss(error)
                 begin = max(logs.next_message_offset(log, begin), begin + 1)
             except (UnknownTopic, LogTruncated) as error:
-                losses.handle_loss(type(error)(str(error), **error.details))
+                losses.handle_loss(error)
                 return
 
     def _check_not_null(self, log: PartitionLog, batch: pa.RecordBatch) -> None:
-        """Check that no column that the schema declares NOT NULL has a null. Raises BadRequest.
-
-        Spark itself would raise an internal error or return a wrong result.
-        """
+        """Raise BadRequest for a null in a NOT NULL column, for which Spark would return a wrong result."""
         for field, column in zip(self.schema, batch.columns, strict=True):
             if column.null_count and not field.nullable:
                 raise BadRequest(
@@ -131,10 +111,7 @@ class RangeReader(NamedTuple):
 def _decode_until_damage(
     decode: Callable[[Buffer, int, int, int], pa.RecordBatch], chunk: BlockRun, begin: int, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `chunk` in [begin, end).
-
-    If it is damaged: the rows before the damage, then raise Damaged.
-    """
+    """Yield the rows of `chunk` in [begin, end). If `chunk` is damaged, yield the rows before that; raise Damaged."""
     try:
         yield decode(chunk.data, chunk.offset, begin, end)
     except Damaged as error:
@@ -147,15 +124,15 @@ def _decode_until_damage(
 def _decode_leniently(
     decoders: Sequence[Decoder], losses: LossPolicy, data: Buffer, offset: int, begin: int, end: int
 ) -> pa.RecordBatch:
-    """Return the rows in [begin, end), also those with an attribute that cannot be decoded.
+    """Return the rows with offsets in [begin, end), also rows whose attribute (metadata) cannot be decoded.
 
-    Any producer can send such an attribute. Its message has neither key nor tag then, which `losses` treats
-    as a loss.
+    Any producer can send an invalid attribute. The row then has neither key nor tag, and `losses` decides whether the
+    query stops or continues with such rows.
     """
     strict, lenient = decoders
     try:
         return strict.decode(data, offset, begin, end)
     except DecodeFailed as error:
-        rows = lenient.decode(data, offset, begin, end)  # raises where the rest cannot be read either
-        losses.handle_loss(DecodeFailed(str(error), **error.details), "with neither key nor tag")
+        rows = lenient.decode(data, offset, begin, end)  # raises if something else is invalid, too
+        losses.handle_loss(error, "with neither key nor tag")
         return rows

@@ -1,16 +1,16 @@
-"""Errors that users of the Spark data source see, and the handling of lost messages.
+"""Errors that users of the Spark data source see.
 
-The sentence of each error names the partition, what is lost and what to do. `hide_traceback` shows users only this
-sentence; `LossPolicy` decides whether a query stops at lost messages.
+The sentence of each error says in which partition it occurred, what is lost and what the user can do. With
+`hide_traceback`, Spark shows users only this sentence.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from tfmq.errors import (
@@ -87,80 +87,37 @@ def replaced_topic_error(log: PartitionLog, deleted: bool = False) -> UnknownTop
 
 
 def unreachable_error(error: TfmqError, log: PartitionLog, offset: int, seconds: float) -> TfmqError:
-    """Return `error`, a lost connection or a timeout, with the offset that was reached.
-
-    `seconds`: how long the request was retried.
-    """
+    """Return `error`, a lost connection or a timeout after `seconds` of retries, with the offset reached."""
     kind = TimedOut if isinstance(error, TimedOut) else ConnectionFailed
     return kind(
         f"{error.sentence} {log.name} was read up to offset {offset}; given up after {seconds:g} s.", outcome=NOT_DONE
     )
 
 
-log = logging.getLogger("tfmq.spark")
-
-LOGGED_LOSSES_MAX = 1000
-"""Losses remembered as logged, so that the set stays bounded in a query that runs for a year."""
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def hide_traceback(method: Method) -> Method:
-    """Wrap `method` so that Spark shows only the sentence of a TfmqError, without frames.
+    """Wrap `method` so that Spark shows only the sentence of a TfmqError, without a traceback.
 
-    A Spark worker process that ends with an exception sends its traceback to the driver, which makes it the error's
-    message. The worker leaves the traceback out once SPARK_HIDE_TRACEBACK is set in its environment. Other
-    exceptions keep their traceback.
+    When a Spark worker process ends with an exception, it sends a traceback to the driver, which shows that as the
+    error's message. The worker omits the traceback if SPARK_HIDE_TRACEBACK is set in its environment, so the wrapper
+    sets this variable when a TfmqError is raised. Other exceptions keep their traceback.
     """
 
     @functools.wraps(method)
-    def call(*arguments: Any, **named: Any) -> Any:
-        try:
-            return method(*arguments, **named)
-        except TfmqError as error:
-            raise _without_traceback(error) from None
-
-    @functools.wraps(method)
     def rows(*arguments: Any, **named: Any) -> Iterator[Any]:
-        try:
+        with _without_traceback():
             yield from method(*arguments, **named)
-        except TfmqError as error:
-            raise _without_traceback(error) from None
 
-    return cast(Method, rows if inspect.isgeneratorfunction(method) else call)
+    return cast(Method, rows if inspect.isgeneratorfunction(method) else _without_traceback()(method))
 
 
-def _without_traceback(error: TfmqError) -> TfmqError:
-    """Remove the traceback and the cause that Spark would show with `error`."""
-    if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
-        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
-    error.__cause__ = None
-    return error
-
-
-class LossPolicy:
-    """Policy for lost messages: the query stops, or continues and logs each loss once."""
-
-    def __init__(self, stops_query: bool) -> None:
-        self.stops_query = stops_query
-        self._logged: set[str] = set()
-
-    def handle_loss(self, error: TfmqError, continues: str = "") -> None:
-        """Raise `error` if the query must stop at losses, else log it once.
-
-        The sentence of `error` must say what is lost, not what to do. `continues` says how the query
-        continues.
-        """
-        if self.stops_query:
-            error.sentence += (
-                " The query stops, because failOnDataLoss is true; with false it continues"
-                f" {continues or 'after the lost messages'}."
-            )
-            raise error
-        if error.sentence not in self._logged:
-            if len(self._logged) >= LOGGED_LOSSES_MAX:
-                self._logged.clear()
-            self._logged.add(error.sentence)
-            log.warning(
-                "%s The query continues %s, because failOnDataLoss is false.", error.sentence, continues or "after them"
-            )
+@contextmanager
+def _without_traceback() -> Iterator[None]:
+    try:
+        yield
+    except TfmqError as error:
+        if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise error from None

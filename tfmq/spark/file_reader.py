@@ -1,7 +1,7 @@
 """Reader of partition logs from the segment files of a data folder on this machine.
 
-The broker may run at the same time, or not. Nothing is locked or written; only bytes below the durable offsets are
-read.
+The reader works whether the broker of the folder runs or not: it locks and writes nothing, and it reads each log only
+up to its durable offset.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Final, TypeVar
 
 from journal import filenames
@@ -22,46 +22,38 @@ from journal.record.format import FLAG_FILLER, BadRecord, records_of, split_id
 from tfmq import errors
 from tfmq.data_dir import META_NAME, VERSION_NAME, decode_version
 from tfmq.errors import BadRequest, Damaged, NotSupported, OffsetOutOfRange, UnknownPartition, UnknownTopic
+from tfmq.spark import ranges
 from tfmq.spark.errors import damaged_error, describe_read_error, replaced_topic_error, truncated_error
-from tfmq.spark.ranges import (
-    READ_BYTES,
-    BlockRun,
-    Bounds,
-    OffsetRange,
-    PartitionLog,
-    next_message,
-    split_range,
-    split_targets,
-)
+from tfmq.spark.ranges import BlockRun, Bounds, OffsetRange, PartitionLog
 
 OPEN_LOGS_MAX: Final = 64
-"""Open logs that are cached; each may have some files open."""
+"""Maximum number of logs that a reader keeps open; each may have some files open."""
 ONE_BLOCK: Final = 1
-"""Smaller than any block: a read returns just the block that holds the offset."""
+"""Read size, smaller than any block, with which a read returns only the block that has the offset."""
 
 Found = TypeVar("Found")
 
 
 class FolderLogReader:
-    """`LogReader` of the data folder at `path`.
-
-    Raises BadRequest if it is no data folder, NotSupported for a newer format.
-    """
+    """`LogReader` of the data folder at `path`. Raises BadRequest (no data folder), NotSupported (a newer format)."""
 
     def __init__(self, path: str, disk: Disk | None = None) -> None:
         self._disk = disk or RealDisk()
         self._path = absolute_path(path)
-        self._topics = self._translate_errors(None, lambda: FolderTopics(self._disk, self._path))
         self._open_logs: OrderedDict[PartitionLog, ReadOnlyLog] = OrderedDict()
+        with self._translated_errors():
+            self._topics = FolderTopics(self._disk, self._path)
 
     def broker_id(self) -> str:
         return self._topics.broker_id
 
     def topics(self) -> list[str]:
-        return self._translate_errors(None, self._topics.names)
+        with self._translated_errors():
+            return self._topics.names()
 
     def partitions(self, topic: str) -> list[PartitionLog]:
-        return self._translate_errors(None, lambda: self._topics.partitions(topic))
+        with self._translated_errors():
+            return self._topics.partitions(topic)
 
     def bounds(self, log: PartitionLog) -> Bounds:
         marks = self._query(log, lambda seen: seen.refresh())
@@ -82,7 +74,7 @@ class FolderLogReader:
             place = seen.seek_offset(offset)
             while place < seen.checkpoint.durable:
                 chunk = seen.read(place, ONE_BLOCK)
-                following = next_message(BlockRun(chunk.start, chunk.data), max(offset, place))
+                following = ranges.next_message(BlockRun(chunk.start, chunk.data), max(offset, place))
                 if following is not None:
                     return following
                 place = chunk.next
@@ -105,13 +97,13 @@ class FolderLogReader:
         return self._query(log, count)
 
     def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:
-        return split_range(range, self._query(range.log, lambda seen: _find_cuts(seen, range, size)))
+        return ranges.split_range(range, self._query(range.log, lambda seen: _find_cuts(seen, range, size)))
 
-    def read_blocks(self, range: OffsetRange, max_bytes: int = READ_BYTES) -> Iterator[BlockRun]:
+    def read_blocks(self, range: OffsetRange, max_bytes: int = ranges.READ_BYTES) -> Iterator[BlockRun]:
         log, offset, epoch = range.log, range.start, None
         while offset < range.end:
             size = min(max_bytes, range.end - offset)
-            # The epoch is the one in which the previous blocks were read, None at first.
+            # `epoch` is the log's epoch when the previous blocks were read: the read fails if these were cut off since.
             chunk, epoch = self._query(
                 log,
                 lambda seen: (seen.read(offset, size, epoch), seen.checkpoint.epoch),  # noqa: B023
@@ -134,20 +126,13 @@ class FolderLogReader:
         self.close()
 
     def _query(self, log: PartitionLog, question: Callable[[ReadOnlyLog], Found], offset: int | None = None) -> Found:
-        """Return what `question` returns for the opened and refreshed `log`. Raises TfmqError.
-
-        `offset`: the one that is asked for, named in errors.
-        """
-
-        def ask() -> Found:
+        """Open and refresh `log`, and return what `question` returns for it. `offset`: named in errors."""
+        with self._translated_errors(log, offset):
             seen = self._open_log(log)
             seen.refresh()
             return question(seen)
 
-        return self._translate_errors(log, ask, offset)
-
     def _open_log(self, log: PartitionLog) -> ReadOnlyLog:
-        """Return the opened `log`, from a cache of OPEN_LOGS_MAX logs."""
         found = self._open_logs.get(log)
         if found is None:
             found = ReadOnlyLog(self._disk, self._topics.partition_path(log.topic, log.partition), log.log_id)
@@ -157,10 +142,10 @@ class FolderLogReader:
         self._open_logs.move_to_end(log)
         return found
 
-    def _translate_errors(self, log: PartitionLog | None, ask: Callable[[], Found], offset: int | None = None) -> Found:
-        """Return what `ask` returns; its errors about `log` at `offset` are raised as TfmqErrors."""
+    @contextmanager
+    def _translated_errors(self, log: PartitionLog | None = None, offset: int | None = None) -> Iterator[None]:
         try:
-            return ask()
+            yield
         except (OSError, JournalError) as error:
             if isinstance(error, errors.TfmqError):
                 raise
@@ -169,7 +154,6 @@ class FolderLogReader:
     def _tfmq_error(
         self, error: OSError | JournalError, log: PartitionLog | None, offset: int | None
     ) -> errors.TfmqError:
-        """Return the TfmqError to raise for `error`, which the read of `log` at `offset` raised."""
         if isinstance(error, NewerFormat):
             return NotSupported(f"{error}.")
         if isinstance(error, PermissionError):
@@ -200,23 +184,22 @@ class FolderLogReader:
 
 def _find_cuts(seen: ReadOnlyLog, range: OffsetRange, size: int) -> list[int]:
     found = []
-    for offset in split_targets(range, size):
+    for offset in ranges.split_targets(range, size):
         try:
             found.append(seen.seek_offset(offset))
         except Corrupt:
-            continue  # no cut inside of damage; the task that reads this part reports it
+            continue  # no cut inside of damage; the task that reads this part reports the damage
     return found
 
 
 LISTING_ATTEMPTS: Final = 5
 """Attempts to list a topic that is being created or deleted."""
+TOPICS_NAMED_MAX: Final = 5
+"""Most topics named in an error."""
 
 
 class FolderTopics:
-    """Topics and partitions in the data folder at `path`.
-
-    Raises BadRequest (no data folder), NotSupported (newer format), OSError (not readable).
-    """
+    """Topics and partitions in the data folder at `path`. Raises BadRequest (no data folder), NotSupported, OSError."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -226,14 +209,10 @@ class FolderTopics:
         self._check_folder()
 
     def names(self) -> list[str]:
-        """Return the names of all topics, sorted. Raises BadRequest, OSError."""
         return sorted(self._partition_numbers())
 
     def partitions(self, topic: str) -> list[PartitionLog]:
-        """Return the partitions of `topic`, by number.
-
-        Raises UnknownTopic, UnknownPartition (one is missing), Corrupt, NewerFormat, OSError.
-        """
+        """Return the partitions of `topic`, by number. Raises UnknownTopic, UnknownPartition, JournalError, OSError."""
         trouble = ""
         for _ in range(LISTING_ATTEMPTS):
             found = self._partition_logs(topic)
@@ -241,14 +220,13 @@ class FolderTopics:
             if not trouble:
                 break
         if not found:
-            known = ", ".join(self.names()[:LISTING_ATTEMPTS]) or "none"
+            known = ", ".join(self.names()[:TOPICS_NAMED_MAX]) or "none"
             raise UnknownTopic(f"There is no topic {topic} in the folder {self.path}; it has {known}.")
         if trouble:
             raise UnknownPartition(f"The folder {self.path} does not have all of {topic}: {trouble}.")
         return found
 
     def partition_path(self, topic: str, partition: int) -> str:
-        """Return the path of the folder with the partition's files."""
         return filenames.join(self.path, filenames.partition_folder(topic, partition))
 
     def _partition_logs(self, topic: str) -> list[PartitionLog]:
@@ -293,13 +271,13 @@ class FolderTopics:
 
     def _read_version(self, path: str) -> None:
         if not self._disk.exists(path):
-            return  # a broker's first start: it has no topics yet
+            return  # the broker starts for the first time, and has no topics yet
         with closing(self._disk.open_read(path)) as file:
             text = file.pread(file.size(), 0)
         try:
             self.broker_id = decode_version(text, path).node
         except Corrupt:
-            return  # damaged; the log checkpoints have versions of their own
+            return  # The file is damaged, and not necessary: the checkpoint of each log has the format version, too.
         except NewerFormat as error:
             raise NotSupported(
                 f"The data folder {self.path} has format {error.found}, this tfmq reads up to {error.known}: upgrade it"

@@ -1,4 +1,4 @@
-"""Interface to read ranges of partitions, from a broker or from the files of its data folder.
+"""Interface to read ranges of partition logs, from a broker or from the files of a broker's data folder.
 
     with open_log_reader(SourceAddress(servers="127.0.0.1:8367")) as reader:
         (log, *_) = reader.partitions("orders")
@@ -22,8 +22,8 @@ from tfmq.spark.ranges import READ_BYTES, BlockRun, Bounds, OffsetRange, Partiti
 class SourceAddress(NamedTuple):
     """Where to read from: exactly one of `servers` and `path`. Can be pickled.
 
-    `servers` is "host:port,host:port" as for clients, `path` the DATA folder on this machine. `timeout`: seconds to
-    wait for a broker that is down or does not reply.
+    `servers`: the broker's address, "host:port" · `path`: the data folder of a broker, on this machine · `timeout`:
+    seconds to wait for a broker that is down or does not reply.
     """
 
     servers: str | None = None
@@ -35,71 +35,53 @@ class LogReader(Protocol):
     """Reader of partition logs. Not thread-safe; raises TfmqErrors that name the partition."""
 
     def broker_id(self) -> str:
-        """Return the permanent id of the broker; "" where the data folder does not have it."""
-        ...
+        """Return the permanent id of the broker; "" if the data folder does not have the id."""
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
-        ...
 
     def partitions(self, topic: str) -> list[PartitionLog]:
         """Return the current partitions of `topic`, by number. Raises UnknownTopic."""
-        ...
 
     def bounds(self, log: PartitionLog) -> Bounds:
-        """Return the range of `log` that can be read now: up to its durable offset.
+        """Return the range of `log` that can be read now: from its first record to its durable offset.
 
-        Raises UnknownTopic: the topic was deleted, or deleted and created again.
+        Raises UnknownTopic if the topic was deleted, even if a topic of that name was created since.
         """
-        ...
 
     def all_bounds(self, logs: Sequence[PartitionLog]) -> list[Bounds]:
         """Return the `bounds` of each of `logs`; a broker gets the requests for all of them at once."""
-        ...
 
     def offset_at_time(self, log: PartitionLog, ms: int) -> int:
         """Return the offset of the first append at or after `ms` (since 1970), or of the log's end."""
-        ...
 
     def offset_of_ordinal(self, log: PartitionLog, ordinal: int) -> int:
-        """Return the offset of record `ordinal`.
-
-        If it is not in the log: the offset of the first record, or the end.
-        """
-        ...
+        """Return the offset of the record with this ordinal; if that is not in the log, the log's start or end."""
 
     def next_message_offset(self, log: PartitionLog, offset: int) -> int:
-        """Return the offset of the first message at or after `offset`, or of the log's end.
-
-        The result is within the bounds. Raises Damaged.
-        """
-        ...
+        """Return the offset of the first message at or after `offset`, or of the log's end. Raises Damaged."""
 
     def ordinal_at_or_after(self, log: PartitionLog, offset: int) -> int:
-        """Return the ordinal of the first record at or after `offset`; -1 where damage hides it."""
-        ...
+        """Return the ordinal of the first record at or after `offset`; -1 if it cannot be read because of damage."""
 
     def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:
-        """Split `range` at record starts into ranges of about equal size, at most about `size` bytes.
+        """Split `range` at record starts into ranges of about equal size, each of at most about `size` bytes.
 
-        Every record is in exactly one of them. Returns [] for an empty range.
+        Every record of `range` is in exactly one of the returned ranges. Returns [] for an empty range.
         """
-        ...
 
     def read_blocks(self, range: OffsetRange, max_bytes: int = READ_BYTES) -> Iterator[BlockRun]:
-        """Yield the blocks that hold the records of `range`, in order and without gaps.
+        """Yield the blocks that contain the records of `range`, in order and without gaps.
 
-        The first and the last block may also hold records outside of the range. Each item has at most `max_bytes`,
-        or one block.
+        The first and the last block may also contain records outside of the range. Each item has blocks of at most
+        `max_bytes` together, or a single larger block.
 
-        Raises OffsetOutOfRange (deleted by retention, or not durable yet), LogTruncated, Damaged, UnknownTopic,
-        ConnectionFailed, TimedOut.
+        Raises OffsetOutOfRange (records were deleted by retention, or are not durable yet), LogTruncated, Damaged,
+        UnknownTopic, ConnectionFailed, TimedOut.
         """
-        ...
 
     def close(self) -> None:
         """Close connections and files. Calling it twice is harmless."""
-        ...
 
     def __enter__(self) -> LogReader: ...
 
@@ -107,17 +89,17 @@ class LogReader(Protocol):
 
 
 def open_log_reader(address: SourceAddress, *, wait_for_broker: bool = False) -> LogReader:
-    """Open a reader for `address`. A folder is checked now, a broker at the first request.
+    """Open a reader for `address`. A folder is checked now; the connection to a broker is made at the first request.
 
-    `wait_for_broker`: the broker was reachable before, so the first request waits for it up to the timeout, too.
+    `wait_for_broker`: let the first request wait up to the timeout for a broker that is down, because the broker was
+    reachable before. Otherwise a broker that cannot be reached is reported sooner, since the address may be wrong.
 
-    Raises BadRequest: not exactly one address is given, or the path is no data folder. For a folder also what its
-    check raises.
+    Raises BadRequest if not exactly one of `servers` and `path` is given, and the errors of `FolderLogReader`.
     """
     if (address.servers is None) == (address.path is None):
         raise BadRequest("Name either servers or path, one of them.", outcome=NOT_DONE)
     if address.path is not None:
-        from tfmq.spark.file_reader import FolderLogReader  # without the imports of the other
+        from tfmq.spark.file_reader import FolderLogReader  # here, so that only one reader's imports are loaded
 
         return FolderLogReader(address.path)
     from tfmq.spark.wire_reader import BrokerLogReader

@@ -1,11 +1,11 @@
-"""Offsets of a query, as JSON in checkpoints and options; and where it begins and ends.
+"""Offsets of a query, which are JSON in checkpoints and options; and the offsets where a query begins and ends.
 
     {"orders": {"0": 4096, "1": 123, "incarnation": 7, "broker": "9f0c..."}}
 
-For each topic: the offset at which each partition is read next; the incarnation of the topic, which changes when
-the topic is deleted and created again; and the id of the broker, because incarnations are unique within one broker
-only. In `startingOffsets` the last two are optional. Spark compares offsets by their JSON text, so equal ones must
-have the same key order.
+The object of each topic has the offset at which each partition is read next; the topic's incarnation, which changes
+when the topic is deleted and created again; and the broker's id, because incarnations are unique within one broker
+only. In the option `startingOffsets`, incarnation and broker are optional. Spark compares offsets by their JSON text,
+so equal offsets must have the same key order.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from tfmq.errors import BadRequest, OffsetOutOfRange, UnknownPartition, UnknownTopic
 from tfmq.limits import is_valid_name
-from tfmq.spark.errors import LossPolicy
 from tfmq.spark.log_reader import LogReader
+from tfmq.spark.loss_policy import LossPolicy
 from tfmq.spark.options import exclusive_option, suggest
 from tfmq.spark.ranges import Bounds, PartitionLog
 
@@ -40,7 +40,7 @@ class PartitionOffset(NamedTuple):
     broker: str = ""
 
     def is_of_another(self, incarnation: int, broker: str) -> bool:
-        """Return whether its incarnation or broker is known and differs from the given one."""
+        """Return whether this offset's incarnation or broker is known, and is not the given one."""
         return self.incarnation not in (0, incarnation) or ("" not in (self.broker, broker) and self.broker != broker)
 
 
@@ -62,7 +62,7 @@ def to_json(offsets: Mapping[Key, PartitionOffset]) -> dict[str, dict[str, int |
 def from_json(value: Mapping[str, Any], what: str, *, low: int = EARLIEST, noun: str = "place") -> Offsets:
     """Parse an object of the form of `to_json`; offsets must be at least `low`.
 
-    Raises BadRequest, in whose sentence the object is called `what`, and a number in it `noun`.
+    Raises BadRequest, whose sentence calls the object `what`, and a number in the object `noun` ("place" or "time").
     """
     found: Offsets = {}
     for topic, row in value.items():
@@ -92,7 +92,7 @@ def parse_assigned(value: Mapping[str, Any]) -> tuple[Key, ...]:
 
 
 def partition_names(keys: Iterable[Key]) -> str:
-    """Return at most three partition names, as in "orders-0, orders-1, orders-2 and 3 more"."""
+    """Return at most three names, as in "orders-0, orders-1, orders-2 and 3 more"."""
     found = [f"{topic}-{partition}" for topic, partition in sorted(keys)]
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return ", ".join(found[:3]) + more
@@ -113,7 +113,7 @@ def _check_integer(value: Any, low: int, what: str) -> int:
 log = logging.getLogger("tfmq.spark")
 
 LIKELY_SECONDS_BELOW = 100_000_000_000
-"""Times (ms) below it are probably meant in seconds."""
+"""The user probably meant seconds if a time in ms is below this value."""
 
 
 class PartitionBounds(NamedTuple):
@@ -127,11 +127,11 @@ BoundsByPartition = dict[Key, PartitionBounds]
 
 
 class OffsetSpec(NamedTuple):
-    """Where a query begins or ends in each partition, as the user set it in `option`.
+    """Where a query begins or ends in each partition, as the user set it in the option with the name `option`.
 
-    `by_partition` has an offset for each partition. Without it `for_all` is the offset of all partitions:
-    EARLIEST or LATEST. With `by_time` both have ms since 1970 in place of offsets; `strict`: a time after the
-    last message is an error, else it means the end.
+    `by_partition`: the offset in each partition; None: `for_all` applies to all partitions, and is EARLIEST or LATEST ·
+    `by_time`: `by_partition` and `for_all` have times in ms since 1970 instead of offsets · `strict`: a time after the
+    last message is an error; otherwise such a time stands for the end of the log.
     """
 
     option: str
@@ -141,11 +141,7 @@ class OffsetSpec(NamedTuple):
     strict: bool = False
 
     def resolve(self, logs: LogReader, survey: BoundsByPartition, losses: LossPolicy) -> Offsets:
-        """Return the offset in each of the partitions, whose current bounds are in `survey`.
-
-        Raises BadRequest, UnknownTopic; and what `losses` raises where the user's offset is no longer in the
-        log.
-        """
+        """Return the offset in each partition of `survey`. Raises BadRequest, UnknownTopic, or what `losses` raises."""
         if self.by_partition is not None:
             self._check_partitions(survey)
         return {
@@ -156,10 +152,7 @@ class OffsetSpec(NamedTuple):
         }
 
     def is_later_than(self, other: OffsetSpec) -> bool:
-        """Return whether this spec and `other` are times for all partitions, and this one is later.
-
-        Then a query from this one to `other` reads nothing.
-        """
+        """Return whether both specs are one time for all partitions, and this time is later: then nothing is read."""
         times = self.by_time and other.by_time and self.by_partition is None and other.by_partition is None
         return times and self.for_all > other.for_all
 
@@ -200,11 +193,7 @@ class OffsetSpec(NamedTuple):
         return self._resolve_offset(logs, standing, given.offset, losses)
 
     def _resolve_offset(self, logs: LogReader, standing: PartitionBounds, offset: int, losses: LossPolicy) -> int:
-        """Return the user's `offset` if a message begins there, or if it is the end of the log.
-
-        Messages before the log's first one are a loss; then the first offset is returned. Raises BadRequest
-        for any other offset.
-        """
+        """Return the user's `offset`; if the messages there are lost, the log's first offset. Raises BadRequest."""
         (log, bounds), name = standing, standing.log.name
         if offset > bounds.end:
             raise BadRequest(f"{self.option}: {name} ends at {bounds.end}, before {offset}.")
@@ -246,7 +235,7 @@ def parse_ending(given: Mapping[str, Any]) -> OffsetSpec:
 
 
 def _parse_spec(given: Mapping[str, Any], option: str, strict: bool) -> OffsetSpec | None:
-    """Parse `option`, one of those that set where a query begins or ends; None if it is ""."""
+    """Parse the option with the name `option`, which sets where a query begins or ends; return None for ""."""
     if not option:
         return None
     value = given[option]
@@ -262,27 +251,19 @@ def _parse_spec(given: Mapping[str, Any], option: str, strict: bool) -> OffsetSp
 
 
 class Subscription(NamedTuple):
-    """The partitions that a query reads, by topic names, a pattern, or (topic, partition) pairs.
-
-    Exactly one of the three fields is not empty.
-    """
+    """The partitions that a query reads: topics, a pattern, or (topic, partition) pairs; exactly one is not empty."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
     assigned: tuple[Key, ...] = ()
 
     def includes(self, topic: str) -> bool:
-        """Return whether the query reads partitions of `topic`."""
         if self.pattern:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.topics or any(topic == each[0] for each in self.assigned)
 
     def find_partitions(self, logs: LogReader, *, lenient: bool = False) -> dict[Key, PartitionLog]:
-        """Return the subscribed partitions that exist now.
-
-        Raises UnknownTopic and UnknownPartition for a topic or partition that the user named and that does
-        not exist; with `lenient` these are left out.
-        """
+        """Return the subscribed partitions. Raises UnknownTopic, UnknownPartition for missing ones unless `lenient`."""
         found: dict[Key, PartitionLog] = {}
         for topic in self._topics(logs):
             try:

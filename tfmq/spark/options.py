@@ -1,7 +1,7 @@
 """All options of the Spark source and sink: name, accepted values, default, use and meaning.
 
-docs/spark.md has a row for each; a test compares them. Names and meanings are those of Spark's Kafka source where
-it has them. Spark passes option names in lower case, so they are not case-sensitive.
+docs/spark.md has a row for each option; a test compares the two. Options that Spark's Kafka source has as well have the
+same names and meanings here. Spark passes option names in lower case, so these are not case-sensitive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KAFKA_ADVICE: Final = {
     "kafka.": "a broker's client has no settings here but the option timeout: leave it out.",
     "kafkaConsumer.": "nothing is kept between micro-batches here: leave it out.",
 }
-"""Options of Spark's Kafka source, or with a dot at the end their first part -> what to use instead."""
+"""Option of Spark's Kafka source -> what to use instead. A name that ends with a dot is a prefix of options."""
 
 
 def kafka_advice(name: str) -> str | None:
@@ -123,12 +123,13 @@ def duration_option(value: str) -> float:
 def choice_parser(*words: str) -> Callable[[str], str]:
     """Return a parser that accepts one of `words`, in any case."""
 
-    def read(value: str) -> str:
-        if value.strip().lower() not in words:
+    def parse(value: str) -> str:
+        word = value.strip().lower()
+        if word not in words:
             raise ValueError(" or ".join(words))
-        return value.strip().lower()
+        return word
 
-    return read
+    return parse
 
 
 def _parse_topic_object(example: str, value: str) -> dict[str, Any]:
@@ -170,10 +171,11 @@ SPARK_OPTIONS = (
 
 
 class Option(NamedTuple):
-    """One option; `parse` converts its text, or raises ValueError.
+    """One option of the source (reading), the sink (writing) or both, as `side` says.
 
-    The text of the ValueError completes the sentence "NAME must be ...". `query`: whether the option is for batch
-    queries (`spark.read`, `write`), streams (`readStream`, `writeStream`) or both.
+    `accepts`, `meaning` and `default` are texts for docs/spark.md. `parse` converts the option's text, or raises a
+    ValueError whose text completes the sentence "NAME must be ...". `query`: whether the option is for batch queries
+    (`spark.read`, `write`), streams (`readStream`, `writeStream`) or both.
     """
 
     name: str
@@ -374,10 +376,10 @@ OPTIONS: tuple[Option, ...] = (
 
 
 def parse_options(given: Mapping[str, str], side: Side, query: QueryKind) -> dict[str, Any]:
-    """Parse the options in `given`; the result has their documented spelling as keys.
+    """Parse the options in `given`, name -> text; the keys of the result have the documented spelling.
 
-    `query` "both": the kind of query is not known yet. Raises BadRequest that names an unknown option, one for
-    another use, or an invalid value.
+    `side`, `query`: the use for which the options are given; `query` is "both" if the kind of query is not known yet.
+    Raises BadRequest for an unknown option, an option for another use, or an invalid value.
     """
     known = {each.name.lower(): each for each in OPTIONS}
     found = {}
@@ -402,7 +404,7 @@ _WRONG_SIDE = {
     "subscribe": "subscribe is an option of the source, not of the sink: the topic to write to is topic.",
     "topic": "topic is an option of the sink, not of the source: the topics to read are subscribe.",
 }
-"""Messages for options of the wrong side that are easily confused."""
+"""Option -> error text, for options that users easily confuse with an option of the other side."""
 
 _SPARK_METHODS: dict[tuple[Side, QueryKind], str] = {
     ("source", "batch"): "spark.read",
@@ -426,9 +428,9 @@ def _parse_value(option: Option, value: str, side: Side, query: QueryKind) -> An
 
 
 def exclusive_option(given: Mapping[str, Any], *exclusive: str, required: bool = False) -> str:
-    """Return the name of the one option among `exclusive` that is given; "" if none is.
+    """Return which of the options `exclusive` is given; "" if none is.
 
-    Raises BadRequest for two, and for none if one is `required`.
+    Raises BadRequest if two of these options are given, or if none is given and one is `required`.
     """
     there = [name for name in exclusive if name in given]
     if len(there) > 1:

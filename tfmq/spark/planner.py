@@ -1,19 +1,20 @@
 """Plans of queries: where they begin, the end of each micro-batch, and what each task reads.
 
-This module does not use Spark. A planner compares the readable bounds of each partition with the offsets of the
-query; messages between that are gone are a loss, and `LossPolicy` decides whether the query continues.
+This module does not use Spark. A planner compares the offsets of the query with the readable bounds of each partition.
+If the query's next offset is before the first readable offset, the messages between are lost, and `LossPolicy` decides
+whether the query continues.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from tfmq.errors import BadRequest, Damaged, LogTruncated, OffsetOutOfRange, UnknownTopic
-from tfmq.spark.errors import LossPolicy
 from tfmq.spark.log_reader import LogReader
+from tfmq.spark.loss_policy import LossPolicy
 from tfmq.spark.offsets import (
     EARLIEST,
     BoundsByPartition,
@@ -23,7 +24,7 @@ from tfmq.spark.offsets import (
     PartitionOffset,
     partition_names,
 )
-from tfmq.spark.ranges import OffsetRange, PartitionLog
+from tfmq.spark.ranges import OffsetRange, PartitionLog, group_small
 from tfmq.spark.settings import SourceSettings
 
 log = logging.getLogger("tfmq.spark")
@@ -31,7 +32,7 @@ log = logging.getLogger("tfmq.spark")
 TaskPlan = tuple[OffsetRange, ...]
 
 BOUNDS_ATTEMPTS = 5
-"""Attempts to get the bounds: a topic may be deleted between the two requests."""
+"""Attempts to get the bounds: a topic may be deleted between the request for partitions and that for bounds."""
 UNKNOWN_ORDINAL = -1
 """Ordinal that cannot be determined because of damage."""
 
@@ -53,15 +54,12 @@ class Planner:
         """(log id, offset) -> ordinal, for the start and the end of the last micro-batch."""
         self._frozen_bounds: dict[Key, PartitionBounds] | None = None
         self.latest_seen: Offsets | None = None
-        """The ends of the partitions at the last `plan_end`; None before it."""
+        """The ends of the partitions at the last `plan_end`; None before the first call."""
         self._last_batch_at = now()
         self._next_turn = 0
 
     def plan_batch(self) -> list[TaskPlan]:
-        """Return the tasks of a batch query.
-
-        Raises BadRequest, UnknownTopic, and what `LossPolicy` raises.
-        """
+        """Return the tasks of a batch query. Raises BadRequest, UnknownTopic, and what `LossPolicy` raises."""
         assert self._settings.end is not None
         survey = self._initial_bounds()
         start = self._settings.start.resolve(self._logs, survey, self._losses)
@@ -93,7 +91,7 @@ class Planner:
         self._frozen_bounds = self._current_bounds(lenient=True)
 
     def plan_end(self, start: Offsets, limit: BatchLimit) -> Offsets:
-        """Return the end of the micro-batch that begins at `start`; `start` if there is nothing new.
+        """Return the end of the micro-batch that begins at `start`; `start` itself if there are no new messages.
 
         Raises UnknownTopic, OffsetOutOfRange or LogTruncated for lost messages, if the query stops at losses.
         """
@@ -103,7 +101,7 @@ class Planner:
         if self._frozen_bounds is not None:
             there, survey = survey, _limit_to_target(survey, self._frozen_bounds)
             for key in sorted((start.keys() & there.keys()) - survey.keys()):
-                self._begin_offset(key, start[key], there[key])  # created again since: report what was not read
+                self._begin_offset(key, start[key], there[key])  # the topic was created again: report lost messages
         begins = {key: self._begin_offset(key, start.get(key), each) for key, each in survey.items()}
         # The durable offset in a data folder may lag behind what was already read from its broker.
         ends = {key: max(begins[key], each.bounds.end) for key, each in survey.items()}
@@ -119,10 +117,7 @@ class Planner:
         return self._to_offsets(survey, ends)
 
     def plan_micro_batch(self, start: Offsets, end: Offsets) -> list[TaskPlan]:
-        """Return the tasks of the micro-batch from `start` to `end`.
-
-        An earlier run of the query may have planned it.
-        """
+        """Return the tasks of a micro-batch, which an earlier run of the query may have planned."""
         survey = self._current_bounds(lenient=True)
         ranges = []
         for key in sorted(end):
@@ -136,17 +131,13 @@ class Planner:
         return self._split_into_tasks(ranges)
 
     def _initial_bounds(self) -> BoundsByPartition:
-        """Return the bounds at the start of a query; warn if no topic matches the pattern."""
         found, pattern = self._current_bounds(), self._settings.subscription.pattern
         if pattern and not found:
             log.warning("No topic matches subscribePattern %r, so nothing is read.", pattern)
         return found
 
     def _current_bounds(self, *, lenient: bool = False) -> BoundsByPartition:
-        """Return the readable bounds of each subscribed partition.
-
-        With `lenient`, missing topics and partitions are left out instead of raising.
-        """
+        """Return the readable bounds of each subscribed partition; with `lenient`, missing ones are left out."""
         for attempt in range(BOUNDS_ATTEMPTS):
             found = self._settings.subscription.find_partitions(self._logs, lenient=lenient)
             try:
@@ -166,14 +157,11 @@ class Planner:
                 self._losses.handle_loss(UnknownTopic(text))
             else:
                 self._losses.handle_loss(_deleted_topic_error(topic))
-        if self._losses.stops_query:  # else the topic may be one whose loss was only logged
+        if self._losses.stops_query:  # otherwise the loss of a deleted topic was logged, and the query continues
             self._settings.subscription.check_existing(self._logs, survey.keys())
 
     def _begin_offset(self, key: Key, start: PartitionOffset | None, standing: PartitionBounds) -> int:
-        """Return the first offset to read in a partition, after reporting losses before it.
-
-        `start`: where the query continues, None if it has not read the partition.
-        """
+        """Return the first offset to read, after reporting losses before it. `start` None: nothing was read yet."""
         log, bounds = standing
         if start is not None and start.is_of_another(log.incarnation, self._logs.broker_id()):
             error = _deleted_topic_error(log.topic)
@@ -208,7 +196,6 @@ class Planner:
         return begin
 
     def _should_wait(self, survey: BoundsByPartition, begins: dict[Key, int]) -> bool:
-        """Return whether to wait for more messages: too few yet, and the trigger delay not over."""
         wanted, delay = self._settings.rows_min, self._settings.trigger_delay
         if wanted is None or self._frozen_bounds is not None or self._now() - self._last_batch_at >= delay:
             return False
@@ -221,7 +208,7 @@ class Planner:
             ordinal, end = self._ordinal_of(each, begins[key]), each.bounds.end_ordinal
             if ordinal != UNKNOWN_ORDINAL:
                 known[each.log.log_id, begins[key]] = ordinal
-            if UNKNOWN_ORDINAL in (ordinal, end):  # read it to its end, so that the query does not stay there
+            if UNKNOWN_ORDINAL in (ordinal, end):  # count 1, so that the query reads this part and does not get stuck
                 found[key] = int(begins[key] < each.bounds.end)
             else:
                 found[key] = max(0, end - ordinal)
@@ -238,16 +225,15 @@ class Planner:
         return self._fetch_ordinal(log, offset) if known is None else known
 
     def _fetch_ordinal(self, log: PartitionLog, offset: int) -> int:
-        """Return the ordinal at `offset` from the log reader; UNKNOWN_ORDINAL where damage hides it."""
+        """Return the ordinal at `offset` from the log reader; UNKNOWN_ORDINAL if damage makes it unreadable."""
         try:
             return self._logs.ordinal_at_or_after(log, offset)
-        except Damaged:  # reported by the task that reads it
+        except Damaged:  # the task that reads this part reports the damage
             return UNKNOWN_ORDINAL
 
     def _limit_rows(
         self, survey: BoundsByPartition, begins: dict[Key, int], ends: dict[Key, int], limit: int
     ) -> dict[Key, int]:
-        """Return the ends of a micro-batch from `begins` of at most `limit` messages."""
         rows = self._waiting_rows(survey, begins)
         if sum(rows.values()) <= limit:
             return ends
@@ -268,20 +254,22 @@ class Planner:
         return found
 
     def _end_after_gap(self, log: PartitionLog, begin: int, count: int, last: int) -> int:
-        """Return the end of a micro-batch that begins with more lost messages than its share.
+        """Return where a micro-batch ends in a partition that has lost its next messages, as many as its share or more.
 
-        `count`: its share. The ordinal of `begin` that was known so far is wrong then: the offset of the
-        message `count` later is still `begin`.
+        `count`: the partition's share, in messages · `begin`: offset at which the micro-batch begins · `last`: end of
+        the partition. The ordinal (number of a message in its partition) that was known for `begin` is too low then,
+        since it is that of a lost message: even the message `count` later is not after `begin`. So the ordinal at
+        `begin` is requested again.
         """
         ordinal = self._fetch_ordinal(log, begin)
         found = last if ordinal == UNKNOWN_ORDINAL else self._logs.offset_of_ordinal(log, ordinal + count)
         return found if found > begin else self._next_message(log, begin, begin, last)
 
     def _next_message(self, log: PartitionLog, begin: int, offset: int, last: int) -> int:
-        """Return the offset of the first message at or after `offset`, but above `begin`.
+        """Return the offset of the first message at or after `offset`, or `last` if that is not in (`begin`, `last`).
 
-        `last` if that is not before `last`. In a damaged range it is the start or the end of that; the task
-        that reads the range reports the damage.
+        If `offset` is in a damaged part of the log, the result is the start of the damage if that is above `begin`,
+        else the end of the damage. The task that reads this part reports the damage.
         """
         try:
             found = self._logs.next_message_offset(log, offset)
@@ -292,7 +280,6 @@ class Planner:
     def _limit_bytes(
         self, survey: BoundsByPartition, begins: dict[Key, int], ends: dict[Key, int], limit: int
     ) -> dict[Key, int]:
-        """Return the ends of a micro-batch from `begins` of about `limit` bytes."""
         sizes = {key: ends[key] - begins[key] for key in survey}
         if sum(sizes.values()) <= limit:
             return ends
@@ -318,7 +305,9 @@ class Planner:
                 for piece in (self._logs.split(each, size) if each.end - each.start > size else [each])
             ]
         alone = wanted is not None or rows_max is not None
-        return [(each,) for each in ranges] if alone else group_ranges(ranges)
+        if alone:
+            return [(each,) for each in ranges]
+        return [tuple(group) for group in group_small(ranges, lambda each: each.end - each.start, SMALL_RANGE_BYTES)]
 
     def _split_by_rows(self, each: OffsetRange, rows_max: int) -> Iterator[OffsetRange]:
         begin, ordinal = each.start, self._fetch_ordinal(each.log, each.start)
@@ -332,10 +321,7 @@ class Planner:
 
 
 def _limit_to_target(survey: BoundsByPartition, target: dict[Key, PartitionBounds]) -> BoundsByPartition:
-    """Return those partitions of `survey` that are in `target`, with the ends they have there.
-
-    `target`: the bounds that `Planner.freeze_end` set as the end of the query.
-    """
+    """Return the partitions of `survey` that are also in `target`, with the ends from `target`."""
     found = {}
     for key, (log, bounds) in survey.items():
         aim = target.get(key)
@@ -354,15 +340,15 @@ def _deleted_topic_error(topic: str) -> UnknownTopic:
 Name = TypeVar("Name")
 
 SMALL_RANGE_BYTES = 1 << 20
-"""Smaller ranges share a task, because starting a task costs more than reading them."""
+"""Ranges smaller than this share a task, because starting a task takes longer than reading a small range."""
 
 
 def share_limit(waiting: Mapping[Name, int], limit: int, turn: int = 0) -> dict[Name, int]:
-    """Share `limit` among names in proportion to their amounts in `waiting`.
+    """Share `limit` among names (partitions) in proportion to the amounts that wait there.
 
-    No name gets more than its amount. The sum is `limit`, or the sum of `waiting` if that is less. While the
-    limit is at least the number of names with an amount, each of these gets something; below that they take
-    turns, beginning with the one at index `turn`.
+    No name gets more than its amount. The shares add up to `limit`, or to the sum of `waiting` if that is less. Every
+    name with an amount above 0 gets at least 1; if `limit` is too small for that, `limit` of these names get 1 each,
+    beginning with the name at index `turn`, which the caller increases each time.
     """
     names = [name for name, amount in waiting.items() if amount > 0]
     total = sum(waiting[name] for name in names)
@@ -373,21 +359,7 @@ def share_limit(waiting: Mapping[Name, int], limit: int, turn: int = 0) -> dict[
     rest, left = limit - len(names), total - len(names)
     found = {name: 1 + (waiting[name] - 1) * rest // left for name in names}
     over = limit - sum(found.values())
-    # The rest that the rounding down left is added where it was largest.
+    # Rounding down leaves a few units: give one each to the names that lost the most by it.
     for name in sorted(names, key=lambda name: -((waiting[name] - 1) * rest % left))[:over]:
         found[name] += 1
     return found
-
-
-def group_ranges(ranges: Sequence[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
-    """Group ranges into tasks: a large range alone, small adjacent ones together."""
-    found: list[list[OffsetRange]] = []
-    room = 0
-    for each in ranges:
-        size = each.end - each.start
-        if size > room or not found:
-            found.append([])
-            room = SMALL_RANGE_BYTES
-        found[-1].append(each)
-        room -= size
-    return [tuple(each) for each in found]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from journal.record.format import FLAG_FILLER, FLAG_TRAILER, records_of
 from tfmq.bounded_msgpack import Buffer
 from tfmq.limits import MIB
+
+Item = TypeVar("Item")
 
 READ_BYTES: Final = 4 * MIB
 """Bytes per read: smaller reads cost more round trips and calls, larger ones are not faster."""
 
 
 class PartitionLog(NamedTuple):
-    """The log of one partition, of one incarnation of a topic.
-
-    A topic that is deleted and created again has another incarnation, and so other logs.
-    """
+    """The log of one partition of one incarnation of a topic."""
 
     topic: str
     partition: int
@@ -32,10 +31,7 @@ class PartitionLog(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The readable part of a log: offset and ordinal of its first record and its durable end.
-
-    An ordinal is -1 where damage hides it.
-    """
+    """The readable part of a log: its first record and its durable end. An ordinal is -1 if damage hides it."""
 
     first: int
     end: int
@@ -70,13 +66,24 @@ def next_message(blocks: BlockRun, offset: int) -> int | None:
 
 
 def split_targets(whole: OffsetRange, size: int) -> list[int]:
-    """Return the offsets near which to split `whole` into equal parts of at most `size` bytes.
-
-    Returns [] if one part is enough.
-    """
+    """Return the offsets near which to split `whole` into equal parts of at most `size` bytes."""
     length = whole.end - whole.start
     count = -(-length // max(1, size))
     return [whole.start + length * number // count for number in range(1, count)]
+
+
+def group_small(items: Iterable[Item], size_of: Callable[[Item], int], most: int) -> list[list[Item]]:
+    """Group adjacent items with a size of up to `most` bytes together; a larger item is alone."""
+    groups: list[list[Item]] = []
+    room = 0
+    for item in items:
+        size = size_of(item)
+        if size > room or not groups:
+            groups.append([])
+            room = most
+        groups[-1].append(item)
+        room -= size
+    return groups
 
 
 def split_range(whole: OffsetRange, cuts: Iterable[int]) -> list[OffsetRange]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from tfmq.arrow.schema import SCHEMA
@@ -17,15 +16,11 @@ from tfmq.spark.options import suggest
 
 
 def spark_schema() -> StructType:
-    """Return the Spark schema with all columns of a topic."""
     return StructType([StructField(each.name, from_arrow_type(each.type)) for each in SCHEMA])
 
 
 def check_schema(schema: StructType) -> StructType:
-    """Return `schema` if all of its columns exist in a topic and have the right types.
-
-    Raises BadRequest that names the first invalid column.
-    """
+    """Return `schema`. Raises BadRequest for a column that a topic does not have, or not with this type."""
     known = {field.name: field for field in spark_schema()}
     names = schema.fieldNames()
     if not names:
@@ -46,11 +41,6 @@ def check_schema(schema: StructType) -> StructType:
     return schema
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark requires of record batches of `schema`."""
-    return to_arrow_schema(schema, timezone="UTC")
-
-
 SINK_COLUMNS: Final = {
     "value": ("binary", "string"),
     "key": ("binary", "string"),
@@ -65,10 +55,7 @@ IGNORED_COLUMNS: Final = ("offset", "timestamp", "id")
 
 
 def check_sink_columns(schema: StructType, topic: str) -> None:
-    """Check that the columns of `schema` can be sent. `topic`: the topic option, or "".
-
-    Raises BadRequest for the first column that cannot be sent, or is missing.
-    """
+    """Raise BadRequest for the first column of `schema` that cannot be sent, or is missing."""
     for field in schema.fields:
         found = field.dataType.simpleString()
         if field.name in IGNORED_COLUMNS:

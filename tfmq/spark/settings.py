@@ -18,14 +18,14 @@ log = logging.getLogger("tfmq.spark")
 
 TIMEOUT_SECONDS = 30.0
 SUSPICIOUS_TIMEOUT_SECONDS = 3600.0
-"""Larger timeouts are probably meant in milliseconds."""
+"""The user probably meant milliseconds if a timeout is larger than this."""
 TRIGGER_DELAY_SECONDS = 15 * 60.0
 
 
 class SourceSettings(NamedTuple):
-    """Settings of a source. Times are in seconds; None: no limit.
+    """Settings of a source. Times are in seconds; None means no limit.
 
-    `end` is None for a stream. `group` "": the progress is not written to a group.
+    `end`: None for a stream · `group`: the group that shows the query's progress, "" for none.
     """
 
     address: SourceAddress
@@ -44,10 +44,7 @@ class SourceSettings(NamedTuple):
 
 
 def parse_source_settings(given: Mapping[str, str], *, streaming: bool) -> SourceSettings:
-    """Parse the options that Spark passes to a source.
-
-    Raises BadRequest for the first invalid one.
-    """
+    """Parse the options of a source. Raises BadRequest for the first invalid one."""
     found = parse_options(given, "source", "stream" if streaming else "batch")
     address = _parse_address(found)
     exclusive_option(found, "maxOffsetsPerTrigger", "maxBytesPerTrigger")
@@ -92,10 +89,7 @@ def _parse_address(found: Mapping[str, Any]) -> SourceAddress:
 
 
 def require_one_broker(servers: str) -> None:
-    """Check that `servers` is the address of exactly one broker. Raises BadRequest.
-
-    Offsets, topic incarnations and commit groups are valid within one broker only.
-    """
+    """Raise BadRequest for several brokers: offsets, incarnations and commit groups are valid within one broker."""
     if len(parse_servers(servers)) > 1:
         raise BadRequest(
             f"servers must be one broker, HOST:PORT, not {servers!r}: offsets and exactly once hold within one."
@@ -106,9 +100,9 @@ TOPIC_SEPARATOR = ".."
 """Separates the query or application from the topic in the name of a commit group."""
 GROUP_NAME_MAX = 249
 APPLICATION_NAME_MAX, TOPIC_HASH_LENGTH = 200, 32
-"""Maximum length of an application's name; length of a topic's SHA-256 in a group name.
+"""Maximum length of txnAppId; length of a topic's shortened SHA-256.
 
-A topic name that would make the group name too long is replaced by its shortened SHA-256.
+The shortened SHA-256 replaces the topic's name in the name of a commit group that would otherwise be too long.
 """
 GROUP_PREFIX = "spark-"
 """Prefix of the commit groups of Spark: separates them from others in `tfmq tx groups`."""
@@ -117,9 +111,9 @@ GROUP_PREFIX = "spark-"
 class SinkSettings(NamedTuple):
     """Settings of a sink.
 
-    `topic` "": each row names its topic. `ttl_ms`: time limit of prepared transactions, None: the broker's
-    default. `group` and `sequence` belong to an idempotent batch write (txnAppId and txnVersion); "" and 0
-    for others. `lenient`: as in `tfmq.arrow.encoder.encode`, for copies of archives.
+    `topic`: "" if each row names its topic · `ttl_ms`: time limit of prepared transactions, None for the broker's
+    default · `group`, `sequence`: commit group and sequence of an idempotent batch write, made from txnAppId and
+    txnVersion; "" and 0 for other writes · `lenient`: as in `tfmq.arrow.encoder.encode`, to copy archives.
     """
 
     servers: str
@@ -133,10 +127,7 @@ class SinkSettings(NamedTuple):
 
 
 def parse_sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
-    """Parse the options that Spark passes to a sink.
-
-    Raises BadRequest for the first invalid one.
-    """
+    """Parse the options of a sink. Raises BadRequest for the first invalid one."""
     found = parse_options(given, "sink", "stream" if streaming else "batch")
     if "servers" not in found:
         raise BadRequest('Give the broker to write to: option("servers", "HOST:PORT").')
@@ -162,7 +153,7 @@ def parse_sink_settings(given: Mapping[str, str], *, streaming: bool) -> SinkSet
 def commit_group_name(kind: str, name: str, topic: str = "") -> str:
     """Return the name of the commit group of a query ("stream") or an application ("batch").
 
-    `name` must not contain ".." nor end with ".", so that no two pairs of name and topic share a group.
+    `name` must not contain ".." nor end with ".": otherwise two different pairs of name and topic could get one group.
     """
     group = f"{GROUP_PREFIX}{kind}-{name}"
     if not topic:

@@ -1,8 +1,9 @@
-"""The sending side of a sink: each task's rows as one part of a commit group, and its commit.
+"""The sending side of a sink: how tasks send rows as parts of a commit group, and how the driver commits them.
 
-A task splits its rows by topic and partition and sends them as a `TaskPart`: transactions of the commit group,
-prepared after the last row. The driver commits the parts of all tasks, or aborts their run. Each task and the
-driver have a connection of their own, from whichever machine they run on.
+A commit group is a series of commits in the broker with increasing sequences; each write or micro-batch is one
+sequence. A task splits its rows by topic and partition and sends them in transactions of the group, its `TaskPart`,
+which it prepares after the last row. The driver commits the parts of all tasks together, or aborts their run (one
+attempt of the write). Each task and the driver have their own connection to the broker.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -26,13 +27,8 @@ from tfmq.client.connection.requests import MetadataCache, Topic, get_topic, req
 from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.operation import BackgroundTasks, Operation, Task
 from tfmq.client.send.partition_sender import ProducerIds
-from tfmq.client.transaction.commit_group import (
-    CommitGroupWriter,
-    MemberBatch,
-    abort_sequence,
-    commit_sequence,
-    forget_group,
-)
+from tfmq.client.transaction import commit_group
+from tfmq.client.transaction.commit_group import CommitGroupWriter, MemberBatch
 from tfmq.client.transaction.pipeline import ProducerSequencePool
 from tfmq.errors import BadRequest, TfmqError, UnknownPartition
 from tfmq.limits import is_valid_name
@@ -42,32 +38,16 @@ from tfmq.spark.settings import SinkSettings
 CLOSE_SECONDS = 2.0
 
 
-class PendingCommit(NamedTuple):
-    """What the driver commits: the prepared transactions of all tasks, and their number of rows."""
-
-    group: str
-    sequence: int
-    run: str
-    members: Sequence[TransactionName]
-    rows: int
-
-
 class CommitGroupClient:
     """Connection of one task, or of the driver, to the broker. Creating it does no I/O.
 
-    `seconds`: limit for each request, including reconnects. `patience_seconds`: how long to try the first
-    connection; None: as long as `seconds`.
-
-    All methods raise the `TfmqError` that the broker returned, `ConnectionFailed`, `TimedOut`.
+    `seconds`: limit for each request, including reconnects · `name`: name of the client, which the broker shows ·
+    `patience_seconds`: how long to try the first connection; None: as long as `seconds`. The methods raise the
+    `TfmqError` that the broker returned, `ConnectionFailed` or `TimedOut`.
     """
 
     def __init__(
-        self,
-        servers: str | Sequence[str],
-        seconds: float,
-        name: str = "tfmq-spark",
-        *,
-        patience_seconds: float | None = None,
+        self, servers: str, seconds: float, name: str = "tfmq-spark", *, patience_seconds: float | None = None
     ) -> None:
         self.link, self._driver, _ = make_client_parts(servers, BlockingDriver)
         self.link.client = name
@@ -83,10 +63,7 @@ class CommitGroupClient:
         self._driver.run(request_with_retries(self.link, Ping(), self.link.now() + self._seconds))
 
     def topic(self, name: str) -> Topic:
-        """Return the metadata of a topic, created if the broker creates topics on first use.
-
-        Raises `UnknownTopic`.
-        """
+        """Return the metadata of a topic, created if the broker creates topics on first use. Raises `UnknownTopic`."""
         found = get_topic(self.link, self._cluster, name, create=True, retry_while_busy=True, seconds=self._seconds)
         return self._driver.run(found)
 
@@ -103,27 +80,21 @@ class CommitGroupClient:
         )
         return TaskPart(core, self._driver)
 
-    def commit(self, pending: PendingCommit, *, other_total: bool = False) -> CommitGroupReply:
+    def commit(self, request: CommitGroup) -> CommitGroupReply:
         """Commit the transactions of a sequence, with retries until the outcome is known.
 
-        Raises `GroupStale` (a later sequence, or another number of rows without `other_total`, is committed),
-        `GroupFenced`, `GroupIncomplete`.
+        Raises `GroupStale` if a later sequence is committed, or if this sequence is committed with another number of
+        rows and `other_total` is not set; `GroupFenced`; `GroupIncomplete`.
         """
-        request = CommitGroup(
-            pending.group, pending.sequence, pending.run, list(pending.members), pending.rows, other_total
-        )
-        return self._driver.run(commit_sequence(self.link, request, self._seconds))
+        return self._driver.run(commit_group.commit_sequence(self.link, request, self._seconds))
 
     def abort(self, group: str, sequence: int, run: str) -> str:
-        """Discard what a run has prepared for a sequence, and reject what it sends from now on.
-
-        Returns "aborted"; or "committed" if the commit was earlier.
-        """
-        return self._driver.run(abort_sequence(self.link, group, sequence, run, self._seconds))
+        """Discard what a run prepared; the broker then rejects what it sends. Returns "aborted" or "committed"."""
+        return self._driver.run(commit_group.abort_sequence(self.link, group, sequence, run, self._seconds))
 
     def delete_group(self, group: str) -> bool:
         """Delete the group; False if the broker does not have it."""
-        return self._driver.run(forget_group(self.link, group, self._seconds))
+        return self._driver.run(commit_group.forget_group(self.link, group, self._seconds))
 
     def close(self) -> None:
         """Close the connection. The broker discards what is not prepared."""
@@ -142,10 +113,7 @@ class CommitGroupClient:
 
 
 class TaskPart:
-    """The rows that one task sends, as transactions that belong to a commit group's sequence.
-
-    An exception in its `with` block discards all of them.
-    """
+    """The rows that one task sends to a sequence of a commit group. An exception in its `with` block discards them."""
 
     def __init__(self, core: CommitGroupWriter, driver: BlockingDriver) -> None:
         self._core = core
@@ -153,21 +121,17 @@ class TaskPart:
 
     @property
     def already_committed(self) -> bool:
-        """Whether the sequence is already committed, so that nothing needs to be sent."""
         return self._core.already_committed
 
     def send(self, batch: MemberBatch) -> bool:
-        """Send `batch`; waits while the in-flight limit is reached.
-
-        Returns False if the sequence is already committed: later batches need not be sent either.
-        """
+        """Send `batch`; waits while the in-flight limit is reached. Returns False if the sequence is committed."""
         taken = self._driver.run(self._core.send(batch))
         with self._driver.lock:
             self._driver.poll_nonblocking()
         return taken
 
     def send_all(self, batches: Iterable[MemberBatch]) -> None:
-        """Send `batches`, up to the one with which the sequence turns out to be already committed."""
+        """Send `batches`, but stop if the sequence turns out to be already committed."""
         for batch in batches:
             if not self.send(batch):
                 return
@@ -185,10 +149,10 @@ class TaskPart:
 
 
 BATCH_BYTES: Final = 1 << 20
-"""Target size of one PRODUCE: hides its fixed cost, and lets several be in flight."""
+"""Target size of a PRODUCE request: large compared with its fixed cost, but small enough to have several in flight."""
 BATCH_RECORDS: Final = 1 << 16
 SPLIT_BUFFER_BYTES: Final = 8 << 20
-"""Size of the buffer before rows are split, so that batches per partition are not tiny."""
+"""Rows are buffered up to this size before they are split by partition, so that the batches are not tiny."""
 RECORD_OVERHEAD_BYTES: Final = 64
 """Minimum size of a record without value, key, tag and attributes: header and framing."""
 
@@ -196,12 +160,12 @@ RECORD_OVERHEAD_BYTES: Final = 64
 class RowBatcher:
     """Splits the rows of a task by topic and partition, and cuts them into record batches.
 
-    Rows of one partition keep their order. A row is sent to the partition that it names, else to the
-    partition of its key. Rows of a task without keys are sent in whole batches, to one partition after the
-    other.
+    Rows of one partition keep their order. A row is sent to the partition that its column `partition` names, else to
+    the partition of its key. If no row of a task has a key, whole batches are sent to one partition after the other.
 
-    `topic` "": the column `topic` names it. `first`: number of the partition with which this task begins.
-    `lenient`: as in `encode`.
+    `find`: returns the metadata of a topic · `topic`: the topic of all rows; "": the column `topic` has it · `first`:
+    number, modulo the number of partitions, of the partition for the first row or batch without a key; differs between
+    tasks, so that not all begin with the same partition · `message_bytes`, `lenient`: as in `encode`.
     """
 
     def __init__(
@@ -216,10 +180,7 @@ class RowBatcher:
         self._bytes = 0
 
     def add_rows(self, rows: pa.RecordBatch) -> Iterator[MemberBatch]:
-        """Buffer `rows`, and yield the batches to send now.
-
-        Raises BadRequest that names the column, UnknownTopic, UnknownPartition.
-        """
+        """Buffer `rows`, and yield the batches to send now. Raises BadRequest, UnknownTopic, UnknownPartition."""
         if not len(rows):
             return
         self._rows.append(rows)
@@ -287,7 +248,6 @@ class RowBatcher:
         return partition_of(rows, len(topic.partitions), turn % len(topic.partitions))
 
     def _next_partition(self, topic: Topic) -> int:
-        """Return the number of the writable partition whose turn it is."""
         numbers = [each.number for each in topic.partitions if each.writable]
         # If no partition is writable, use all: the broker holds the request until its partition is writable again.
         numbers = numbers or [each.number for each in topic.partitions]
@@ -297,10 +257,7 @@ class RowBatcher:
 
 
 def _with_standard_types(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Cast large_string and large_binary columns to string and binary.
-
-    Spark can be set to use the large types.
-    """
+    """Cast large_string and large_binary columns, which Spark can be set to use, to string and binary."""
     wide = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     if not any(each in wide for each in rows.schema.types):
         return rows
@@ -332,10 +289,7 @@ def _group_rows(rows: pa.RecordBatch, column: pa.Array) -> Iterable[tuple[Any, p
 
 
 def _cut_batches(rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Cut rows into batches of at most BATCH_BYTES, or of one larger row.
-
-    Yields (rows, lower limit of the size of their records).
-    """
+    """Yield batches of at most BATCH_BYTES, or of one larger row, each with the minimum size of its records."""
     sizes = np.full(len(rows), RECORD_OVERHEAD_BYTES, dtype=np.int64)
     for column in rows.columns:
         if not pa.types.is_null(column.type):
@@ -354,15 +308,15 @@ class TaskCommitMessage(WriterCommitMessage):
     """A task's message to the driver: its prepared transactions, with their number of rows."""
 
     member: CommitMember
-    transactions: tuple[tuple[str, int], ...]
+    transactions: tuple[TransactionName, ...]
     rows: int
 
 
 def write_rows(settings: SinkSettings, member: CommitMember, rows: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-    """Send all rows as part of `member`'s sequence, and prepare them.
+    """Send all rows as part of the sequence that `member` names, and prepare them.
 
-    If the sequence is already committed, the rows are only counted. Raises the TfmqError with the reason why rows
-    cannot be sent; none of them becomes visible then.
+    If the sequence is already committed, the rows are only counted. If rows cannot be sent, a TfmqError with the reason
+    is raised, and none of the rows becomes visible.
     """
     count = 0
     with (
@@ -385,8 +339,7 @@ def write_rows(settings: SinkSettings, member: CommitMember, rows: Iterator[pa.R
                 break
         if batcher is not None and not part.already_committed:
             part.send_all(batcher.flush())
-        names = part.prepare()
-    return TaskCommitMessage(member, tuple((xid, epoch) for xid, epoch in names), count)
+        return TaskCommitMessage(member, tuple(part.prepare()), count)
 
 
 def _client_name(member: CommitMember) -> str:
@@ -396,22 +349,21 @@ def _client_name(member: CommitMember) -> str:
     return name if context is None else f"{name} task {context.partitionId()} attempt {context.taskAttemptId()}"
 
 
-def collect_commit(messages: Sequence[WriterCommitMessage | None]) -> PendingCommit | None:
-    """Return what to commit, from the messages of the tasks; None if no task sent one."""
-    told = [each for each in messages if isinstance(each, TaskCommitMessage)]
-    if not told:
+def collect_commit(messages: Sequence[WriterCommitMessage | None], *, other_total: bool = False) -> CommitGroup | None:
+    """Return the request to commit what the tasks prepared, from their messages; None if no task sent a message."""
+    found = [each for each in messages if isinstance(each, TaskCommitMessage)]
+    if not found:
         return None
-    group, sequence, run = told[0].member
-    members = [TransactionName(*name) for each in told for name in each.transactions]
-    return PendingCommit(group, sequence, run, members, sum(each.rows for each in told))
+    names = [name for each in found for name in each.transactions]
+    return CommitGroup(*found[0].member, names, sum(each.rows for each in found), other_total)
 
 
 def abort_run(settings: SinkSettings, member: CommitMember) -> TfmqError | None:
-    """Abort the run that `member` names; return an error of that instead of raising it.
+    """Abort the run (attempt of a write) that `member` names. If that fails, return the error instead of raising it.
 
-    This also discards the transactions of tasks that sent no message. Spark reports the original error, so a
-    broker that cannot be reached is waited for only for a short time. The group must not be deleted after an
-    error: it fences off tasks that Spark has not stopped yet.
+    The abort also discards the transactions of tasks that sent no message to the driver. Spark reports the error that
+    caused the abort, so an unreachable broker is waited for only a short time. The caller must not delete the group
+    after an abort: the group is what makes the broker reject tasks that Spark has not stopped yet.
     """
     try:
         with CommitGroupClient(settings.servers, settings.timeout, patience_seconds=FIRST_CONNECT_TIMEOUT) as client:

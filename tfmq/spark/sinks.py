@@ -1,7 +1,7 @@
 """Sinks of batch writes and streaming queries: the rows of a write become visible all at once.
 
-Each write or micro-batch is one sequence of a commit group in the broker; the driver commits it after all tasks
-have prepared their transactions.
+Each write or micro-batch is one sequence of a commit group in the broker (a series of numbered commits). Tasks send and
+prepare transactions of this sequence; after all tasks have prepared, the driver commits the sequence.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ BATCH_SKIPPED: Final = (
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchSink:
-    """Create the sink of a batch write. Raises BadRequest for invalid options, columns or mode.
-
-    Raises ConnectionFailed after a short wait if the broker is not reachable, before any task starts.
-    """
+    """Create the sink of a batch write, once the broker is reached. Raises BadRequest, ConnectionFailed."""
     settings = parse_sink_settings(options, streaming=False)
     if overwrite:
         raise BadRequest('A topic only grows: use mode("append"), not "overwrite".')
@@ -54,10 +51,10 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 class BatchSink(DataSourceArrowWriter):
     """Sink of a batch write. Created on the driver, pickled into the tasks; the driver commits.
 
-    With txnAppId and txnVersion the write is idempotent: the commit group is the application's, and the version is
-    its sequence. Without them every write has a commit group of its own, and a job that runs again writes again.
-    The broker deletes such a group when it is committed, and a day after it was aborted: until then the group
-    fences off late tasks.
+    With the options txnAppId and txnVersion the write is idempotent: all writes of the application share a commit
+    group, and the version is the sequence. Without these options every write has its own commit group, and a job that
+    runs again writes its rows again. Such a group is deleted when it is committed, and a day after it was aborted;
+    until then the broker uses the group to reject tasks that are still sending.
     """
 
     def __init__(self, settings: SinkSettings) -> None:
@@ -78,33 +75,27 @@ class BatchSink(DataSourceArrowWriter):
 
     @hide_traceback
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit the rows of all tasks. A version (txnVersion) that is committed already is skipped.
-
-        Runs on the driver.
-        """
-        verdict = collect_commit(messages)
-        if verdict is None or not (self.idempotent or verdict.members):
+        """Commit the rows of all tasks, on the driver. A version that is committed already is skipped."""
+        request = collect_commit(messages, other_total=self.settings.allow_other_total)
+        if request is None or not (self.idempotent or request.transactions):
             return
         with CommitGroupClient(self.settings.servers, self.settings.timeout) as client:
             try:
-                reply = client.commit(verdict, other_total=self.settings.allow_other_total)
+                reply = client.commit(request)
             except GroupIncomplete as error:
                 raise GroupIncomplete(error.sentence + BATCH_EXPIRED) from None
             except GroupStale as error:
                 raise self._explain_stale(error) from None
             if not self.idempotent:
                 self._delete_group(client)
-        if reply.repeated and verdict.rows and not verdict.members:
-            log.warning(BATCH_SKIPPED, self.member.sequence, self.settings.group, verdict.rows)
+        if reply.repeated and request.rows and not request.transactions:
+            log.warning(BATCH_SKIPPED, self.member.sequence, self.settings.group, request.rows)
         if reply.dropped:
             log.warning("%d messages were dropped: their topics are gone.", reply.dropped)
 
     @hide_traceback
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort the write, also after a `commit` that raised. Runs on the driver.
-
-        If that commit succeeded in the broker, the rows stay.
-        """
+        """Abort the write, on the driver, also after `commit` raised; if the broker did commit, the rows stay."""
         error = abort_run(self.settings, self.member)
         if error is not None and collect_commit(messages) is not None:
             log.warning("The write could not be aborted; what it has prepared expires: %s", error)
@@ -117,7 +108,6 @@ class BatchSink(DataSourceArrowWriter):
             log.warning("The broker still remembers the commit group %s: %s", self.member.group, error)
 
     def _explain_stale(self, error: GroupStale) -> GroupStale:
-        """Return `error` with advice on txnVersion."""
         return GroupStale(
             f"{error.sentence} Nothing was written: versions of one txnAppId only go up, and the same one has the same"
             " rows, or the option allowOtherTotal=true. To begin anew, as with a new checkpoint, take another txnAppId,"
@@ -145,10 +135,7 @@ STREAM_SKIPPED: Final = (
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamSink:
-    """Create the sink of a streaming query.
-
-    Raises BadRequest for invalid options, columns or output mode.
-    """
+    """Create the sink of a streaming query. Raises BadRequest for invalid options, columns or output mode."""
     settings = parse_sink_settings(options, streaming=True)
     if overwrite:
         raise BadRequest(
@@ -162,16 +149,16 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 class StreamSink(DataSourceStreamArrowWriter):
     """Sink of one micro-batch: each micro-batch is written exactly once.
 
-    The commit group is the query's, and the sequence is the number of the micro-batch, so a batch that is already
-    committed is recognized in whichever attempt it is sent again. Each attempt is a run with its own id, so that an
-    aborted one can be fenced off. Spark creates an instance on the driver for each micro-batch and pickles it into
-    the tasks; another instance commits.
+    Each query has a commit group, and the sequence is the number of the micro-batch. So the broker recognizes a
+    micro-batch that is already committed when a later attempt sends it again. Each attempt is a run with its own id, so
+    that the broker can reject the tasks of an aborted attempt. Spark creates an instance on the driver for each
+    micro-batch and pickles it into the tasks; another instance commits.
     """
 
     def __init__(self, settings: SinkSettings) -> None:
         self.settings = settings
         self.run_id = uuid.uuid4().hex
-        """Id of this attempt. `commit` and `abort` run in another instance and use the tasks' one."""
+        """Id of this attempt. `commit` and `abort` run in another instance and use the id in the tasks' messages."""
 
     @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -183,40 +170,34 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     @hide_traceback
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Commit the rows of all tasks of a micro-batch; one that is committed already is skipped.
-
-        Runs on the driver, in a process of its own.
-        """
-        verdict = collect_commit(messages)
-        if verdict is None:
+        """Commit the rows of all tasks, in a separate process on the driver. A committed micro-batch is skipped."""
+        request = collect_commit(messages, other_total=self.settings.allow_other_total)
+        if request is None:
             return
-        with CommitGroupClient(self.settings.servers, self.settings.timeout) as client, _add_advice(verdict.group):
-            reply = client.commit(verdict, other_total=self.settings.allow_other_total)
-        if reply.repeated and verdict.rows and not verdict.members:
-            log.warning(STREAM_SKIPPED, batchId, verdict.rows)
+        with CommitGroupClient(self.settings.servers, self.settings.timeout) as client, _add_advice(request.group):
+            reply = client.commit(request)
+        if reply.repeated and request.rows and not request.transactions:
+            log.warning(STREAM_SKIPPED, batchId, request.rows)
         if reply.dropped:
             log.warning("%d messages of batch %d were dropped: their topics are gone.", reply.dropped, batchId)
 
     @hide_traceback
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Abort the attempt, also after a `commit` that raised. Runs on the driver.
+        """Abort the attempt, also after `commit` raised. Runs on the driver.
 
-        If that commit succeeded in the broker, the rows stay. Without a message of any task the run is unknown:
-        what it prepared is discarded by the commit of the next attempt, or expires.
+        If the broker did commit, the rows stay. If no task sent a message, the id of the run is unknown here: then what
+        the run prepared is discarded by the commit of the next attempt, or expires.
         """
-        verdict = collect_commit(messages)
-        if verdict is None:
+        request = collect_commit(messages)
+        if request is None:
             return
-        member = CommitMember(verdict.group, verdict.sequence, verdict.run)
+        member = CommitMember(request.group, request.sequence, request.run)
         if (error := abort_run(self.settings, member)) is not None:
             log.warning("Batch %d could not be aborted; what it has prepared expires: %s", batchId, error)
 
 
 def _current_micro_batch() -> tuple[str, int]:
-    """Return the (query id, micro-batch) of this task.
-
-    Raises BadRequest outside of a streaming query.
-    """
+    """Return the (query id, micro-batch) of this task. Raises BadRequest outside of a streaming query."""
     context = TaskContext.get()
     query = context.getLocalProperty(QUERY_ID) if context is not None else None
     batch = context.getLocalProperty(BATCH_ID) if context is not None else None

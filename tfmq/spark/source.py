@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from tfmq.errors import TfmqError
@@ -29,18 +24,18 @@ class TfmqSource(DataSource):
 
     @hide_traceback
     def schema(self) -> StructType:
-        """Return all columns of a topic. A schema from the user is a projection of it.
+        """Return the schema with all columns of a topic. A user's schema may select some of these columns.
 
-        Spark calls this when a frame is created, so invalid options are reported then.
+        Spark calls this method when a data frame is created, so invalid options are reported at that time.
         """
         parse_options(dict(self.options), "source", "both")
         return spark_schema()
 
     @hide_traceback
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
         return BatchReader(parse_source_settings(dict(self.options), streaming=False), schema)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+    def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:
         """Return a reader. Never raises: for invalid options, the reader raises the error itself."""
         try:
             return StreamReader(parse_source_settings(dict(self.options), streaming=True), schema)
@@ -48,13 +43,13 @@ class TfmqSource(DataSource):
             return FailedReader(error)
 
     @hide_traceback
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
         from tfmq.spark.sinks import batch_writer
 
         return batch_writer(dict(self.options), schema, overwrite)
 
     @hide_traceback
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> datasource.DataSourceStreamWriter:
         from tfmq.spark.sinks import stream_writer
 
         return stream_writer(dict(self.options), schema, overwrite)

@@ -1,7 +1,7 @@
 """Reader for `spark.readStream`: plans micro-batches from the offsets of the checkpoint.
 
-Spark keeps one instance in a driver process as long as the query runs, and requests each micro-batch from it;
-pickled copies read in tasks. The offsets are those of `tfmq.spark.offsets`.
+As long as the query runs, Spark keeps one `StreamReader` in a driver process and requests each micro-batch from it.
+Tasks read with pickled copies of it. Offsets have the form of `tfmq.spark.offsets`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -28,7 +29,7 @@ from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.operation import Operation
 from tfmq.errors import NotAllowed, TfmqError, UnknownTopic
 from tfmq.protocol.commands import BY_OFFSET, DescribeGroup, GroupOffset, Locate, ResetGroup
-from tfmq.spark.batch_reader import TaskRanges, make_range_reader
+from tfmq.spark.batch_reader import make_range_reader
 from tfmq.spark.errors import hide_traceback
 from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
 from tfmq.spark.offsets import Key, Offsets, PartitionOffset, from_json, to_json
@@ -40,10 +41,7 @@ if TYPE_CHECKING:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of a streaming query.
-
-    Connects at the first request; pickled copies have no connection.
-    """
+    """Reader of a streaming query. Connects at the first request; pickled copies have no connection."""
 
     def __init__(self, settings: SourceSettings, schema: StructType) -> None:
         self._settings = settings
@@ -69,11 +67,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hide_traceback
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch, which begins at `start`.
-
-        All messages before `start` were processed by earlier micro-batches; with the option groupId this
-        progress is saved in that group.
-        """
+        """Return the end of the next micro-batch; the messages before its `start` are processed."""
         session, begin = self._open_session(query_begun=True), _parse_checkpoint(start)
         with session.idle_backoff.measured_request():
             end = session.planner.plan_end(begin, _to_batch_limit(limit))
@@ -96,15 +90,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hide_traceback
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """Return the ranges of each task of a micro-batch."""
         found = self._open_session(query_begun=True).planner.plan_micro_batch(
             _parse_checkpoint(start), _parse_checkpoint(end)
         )
-        return [TaskRanges(each) for each in found]
+        return [InputPartition(each) for each in found]
 
     @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of one task's ranges as Arrow."""
         yield from self._range_reader.read(partition.value)
 
     @hide_traceback
@@ -113,17 +105,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._open_session().report_progress(_parse_checkpoint(end))
 
     def stop(self) -> None:
-        """Close the connection. Spark does not always call this; the process ends then."""
+        """Close the connection. Spark does not always call this method; then the end of the process closes it."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def _open_session(self, query_begun: bool = False) -> DriverSession:
-        """Return the driver's session, opened at the first call.
-
-        `query_begun`: the query has read before, so its broker was reachable; one that is down now is waited
-        for.
-        """
+        """Return the driver's session. `query_begun`: the broker was reachable before; if it is down, wait for it."""
         if self._session is None:
             self._session = DriverSession(self._settings, query_begun)
         return self._session
@@ -139,22 +127,16 @@ class DriverSession:
         self._group = GroupProgress(settings.address, settings.group) if settings.group else None
 
     def report_progress(self, end: Offsets) -> None:
-        """Save the progress in the group, if there is one.
-
-        Raises NotAllowed at the first call if the group has a live member; also the other errors of the first save.
-        """
         if self._group is not None:
             self._group.save(end)
 
     def close(self) -> None:
-        """Close the connections. Calling it twice is harmless."""
         if self._group is not None:
             self._group.close()
         self._logs.close()
 
 
-def _parse_checkpoint(value: Mapping[str, Any]) -> Offsets:
-    return from_json(value, "The checkpoint", low=0)
+_parse_checkpoint = partial(from_json, what="The checkpoint", low=0)
 
 
 def _to_batch_limit(limit: ReadLimit) -> BatchLimit:
@@ -166,10 +148,7 @@ def _to_batch_limit(limit: ReadLimit) -> BatchLimit:
 
 
 class FailedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader for invalid options: raises the error at the first call.
-
-    Spark 4.3 replaces the error of a `streamReader()` that raises by one of its own.
-    """
+    """Raises the error of invalid options at the first call: Spark 4.3 replaces an error of `streamReader()`."""
 
     def __init__(self, error: TfmqError) -> None:
         self._error = type(error), str(error)
@@ -181,31 +160,29 @@ class FailedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     initialOffset = getDefaultReadLimit = reportLatestOffset = prepareForTriggerAvailableNow = _raise_error
 
-    # The following three have signatures of their own because Spark checks the number of parameters.
+    # Spark checks the number of parameters of these methods.
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         return self._raise_error()  # type: ignore[no-any-return]
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """Raise the error; not reached, because `latestOffset` raises it before."""
         return self._raise_error()  # type: ignore[no-any-return]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Raise the error; not reached, because there are no tasks."""
         return self._raise_error()  # type: ignore[no-any-return]
 
 
 log = logging.getLogger("tfmq.spark")
 
 RETRY_SECONDS: Final = 5.0
-"""Pause between attempts after a failed one: an idle query requests a save 100 times a second."""
+"""Pause after a failed attempt to save the progress: an idle query requests a save 100 times a second."""
 
 
 class GroupProgress:
-    """Writes a query's progress to a group of the broker, so that `tfmq group` shows its lag.
+    """Writes a query's progress to a group of the broker, so that `tfmq group` shows the query's lag.
 
-    The group is for display only, and the checkpoint decides where a query continues. So later errors are logged
-    and the query continues; but a query does not start with a group that has live members of its own. Has its own
-    connection; waits for the broker, which was reachable before.
+    The group is for display only: the checkpoint decides where a query continues. So an error is raised only at the
+    first save; later errors are logged, and the query continues. The first save fails if the group has live members,
+    since these have their own progress. The object has its own connection, and waits for a broker that is down.
     """
 
     def __init__(self, address: SourceAddress, group: str) -> None:
@@ -216,21 +193,16 @@ class GroupProgress:
         self._retry_at = 0.0
 
     def save(self, processed: Offsets) -> None:
-        """Save that all messages before these offsets are processed.
-
-        The first call raises NotAllowed if the group has a live member, and any error of writing; later calls log
-        errors.
-        """
+        """Save that all messages before the offsets `processed` are processed. Raises only before the first success."""
         if processed == self._saved or self._link.now() < self._retry_at:
             return
-        if self._saved is None:
-            self._driver.run(self._check_no_live_member())
-            self._driver.run(self._write_offsets(processed))
-            self._saved = processed
-            return
         try:
+            if self._saved is None:
+                self._driver.run(self._check_no_live_member())
             self._driver.run(self._write_offsets(processed))
         except TfmqError as error:
+            if self._saved is None:
+                raise
             self._retry_at = self._link.now() + RETRY_SECONDS
             log.warning("The query's progress could not be written for the group %s: %s", self._group, error)
         else:
@@ -240,7 +212,6 @@ class GroupProgress:
         self._driver.close()
 
     def _check_no_live_member(self) -> Operation[None]:
-        """Check that the group has no live member. Raises NotAllowed."""
         reply = yield from self._request(DescribeGroup(self._group))
         members = [each["member"] for each in reply.description.get("members", ()) if each.get("live")]
         if members:
@@ -255,7 +226,7 @@ class GroupProgress:
             message = Locate(topic, incarnation, partition, BY_OFFSET, offset)
             try:
                 found = yield from self._request(message)
-            except UnknownTopic:  # deleted meanwhile: it needs no progress
+            except UnknownTopic:  # the topic was deleted meanwhile, and needs no progress
                 continue
             rows.append(GroupOffset(topic, incarnation, partition, offset, 0, found.epoch))
         if rows:
@@ -266,16 +237,16 @@ class GroupProgress:
 
 
 IDLE_FACTOR: Final = 3.0
-"""Idle pause, as a multiple of the last request's time: an idle query works 1/4 of the time."""
+"""Idle pause, as a multiple of the last request's time: an idle query is busy for a quarter of the time."""
 IDLE_SECONDS_MAX: Final = 0.2
 
 
 class IdleBackoff:
     """Pauses between the requests of a query that finds no new messages.
 
-    Spark requests again 10 ms after a reply without new messages, which is cheap for a few partitions and
-    expensive for a thousand. The pause is before the request, so the reply is always current. `now` and
-    `sleep` are in seconds.
+    Spark requests the end again 10 ms after a reply without new messages, which is expensive for a thousand partitions.
+    The pause is before a request to the broker, not after, so the reply is always current. `now` returns seconds;
+    `sleep` takes seconds.
     """
 
     def __init__(
@@ -286,7 +257,7 @@ class IdleBackoff:
 
     @contextmanager
     def measured_request(self) -> Iterator[None]:
-        """Context of one request: pauses before it if the last one found nothing, and measures it."""
+        """Context of one request: pauses first if the last request found no messages, and measures the request."""
         if self._pause > 0:
             self._sleep(self._pause)
         begun = self._now()

@@ -1,8 +1,8 @@
 """Reader of partition logs over a broker connection.
 
-Requests that belong together are sent together. Reads are pipelined by one: the next fetch is sent before the
-blocks of the current one are returned; at most two are in memory. The connection reconnects by itself and repeats
-its requests; a broker that shuts down replies Busy before it closes, and is waited for in the same way.
+Requests for many partitions are sent at once. While the caller processes the blocks of one fetch, the next fetch is
+already sent; so at most two responses are in memory. The connection reconnects by itself and repeats its requests. A
+broker that shuts down replies Busy before it closes the connection; requests are repeated after that reply, too.
 """
 
 from __future__ import annotations
@@ -19,38 +19,27 @@ from tfmq.client.drivers.blocking import BlockingDriver
 from tfmq.client.operation import Operation, Wait
 from tfmq.errors import Busy, ConnectionFailed, Damaged, OffsetOutOfRange, TfmqError, TimedOut, UnknownTopic
 from tfmq.protocol import commands as wire
+from tfmq.spark import ranges
 from tfmq.spark.errors import describe_read_error, out_of_range_error, unreachable_error
-from tfmq.spark.ranges import (
-    READ_BYTES,
-    BlockRun,
-    Bounds,
-    OffsetRange,
-    PartitionLog,
-    next_message,
-    split_range,
-    split_targets,
-)
+from tfmq.spark.ranges import BlockRun, Bounds, OffsetRange, PartitionLog
 
 REQUESTS_MAX: Final = 1000
 """In-flight limit of requests, well below the broker's limit per connection."""
 BUSY_SECONDS: Final = 0.05
 BUSY_SECONDS_MAX: Final = 2.0
-"""First and longest pause after a broker replied Busy; doubled each time."""
+"""First and longest pause after the broker replied Busy; the pause is doubled each time."""
 FSYNC_WAIT_MS: Final = 100
 FSYNC_WAIT_SECONDS: Final = 1.0
-"""How long `all_bounds` waits for an fsync: many times the duration of one."""
+"""How long `all_bounds` waits for the broker's fsync: many times the usual duration of an fsync."""
 ONE_BLOCK: Final = 1
-"""Smaller than any block: a fetch returns just the block that holds the offset."""
+"""Fetch size, smaller than any block, with which a fetch returns only the block that has the offset."""
 
 PartitionRequest = tuple[PartitionLog, Any]
 """A request, and the partition for which it is made."""
 
 
 class BrokerLogReader:
-    """`LogReader` of the broker at `servers`. Creating it does no I/O.
-
-    `wait_for_broker`: as in `open_log_reader`.
-    """
+    """`LogReader` of the broker at `servers`. Creating it does no I/O. `wait_for_broker`: as in `open_log_reader`."""
 
     def __init__(
         self, servers: str | None = None, timeout: float = REQUEST_TIMEOUT_SECONDS, *, wait_for_broker: bool = False
@@ -70,10 +59,12 @@ class BrokerLogReader:
         return sorted(row.name for row in self._topic_rows(None))
 
     def partitions(self, topic: str) -> list[PartitionLog]:
-        for row in self._topic_rows([topic]):
-            numbers = sorted(each.partition for each in row.partitions)
-            return [PartitionLog(topic, n, row.incarnation, make_log_id(row.incarnation, n)) for n in numbers]
-        raise UnknownTopic(f"There is no topic {topic}: create it (tfmq topic create), or look at the list.")
+        rows = self._topic_rows([topic])
+        if not rows:
+            raise UnknownTopic(f"There is no topic {topic}: create it (tfmq topic create), or look at the list.")
+        incarnation = rows[0].incarnation
+        numbers = sorted(each.partition for each in rows[0].partitions)
+        return [PartitionLog(topic, number, incarnation, make_log_id(incarnation, number)) for number in numbers]
 
     def bounds(self, log: PartitionLog) -> Bounds:
         return self.all_bounds([log])[0]
@@ -103,9 +94,9 @@ class BrokerLogReader:
         found = self._locate(log, wire.BY_OFFSET, max(0, offset))
         place: int = found.offset
         while place < found.forced_offset:
-            fetch = _fetch_request(log, place, wire.EPOCH_UNKNOWN, ONE_BLOCK)
+            fetch = _fetch_request(log, place)
             (block,) = self._driver.run(send_requests(self._link, [(log, fetch)], self._timeout))
-            following = next_message(BlockRun(block.reply.start, block.reply_body), max(offset, place))
+            following = ranges.next_message(BlockRun(block.reply.start, block.reply_body), max(offset, place))
             if following is not None:
                 return following
             place = block.reply.next
@@ -121,13 +112,15 @@ class BrokerLogReader:
 
     def split(self, range: OffsetRange, size: int) -> list[OffsetRange]:
         log = range.log
-        questions = [(log, _locate_request(log, wire.BY_OFFSET, offset)) for offset in split_targets(range, size)]
-        # A range is not split inside of damage; the task that reads this part reports the damage.
+        questions = [
+            (log, _locate_request(log, wire.BY_OFFSET, offset)) for offset in ranges.split_targets(range, size)
+        ]
+        # An offset inside a damaged part is no split point; the task that reads this part reports the damage.
         found = self._send_all(questions, accepted_errors=Damaged)
-        return split_range(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])
+        return ranges.split_range(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])
 
-    def read_blocks(self, range: OffsetRange, max_bytes: int = READ_BYTES) -> Iterator[BlockRun]:
-        # The broker was reachable when the range was planned, so it is waited for if it is down now.
+    def read_blocks(self, range: OffsetRange, max_bytes: int = ranges.READ_BYTES) -> Iterator[BlockRun]:
+        # The broker was reachable when the range was planned, so the reader waits for a broker that is down now.
         self._link.first_connect_timeout = max(self._link.first_connect_timeout, self._timeout)
         reading = RangeFetch(self._driver, range, max_bytes, self._timeout)
         try:
@@ -146,15 +139,15 @@ class BrokerLogReader:
         self.close()
 
     def _wait_for_fsync(self, places: Sequence[tuple[PartitionLog, int]]) -> None:
-        """Wait until the appended messages after these (log, durable offset) are durable.
+        """Wait until messages that are appended but not yet durable become durable. `places`: (log, durable offset).
 
-        The broker may delay the fsync of appended records for seconds unless a client waits for them: a fetch
-        at the durable offset makes it fsync earlier, and is replied to afterwards. Errors are ignored: then
-        only a smaller bound is returned.
+        The broker may delay the fsync of appended records for seconds unless a client waits for these records. A fetch
+        at the durable offset makes the broker fsync earlier, and is answered after the fsync. Errors are ignored: the
+        caller then returns a smaller bound.
         """
         questions = [
-            (log, _fetch_request(log, forced, wire.EPOCH_UNKNOWN, ONE_BLOCK)._replace(wait_ms=FSYNC_WAIT_MS))
-            for log, forced in places[:REQUESTS_MAX]
+            (log, _fetch_request(log, durable)._replace(wait_ms=FSYNC_WAIT_MS))
+            for log, durable in places[:REQUESTS_MAX]
         ]
         self._driver.run(send_requests(self._link, questions, FSYNC_WAIT_SECONDS, TfmqError))
 
@@ -163,10 +156,6 @@ class BrokerLogReader:
         return self._driver.run(asked).topics  # type: ignore[no-any-return]
 
     def _find_offset(self, log: PartitionLog, by: int, value: int) -> int:
-        """Return the offset that a LOCATE request finds, but at most the durable offset.
-
-        `by`: how it searches, such as by time or ordinal; `value`: what for.
-        """
         found = self._locate(log, by, value)
         return min(found.offset, found.forced_offset)
 
@@ -176,10 +165,7 @@ class BrokerLogReader:
     def _send_all(
         self, requests: Sequence[PartitionRequest], accepted_errors: type[TfmqError] | tuple[()] = ()
     ) -> list[Any]:
-        """Send requests, and return the replies in order.
-
-        An error of a kind in `accepted_errors` is in the list in place of its reply; any other is raised.
-        """
+        """Send requests, and return the replies in order; an accepted error is in the list in place of its reply."""
         found: list[Any] = []
         for first in range(0, len(requests), REQUESTS_MAX):
             part = requests[first : first + REQUESTS_MAX]
@@ -189,10 +175,7 @@ class BrokerLogReader:
 
 
 class RangeFetch:
-    """Fetches the blocks of one range, with the next request always in flight.
-
-    `driver` runs the operation `next_blocks`.
-    """
+    """Fetches the blocks of one range, with the next request always in flight."""
 
     def __init__(self, driver: BlockingDriver, range: OffsetRange, max_bytes: int, timeout: float) -> None:
         self._driver, self._link = driver, driver.link
@@ -203,10 +186,7 @@ class RangeFetch:
         self._call: PendingRequest | None = None
 
     def next_blocks(self) -> Operation[BlockRun | None]:
-        """Return the next blocks of the range; None after the last ones.
-
-        Raises as `LogReader.read_blocks`.
-        """
+        """Return the next blocks of the range; None after the last ones. Raises as `LogReader.read_blocks`."""
         deadline = self._link.now() + self._timeout
         backoff = Backoff(BUSY_SECONDS, BUSY_SECONDS_MAX)
         while self._offset < self._end:
@@ -225,7 +205,6 @@ class RangeFetch:
         return None
 
     def close(self) -> None:
-        """Abandon the request in flight."""
         call, self._call = self._call, None
         if call is not None and not call.done:
             with self._driver.lock:
@@ -234,13 +213,12 @@ class RangeFetch:
     def _send_fetch(self) -> PendingRequest:
         size = min(self._max_bytes, self._end - self._offset)
         fetch = _fetch_request(self._log, self._offset, self._epoch, size)
-        # The request has no time limit of its own: `next_blocks` limits how long a caller waits for it.
+        # The request itself has no time limit: `next_blocks` limits how long a caller waits for the response.
         self._call = self._link.send_request(fetch, seconds=None)
         self._driver.flush()
         return self._call
 
     def _complete(self, call: PendingRequest) -> BlockRun:
-        """Return the blocks of a completed fetch, after sending the next one."""
         if isinstance(call.error, ConnectionFailed | TimedOut):
             raise unreachable_error(call.error, self._log, self._offset, self._timeout)
         if call.error is not None:
@@ -260,10 +238,7 @@ def send_requests(
     seconds: float,
     accepted_errors: type[TfmqError] | tuple[()] = (),
 ) -> Operation[list[PendingRequest]]:
-    """Send `requests` at once, again those for which the broker was busy; return them completed.
-
-    Raises the first error that is not of a kind in `accepted_errors`.
-    """
+    """Send `requests` at once; repeat those with the reply Busy. Raises the first error that is not accepted."""
     deadline = link.now() + seconds
     calls: dict[int, PendingRequest] = {}
     due = dict(enumerate(requests))
@@ -292,5 +267,7 @@ def _locate_request(log: PartitionLog, by: int, value: int = 0) -> wire.Locate:
     return wire.Locate(log.topic, log.incarnation, log.partition, by, value)
 
 
-def _fetch_request(log: PartitionLog, offset: int, epoch: int, max_bytes: int) -> wire.Fetch:
+def _fetch_request(
+    log: PartitionLog, offset: int, epoch: int = wire.EPOCH_UNKNOWN, max_bytes: int = ONE_BLOCK
+) -> wire.Fetch:
     return wire.Fetch(log.topic, log.incarnation, log.partition, offset, epoch, max_bytes)

@@ -1,7 +1,7 @@
 """The commit protocol of a transaction shared by a database and the broker.
 
-Its steps are generators, written once for the blocking and the asyncio API: `run_steps` executes them one
-after another, `run_steps_async` awaits each.
+Its steps are generators, written once for the blocking and the asyncio API: `run_steps` executes the steps one after
+another, `run_steps_async` awaits each step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfmq.errors import (
     UnknownTransaction,
 )
 from tfmq.sql.database import new_xid
-from tfmq.sql.decision import Decision, decide, prepared_name
+from tfmq.sql.in_doubt import Decision, decide, prepared_name
 from tfmq.sql.session import SessionParticipant
 
 log = logging.getLogger("tfmq.sql")
@@ -45,7 +45,8 @@ class Step(NamedTuple):
 Steps = Generator[Step, Any, Result]
 
 CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome, Damaged)
-"""Errors of a commit at the broker that contradict the database; after any other error check-back commits later."""
+"""Errors of a commit at the broker after which the messages may never be sent, although the database has committed.
+After any other error, check-back (the broker's question to the producer group) commits later."""
 
 
 class SharedTransaction:
@@ -60,9 +61,9 @@ class SharedTransaction:
         commit the database                 THE DECISION: the row becomes visible
         commit at the broker
 
-    Before the decision every failure rolls back both sides. A failure of the decision itself is resolved by reading
-    the row (`tfmq.sql.decision`), as check-back would. After the decision nothing can revert the transaction: if the
-    broker cannot be reached, its check-back later finds the row and commits.
+    Any failure before the decision rolls back the database and the broker. After a failure of the decision itself, the
+    row is read (`tfmq.sql.in_doubt`). After the decision nothing can revert the transaction: if the broker cannot be
+    reached, it later asks the producer group for the outcome (check-back), which finds the row, and commits.
 
     `begin(xid)` begins the broker's transaction; `node()` then returns the broker's id.
     """
@@ -92,9 +93,9 @@ class SharedTransaction:
             raise
 
     def end(self, error: BaseException | None) -> Steps[None]:
-        """Commit both sides after the user's block, or roll both back if `error` ended it.
+        """After the user's block, commit at the database and the broker; if `error` ended the block, roll back both.
 
-        Raises what prevents the commit; `error` is raised by the `with` statement.
+        Raises what prevents the commit. `error` is raised again by the `with` statement.
         """
         if error is not None:
             yield from self._rollback_both(error)
@@ -121,8 +122,8 @@ class SharedTransaction:
         except BaseException as error:
             yield from self._rollback_session(error)
             if self.participant.may_be_prepared:
-                # The prepare may have succeeded although its reply was lost. The broker is not prepared, so no client
-                # commits it by check-back.
+                # The prepare may have succeeded, with its reply lost. Recording a rollback is safe: the broker is not
+                # prepared, so no client commits the database's part by check-back.
                 yield from self._read_decision("rollback", error)
             yield from self._rollback_broker(error)
             raise
@@ -134,7 +135,7 @@ class SharedTransaction:
         except BaseException as error:
             is_rolled_back = yield from self._rollback_session(error)
             if not is_rolled_back and self.participant.two_phase:
-                # Both sides may be prepared, so another client may commit by check-back.
+                # Database and broker may both be prepared, so another client may commit by check-back.
                 decision = yield from self._read_decision("rollback", error)
                 if decision == "commit" and isinstance(error, TfmqError):
                     return True
@@ -166,9 +167,9 @@ class SharedTransaction:
             raise
 
     def _raise_outcome_unknown(self, error: BaseException) -> None:
-        """Raise a TransactionError that says so in place of `error`, unless that is like KeyboardInterrupt.
+        """Raise a TransactionError that says that the outcome is unknown; if `error` is no Exception, only return.
 
-        Nothing is rolled back: a prepared broker uses check-back, an unprepared one times out.
+        Nothing is rolled back: if the broker is prepared, check-back ends the transaction, otherwise its timeout does.
         """
         if isinstance(error, Exception):
             raise TransactionError(
@@ -181,7 +182,7 @@ class SharedTransaction:
         error.add_note(f"The transaction {self.xid} is committed nevertheless, its messages too.")
 
     def _commit_broker(self) -> Steps[None]:
-        """Commit at the broker after the database. Raises only errors that contradict the database."""
+        """Commit at the broker after the database. Raises only CONTRADICTIONS; other errors are logged."""
         try:
             yield Step("broker commits", self.transaction.commit)
         except CONTRADICTIONS as error:
@@ -202,7 +203,10 @@ class SharedTransaction:
             )
 
     def _read_decision(self, prepared: Decision, error: BaseException) -> Steps[Decision | None]:
-        """Read the decision from the transaction's row, as `decide` does; None if it is not known yet."""
+        """Read the decision from the transaction's row (see `decide`); None if it cannot be read now.
+
+        `prepared`: how to finish a transaction that is still prepared in the database.
+        """
 
         def read(connection: Connection) -> Decision | None:
             return decide(connection, self.participant.table, self.xid, prepared)
@@ -219,7 +223,7 @@ class SharedTransaction:
         yield from self._rollback_broker(error)
 
     def _rollback_session(self, error: BaseException) -> Steps[bool]:
-        """Roll back the session; return False, with a note on `error`, if the database did not confirm that."""
+        """Roll back the session. If the database did not confirm that, add a note to `error` and return False."""
         try:
             yield self._in_session("database rolls back", self.participant.rollback)
         except Exception as failure:
@@ -228,8 +232,8 @@ class SharedTransaction:
         return True
 
     def _rollback_broker(self, error: BaseException | None) -> Steps[None]:
-        """Roll back at the broker. A failure only adds a note to `error`."""
-        # An unprepared transaction times out at the broker, and a prepared one is resolved by check-back.
+        """Roll back at the broker. If that fails, only add a note to `error`."""
+        # The broker ends the transaction nevertheless: by its timeout if unprepared, by check-back if prepared.
         try:
             yield Step("broker rolls back", self.transaction.rollback)
         except TfmqError as failure:
@@ -283,7 +287,7 @@ def run_step(step: Step) -> Any:
 
 
 class BlockingExecutor:
-    """Executor of database work for an engine with a blocking driver."""
+    """Executes database work for an engine with a blocking driver."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -297,7 +301,7 @@ class BlockingExecutor:
 
 
 class AsyncExecutor:
-    """Executor of database work for an engine with an asyncio driver, and perhaps an AsyncSession."""
+    """Executes database work for an engine with an asyncio driver. `session`: the AsyncSession, if there is one."""
 
     def __init__(self, engine: Engine, session: Any = None) -> None:
         from sqlalchemy.ext.asyncio import AsyncEngine  # an asyncio engine implies that its dependencies are installed

@@ -22,7 +22,7 @@ PREFIX = "tfmq.sql"
 DIGEST_CHARACTERS = 16
 RANDOM_BYTES = 16
 GROUP_NAME_CHARACTERS = 60
-"""Of the database's name, which is for display; the digest after it is unique."""
+"""Maximum characters of the database's name in a group's name, for display; the digest after them is unique."""
 
 ADDRESS_OPTIONS = ("host", "port", "service", "dbname")
 """URL options that are part of the database's address."""
@@ -34,8 +34,8 @@ TWO_PHASE_DRIVERS = frozenset({"psycopg", "psycopg2"})
 def database_address(url: URL) -> str:
     """Return the address of the database, without user, password and other options; safe to log.
 
-    It is equal for all clients of a database. It is part of the default producer group's name and, with the identity of
-    the table, of every xid: only clients with access to the deciding table answer check-back for the transaction.
+    All clients of a database get the same address. It is part of the default producer group's name. Every xid has a
+    hash of it and of the table's identity: so only clients with access to the deciding table answer check-back.
     """
     name = url.database or ""
     if is_in_memory(url):
@@ -60,13 +60,13 @@ def _short_hash(text: str) -> str:
 
 
 def default_group_name(url: URL) -> str:
-    """Return the default producer group for producers that use this database."""
+    """Return the producer group of producers that use this database and have no group of their own."""
     name = Path(url.database or "memory").stem if url.get_backend_name() == "sqlite" else url.database or "database"
     return f"sql-{re.sub('[^A-Za-z0-9_-]', '-', name)[:GROUP_NAME_CHARACTERS]}-{address_digest(url)}"
 
 
 def xid_prefix(url: URL, identity: str) -> str:
-    """Return the xid prefix of a table: a hash of its database's address and its own identity."""
+    """Return the beginning of the xids of a table: a hash of its database's address and its own identity."""
     return f"{PREFIX}.{_short_hash(f'{database_address(url)}:{identity}')}."
 
 
@@ -96,14 +96,14 @@ def cached_capabilities(engine: Engine, table: Table) -> DatabaseCapabilities | 
 
 
 def discard_capabilities(engine: Engine) -> None:
-    """Discard the cached capabilities: the database may have been restarted with other settings."""
+    """Discard the cached capabilities, because the database may have been restarted with other settings."""
     _capabilities.pop(engine, None)
 
 
 def read_capabilities(connection: Connection, table: Table) -> DatabaseCapabilities:
     """Read the capabilities from the database and cache them. Raises NotAllowed if the table is missing.
 
-    A table that was not made by `create_table` gets its identity here, in a transaction of its own.
+    A table that `create_table` did not make gets its identity here, in a transaction of its own.
     """
     if not table_exists(connection, table):
         raise NotAllowed(
@@ -143,12 +143,12 @@ DEFAULT_TABLE_NAME = "tfmq_transaction"
 COMMITTED, ABORTED = "committed", "aborted"
 STATE_CHARACTERS = 16
 IDENTITY_XID = "database"
-"""The xid of the row with the table's identity: random hexadecimal digits in `state`.
+"""The xid of the row that has the table's identity: random hexadecimal digits in `state`.
 
-The identity is part of every xid, and rows are only written to the table with that identity. So a database with the
-same address on another machine, or a table in another schema, cannot decide these transactions."""
+The identity is part of every xid, and a transaction's row is written only to the table with the transaction's identity.
+So a database with the same address on another machine, or a table in another schema, cannot decide it."""
 ROWS_PER_DELETE = 500
-"""Short locks, and fewer parameters than every database permits (999 in old SQLite)."""
+"""Rows deleted at a time, so that locks are short and every database permits the parameters (999 in old SQLite)."""
 
 Clock = Callable[[], datetime]
 
@@ -207,7 +207,7 @@ def read_identity(connection: Connection, table: Table) -> str | None:
 
 
 def ensure_identity(engine: Engine, table: Table) -> None:
-    """Give the table an identity if it has none. Safe to call concurrently."""
+    """Give the table an identity if it has none. Concurrent calls are safe."""
     with engine.connect() as connection:
         if read_identity(connection, table) is not None:
             return
@@ -224,7 +224,7 @@ def _insert_identity(connection: Connection, table: Table) -> None:
 
 
 def insert_row(connection: Connection, table: Table, identity: str, xid: str, state: str, time: datetime) -> bool:
-    """Insert a row; return False if the table found here has another identity. Raises IntegrityError for a used xid."""
+    """Insert a row; return False if the table seen here has not `identity`. Raises IntegrityError for a used xid."""
     values = select(literal(xid), literal(state), literal(time, DateTime(timezone=True))).select_from(table)
     here = values.where(table.c.xid == IDENTITY_XID, table.c.state == identity)
     statement = insert(table).from_select(["xid", "state", "time"], here)
@@ -233,13 +233,13 @@ def insert_row(connection: Connection, table: Table, identity: str, xid: str, st
 
 
 def read_state(connection: Connection, table: Table, xid: str) -> str | None:
-    """Return "committed" or "aborted", or None without a row."""
+    """Return "committed" or "aborted"; None if the transaction has no row."""
     state = connection.scalar(select(table.c.state).where(table.c.xid == xid))
     return None if state is None else str(state)
 
 
 def delete_rows_before(connection: Connection, table: Table, before: datetime, keep: Collection[str]) -> int:
-    """Delete rows older than `before`, except those in `keep`, in short transactions; return their number.
+    """Delete rows older than `before`, except the xids in `keep`, in short transactions; return their number.
 
     `connection` must not be in a transaction.
     """

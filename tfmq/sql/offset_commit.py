@@ -48,8 +48,8 @@ def commit_offsets(session: Any, consumer: Any, message: ReceivedMessage[Any] | 
 
     Args: `session`: a Session or Connection, or, to be awaited, an AsyncSession or AsyncConnection, of the database
     given to the consumer with offsets="sql:URL". `consumer`: of any API variant.
-    Raises: Fenced if the partition is assigned to another member: let it roll back the transaction and continue with
-    the next message. BadRequest and NotAllowed with a sentence that describes what to change. Errors of SQLAlchemy.
+    Raises: Fenced if the partition is assigned to another member: let the error roll back the transaction, and continue
+    with the next message. BadRequest and NotAllowed with a sentence that says what to change. Errors of SQLAlchemy.
     """
     session = _unscoped(session)
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
@@ -94,8 +94,8 @@ def _commit_in_session(session: Session | Connection, consumer: Any, message: Re
 
 def _redeliver_others(offsets: ExternalOffsets, storage: SqlOffsets, lost: Collection[PartitionName]) -> None:
     """Let the consumer deliver the messages again, except those of the `lost` partitions."""
-    # The transaction of this call has locked the rows and is going to be rolled back: what is read now is
-    # what will be stored afterwards.
+    # This call's transaction has locked the rows and is going to be rolled back. So what another transaction reads now
+    # is what will be stored afterwards.
     others = [name for name in offsets.positions if name not in lost]
     kept = storage.read(offsets.group, others) if others else {}
     offsets.mark_fenced(lost, kept)
@@ -103,7 +103,7 @@ def _redeliver_others(offsets: ExternalOffsets, storage: SqlOffsets, lost: Colle
 
 def _require_same_database(connection: Connection, storage: SqlOffsets) -> None:
     """Raise NotAllowed if session and consumer certainly use different databases."""
-    # A host can have many names, so only certain differences are rejected.
+    # A host can have several names, so different host names prove nothing.
     here, there = connection.engine.url, storage.url
     same = here.get_backend_name() == there.get_backend_name()
     if same and here.get_backend_name() == "sqlite":
@@ -118,13 +118,13 @@ def _require_same_database(connection: Connection, storage: SqlOffsets) -> None:
 
 
 _uncommitted: WeakKeyDictionary[Session, list[ExternalOffsets]] = WeakKeyDictionary()
-"""Offsets that the current transaction of a session may commit. Each session in here has the event listeners."""
+"""Offsets that the current transaction of a session may commit. The sessions in it have the event listeners."""
 
 
 def _mark_saved_after_commit(session: Session, offsets: ExternalOffsets) -> None:
     """Mark the offsets as saved in the consumer when the transaction commits.
 
-    The next call then saves only new offsets. This is an optimisation; correctness does not depend on it.
+    The consumer's next call then saves only later offsets. This saves work; correctness does not depend on it.
     """
     if session not in _uncommitted:
         _uncommitted[session] = []
@@ -141,5 +141,5 @@ def _after_commit(session: Session) -> None:
 
 
 def _after_rollback(session: Session, _: Any) -> None:
-    # Even for a savepoint: which offsets belong to it is unknown, and discarding all of them is safe.
+    # Even for a savepoint: it is unknown which of the offsets belong to it, and discarding all of them is safe.
     _uncommitted[session] = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tfmq.aio import Admin as AsyncAdmin
 
 DEFAULT_RETENTION = timedelta(days=7)
-"""Default age of rows to prune: the broker's retention of outcomes, longer than any session."""
+"""Default age of rows to delete. The broker keeps outcomes as long, and no session lasts as long."""
 
 UNFINISHED_STATES = ("open", "preparing", "prepared", "committing", "applying", "rolling_back")
 
@@ -46,8 +46,8 @@ def prune(
 ) -> int | Coroutine[Any, Any, int]:
     """Delete rows older than `older_than` that no longer decide a transaction; return the count.
 
-    Rows are needed until the broker has ended the transaction. Run this once a day; it deletes in short transactions.
-    With an `AsyncEngine` and a `tfmq.aio.Admin` for each broker it is awaited.
+    Rows are needed until the broker has ended the transaction. Call this function once a day; it deletes in short
+    transactions. With an `AsyncEngine` and a `tfmq.aio.Admin` for each broker, await the call.
 
     Args: `admins`: one for each broker that shares transactions with this database. Each is asked for its unfinished
     transactions first; their rows are kept at any age.

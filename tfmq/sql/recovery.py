@@ -22,7 +22,7 @@ from tfmq.errors import BadRequest, TfmqError
 from tfmq.sql import database as rows
 from tfmq.sql.commit_protocol import Step, Steps, executor_for, run_steps, run_steps_async
 from tfmq.sql.database import PREFIX, address_digest, has_two_phase_driver, is_in_memory
-from tfmq.sql.decision import Decision, PreparedTransaction, decide, find_prepared, finish_prepared
+from tfmq.sql.in_doubt import Decision, PreparedTransaction, decide, find_prepared, finish_prepared
 from tfmq.sql.session import broker_node, describe_transaction, is_closed, join_group
 
 log = logging.getLogger("tfmq.sql")
@@ -78,7 +78,7 @@ def register_check_back(producer: Any, engine: Engine, table: Table) -> None:
 
 
 class CheckBackResponder:
-    """Answers check-back for one database and table, from the row (`tfmq.sql.decision`).
+    """Answers check-back for one database and table, from the row (`tfmq.sql.in_doubt`).
 
     Every member of the producer's group must be able to read the row.
     """

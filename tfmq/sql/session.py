@@ -22,16 +22,17 @@ from tfmq.sql.database import (
     discard_capabilities,
     read_capabilities,
 )
-from tfmq.sql.decision import set_prepared_name, sqlstate
+from tfmq.sql.in_doubt import set_prepared_name, sqlstate
 
 _default_groups: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""Producers that had no group, and the default group that they joined."""
+"""Producers that had no group of their own, and the default group that they joined."""
 
 
 def join_group(producer: Any, url: URL) -> None:
-    """Let a producer without a group join the default group of this database, for check-back.
+    """Let a producer without a group join the default group of this database.
 
-    Raises NotAllowed for a second database: the broker would ask producers that cannot read the right one.
+    If the producer is lost, the broker asks its group how prepared transactions ended (check-back). So a second
+    database raises NotAllowed: the broker would ask producers that cannot read the deciding table.
     """
     core, name = producer._core, default_group_name(url)
     if core.group is None:
@@ -55,7 +56,7 @@ def is_closed(producer: Any) -> bool:
 
 def describe_transaction(producer: Any, xid: str) -> Any:
     """Return the broker's description of `xid`, whose state may be "unknown", or an awaitable for it."""
-    # `resume` is not used, because it would take over a transaction that belongs to another client.
+    # `resume` would also describe it, but would take over a transaction that belongs to another client.
     core = producer._core
     return producer._driver.run(AdminCore(core.link, core.options.timeout).transaction(xid, 0))
 
@@ -67,15 +68,15 @@ _SESSION_RULE = "tfmq.sql.transaction ends the session's whole transaction"
 class SessionParticipant:
     """The database session of one shared transaction, from joining to its end.
 
-    All methods run in the session's thread, or for an asyncio session in its `run_sync`. The argument `two_phase` says
-    whether to prepare the database (None: if possible), the attribute `two_phase` whether that is done.
+    All methods run in the session's thread, or for an asyncio session in its `run_sync`. The argument `two_phase`:
+    whether to prepare the database (None: if possible). The attribute `two_phase`: whether it will be prepared.
     """
 
     def __init__(self, session: Session, table: Table, two_phase: bool | None) -> None:
         self.session, self.table = session, table
         self.two_phase = False
         self.may_be_prepared = False
-        """A prepare was sent to the database; without a reply it is unknown whether it succeeded."""
+        """True once a prepare was sent to the database. If its reply is lost, it is unknown whether it succeeded."""
         self.engine: Engine = session_bind(session).engine
         self._two_phase_wanted = two_phase
         self._capabilities = DatabaseCapabilities()
@@ -84,7 +85,7 @@ class SessionParticipant:
         self._began_here = False
 
     def check_session(self) -> str:
-        """Check that the session can be joined, read the database's capabilities, and return the table's identity.
+        """Check that the session can be shared, read the database's capabilities, and return the table's identity.
 
         Raises NotAllowed, NotSupported, errors of SQLAlchemy.
         """
@@ -94,9 +95,10 @@ class SessionParticipant:
         return self._capabilities.identity
 
     def begin(self, gid: str) -> None:
-        """Begin the session's transaction, or join the one that it began implicitly; prepare it under the name `gid`.
+        """Begin the session's transaction, or join the one that the session began implicitly.
 
-        Raises NotAllowed, NotSupported, errors of SQLAlchemy.
+        With two phases, the database will prepare the transaction under the name `gid`. Raises NotAllowed,
+        NotSupported, errors of SQLAlchemy.
         """
         session = self.session
         session.twophase = self.two_phase
@@ -114,7 +116,7 @@ class SessionParticipant:
         self._begun = session.get_transaction()
 
     def restore_session(self) -> None:
-        """Restore the session after `begin` failed; roll back a transaction begun there."""
+        """Restore the session after `begin` has failed, and roll back the transaction if `begin` began it."""
         self.session.twophase = self._was_two_phase
         if self._began_here:
             self.session.rollback()
@@ -123,7 +125,7 @@ class SessionParticipant:
         known = cached_capabilities(self.engine, self.table)
         if known is not None:
             return known
-        # Use the session's connection: with a small pool a second one may not be available.
+        # The session's own connection is used, because with a small pool no second one may be available.
         if used:
             return read_capabilities(next(iter(used)), self.table)
         bind = session_bind(self.session)
@@ -147,9 +149,9 @@ class SessionParticipant:
         return bool(wanted or (self._two_phase_wanted is None and self._capabilities.two_phase))
 
     def prepare(self, xid: str) -> None:
-        """Flush the user's changes, write the row and, with two phases, prepare the database.
+        """Write the user's changes and the deciding row; with two phases, prepare the database.
 
-        Raises NotAllowed, TransactionRolledBack, errors of SQLAlchemy; nothing is committed then.
+        Raises NotAllowed, TransactionRolledBack, errors of SQLAlchemy. Then nothing is committed.
         """
         session = self.session
         if session.get_transaction() is not self._begun:
@@ -182,7 +184,7 @@ class SessionParticipant:
             self._prepare_in_database()
 
     def _prepare_in_database(self) -> None:
-        # Deferred constraints must fail here, where the transaction can still be rolled back.
+        # Deferred constraints are checked here, while the transaction can still be rolled back.
         self.session.connection().exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
         self.may_be_prepared = True
         outer = sys.exception()
@@ -222,7 +224,7 @@ def original_error(error: SQLAlchemyError, outer: BaseException | None) -> SQLAl
     """Return the database's error that caused `error`.
 
     After a failed prepare SQLAlchemy rolls back a transaction that was never prepared, and the error of that rollback
-    hides the cause. `outer` was being handled before and is unrelated.
+    hides the cause. `outer`: the exception that was being handled before; it is not a cause.
     """
     first, each = error, error.__context__
     while each is not None and each is not outer:
@@ -251,7 +253,7 @@ def session_connections(begun: SessionTransaction | None) -> AbstractSet[Connect
 
 
 def require_joinable(session: Session) -> AbstractSet[Connection]:
-    """Return the connections of the session's implicit transaction. Raises NotAllowed if it cannot be joined."""
+    """Return the connections that the session's transaction uses. Raises NotAllowed if it cannot become shared."""
     if session.in_nested_transaction():
         raise NotAllowed(f"The session is inside a savepoint, and {_SESSION_RULE}: end begin_nested() before.")
     begun = session.get_transaction()
@@ -269,7 +271,7 @@ def require_joinable(session: Session) -> AbstractSet[Connection]:
 
 
 def require_no_autocommit(connection: Connection) -> None:
-    """Raise NotAllowed if each statement is committed by itself: changes and row would be separate commits."""
+    """Raise NotAllowed if each statement is committed by itself: then changes and row would be separate commits."""
     driver = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
         commits_each = getattr(driver, "isolation_level", "") is None and not getattr(driver, "in_transaction", True)

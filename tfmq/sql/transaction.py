@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class _BaseTransaction:
-    """Base of the blocking and the asyncio shared transaction."""
-
     def __init__(
         self,
         session: Session,
@@ -73,7 +71,7 @@ class _BaseTransaction:
         register_check_back(self._producer, self._shared.participant.engine, self._shared.participant.table)
 
     def _begun_for_send(self) -> Any:
-        """Return the broker's transaction, which is not empty from now on. Raises NotAllowed outside the block."""
+        """Return the broker's transaction and note that something is sent. Raises NotAllowed outside the block."""
         transaction = self._shared.transaction
         if transaction is None:
             raise NotAllowed("Send inside the block: with tfmq.sql.transaction(session, producer) as tx: tx.send(...)")
@@ -120,8 +118,8 @@ class Transaction(_BaseTransaction):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A discarded generator must not wait: the session's owner rolls back, and the broker's part ends like
-        # every transaction without a reference to it.
+        # After GeneratorExit the code must not wait. The session's owner rolls back, and the broker's part ends like
+        # every transaction that nobody refers to any more.
         if not isinstance(error, GeneratorExit):
             run_steps(self._shared.end(error))
 
@@ -212,16 +210,17 @@ def transaction(
             session.add(order)
             tx.send("orders", order.as_json())
 
-    It ends the session's whole transaction, including earlier changes in it: do not call `session.begin()`,
+    The block ends the session's whole transaction, including earlier changes in it: do not call `session.begin()`,
     `commit()` or `rollback()`. An exception in the block rolls back both sides and is raised again.
 
     A row in the table `tfmq_transaction` decides (see `create_table`). If this process crashes, or the broker cannot
-    be reached, the broker uses check-back with any producer of the same group that uses this database and has called
-    `check`, or had a transaction. Without `check`, a consumer whose offsets a crash left in doubt waits without end.
+    be reached, the broker later asks for the outcome (check-back): any producer of the same group that uses this
+    database and has called `check`, or had a transaction. Without `check`, a consumer whose offsets a crash left in
+    doubt waits without end.
 
     Args: `two_phase`: whether to prepare the database too; None: if possible, which needs PostgreSQL with
     max_prepared_transactions above 0 and a session that has not begun. `timeout`: seconds after which the broker
-    rolls back an unprepared transaction; None: its setting (60). `table`: a table other than `tfmq_transaction`.
+    rolls back an unprepared transaction; None: the broker's setting (60). `table`: one other than `tfmq_transaction`.
     Raises: on entry NotAllowed and NotSupported with a sentence that describes what to change, TransactionError and its
     subclasses, ConnectionFailed, and errors of SQLAlchemy. On exit the same; then nothing is committed, except if a
     TransactionError states that the outcome is not known yet.

@@ -1,8 +1,8 @@
 """A complete broker in the test's own process, for tests of programs that use tfmq.
 
-Its disk is in memory, and the test moves its clock. The fixture `tfmq_broker` of the pytest plug-in creates one for
-each test; without pytest, use `SimulatedBroker`. Importing this package is cheap: modules are imported when a name is
-first used.
+The broker's disk is in memory, and the test moves the broker's clock. The fixture `tfmq_broker` of the pytest plug-in
+creates a broker for each test; without pytest, use `SimulatedBroker`. Importing this package is cheap: modules are
+imported when a name is first used.
 """
 
 from importlib import import_module

@@ -4,8 +4,8 @@
         place_order(tfmq_broker.producer(), "42")
         assert [message.key for message in tfmq_broker.sent("orders")] == ["42"]
 
-All code between the user's code and the disk is that of production. The network and the disk are in memory, and
-the clock is moved by the test.
+All code between the user's code and the disk is production code. The network and the disk are in memory, and the test
+moves the clock.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ class SimulatedBroker:
     """A broker in the process of the test, with its disk in memory and a clock that the test moves.
 
     Args:
-        settings: keys of the configuration, as {"topics.partitions": 4}.
-        start: the time of day at which the clock begins (aware).
+        settings: settings of the broker by their keys, as {"topics.partitions": 4}.
+        start: date and time at which the clock begins, with a time zone.
         seed: the seed for random ids.
 
-    Use it in the thread that created it. `close`, or leaving `with`, ends it and its clients.
+    Use the broker only in the thread that created it. `close`, or the end of a `with` block, ends the broker and its
+    clients.
     """
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, start: datetime = START, seed: int = 1) -> None:
@@ -73,7 +74,7 @@ class SimulatedBroker:
             config,
             self.clock,
             address=self.servers,
-            handlers=self._faults.handlers(),
+            serve=self._faults.serve,
             refuses=self._faults.take_refusal,
             seed=seed,
         )
@@ -111,11 +112,10 @@ class SimulatedBroker:
         return Admin(self.servers, **options)
 
     def sent(self, topic: str, partition: int | None = None) -> list[ReceivedMessage[Any]]:
-        """Return the messages that were appended to `topic` so far, in append order.
+        """Return the messages that were appended to `topic` so far, in append order; [] if there is no such topic.
 
-        Returns [] if the topic does not exist. A delayed message is included after its delivery, a message of
-        a transaction after the commit. `partition`: only the messages of this partition. Batches that linger
-        in producers are sent first. Time does not advance.
+        A delayed message is included after its delivery, a message of a transaction after the commit. `partition`: only
+        the messages of this partition. Batches that producers have not sent yet are sent first. Time does not advance.
         """
         self.settle()
         if self._server.engine is None:
@@ -129,11 +129,11 @@ class SimulatedBroker:
         *,
         timeout: float = 5.0,
     ) -> list[ReceivedMessage[Any]]:
-        """Let `consumer` read all messages, also those that the handler causes; return them in order.
+        """Let `consumer` read all messages, also messages that the handler sends; return the messages in order.
 
-        `handler` is called with each message; an exception of the handler is raised here, and its message is
-        not acknowledged. Time advances only while the consumer cannot read yet, at most `timeout` seconds;
-        raises `TimedOut` then.
+        `handler` is called with each message. An exception of the handler is raised to the caller, and the message is
+        not acknowledged. Time advances only while the consumer is not ready to read (for example, it has no
+        connection), by at most `timeout` seconds; after that, `TimedOut` is raised.
         """
         if not isinstance(consumer, Consumer):
             raise TypeError(
@@ -163,7 +163,7 @@ class SimulatedBroker:
             self.clock.advance(min(STEP_SECONDS, until - self.clock.monotonic()))
 
     def _is_reading(self, consumer: Consumer[Any]) -> bool:
-        """Return whether the consumer is connected, knows all partitions that exist, and has none to retry."""
+        """Return whether the consumer is connected, knows all partitions that exist, and has no fetch to retry."""
         core = consumer._core
         if any(map(self._has_topic, core.options.subscription.missing_names(core.assignment.wanted))):
             return False
@@ -186,11 +186,11 @@ class SimulatedBroker:
         return self._server.disk
 
     def fail_next(self, what: str, error: type[TfmqError] | TfmqError, *, times: int = 1, done: bool = False) -> None:
-        """Reply to the next `times` requests of a kind with `error`, an instance or a class.
+        """Reply to the next `times` requests of the kind `what` with `error`, an instance or a class.
 
-        `what`: "send", "fetch", "join", "save" (offsets), "begin", "prepare", "commit", "rollback", "connect"
-        (refused, whatever the error), or the name of a command such as "create_topic". `done`: the request is
-        executed all the same, and only its reply is lost. Raises `BadRequest` for other words.
+        `what`: "send", "fetch", "join", "save" (offsets), "begin", "prepare", "commit", "rollback", "connect" (the
+        connection is refused, and `error` is not used), or the name of a command such as "create_topic"; BadRequest is
+        raised for other words. `done`: the broker executes the request, and `error` replaces only the reply.
         """
         self._faults.fail_next(what, error, times=times, done=done)
 
@@ -202,8 +202,8 @@ class SimulatedBroker:
     def crash(self, keep: str = "nothing", *, down: float | timedelta = 0) -> None:
         """Simulate a power failure; the broker starts again after `down` seconds.
 
-        Of the data that was not fsynced, "nothing", "some" or "everything" is on the disk afterwards.
-        "everything" is the result of a crash of the process alone.
+        `keep`: how much of the data that was not fsynced is on the disk afterwards: "nothing", "some" or "everything".
+        "everything" is what remains if only the process crashes, without a power failure.
         """
         if keep not in CRASH_KEEPS:
             raise ValueError(f"{keep!r} is nothing that a crash leaves: {', '.join(CRASH_KEEPS)}.")
@@ -231,7 +231,7 @@ class SimulatedBroker:
         self._simulation.settle()
 
     def close(self) -> None:
-        """Deliver the messages of all producers, close all clients, discard the broker; once."""
+        """Deliver the messages of all producers, close all clients, and discard the broker. Later calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -278,7 +278,7 @@ class SimulatedBroker:
 
 
 EMPTY_POLLS: Final = 2
-"""After so many empty polls there are no messages left: the first poll of a consumer only requests them."""
+"""After this many empty polls no messages are left: the first poll of a consumer only requests messages."""
 STEP_SECONDS: Final = 0.05  # between two polls of a consumer that cannot read yet
 POLL_MESSAGES: Final = 500
 
@@ -286,9 +286,10 @@ READ_BYTES: Final = 8 << 20  # of one read of a log
 
 
 def sent_messages(engine: RequestHandler, topic: str, partition: int | None = None) -> list[ReceivedMessage]:
-    """Read the messages of all partitions of the topic, or of one, from the broker's logs, in append order.
+    """Read the messages of a topic, or only those of `partition`, from the broker's logs, in append order.
 
-    Of a stopped partition, only durable messages are read. Raises `StorageStopped` for one that could not be opened.
+    From a stopped partition, only durable messages are read. Raises `StorageStopped` if a partition could not be
+    opened.
     """
     try:
         found = engine.broker.topics.topic(topic)

@@ -1,6 +1,6 @@
-"""The clock of a simulated broker and its clients: it advances when the test says so, and while a client waits.
+"""The clock of a simulated broker and its clients. It advances when the test says so, and while a client waits.
 
-It counts whole microseconds, so that many small steps end at the same time as one long step.
+The clock counts whole microseconds, so that many small steps end at the same time as one long step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ START: Final = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 """A Monday morning, the same in every run."""
 MICROSECONDS: Final = 1_000_000
 MONOTONIC_START: Final = 1000 * MICROSECONDS
-"""Not 0, so that code that confuses a time of day with an interval is far off, as on a real machine."""
+"""Not 0, as on a real machine: so code that confuses a monotonic time with an interval fails clearly."""
 
 
 def to_seconds(time: float | timedelta) -> float:
@@ -31,7 +31,8 @@ def to_seconds(time: float | timedelta) -> float:
 class VirtualClock:
     """A `journal.clock.Clock` that a test can advance.
 
-    `start`: the aware time of day at which it begins. `go_on(until)` runs all work that is due up to `until`.
+    `start`: date and time at which the clock begins, with a time zone. `go_on(until)`: called to advance the time;
+    sets the clock up to `until` (monotonic seconds) and runs all work that is due meanwhile.
     """
 
     def __init__(self, start: datetime = START, go_on: Callable[[float], object] | None = None) -> None:
@@ -75,11 +76,10 @@ class VirtualClock:
         hours: float | None = None,
         days: float | None = None,
     ) -> None:
-        """Advance the time; all work that is due meanwhile runs in order, each at its time.
+        """Advance the time by the sum of the arguments; all work that is due meanwhile runs in order, at its time.
 
-        `advance(hours=1)`, `advance(2.5)`, `advance(timedelta(days=3))`; all arguments are added. Raises
-        `ValueError` for a negative time, `OverflowError` for a time after the year 9999, `TypeError` without
-        arguments.
+        Examples: `advance(hours=1)`, `advance(2.5)`, `advance(timedelta(days=3))`. Raises `ValueError` for a negative
+        time, `OverflowError` for a time after the year 9999, `TypeError` without arguments.
         """
         others = ((milliseconds, 1), (minutes, 60_000), (hours, 3_600_000), (days, 86_400_000))
         given = [to_seconds(time) * each_ms / 1000 for time, each_ms in others if time is not None]
@@ -108,7 +108,7 @@ class VirtualClock:
     # Methods that the simulation calls
 
     def move(self, until: float) -> None:
-        """Set the clock to `until` (monotonic seconds), rounded up to a microsecond; never goes back."""
+        """Set the clock to `until` (monotonic seconds), rounded up to a microsecond. The clock never goes back."""
         moved = math.ceil(until * MICROSECONDS)
         while (moved - 1) / MICROSECONDS >= until:  # the product was rounded up
             moved -= 1

@@ -1,9 +1,10 @@
 """The asyncio and blocking drivers of clients whose broker is in this process, and their channel.
 
-A wait of the asyncio driver advances the simulated time as soon as no task of the loop has anything left to do: after
-many turns of the loop without a change in the simulation. Time then advances to the next due event, but not beyond the
-nearest end of a wait; this is repeated until a task is woken. asyncio's own timers (`asyncio.sleep`) use real time, and
-so does work in threads, during which the simulation stands still.
+While a client waits in an asyncio loop, simulated time must not advance before all other tasks of the loop wait, too.
+asyncio cannot tell whether all tasks wait. So the driver counts turns of the loop: after many turns without a change in
+the simulation, time advances to the next due event, at most to the nearest end of a wait. Such steps are repeated until
+a task is woken. `asyncio.sleep` uses real time, and so does work in threads, during which simulated time does not
+advance.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from weakref import WeakKeyDictionary
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.drivers.asyncio import AsyncDriver
 from tfmq.client.drivers.blocking import CLOSE_SECONDS, BlockingDriver
-from tfmq.client.drivers.callbacks import check_not_in_callback
+from tfmq.client.drivers.driver import check_not_in_callback
 from tfmq.client.drivers.event_loop import EventDriver
 from tfmq.client.drivers.socket import SocketChannel
 from tfmq.client.operation import Future, Operation, run_inline
@@ -30,16 +31,16 @@ Result = TypeVar("Result")
 Scheduler = Callable[..., Any]  # `loop.call_soon` or `loop.call_later`, or that of a reactor
 
 IDLE_TURNS: Final = 50
-"""Turns of the loop without a change after which all tasks count as waiting. A task that wakes another one needs a turn
-or two for each step."""
+"""Turns of the loop without a change after which all tasks count as waiting. Many, because a task that wakes another
+task needs a turn or two for each step."""
 STEPS_MAX: Final = 1000
-"""Steps of time in one turn of the loop, while no task is woken: the loop has other work too."""
+"""Maximum steps of time in one turn of the loop, so that other work of the loop is not delayed."""
 REAL_SECONDS: Final = 5.0
-"""Real time that a wait without an end gets, for other code of the loop that might end it."""
+"""Real time after which a wait without an end fails: until then other code of the loop may end the wait."""
 
 
 class PendingWait(NamedTuple):
-    """The wait of one task: the simulated time at which it ends, and the functions that end it before."""
+    """The wait of one task: the simulated time `until` which the task waits, and functions that end the wait before."""
 
     until: float
     wake: Callable[[], None]
@@ -111,7 +112,7 @@ class LoopWaits:
         return True
 
     def _fail_endless_waits(self, changes: int) -> None:
-        """Fail all waits, if none has an end and nothing has changed since the number `changes`."""
+        """Fail all waits, if none has an end and the simulation's change count is still `changes`."""
         self._alarm = None
         if self.thread_count or any(waiting.until != NEVER for waiting in self._waits):
             return
@@ -134,7 +135,7 @@ def loop_waits_for(simulation: Simulation, loop: Any, call_soon: Scheduler, call
 
 
 class EndableWait(NamedTuple):
-    """A wait of one caller: the waits of its loop, what the caller awaits, and the functions that end that."""
+    """A wait of one caller: all waits of its loop, the awaitable `ended`, and functions to test and complete that."""
 
     waits: LoopWaits
     ended: Awaitable[None]
@@ -160,7 +161,7 @@ class SimulatedEventDriver(EventDriver):
     @property
     @abstractmethod
     def _asleep(self) -> bool:
-        """Whether the driver has no open event loop; then it has no work that is due."""
+        """Whether the driver has no open event loop, and therefore no work that is due."""
 
     @abstractmethod
     def _start_wait(self) -> EndableWait:
@@ -239,7 +240,7 @@ class SimulatedAsyncDriver(SimulatedEventDriver, AsyncDriver):
 
     @property
     def _asleep(self) -> bool:
-        return self._loop is None or self._loop.is_closed()
+        return self.loop is None or self.loop.is_closed()
 
     def _start_wait(self) -> EndableWait:
         loop = self._bind_loop()
@@ -253,7 +254,7 @@ class SimulatedAsyncDriver(SimulatedEventDriver, AsyncDriver):
 
     def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """Run `work` in a thread. Simulated time does not advance meanwhile."""
-        loop = self._bind_loop() if self._asleep else self._loop
+        loop = self._bind_loop() if self._asleep else self.loop
         assert loop is not None
         waits = self._loop_waits(loop)
         waits.thread_count += 1
@@ -269,7 +270,7 @@ class SimulatedAsyncDriver(SimulatedEventDriver, AsyncDriver):
 
 
 class NullNetworkThread:
-    """Replaces the background network thread: the simulation does its work at once."""
+    """Replaces the background network thread: the simulation does the work of that thread at once."""
 
     is_polling = False
 
@@ -370,7 +371,7 @@ class SimulatedChannel(SocketChannel):
         self._server = server
 
     def dial(self) -> None:
-        """Connect if the client needs a connection; it fails as on a real network if the broker refuses."""
+        """Connect if the client needs a connection. If the broker refuses, the client gets ConnectionRefusedError."""
         if self.socket is None and self.link.wants_connection():
             end = self._server.connect()
             if end is None:

@@ -1,7 +1,7 @@
 """`@pytest.mark.tfmq_faults`: run a test once unchanged, then once for each possible fault.
 
-Every run has its own fixtures, except those of wider scope. To pytest it is one test, which passes if every run
-passes. A failure is reported for the first failed run, with its fault and the list of other failed runs.
+Every run has its own fixtures, except fixtures with a wider scope than a test. pytest sees all runs as one test, which
+passes if every run passes. If runs fail, the first of them is reported, with its fault and the faults of the others.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RepeatedTest:
             plain.tear_down(self._item.parent if plan else self._nextitem)
         if (
             plan and not plain.passed
-        ):  # Failed by its teardown: one more run, which is not reported, has the last teardown.
+        ):  # The teardown failed. One more run is needed, without a report, to tear down the wider fixtures, too.
             plan = plan[:1]
         for fault in plan:
             self._run_with_fault(fault, last=fault is plan[-1])
@@ -144,7 +144,7 @@ def fault_note(fault_run: FaultRun) -> str:
 
 
 def run_protocol(item: Any, nextitem: Any, stash_key: pytest.StashKey[Any]) -> bool | None:
-    """Run a marked test, without and with each fault; return None if that is not possible: the set-up reports it."""
+    """Run a marked test without and with each fault; return None if that is impossible, which the set-up reports."""
     if missing_attributes(item):
         return None
     try:
@@ -164,10 +164,10 @@ except ImportError:  # pragma: no cover - reported by `check_rerun`
     _call_and_report = None  # type: ignore[assignment]
 
 REQUIRED_ATTRIBUTES: Final = ("_initrequest", "_request", "_report_sections", "funcargs")
-"""Attributes of a test function: its fixture request, which is created for each run, and the captured output.
+"""Attributes of pytest's test functions that are needed to run a test twice, for which pytest has no public function.
 
-pytest has no public way to run a test twice: pytest-rerunfailures and others use these attributes too. Tried with
-pytest 8.0, 8.4, 9.0 and 9.2. `check_rerun` reports a pytest without them."""
+pytest-rerunfailures and other plug-ins use these attributes, too. The marker was tried with pytest 8.0, 8.4, 9.0 and
+9.2. `check_rerun` reports a pytest that lacks any of the attributes."""
 STRICT: Final = "[XPASS(strict)]"
 
 
@@ -236,9 +236,9 @@ SESSION_MS: Final = 30_000
 
 
 class ForeignMember:
-    """The member that the fault "rebalance" adds to a group: it has no connection, and ignores all replies.
+    """The member that the fault "rebalance" adds to a group, so that the real members lose their partitions.
 
-    What it is assigned shows in what the other members lose. Hashed by identity.
+    A foreign member has no connection and ignores all replies. Objects of this class are hashed by identity.
     """
 
     identity = "another member, for a moment"
@@ -257,9 +257,9 @@ def live_groups(engine: RequestHandler, names: Iterable[str]) -> list[str]:
 
 
 def expire_members(engine: RequestHandler, name: str, *, foreign: bool) -> None:
-    """Remove all members of a group, as if their sessions had expired: they notice it, and join again.
+    """Remove all members of a group, as if their sessions had expired; the members notice that and join again.
 
-    `foreign`: a foreign member then gets all their partitions, until `remove_foreign_member`.
+    `foreign`: before the members join, a foreign member gets all partitions, until `remove_foreign_member` is called.
     """
     group = engine.broker.group_coordinator.find(name)
     members = [] if group is None else list(group.members.values())
@@ -268,11 +268,11 @@ def expire_members(engine: RequestHandler, name: str, *, foreign: bool) -> None:
     )
     session: Any = ForeignMember()
     for member in members:
-        engine.leave_group(LeaveGroup(name, member.id, member.joined), b"", session, session)
+        engine.handle(LeaveGroup(name, member.id, member.joined), b"", session, session)
     if foreign and topics:
         request = JoinGroup(name, FOREIGN_MEMBER, topics, SESSION_MS)
-        engine.join_group(request, b"", session, session)
-    engine.end_turn()  # assigns all partitions to the foreign member before another member can request them
+        engine.handle(request, b"", session, session)
+    engine.broker.end_turn()  # assigns all partitions to the foreign member before another member can request them
 
 
 def remove_foreign_member(engine: RequestHandler, name: str) -> None:
@@ -280,13 +280,13 @@ def remove_foreign_member(engine: RequestHandler, name: str) -> None:
     member = None if group is None else group.members.get(FOREIGN_MEMBER)
     if member is not None:
         session: Any = ForeignMember()
-        engine.leave_group(LeaveGroup(name, FOREIGN_MEMBER, member.joined), b"", session, session)
-        engine.end_turn()
+        engine.handle(LeaveGroup(name, FOREIGN_MEMBER, member.joined), b"", session, session)
+        engine.broker.end_turn()
 
 
 CRASH, LOST_REPLY, DUPLICATE, REBALANCE = KINDS = ("crash", "lost_reply", "duplicate", "rebalance")
 RECOVERY_SECONDS: Final = 10.0
-"""Maximum time after a fault until all clients are connected again; a client may never reconnect."""
+"""How long a run waits after a fault until all clients are connected again, since a client may never reconnect."""
 EXEMPT_COMMANDS: Final = frozenset(
     each.request.shape
     for each in BY_CODE.values()
@@ -294,7 +294,7 @@ EXEMPT_COMMANDS: Final = frozenset(
     or each.name.endswith(("_TOPIC", "_SCHEDULE", "_HISTOGRAM"))
     or each.name in ("STATUS", "PING", "RESUME_PARTITION", "TRUNCATE", "RESET_GROUP")
 )
-"""Requests of an administrator, which never fail: tests prepare and check with them, and no client repeats them."""
+"""Administration requests, which get no fault: tests prepare and check with them, and no client repeats them."""
 
 
 class Step(NamedTuple):
@@ -351,11 +351,11 @@ class FetchReplyObserver(ReplyProxy):
 
 
 class FaultRun:
-    """One run of a program against a simulated broker, with one fault or none.
+    """One run of a test against a simulated broker, with one fault or none.
 
-    A run without a fault records the steps at which faults are possible, counted from 1: requests, in the order of
-    their execution, and calls of clients by the program. The simulation is deterministic, so a step has the
-    same number in the other runs, as long as the program does the same.
+    A run without a fault records the steps at which faults are possible: requests that the broker executes, and calls
+    of clients by the test. Requests and calls are counted from 1. The simulation is deterministic, so a step has the
+    same number in later runs, as long as the test does the same; a run with a fault injects the fault at its step.
     """
 
     def __init__(self, fault: InjectedFault | None = None) -> None:
@@ -364,7 +364,7 @@ class FaultRun:
         self.has_delivered = False  # whether any consumer got messages
         self.requests: list[Step] = []
         self.calls: list[Step] = []
-        """The calls before which members of groups had got messages."""
+        """The client calls that were made after a consumer had received messages and while a group had members."""
         self._count = 0
         self._groups: dict[str, None] = {}
         self._is_down = False

@@ -1,20 +1,19 @@
 """Planned faults: requests that fail because a test says so.
 
-The broker sends the planned error in place of its reply, and the client reacts as to a real one: an error that the
-client retries by itself costs time but is not visible to the program.
+The broker sends the planned error in place of its reply, and the client reacts as it does to a real error. If the
+client retries the request after that error, the program only notices that time advances.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final, NamedTuple
 
+from tfmq.broker.request_handler import RequestHandler
 from tfmq.errors import BadRequest, TfmqError
 from tfmq.protocol import commands
-from tfmq.protocol.commands import Command
-from tfmq.server.session import HANDLERS, Method
+from tfmq.protocol.commands import COMMANDS, Hello
 
 REQUESTS_BY_WORD: Final[Mapping[str, tuple[type[Any], ...]]] = {
     "send": (commands.Produce, commands.Transact),
@@ -26,7 +25,7 @@ REQUESTS_BY_WORD: Final[Mapping[str, tuple[type[Any], ...]]] = {
     "commit": (commands.CommitTransaction, commands.Transact),
     "rollback": (commands.RollbackTransaction,),
 }
-"""The words of `fail_next`. Any other command is named as in the protocol, such as "create_topic"."""
+"""Words that `fail_next` accepts. Other commands have their names in the protocol, such as "create_topic"."""
 CONNECT: Final = "connect"
 
 RequestObserver = Callable[[Any, Any, Any, Any], Any]
@@ -83,27 +82,24 @@ class PlannedFaults:
         self._planned.extend([PlannedFault(request_types(what), made, done)] * times)
 
     def take_refusal(self) -> bool:
-        """Return whether a planned fault refuses this connection; call it once for each connection."""
+        """Return whether a planned fault refuses a connection. Must be called once for each connection."""
         refused = self.refusal_count > 0
         self.refusal_count -= refused
         return refused
 
-    def handlers(self) -> dict[int, tuple[Command, Method]]:
-        """Return the broker's handlers, wrapped with the planned faults."""
-        return {code: (command, partial(self._serve, method)) for code, (command, method) in HANDLERS.items()}
-
-    def _serve(self, method: Method, engine: Any, request: Any, body: Any, reply: Any, session: Any) -> None:
+    def serve(self, engine: RequestHandler, request: Any, body: Any, reply: Any, session: Any) -> None:
+        """Execute a request, or let it fail as planned."""
         if self.observer is not None:
             reply = self.observer(engine, request, reply, session)
             if reply is None:
                 return
         fault = next((each for each in self._planned if type(request) in each.requests), None)
         if fault is None:
-            method(engine, request, body, reply, session)
+            engine.handle(request, body, reply, session)
             return
         self._planned.remove(fault)
         if fault.done:
-            method(engine, request, body, ErrorReplacingReply(reply, fault.error), session)
+            engine.handle(request, body, ErrorReplacingReply(reply, fault.error), session)
         else:
             reply.error(fault.error)
 
@@ -112,8 +108,8 @@ def request_types(what: str) -> tuple[type[Any], ...]:
     """Return the request types for a word or a command's name. Raises `BadRequest`, which lists the words."""
     if what in REQUESTS_BY_WORD:
         return REQUESTS_BY_WORD[what]
-    for command, _ in HANDLERS.values():
-        if command.name.lower() == what:
+    for command in COMMANDS:
+        if command.name.lower() == what and command.request.shape is not Hello:
             return (command.request.shape,)
     raise BadRequest(
         f"{what!r} cannot be made to fail; possible are {', '.join([*REQUESTS_BY_WORD, CONNECT])}, or a command such as"

@@ -1,7 +1,7 @@
 """The pytest plug-in: fixtures `tfmq_broker`, `tfmq_server`, `tfmq_topic` and the marker `tfmq_faults`.
 
-It imports nothing of tfmq until a test requests a fixture: other test runs pay nothing, and a coverage
-measurement includes the import of tfmq.
+The plug-in imports no other module of tfmq until a test requests a fixture. So test runs without these fixtures are not
+slower, and a coverage measurement, which starts after plug-ins are loaded, includes the import of tfmq.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 FAULT_RUN_KEY = pytest.StashKey[Any]()
-"""Of a test that `@pytest.mark.tfmq_faults` runs again: the fault run for its broker."""
+"""In the stash of a test with `@pytest.mark.tfmq_faults`: the fault run, which the test's broker uses."""
 
 NAME_CHARACTERS = 100  # of the test's name, in the name of a topic
 UNIQUE_DIGITS = 12
@@ -24,11 +24,10 @@ UNIQUE_DIGITS = 12
 
 @pytest.fixture
 def tfmq_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedBroker]:
-    """A broker in this process, one for each test: no sockets, and only the test moves its clock.
+    """A broker in this process, one for each test: no sockets, the disk in memory, and the test moves the clock.
 
-    Its disk is in memory. Clients connect with `tfmq_broker.producer()`,
-    `tfmq_broker.consumer(...)`, or anywhere with `servers=tfmq_broker.servers`; $TFMQ_SERVERS is set to it
-    while the test runs. See docs/testing.md.
+    Create clients with `tfmq_broker.producer()` and `tfmq_broker.consumer(...)`, or in any other way with the address
+    `tfmq_broker.servers`. While the test runs, $TFMQ_SERVERS has this address. See docs/testing.md.
     """
     from tfmq.testing.broker import SimulatedBroker
 
@@ -78,9 +77,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 @pytest.fixture(scope="session")
 def tfmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address, host:port, of a real broker: one process on a real disk for the whole run.
+    """The address, host:port, of a real broker: one process on a real disk for the whole test run.
 
-    All tests share it; tests that use `tfmq_topic` do not interfere with each other. See docs/testing.md.
+    All tests share this broker; tests that use `tfmq_topic` do not interfere with each other. See docs/testing.md.
     """
     from tfmq.embedded import local_server
 

@@ -1,13 +1,15 @@
 """The broker of a simulation: the real request handler and sessions on a disk in memory, without sockets.
 
-Nothing runs by itself: `run_turn` runs the work that is due now, also one piece of work for another thread.
+Nothing runs by itself: `run_turn` runs the work that is due now. Work that the real broker gives to other threads also
+runs there, one piece in each turn.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from journal.buffers import Pool
@@ -18,8 +20,8 @@ from tfmq.broker.request_handler import RequestHandler
 from tfmq.broker.timers import Timer, Timers
 from tfmq.client.operation import run_inline
 from tfmq.config import Config
-from tfmq.protocol.commands import ACKS, Command, header_bounds
-from tfmq.server.session import HANDLERS, Method, Session, SessionContext
+from tfmq.protocol.commands import ACKS, header_bounds
+from tfmq.server.session import Session, SessionContext
 from tfmq.testing.wire import BrokerEnd, ClientEnd, Wire
 
 STOP_TURNS_MAX: Final = 100_000  # after which a stop counts as failed
@@ -42,9 +44,10 @@ class DelayedCall:
 
 
 class SimulatedServer:
-    """One broker: started, stopped, started again on the same disk.
+    """One broker, which can be stopped and started again on the same disk.
 
-    `handlers`: command and method by command code; `refuses()` returns whether to refuse a connection.
+    `address`: the address that the broker reports · `serve(engine, request, body, reply, session)`: executes a request
+    · `refuses()`: returns whether to refuse a connection · `seed`: seed of the random ids and of crashes.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class SimulatedServer:
         clock: Clock,
         *,
         address: str,
-        handlers: Mapping[int, tuple[Command, Method]] = HANDLERS,
+        serve: Callable[..., None] = RequestHandler.handle,
         refuses: Callable[[], bool] = lambda: False,
         seed: int = 1,
     ) -> None:
@@ -62,7 +65,7 @@ class SimulatedServer:
         self.address = address
         self.engine: RequestHandler | None = None
         self._clock = clock
-        self._handlers = handlers
+        self._serve = serve
         self._refuses = refuses
         self._random = random.Random(seed)
         self._pool = Pool()
@@ -93,7 +96,7 @@ class SimulatedServer:
         if engine is None:
             return
         stopped: list[bool] = []
-        engine.stop(lambda: stopped.append(True))
+        engine.broker.stop(lambda: stopped.append(True))
         self._turn_requested = True
         for _ in range(STOP_TURNS_MAX):
             if stopped:
@@ -106,9 +109,9 @@ class SimulatedServer:
         self._discard_state()
 
     def kill(self, keep: str = "nothing") -> None:
-        """Simulate a power failure: connections break, pending work is lost.
+        """Simulate a power failure: connections break, and pending work is lost.
 
-        `keep`: which bytes that were not fsynced are on the disk afterwards: "nothing", "some" or "everything".
+        `keep`: how much of the data that was not fsynced is on the disk afterwards: "nothing", "some" or "everything".
         """
         self.disconnect()
         self._discard_state()
@@ -140,20 +143,20 @@ class SimulatedServer:
             run_inline(*self._pending_jobs.popleft())
             did = True
         now = self._clock.monotonic()
-        if self._earliest(engine.next_due()) <= now:
+        if self._earliest(engine.broker.timers.next_due()) <= now:
             self._alarms.tick(now)
-            engine.tick(now)
+            engine.broker.timers.tick(now)
             did = True
         if did or self._turn_requested:
             self._turn_requested = False
-            engine.end_turn()
+            engine.broker.end_turn()
             return True
         return False
 
     def next_time(self) -> float:
         """Return when the broker has work next, in monotonic seconds; infinity if never.
 
-        Deferrable timers do not count: they run together with other work, or when time stops advancing.
+        Timers for work that may be late (deferrable timers) do not count: such work is done together with other work.
         """
         if self.engine is None:
             return float("inf")
@@ -177,8 +180,8 @@ class SimulatedServer:
 
     def _welcome(self, engine: RequestHandler) -> SessionContext:
         return SessionContext(
-            engine=engine,
-            handlers=self._handlers,
+            handle=partial(self._serve, engine),
+            node=engine.broker.node,
             server="tfmq in a test",
             address=self.address,
             limits=self.config.limits,
@@ -186,7 +189,7 @@ class SimulatedServer:
             acks=ACKS[self.config.server.acks],
             call_later=self._call_later,
             turn_wanted=self._request_turn,
-            status=self._status,
+            status=partial(self._status, engine),
             opened=self._sessions.add,
             closed=self._sessions.discard,
             header_bounds=header_bounds(),
@@ -198,8 +201,9 @@ class SimulatedServer:
     def _request_turn(self) -> None:
         self._turn_requested = True
 
-    def _status(self) -> dict[str, Any]:
+    def _status(self, engine: RequestHandler) -> dict[str, Any]:
         return {
+            **engine.broker.status(),
             "version": "tfmq in a test",
             "listen": self.address,
             "connections": len(self._sessions),

@@ -1,8 +1,8 @@
 """A broker and its clients in one thread, under one clock.
 
-`settle` runs all work that is due now, until no participant has work left. Time advances in two cases only: the test
-advances it (`clock.advance`), or a client waits, no work is left, and the wait has an end. Then time advances from one
-due event to the next, up to the wait's end. A wait that nothing can end raises `NothingComes`.
+`settle` runs all work of broker and clients that is due now. Time advances only in two cases: the test advances it
+(`clock.advance`), or a client waits and no work is due. In the second case, time advances from one due event to the
+next until the wait ends. A wait that nothing can end raises `NothingComes`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tfmq.testing.clock import VirtualClock
 from tfmq.testing.server import SimulatedServer
 
 WAIT_SECONDS_MAX: Final = 3600.0
-"""Longer than all deadlines of a client: a wait without a timeout that lasts longer never ends."""
+"""Longer than all deadlines of a client: if a wait without a timeout lasts longer, it would never end."""
 ROUNDS_MAX: Final = 100_000
-"""More rounds than this are an internal error: a participant reports work again and again, and never does it."""
+"""More rounds than this are an internal error: broker or client reports that work is due, but does not do it."""
 NEVER: Final = float("inf")
 
 
@@ -129,7 +129,7 @@ class Simulation:
         return min(self.server.next_time(), *(client.next_time() for client in self.clients), NEVER)
 
     def advance_to(self, until: float, done: Callable[[], bool] = lambda: False) -> bool:
-        """Advance time to `until`, or until `done()` is true; return whether it is."""
+        """Advance time to `until`, or until `done()` is true; return whether `done()` is true."""
         if self._settling:
             raise NotAllowed("Time cannot be moved by a callback, a codec or a selector: they run while it stands.")
         self.settle()
@@ -211,9 +211,10 @@ class Simulation:
 
 
 def has_own_deadline(client: SimulatedClient, targets: Iterable[Future]) -> bool:
-    """Return whether the client ends a wait without a timeout by itself.
+    """Return whether the client ends a wait for `targets` by itself, although the caller gave no timeout.
 
-    Requests are answered or fail, sent messages are delivered or fail. Only a wait for new messages may last forever.
+    A request is answered or fails at its deadline, and so does a message that a producer sends. Only a consumer that
+    waits for new messages may wait forever.
     """
     if any(getattr(target, "deadline", NEVER) != NEVER for target in targets):
         return True

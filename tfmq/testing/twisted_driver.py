@@ -1,7 +1,7 @@
 """The Twisted driver of a client whose broker is in this process.
 
-It works like the asyncio driver in `tfmq.testing.drivers`, with turns of a reactor. Twisted's own timers use real time,
-and so does work in threads, during which the simulation stands still.
+The driver works like the asyncio driver in `tfmq.testing.drivers`, but counts turns of a reactor. Twisted's own timers
+use real time, and so does work in threads, during which simulated time does not advance.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An in-memory connection between a client's channel and a broker's session.
 
-The client's end behaves like a non-blocking socket; the broker's end splits received bytes into frames in `deliver`,
-with the checks of the real transport.
+The client's end behaves like a non-blocking socket. The broker's end splits received bytes into frames in `deliver`,
+with the same checks as the real transport.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ClientEnd:
         raise BlockingIOError
 
     def close(self) -> None:
-        """Close the client's end; the broker notices it after the bytes that were sent."""
+        """Close the client's end; the broker notices that after it has received the bytes that were sent."""
         self._wire.client_closed = True
 
 
@@ -114,7 +114,7 @@ class BrokerEnd:
         self.wire.break_connection()
 
     def deliver(self) -> bool:
-        """Pass every complete frame, then the end of the connection, to the session; return whether there was any."""
+        """Pass complete frames, then the end of the connection, to the session; return whether there was either."""
         if self.is_lost:
             return False
         wire, inbox = self.wire, self.wire.to_broker

@@ -1,8 +1,8 @@
 """Runtime state of active transactions, and the actions at each change of their state.
 
-`ActiveTransactions` does what a change of state requires besides its journal record: timers, sessions,
-reserved space, offset locks, check-back, waiting commands. Nothing here is durable; it is rebuilt at a
-start.
+`ActiveTransactions` does what a change of state requires besides its journal record: it updates timers, sessions,
+reserved space, offset locks and check-back, and retries waiting commands. Nothing of this is durable; a start rebuilds
+it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from tfmq.transaction.requests import Caller, CheckBackQuery
 from tfmq.transaction.store import TransactionStore
 
 READ_ONLY_KEPT: Final = 10_000
-"""How many ended empty transactions, which leave no record, are stored to answer repeated requests."""
+"""How many ended empty transactions, which have no record, are remembered to answer repeated requests."""
 DROPPED_COUNTS_KEPT: Final = 10_000
-"""For how many commits the counts of dropped and lost messages are stored, for the same reason."""
+"""For how many commits the counts of dropped and lost messages are remembered, to answer repeated requests."""
 PENDING_STATES: Final = frozenset((states.PREPARING, states.COMMITTING, states.ROLLING_BACK))
-WATCHED_STATES: Final = frozenset((states.PREPARED, states.COMMITTING, states.ROLLING_BACK))
+RETRY_SECONDS: Final = 60.0
+"""Pause after a failed rollback of an expired member of a commit group."""
 TOPICS_PER_QUERY: Final = 8
 """Maximum of topics named in a check-back query."""
 
 
 class ActiveTransactions:
-    """Active transactions with their timers, sessions, reservations and the applier.
+    """Active transactions with their timers, sessions and reservations, and the applier.
 
-    Commands decide what happens to a transaction; the `on_...` methods then do what the new state requires, in the same
-    way for every command. `open_expired(epoch)` is called at the timeout of an open transaction,
-    `prepared_expired(epoch)` at the expiry of a prepared member of a commit group.
+    The commands decide what happens; the `on_...` methods do what a new state requires. `roll_back`: that command.
     """
 
     def __init__(
@@ -53,15 +52,15 @@ class ActiveTransactions:
         run: RunInWorker,
         limits: Mapping[str, int],
         settings: Mapping[str, float],
-        open_expired: Callable[[int], None],
-        prepared_expired: Callable[[int], None],
+        roll_back: Callable[[Transaction], None],
         mark_ready: Callable[[], None],
     ) -> None:
         self.store, self.destination = store, destination
         self.clock, self.limits, self.settings = clock, limits, settings
         self.sessions = SessionTransactions()
-        self.open_timeouts = Deadlines(timers, open_expired)
-        self.prepared_expiries = Deadlines(timers, prepared_expired)
+        self._roll_back = roll_back
+        self.open_timeouts = Deadlines(timers, self._end_open)
+        self.prepared_expiries = Deadlines(timers, self._prepared_expired)
         self.prepared_ms = EpochHeap()
         """Prepare times (wall clock, ms) of the prepared transactions, to warn operators of old ones."""
         self.reservations = SpaceReservations(destination, limits)
@@ -81,28 +80,25 @@ class ActiveTransactions:
             mark_ready=mark_ready,
         )
         self.stopping = False
-        """Whether new requests are rejected."""
         self.queued_bytes = 0
         """Bytes of batches that are queued for the journal."""
         self._last_lsn = 0
         self.undurable_decisions: deque[ApplyProgress] = deque()
         """Decisions that are written but not yet known to be durable."""
         self.read_only: OrderedDict[tuple[str, int], None] = OrderedDict()
-        """(xid, epoch) of transactions that have recently ended as read-only, that is, empty."""
+        """(xid, epoch) of transactions that have recently ended empty, without a record."""
         self.dropped_counts: OrderedDict[int, int] = OrderedDict()
-        """How many messages of recent commits, by epoch, were for deleted topics."""
+        """By epoch of recent commits: how many messages were for deleted topics."""
         self.losses: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        """(lost messages, all messages) of recent commits, by epoch, that lost any."""
+        """By epoch of recent commits that lost messages: (lost messages, all messages)."""
 
     # Lookup and waiting
 
     def find_live(self, xid: str, epoch: int) -> Transaction | None:
-        """Return the live transaction with that name and epoch.
+        """Return the live transaction with this name and epoch; None if it has ended or never existed.
 
-        None if it has ended or never existed.
-
-        Raises: StaleEpoch if a newer transaction has the name and the outcome is unknown; StorageStopped
-        with outcome unknown if only recovery can determine it.
+        Raises StaleEpoch if a newer transaction has the name and the outcome of this one is not known; StorageStopped,
+        outcome unknown, if only the next start can determine whether its last record is written.
         """
         transaction = self.store.transactions.get(epoch)
         if transaction is not None and transaction.xid == xid:
@@ -114,17 +110,20 @@ class ActiveTransactions:
         return None
 
     def is_pending(self, transaction: Transaction) -> bool:
-        """Return whether a record is being written that changes the state, or may have been written."""
+        """Return whether a record that changes the state is being written, or may have been written."""
         runtime = runtime_state(transaction)
         return transaction.state in PENDING_STATES or runtime.queued_records > 0 or runtime.uncertain_write is not None
+
+    def is_certainly(self, transaction: Transaction, state: str) -> bool:
+        """Return whether a transaction is in this state, and no pending record may change it."""
+        return transaction.state == state and not self.is_pending(transaction)
 
     def submit(
         self, transactions: Sequence[Transaction], call: Callable[[WrittenCallback], None], written: WrittenCallback
     ) -> None:
         """Call `call(written)`, which queues a record of these transactions.
 
-        `is_pending` is true for them until `written` is called; not if `call` raises. Their `state` alone does not show
-        a pending record: after a failed write it is restored before `written` is called.
+        `is_pending` is true for them until `written` is called, even if a failed write has restored their state before.
         """
         runtimes = [runtime_state(transaction) for transaction in transactions]
 
@@ -144,7 +143,6 @@ class ActiveTransactions:
             raise
 
     def retry_waiting(self, transaction: Transaction) -> None:
-        """Try the commands that wait for the transaction's records and batches again, in order."""
         runtime = runtime_state(transaction)
         waiting, runtime.waiting_commands = runtime.waiting_commands, []
         for again in waiting:
@@ -153,11 +151,11 @@ class ActiveTransactions:
     # Durability
 
     def note_written(self, lsn: int) -> None:
-        """Record that a record was written at `lsn`, for `when_all_durable`."""
+        """Record that a record is written at `lsn`: `when_all_durable` waits for it."""
         self._last_lsn = max(self._last_lsn, lsn)
 
     def when_all_durable(self, waiter: DurableCallback) -> None:
-        """Call `waiter(None)` once all records so far are durable, so that replies may tell of them."""
+        """Call `waiter(None)` once all records written so far are durable, so that a reply may depend on them."""
         if self._last_lsn:
             self.store.when_durable(self._last_lsn, waiter)
         else:
@@ -172,7 +170,7 @@ class ActiveTransactions:
         self.open_timeouts.set_deadline(transaction.epoch, timeout_ms / 1000)
 
     def on_prepared(self, transaction: Transaction, lsn: int) -> None:
-        """Handle a written prepare record: session and timeout no longer end the transaction."""
+        """Handle a written prepare record: its session or timeout does not end the transaction any more."""
         self.note_written(lsn)
         runtime_state(transaction).lsn = lsn
         self._untrack_open(transaction.epoch)
@@ -180,21 +178,18 @@ class ActiveTransactions:
         self.store.when_durable(lsn, lambda error: self._prepare_durable(transaction, error))
 
     def _prepare_durable(self, transaction: Transaction, error: BaseException | None) -> None:
-        """Start check-back once the prepare record is durable."""
-        # Not before: a client that is asked may commit its own part, and after a power failure the transaction would
-        # not be prepared here. If a commit or rollback is pending, check-back is started, too, because that may still
-        # fail; when it is written, check-back ends.
-        if error is None and transaction.state in WATCHED_STATES:
+        # Check-back must not start earlier: a client that is asked may commit its own part, and after a power failure
+        # the transaction would not be prepared here. Check-back starts even if a commit or rollback is pending, because
+        # that may still fail; once its record is written, check-back ends.
+        if error is None and transaction.state in states.IN_DOUBT_STATES:
             self._start_check_back(transaction)
 
     def _start_check_back(self, transaction: Transaction) -> None:
-        """Schedule check-back of the transaction with its producer group."""
         if transaction.origin.group:
             age_seconds = max(0.0, (self.clock.wall_ms() - transaction.prepared_ms) / 1000)
             self.check_back.watch_transaction(transaction.epoch, transaction.origin.group, age_seconds)
 
     def _track_prepared(self, transaction: Transaction) -> None:
-        """Add a prepared transaction to `prepared_ms`, and start the timer of its expiry."""
         epoch = transaction.epoch
         self.prepared_ms.set(epoch, transaction.prepared_ms)
         if transaction.expires_ms:
@@ -205,15 +200,14 @@ class ActiveTransactions:
         self.sessions.remove_transaction(epoch)
 
     def _untrack_prepared(self, epoch: int) -> None:
-        """Undo `_track_prepared` and end check-back: the transaction is no longer prepared."""
         self.prepared_ms.remove(epoch)
         self.check_back.unwatch_transaction(epoch)
         self.prepared_expiries.remove(epoch)
 
     def on_committed(self, decision: Decision, waiting: ProgressCallback) -> ApplyProgress:
-        """Handle a written commit record: the applier starts with it once it is durable; return its progress.
+        """Handle a written commit record, which will be applied once it is durable; return its progress.
 
-        `waiting` is called when the decision is applied, is late, or not known to be durable.
+        `waiting` is called when the commit is applied or takes long, or if it is not known whether it is durable.
         """
         self.note_written(decision.lsn)
         alone = decision.transactions[0] if len(decision.transactions) == 1 else None
@@ -235,7 +229,7 @@ class ActiveTransactions:
         return progress
 
     def _decision_durable(self, progress: ApplyProgress, error: BaseException | None) -> None:
-        """Apply the decisions up to this one, which is durable, in LSN order; if `error`, fail them."""
+        """Apply, in LSN order, the decisions up to this one, which are durable now; if `error`, reply with it."""
         while self.undurable_decisions and self.undurable_decisions[0].decision.lsn <= progress.decision.lsn:
             first = self.undurable_decisions.popleft()
             if error is None:
@@ -258,7 +252,7 @@ class ActiveTransactions:
                 _add_bounded(self.losses, transaction.epoch, (lost, transaction.messages), DROPPED_COUNTS_KEPT)
 
     def on_ended(self, transaction: Transaction) -> None:
-        """Handle the end of a transaction without a commit: rolled back, forgotten or empty."""
+        """Handle the end of a transaction without a commit: it was rolled back, forgotten or empty."""
         self._untrack_open(transaction.epoch)
         self._untrack_prepared(transaction.epoch)
         runtime = runtime_state(transaction)
@@ -267,24 +261,55 @@ class ActiveTransactions:
         self.retry_waiting(transaction)
 
     def on_rolled_back(self, transactions: Sequence[Transaction], lsn: int) -> None:
-        """Handle the end of transactions by a written record, a rollback or forget record at `lsn`."""
+        """Handle a record, written at `lsn`, that rolls back or forgets these transactions."""
         self.note_written(lsn)
         locked = [each.epoch for each in transactions if each.offsets]
         for transaction in transactions:
             self.on_ended(transaction)
-        # Before the record is durable a crash could bring the transaction back, so its offsets stay locked
-        # until then.
+        # Until the record is durable, a power failure could bring the transactions back, so their offsets stay locked.
         if locked:
             self.store.when_durable(lsn, lambda error: self._unlock_offsets(locked, error))
 
     def _unlock_offsets(self, epochs: Iterable[int], error: BaseException | None) -> None:
-        """Unlock offsets once the rollback is durable."""
-        # After a failed fsync the state found at the next start is unknown, so the offsets stay locked.
+        # After a failed fsync it is unknown which state the next start finds, so the offsets stay locked.
         if error is None:
             for epoch in epochs:
                 self.destination.unlock_offsets(epoch)
 
-    # Ended transactions
+    # Ends of transactions
+
+    def end_session(self, session: Caller) -> None:
+        """Roll back the local open transactions of a closed session, and end its waits for check-back."""
+        self.check_back.session_lost(session)
+        for epoch in self.sessions.remove_session(session):
+            self._end_open(epoch)
+
+    def _end_open(self, epoch: int) -> None:
+        """End an open transaction whose session or timeout has ended: now, or when a pending record fails."""
+        transaction = self.store.transactions.get(epoch)
+        if transaction is not None:
+            runtime_state(transaction).orphaned = True
+            self._end_orphaned(transaction)
+
+    def _end_orphaned(self, transaction: Transaction) -> bool:
+        """Roll back an orphaned transaction if it is open and no record is pending; return whether it was."""
+        ends = runtime_state(transaction).orphaned and self.is_certainly(transaction, states.OPEN)
+        if ends:
+            self._roll_back(transaction)
+        return ends
+
+    def resume_commands(self, transaction: Transaction) -> None:
+        """Continue after a failed record: end the transaction if it is orphaned, else retry waiting commands."""
+        if not self._end_orphaned(transaction):
+            self.retry_waiting(transaction)
+
+    def _prepared_expired(self, epoch: int) -> None:
+        """Roll back a prepared member of a commit group that has expired."""
+        transaction = self.store.transactions.get(epoch)
+        if transaction is not None:
+            self.prepared_expiries.set_deadline(epoch, RETRY_SECONDS)
+            if self.is_certainly(transaction, states.PREPARED):
+                self._roll_back(transaction)
 
     def finish_empty(self, transaction: Transaction) -> None:
         """End a transaction without messages or offsets; no record is written."""
@@ -301,13 +326,12 @@ class ActiveTransactions:
     # Start and stop
 
     def close(self) -> None:
-        """Stop timeouts, expiries and check-back."""
         self.open_timeouts.close()
         self.prepared_expiries.close()
         self.check_back.close()
 
     def restore(self) -> None:
-        """Rebuild the runtime state after recovery; start to apply what is not applied completely."""
+        """Rebuild the runtime state after recovery, and start to apply the commits that are not completely applied."""
         decisions: dict[int, Decision] = {}
         for transaction in self.store.transactions.values():
             if transaction.decision is not None and not transaction.obsolete:
@@ -331,7 +355,7 @@ class ActiveTransactions:
 
 
 def runtime_state(transaction: Transaction) -> TransactionRuntimeState:
-    """Return the runtime state of a transaction; create it if the start found the transaction."""
+    """Return the runtime state of a transaction; create it if recovery has found the transaction."""
     runtime: TransactionRuntimeState | None = transaction.runtime
     if runtime is None:
         runtime = transaction.runtime = TransactionRuntimeState()
@@ -339,22 +363,17 @@ def runtime_state(transaction: Transaction) -> TransactionRuntimeState:
 
 
 def require_certain(transaction: Transaction) -> None:
-    """Raise an error if it is not known whether a record of the transaction is written.
-
-    Raises: StorageStopped, outcome unknown.
-    """
+    """Raise StorageStopped, outcome unknown, if a record of the transaction may or may not be written."""
     unsure = runtime_state(transaction).uncertain_write
     if unsure is not None:
         raise rejections.from_journal_error(unsure)
 
 
 def topic_names(transaction: Transaction) -> list[str]:
-    """Return the names of the transaction's topics, sorted, without duplicates."""
     return sorted(set(transaction.topics.values()))
 
 
 def _add_bounded(memory: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Add an entry and remove the oldest one above `most` entries."""
     memory[key] = value
     if len(memory) > most:
         memory.popitem(last=False)
@@ -362,16 +381,13 @@ def _add_bounded(memory: OrderedDict[Any, Any], key: Any, value: Any, most: int)
 
 @dataclass(slots=True, eq=False)
 class TransactionRuntimeState:
-    """Runtime state of one transaction that is not durable.
+    """The state of one transaction that is not durable.
 
-    `timeout_ms`: the timeout returned to the client. `lsn`: LSN of the record of its state, 0 before the
-    first. `target_bytes`: bytes sent per target. `queued_batches` and `queued_records`: number of batches
-    and of records queued for the journal. `missing_batches`: (producer id, sequence) of batches whose write
-    failed and that were not resent. `reserved_bytes`: bytes reserved at the targets. `orphaned`: the
-    timeout or the end of the session occurred while a record was queued, so the transaction ends if that
-    record fails. `uncertain_write`: error of a record that may or may not be in the journal, which only
-    recovery can determine. `waiting_commands`: commands that wait for queued records. `apply_progress`:
-    apply progress after the decision.
+    `lsn`: LSN of the record of its state, 0 before the first. `target_bytes`: bytes sent, by target. `reserved_bytes`:
+    bytes reserved at the targets in all. `missing_batches`: (producer id, sequence) of batches whose write failed,
+    until they are sent again. `orphaned`: the session or timeout ended while a record was queued; if that record fails,
+    the transaction is rolled back. `uncertain_write`: error of a record that may or may not be in the journal.
+    `waiting_commands`: commands to retry when queued records are written.
     """
 
     timeout_ms: int = 0
@@ -399,47 +415,37 @@ TOO_LARGE: Final = "The transaction would have {found} {what}; the limit is limi
 
 
 class SpaceReservations:
-    """Limits on the size of unfinished transactions, and reservations of space at their targets.
+    """Limits the size of unfinished transactions, and reserves space at their targets.
 
-    Space is reserved before a prepare or commit record is written, and each target is checked before
-    (`ApplyTarget.check_space`), with all space that is reserved already. So a commit that could not be applied is
-    rejected while this is still possible. `reserved_bytes` is the total of prepared and committed transactions.
+    Space is checked and reserved before a prepare or commit record is written. So a commit that could not be applied is
+    rejected while this is still possible. `reserved_bytes`: the total for prepared and committed transactions.
     """
 
     def __init__(self, destination: ApplyTarget, limits: Mapping[str, int]) -> None:
-        self._destination = destination
-        self._bytes_max = limits["transaction_bytes"]
-        self._batches_max = limits["transaction_pieces"]
-        self._all_bytes_max = limits["transactions_bytes"]
-        self._all_batches_max = limits["transactions_pieces"]
+        self._destination, self._limits = destination, limits
         self.reserved_bytes = 0
 
     def require_room(
         self, held_bytes: int, held_batches: int, transaction: Transaction, size_bytes: int, batches: int
     ) -> None:
-        """Check that a transaction may grow by `size_bytes` and `batches`.
+        """Check that a transaction may grow by `size_bytes` and `batches`. Raises TransactionTooLarge, Busy.
 
-        `held_bytes` and `held_batches` are the totals of all unfinished transactions, including queued
-        batches.
-        Raises: TransactionTooLarge, Busy.
+        `held_bytes` and `held_batches`: the totals of all unfinished transactions, including queued batches.
         """
-        found = transaction.size_bytes + size_bytes
-        if found > self._bytes_max:
-            raise _too_large("bytes", "transaction_bytes", found, self._bytes_max)
-        rows = transaction.locations.batch_count + batches
-        if rows > self._batches_max:
-            raise _too_large("batches", "transaction_pieces", rows, self._batches_max)
-        if held_bytes + size_bytes > self._all_bytes_max:
+        for what, limit, found in (
+            ("bytes", "transaction_bytes", transaction.size_bytes + size_bytes),
+            ("batches", "transaction_pieces", transaction.locations.batch_count + batches),
+        ):
+            if found > (most := self._limits[limit]):
+                sentence = TOO_LARGE.format(found=found, what=what, limit=limit, most=most)
+                raise TransactionTooLarge(sentence, found=found, max=most, limit=limit)
+        if held_bytes + size_bytes > self._limits["transactions_bytes"]:
             raise Busy(TOO_MANY_BYTES.format(held=held_bytes, more=size_bytes))
-        if held_batches + batches > self._all_batches_max:
+        if held_batches + batches > self._limits["transactions_pieces"]:
             raise Busy(TOO_MANY_BATCHES.format(held=held_batches, more=batches))
 
     def reserve(self, sizes: Mapping[int, int]) -> int:
-        """Reserve space at each target, all or nothing; return the total.
-
-        `sizes` has the bytes by target key.
-        Raises: whatever `ApplyTarget.check_space` raises.
-        """
+        """Reserve the `sizes` by target, all or none, and return the total. Raises the errors of `check_space`."""
         taken = 0
         try:
             for key, size in sizes.items():
@@ -454,36 +460,24 @@ class SpaceReservations:
         return taken
 
     def restore(self, size_bytes: int) -> None:
-        """Reserve space after recovery, unchecked, for a transaction that is prepared or committed."""
+        """Reserve space for a prepared or committed transaction after recovery, without a check."""
         self._destination.reserve_bytes(size_bytes)
         self.reserved_bytes += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Release reserved space after the bytes were written or are no longer needed."""
         if size_bytes:
             self._destination.release_bytes(size_bytes)
             self.reserved_bytes -= size_bytes
 
 
-def _too_large(what: str, limit: str, found: int, most: int) -> TransactionTooLarge:
-    return TransactionTooLarge(
-        TOO_LARGE.format(found=found, what=what, limit=limit, most=most), found=found, max=most, limit=limit
-    )
-
-
 class SessionTransactions:
-    """Open transactions by the session that began them.
-
-    Used to limit the transactions per session, and to end local ones with their session. A session has an
-    entry only while it has open transactions.
-    """
+    """Open transactions by session, to limit their number, and to end local transactions with their session."""
 
     def __init__(self) -> None:
         self._epochs: dict[Caller, dict[int, bool]] = {}
         self._session_by_epoch: dict[int, Caller] = {}
 
     def add_transaction(self, session: Caller, epoch: int, *, local: bool) -> None:
-        """Add an open transaction. A `local` one ends with the session."""
         self._epochs.setdefault(session, {})[epoch] = local
         self._session_by_epoch[epoch] = session
 
@@ -498,14 +492,10 @@ class SessionTransactions:
             del self._epochs[session]
 
     def open_count(self, session: Caller) -> int:
-        """Return how many open transactions the session has."""
         return len(self._epochs.get(session, ()))
 
     def remove_session(self, session: Caller) -> list[int]:
-        """Remove the session.
-
-        Return the epochs of its local transactions in the order of their begin.
-        """
+        """Remove a session; return the epochs of its local transactions in the order in which they began."""
         epochs = self._epochs.pop(session, {})
         for epoch in epochs:
             del self._session_by_epoch[epoch]

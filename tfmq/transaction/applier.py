@@ -1,7 +1,8 @@
 """Applies commits to their targets: partitions, the arrival log, group offsets.
 
-`TargetQueue` applies the parts of all decisions for one target in order, `ChunkedApply` a large part, slice by slice.
-What this has in common with the delivery of delayed messages is in `tfmq.apply_queue`.
+Each target has a `TargetQueue`, which applies in order the parts of all decisions (commit records) for this target.
+`ChunkedApply` applies a large part slice by slice. What applying has in common with the delivery of delayed messages is
+in `tfmq.apply_queue`.
 """
 
 from __future__ import annotations
@@ -38,31 +39,23 @@ from tfmq.transaction.model import Slice, TargetPart
 from tfmq.transaction.store import TransactionStore
 
 COUNTED_INLINE_MAX: Final = 10_000
-"""Up to this number of batches, a decision's targets are computed in the broker's thread (5 ms).
-
-For larger decisions `compute_targets` runs in a worker; later decisions wait until then.
-"""
+"""With up to this many batches, a decision's targets are computed in the broker's thread (5 ms), else in a worker."""
 LATE_SECONDS: Final = 10.0
-"""When a commit is not applied after so many seconds, its request is answered with "applying"."""
+"""If a commit is not applied after this time, its request is answered with "applying"."""
 TURN_BYTES: Final = 8 << 20
 """Maximum bytes of small parts applied in one turn of the broker (about 10 ms)."""
 DUE_WORDS_TOTAL: Final = 4 << 20
-"""Maximum of words of due times that are in memory for replies (32 MiB).
-
-Beyond it, replies to commits have no handles of delayed messages.
-"""
+"""Maximum words of due times in memory for replies (32 MiB); above, replies have no handles of delayed messages."""
 DelayedResults: TypeAlias = tuple[ApplyProgress, Sequence[int], Sequence[StoredDelayedBatch]]
 """The progress of a decision, the indexes of its delayed batches, and where these are stored."""
 OFFSETS_PART: Final = TargetPart(OFFSETS_KEY, "", 0, 0, 0)
 
 
 class Applier(ApplyQueues["TargetQueue"]):
-    """Applies decisions to their targets completely, in order and exactly once.
+    """Applies decisions (commit records) to their targets completely, in order and exactly once.
 
-    After an error of a target it tries again without limit; nothing can revert a commit, and effects are
-    dropped only if the target is deleted. There is one queue per target, so for a blocked target only
-    effects on itself wait. `on_applied(progress)` is called when a decision is applied for the first time,
-    before any reply.
+    After an error of a target the applier tries again without limit, because nothing can revert a commit.
+    `on_applied(progress)` is called when a decision is applied for the first time, before any reply.
     """
 
     def __init__(
@@ -79,18 +72,15 @@ class Applier(ApplyQueues["TargetQueue"]):
         super().__init__(destination, timers, (SOURCE_TRANSACTION, store.journal_id), mark_ready)
         self.store, self.run = store, run
         self.in_flight = InFlightLimit()
-        """Limits the bytes of large parts that are written and not durable."""
         self.chunked = InFlightLimit(CHUNKED_MAX)
-        """Limits the number of large parts that are being applied."""
         self.flush_tracker = FlushTracker(destination, timers, self._complete)
         self.unlimited_turns = True
-        """Whether TURN_BYTES is not applied: so it is during a start, until the applier is idle."""
+        """Whether TURN_BYTES is ignored: from the start until the applier is idle for the first time."""
         self._release_space, self._on_applied = release_space, on_applied
         self._starting: deque[ApplyProgress] = deque()
-        """Decisions that are not in the queues yet; the targets of the first one are being computed."""
+        """Decisions that are not in the queues of their targets yet; for the first one, these are being computed."""
         self._turn_bytes = 0
         self.due_words = 0
-        """Number of words of due times in memory for replies, see DUE_WORDS_TOTAL."""
         self._late: deque[tuple[float, ApplyProgress]] = deque()
         self._timer: Any = None
         self._stop_done: Callable[[], None] | None = None
@@ -136,25 +126,21 @@ class Applier(ApplyQueues["TargetQueue"]):
         self.mark_ready(queue)
 
     def _target_queue(self, key: int) -> TargetQueue:
-        queue = self._queues.get(key)
+        queue = self.by_key.get(key)
         if queue is None:
-            queue = self._queues[key] = TargetQueue(key, self)
+            queue = self.by_key[key] = TargetQueue(key, self)
         return queue
 
     # Turns of the broker
 
     def write(self) -> bool:
-        """Send effects to the targets without a running operation; False if there was no work."""
         wrote = bool(self._ready_queues) and super().write()
         self.unlimited_turns = self.unlimited_turns and not self.idle
         self.try_stop()
         return wrote
 
     def may_send(self, queue: TargetQueue, size_bytes: int) -> bool:
-        """Return whether the target queue may apply `size_bytes` more in this turn of the broker.
-
-        If not, it continues in the next turn.
-        """
+        """Return whether the queue may apply `size_bytes` more in this turn; if not, it continues in the next."""
         if self.stopping or self.unlimited_turns:
             return True
         if self._turn_bytes and self._turn_bytes + size_bytes > TURN_BYTES:
@@ -170,12 +156,12 @@ class Applier(ApplyQueues["TargetQueue"]):
     # Notifications of target queues
 
     def tasks_written(self, queue: TargetQueue, parts: Sequence[ApplyTask], mark: AppendResult) -> None:
-        """Handle tasks whose effects are written; `mark`: what has to be durable."""
+        """Handle tasks whose effects are written; they are durable when `mark` is."""
         self.flush_tracker.add_written(mark, parts)
         self._finish_tasks(queue, parts)
 
     def record_delayed(self, mark: AppendResult, noted: Sequence[DelayedResults]) -> None:
-        """Fsync written delayed batches, then record for replies where they are stored."""
+        """Fsync delayed batches that are written; then record for replies where these batches are stored."""
         for progress, _, _ in noted:
             progress.undurable_delayed += 1
 
@@ -194,7 +180,6 @@ class Applier(ApplyQueues["TargetQueue"]):
         self.destination.fsync_to(mark, forced)
 
     def tasks_dropped(self, queue: TargetQueue, parts: Sequence[ApplyTask]) -> None:
-        """Handle tasks that are dropped because the topic of their target is deleted."""
         for progress, target in parts:
             progress.dropped_messages += target.messages
         self._finish_tasks(queue, parts)
@@ -212,8 +197,7 @@ class Applier(ApplyQueues["TargetQueue"]):
                 self._targets_done(progress)
 
     def _targets_done(self, progress: ApplyProgress) -> None:
-        """Handle a decision with no pending targets."""
-        # If a target loses effects, they are applied again, so this can be called twice for a decision.
+        # A target that has lost effects gets them again, so this can be called twice for a decision.
         if not progress.applied:
             progress.applied = True
             self.store.mark_applied(progress.decision)
@@ -232,8 +216,7 @@ class Applier(ApplyQueues["TargetQueue"]):
     # Blocked, resumed and deleted targets
 
     def target_resumed(self, key: int) -> None:
-        """Handle a target that accepts writes again."""
-        # Written effects without an fsync may be lost, so they are applied again first.
+        # The target may have lost effects that were written without an fsync: apply them again first.
         parts = self.flush_tracker.remove_undurable(key)
         if parts:
             for progress, _ in parts:
@@ -242,29 +225,25 @@ class Applier(ApplyQueues["TargetQueue"]):
         super().target_resumed(key)
 
     def topic_deleted(self, incarnation: int) -> None:
-        """Let the queues of a deleted topic's partitions drop their effects."""
         super().topic_deleted(incarnation)
         for key in list(self.flush_tracker.fsync_errors):
             if key >> SEQUENCE_BITS == incarnation:
                 self.flush_tracker.retry(key)
 
     def blocked_targets(self) -> dict[int, str]:
-        """Return the blocked targets: key -> reason. Includes targets that stopped before an fsync."""
-        return self.flush_tracker.fsync_errors | {
-            key: queue.blocked_reason for key, queue in self._queues.items() if queue.blocked_reason
-        }
+        """Return the reasons of the blocked targets by key, including targets that stopped before an fsync ended."""
+        return self.flush_tracker.fsync_errors | {queue.key: queue.blocked_reason for queue in self.blocked}
 
     @property
     def blocked_count(self) -> int:
-        """Number of transactions that were applied, but whose effects a stopped target may have lost."""
+        """Number of applied transactions whose effects may be lost, because a target stopped before its fsync."""
         courses = self.flush_tracker.blocked_decisions()
-        for queue in self._queues.values():
+        for queue in self.by_key.values():
             courses |= {part.progress for part in queue.pending_tasks() if part.progress.applied}
         return sum(len(progress.decision.transactions) for progress in courses)
 
     @staticmethod
     def has_target(key: int, progress: ApplyProgress) -> bool:
-        """Return whether a decision has effects on that target."""
         if key == OFFSETS_KEY:
             return any(each.offsets for each in progress.decision.transactions)
         return key in progress.decision.targets
@@ -276,7 +255,7 @@ class Applier(ApplyQueues["TargetQueue"]):
             not self._starting
             and not self._ready_queues
             and not self._next_turn
-            and all(each.blocked_reason and not each.busy for each in self._queues.values())
+            and all(each.blocked_reason and not each.busy for each in self.by_key.values())
         )
 
     # Replies to commits that are not applied in time
@@ -301,13 +280,12 @@ class Applier(ApplyQueues["TargetQueue"]):
     # Stop
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Apply small parts, interrupt large ones after the next slice, fsync, then call `done()`."""
+        """Apply small parts, interrupt large parts after their current slice, fsync, then call `done()`."""
         self.stopping = True
         self._stop_done = done
         self.try_stop()
 
     def try_stop(self) -> None:
-        """Complete a stop if nothing is left to wait for but blocked targets."""
         if self._stop_done is None or not self.idle:
             return
         done, self._stop_done = self._stop_done, None
@@ -321,14 +299,11 @@ class Applier(ApplyQueues["TargetQueue"]):
 logger = logging.getLogger("tfmq.transaction")
 
 OFFSETS_PER_APPEND: Final = 10_000
-"""Offsets committed in one append: at most 512 KiB, well below the catalog's entry limit."""
+"""Maximum of offsets committed in one append: 512 KiB at most, well below the limit of an entry of the catalog."""
 
 
 class TargetQueue(ApplyQueue):
-    """Queue of the apply tasks for one target, done in LSN order, one append at a time.
-
-    Adjacent small tasks become one append with the source position of the last one.
-    """
+    """Apply tasks for one target, done in the order of LSNs, one append at a time; adjacent small tasks share one."""
 
     contents = "committed transactions"
     logger = logger
@@ -337,10 +312,7 @@ class TargetQueue(ApplyQueue):
         super().__init__(key, applier)
         self._applier = applier
         self.slice_bytes = self._read_slice_bytes()
-        """Maximum bytes of one append, so that the broker's thread is not blocked.
-
-        Larger parts are applied by `ChunkedApply`.
-        """
+        """Maximum bytes of one append; larger parts are applied by `ChunkedApply`."""
         self._queue: deque[ApplyTask] = deque()
         self._applying: list[ApplyTask] = []
         self._batch_indexes: list[Sequence[int]] = []
@@ -352,29 +324,24 @@ class TargetQueue(ApplyQueue):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is queued or being applied."""
         return not self._queue and not self.busy
 
     def pending_tasks(self) -> list[ApplyTask]:
-        """Return the tasks that are queued or being applied."""
         return [*self._applying, *self._queue]
 
     def enqueue(self, part: ApplyTask) -> None:
-        """Add a task; its position must be higher than those of all queued ones."""
+        """Add a task. Its position (LSN, ordinal) must be higher than those of all queued tasks."""
         self._queue.append(part)
         if self.blocked_reason:
             part.progress.notify_late()
 
     def requeue(self, parts: Sequence[ApplyTask]) -> None:
-        """Return tasks to the queue, in order: it is not known whether the target has their effects.
-
-        Before the next append the position of the target is read.
-        """
+        """Return tasks to the queue, in order, when it is not known whether the target has their effects."""
         self._queue = deque(sorted([*parts, *self._queue], key=lambda part: part.position))
         self._position_known = False
 
     def target_resumed(self) -> None:
-        """Handle a target that accepts writes again: effects without an fsync may be lost."""
+        """Handle that the target accepts writes again: it may have lost effects that were written without an fsync."""
         if self._chunked_apply is not None:
             self._chunked_apply.cancel()
         super().target_resumed()
@@ -403,10 +370,7 @@ class TargetQueue(ApplyQueue):
         return bool(self._queue)
 
     def _send_messages(self) -> bool:
-        """Start an append of adjacent small tasks together, or of a large one alone.
-
-        Return False if the limit of this turn is reached, or the messages cannot be read.
-        """
+        """Start an append of adjacent small tasks together, or of a large one alone; return whether it did."""
         parts: list[ApplyTask] = []
         batches: list[Batch] = []
         pieces: list[Sequence[int]] = []
@@ -447,7 +411,6 @@ class TargetQueue(ApplyQueue):
     def _append(
         self, parts: list[ApplyTask], batches: list[Batch], pieces: list[Sequence[int]], decided_ms: list[int]
     ) -> None:
-        """Append the batches of all tasks with the source position of the last one."""
         self._applying, self._batch_indexes, self.busy = parts, pieces, True
         last = parts[-1]
         effect = self.make_effect(last, batches, last.target.last_ordinal, decided_ms)
@@ -456,9 +419,10 @@ class TargetQueue(ApplyQueue):
     def make_effect(
         self, part: ApplyTask, batches: Sequence[Batch], last: int, decided_ms: Sequence[int] | None = None
     ) -> Effect:
-        """Return the effect that appends `batches`, of which the last message has ordinal `last`.
+        """Return the effect that appends `batches`, up to the message with the ordinal `last`, for the task `part`.
 
-        `decided_ms` has the time of the commit for each batch; None: that of `part` for all.
+        `decided_ms`: the commit time of each batch if several tasks share the append; None: the time of `part`'s
+        commit.
         """
         source = Source(*self._applier.source, part.progress.decision.lsn, last)
         if self.key == OFFSETS_KEY:
@@ -466,19 +430,17 @@ class TargetQueue(ApplyQueue):
         if self.key == ARRIVALS_KEY:
             times = [part.progress.decision.time_ms] * len(batches) if decided_ms is None else decided_ms
             return AppendDelayed(batches, times, source)
-        return Append(
-            part.target.topic, self.key >> SEQUENCE_BITS, self.key & (1 << SEQUENCE_BITS) - 1, batches, source
-        )
+        return Append(part.target.topic, *self.partition, batches, source)
 
     def _send_offsets(self) -> None:
-        """Commit the offsets of the first queued decisions together; later offsets of a group win."""
+        """Commit the offsets of the first queued decisions together; of one group, the last offsets count."""
         parts: list[ApplyTask] = []
         groups: list[GroupPositions] = []
         count = 0
         while self._queue:
             offsets = self._queue[0].progress.decision.offsets
             count += sum(len(each.positions) for each in offsets)
-            # The change must fit the catalog's entry limit, unless a single decision exceeds it.
+            # The change must fit into one entry of the catalog. A single decision is never divided.
             if parts and count > OFFSETS_PER_APPEND:
                 break
             parts.append(self._queue.popleft())
@@ -505,7 +467,7 @@ class TargetQueue(ApplyQueue):
             self._failed(error or RuntimeError("an effect ended without a mark"))
             return
         self._unblock()
-        # Only durable offsets are returned: others could change after a power failure.
+        # Only durable offsets are recorded for replies, because others could change after a power failure.
         has_offsets = bool(mark.offsets) and self._applier.destination.is_durable(mark)
         noted: list[DelayedResults] = []
         first = 0
@@ -527,7 +489,6 @@ class TargetQueue(ApplyQueue):
         super()._failed(error)
 
     def drop_all(self) -> None:
-        """Drop all tasks, count and log their messages: the topic of the target is deleted."""
         parts, self._queue = list(self._queue), deque()
         messages = sum(part.target.messages for part in parts)
         if messages:
@@ -548,7 +509,7 @@ class TargetQueue(ApplyQueue):
 CONTIGUOUS_BYTES: Final = 64 << 20
 """Large parts up to this size are contiguous in their partition: nothing is appended in between."""
 CHUNKED_MAX: Final = 4
-"""Maximum of large parts applied at the same time; each has a slice in memory and a reader."""
+"""Maximum of large parts applied at the same time; each needs the memory of a slice, and a worker that reads."""
 
 
 class Unreadable(Exception):
@@ -562,12 +523,12 @@ class Unreadable(Exception):
 
 
 class ChunkedApply:
-    """Applies the large part of one decision to one partition, slice by slice, read in a worker.
+    """Applies the large part of one decision to one partition, slice by slice; a worker reads the slices.
 
-    Each fsync that another client waits for has to write the bytes that are not durable, too, so their number is
-    limited for all parts together (`Applier.in_flight`). Up to CONTIGUOUS_BYTES, nothing else is appended to the
-    partition between the slices; in larger parts, other appends are possible after each slice. `after`: the ordinal up
-    to which the partition has the part already. `done` is called once, with the result of the last append or the error.
+    The bytes that are written but not durable are limited for all large parts together (`Applier.in_flight`). While a
+    part of at most CONTIGUOUS_BYTES is applied, nothing else is appended to the partition. `after`: the ordinal of the
+    last message of the part that the partition already has. `done` is called once, with the result of the last append
+    or an error.
     """
 
     def __init__(
@@ -581,13 +542,13 @@ class ChunkedApply:
         self._cancelled: StorageStopped | None = None
 
     def start(self) -> None:
-        """Start as soon as fewer than CHUNKED_MAX large parts are being applied."""
         self._applier.chunked.acquire(1, self._slot_acquired)
 
     def cancel(self) -> None:
         """End with an error, because the target has stopped and was resumed."""
-        # Earlier slices may be lost, but the position of a later slice would imply them, so no further slice may be
-        # written. The target queue then reads the position of the target and starts again from there.
+        # The partition may have lost earlier slices, and the position of a later slice would claim that it has them. So
+        # no further slice may be written. The target queue reads the position of the target and starts again from
+        # there.
         self._cancelled = StorageStopped(reason="the target stopped and resumed meanwhile", outcome=NOT_DONE)
 
     def _slot_acquired(self) -> None:
@@ -624,7 +585,7 @@ class ChunkedApply:
             self._applier.in_flight.release(found.size_bytes)
             self._finish(None, error)
             return
-        # Also after a failed fsync the bytes are released: the target is stopped then.
+        # The bytes are released also after a failed fsync, because the target is stopped then.
         self._applier.destination.fsync_to(mark, lambda _: self._applier.in_flight.release(found.size_bytes))
         for number, count in found.lost:
             self._task.progress.losses[self._queue.key, number] = count

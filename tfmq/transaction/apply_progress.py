@@ -1,4 +1,4 @@
-"""Progress of commits at their targets, and the tracker of their effects' fsyncs."""
+"""The progress of commits at their targets, and the fsyncs of their effects."""
 
 from __future__ import annotations
 
@@ -13,40 +13,31 @@ from tfmq.transaction import states
 from tfmq.transaction.model import Decision, TargetPart
 
 OFFSETS_MAX: Final = 4096
-"""Offsets are returned for commits of up to so many batches: as many as a TRANSACT frame can have."""
+"""Replies have offsets for commits of up to this many batches, which is the maximum of a TRANSACT frame."""
 
 UNKNOWN_OFFSET: Final = -1
 
 DUE_WORDS_MAX: Final = 65_536
-"""Maximum of words of due times in one reply to a commit (512 KiB).
-
-A batch with one due time for all messages has one word.
-"""
+"""Maximum words of due times in one reply to a commit (512 KiB). A batch with one due time for all has one word."""
 
 ProgressCallback: TypeAlias = Callable[["ApplyProgress", BaseException | None], None]
-"""Called with (progress, None) when a reply is due, as the commit is applied, or late.
-
-Called with (progress, error) if it is not known whether the commit is durable.
-"""
+"""Called with (progress, None) when the commit is applied or late; with an error if it may not be durable."""
 
 
 @dataclass(slots=True, eq=False)
 class ApplyProgress:
-    """Progress of one decision at its targets, and the requests that wait for it.
+    """Progress of one decision (commit record) at its targets, and the requests that wait for it.
 
     `pending_targets`: number of targets that lack their part. `undurable_parts`: number of parts that are written and
-    not known to be durable. `blocked`: a target stopped before the fsync of such a part, which is invisible until the
-    target resumes. `applied`: every target had its part once. `reserved_bytes`: bytes reserved at the targets.
+    not known to be durable. `blocked`: a target stopped before the fsync of such a part. `applied`: each target has had
+    its part at least once. `undurable_delayed`: number of appends of delayed batches that are not durable. Replies wait
+    for these, because the handle of a message contains its ordinal in the arrival log, which another message could get
+    after a power failure.
 
-    `undurable_delayed`: number of appends of delayed batches that are not known to be durable. Replies wait for them:
-    a message handle contains the ordinal in the arrival log, which could be reassigned after a power failure.
-
-    `damage`: why messages cannot be read from the journal, "" while they can. `losses`: (log id, ordinal) of messages
-    that were missing when they were to be written, because a repair of the journal lost them after the commit, with
-    their count. `late`: a reply must not wait any longer. `failure`: why it is not known whether the commit is durable.
-
-    `offsets`: the offset of each batch in its partition, -1 if it is not known; empty for many batches, for commit
-    groups and after a restart.
+    `damage`: why messages cannot be read from the journal, "" while they can. `losses`: by (log id, ordinal), the
+    number of messages that a repair of the journal lost after the commit. `late`: the reply must not wait any longer.
+    `failure`: why it is not known whether the commit is durable. `offsets`: the offset of each batch, -1 if it is not
+    known; empty for many batches, commit groups and after a restart.
     """
 
     decision: Decision
@@ -74,13 +65,12 @@ class ApplyProgress:
 
     @property
     def state(self) -> str:
-        """State for replies: "committed" or "applying"."""
         there = self.applied and not self.pending_targets and not self.blocked
         return states.COMMITTED if there else states.APPLYING
 
     @property
     def lost(self) -> int:
-        """Number of its messages that are lost by damage of the journal, at most."""
+        """Maximum number of messages of the decision that were lost by damage of the journal."""
         return sum(each.lost_messages for each in self.decision.transactions) + sum(self.losses.values())
 
     @property
@@ -90,45 +80,39 @@ class ApplyProgress:
 
     @property
     def is_answerable(self) -> bool:
-        """Whether all effects were written, and a complete reply is possible."""
+        """Whether all effects were written once, and the reply can be complete."""
         return self.applied and not self.undurable_delayed
 
     def add_callback(self, waiting: ProgressCallback) -> None:
-        """Call `waiting` now if a reply is possible, else later."""
         if self.failure is not None or self.is_answerable or self.late:
             waiting(self, self.failure)
         else:
             self.callbacks.append(waiting)
 
     def notify(self) -> None:
-        """Call all waiting callbacks: the decision is applied, failed or late."""
         waiting, self.callbacks = self.callbacks, []
         for each in waiting:
             each(self, self.failure)
 
     def notify_durable(self) -> None:
-        """Call the callbacks that wait for durability."""
         settling, self.durable_callbacks = self.durable_callbacks, []
         for each in settling:
             each()
 
     def notify_late(self) -> None:
-        """Let waiting requests be answered before all is applied: a target is blocked, or it takes long."""
+        """Let waiting requests be answered although not all is applied: a target is blocked or takes long."""
         self.late = True
         self.notify()
 
     def record_offsets(self, batch_indexes: Sequence[int], offsets: Sequence[int]) -> None:
-        """Record the offsets of batches in their partition.
-
-        `batch_indexes`: their indexes over the whole decision, -1 for the rest of a split batch.
-        """
+        """Record the offsets of batches by their indexes in the decision; -1: a later part of a split batch."""
         if self.offsets:
             for piece, offset in zip(batch_indexes, offsets, strict=False):
                 if piece >= 0:
                     self.offsets[piece] = offset
 
     def record_delayed(self, batch_indexes: Sequence[int], delayed: Sequence[StoredDelayedBatch]) -> None:
-        """Record where delayed batches are stored, up to DUE_WORDS_MAX; else as `record_offsets`."""
+        """Record where delayed batches are stored, up to DUE_WORDS_MAX. `batch_indexes`: as for `record_offsets`."""
         for piece, each in zip(batch_indexes, delayed, strict=False):
             if self.offsets and piece >= 0 and self.due_words + len(each.dues) <= DUE_WORDS_MAX:
                 self.due_words += len(each.dues)
@@ -136,54 +120,49 @@ class ApplyProgress:
 
 
 FSYNC_DELAY_SECONDS: Final = 0.005
-"""Delay of an fsync request, so that effects of several commits share the fsync.
-
-It bounds the additional latency for readers of durable data; 200 fsyncs per second leave disk time to other
-work.
-"""
+"""Delay before an fsync, so that several commits share it. Readers wait at most this much longer."""
 RETRY_SECONDS: Final = 30.0
-"""Pause after which a target with a failed fsync is retried, even if it reports no resume."""
+"""Pause before a failed fsync of a target is tried again, if the target does not report before that it resumed."""
 
 
 class ApplyTask(NamedTuple):
-    """An apply task: the part of one decision for one target."""
+    """The part of one decision for one target, which is applied as a whole."""
 
     progress: ApplyProgress
     target: TargetPart
 
     @property
     def position(self) -> tuple[int, int]:
-        """(LSN, ordinal of the last message): the source position of a target that has the whole part."""
+        """(LSN, ordinal of the last message): the source position of a target that has all of this part."""
         return self.progress.decision.lsn, self.target.last_ordinal
 
 
 class WrittenTasks(NamedTuple):
-    """Apply tasks whose effects one append has written; `mark`: what has to be durable."""
+    """Apply tasks whose effects were written by one append. `mark`: tells whether this append is durable."""
 
     mark: AppendResult
     tasks: Sequence[ApplyTask]
 
 
 class FlushTracker:
-    """Tracks written effects until they are durable.
+    """Tracks written effects until they are durable; only then consumers see them.
 
-    Only then is a decision no longer needed in the journal, and only then do consumers see its messages. An fsync is
-    therefore requested soon, but shared by all effects within a few milliseconds; the reply to the commit does not
-    wait for it. `complete(progress)` is called once a decision is applied and all its effects are durable.
+    An fsync is requested within a few milliseconds, and all effects written meanwhile share it. The reply to a commit
+    does not wait for this fsync. `complete(progress)` is called once a decision is applied and all its effects are
+    durable.
     """
 
     def __init__(self, destination: ApplyTarget, timers: Timers, complete: Callable[[ApplyProgress], None]) -> None:
         self._destination, self._timers, self._complete = destination, timers, complete
         self._written: dict[int, deque[WrittenTasks]] = {}
         self._fsync_requested: set[int] = set()
-        """Keys of targets with a running fsync, or one that failed less than RETRY_SECONDS ago."""
+        """Keys of targets whose fsync is running, or has failed less than RETRY_SECONDS ago."""
         self.fsync_errors: dict[int, str] = {}
-        """Targets that stopped before their effects were durable: key -> reason."""
+        """By key of each target that stopped before its effects were durable: the reason."""
         self._timer: Any = None
         self._closed = False
 
     def add_written(self, mark: AppendResult, parts: Sequence[ApplyTask]) -> None:
-        """Add written tasks; `mark` identifies what must be fsynced."""
         written = self._written.get(mark.key)
         if written is None:
             written = self._written[mark.key] = deque()
@@ -194,26 +173,25 @@ class FlushTracker:
         self._start_timer(mark.key)
 
     def remove_undurable(self, key: int) -> list[ApplyTask]:
-        """Remove and return, in order, the tasks of a resumed target that are not known to be durable."""
+        """Remove the tasks of a resumed target that are not known to be durable, and return them in order."""
         self._fsync_requested.discard(key)
         self.fsync_errors.pop(key, None)
         parts = [part for each in self._written.pop(key, ()) for part in each.tasks]
         self._tasks_removed(parts)
         for progress, _ in parts:
             progress.blocked = False
-        # Other stopped targets still block some of these decisions.
+        # Some of these decisions may still be blocked by other stopped targets.
         for other in self.fsync_errors:
             self._mark_blocked(other)
         return parts
 
     def blocked_decisions(self) -> set[ApplyProgress]:
-        """Return the progress of decisions with a target that stopped before the effects were durable."""
         return {
             progress for key in self.fsync_errors for each in self._written.get(key, ()) for progress, _ in each.tasks
         }
 
     def fsync_all(self, done: Callable[[], None]) -> None:
-        """Fsync all targets; call `done()` when every attempt has ended, successful or not."""
+        """Fsync all targets; call `done()` when each attempt has succeeded or failed."""
         left = len(self._written) + 1
 
         def ended(error: BaseException | None) -> None:
@@ -229,7 +207,6 @@ class FlushTracker:
         ended(None)
 
     def close(self) -> None:
-        """Cancel the timer; no more fsyncs are requested."""
         self._closed = True
         if self._timer is not None:
             self._timers.cancel(self._timer)
@@ -249,12 +226,11 @@ class FlushTracker:
                 self._destination.fsync_to(written[-1].mark, partial(self._fsync_done, key))
 
     def _fsync_done(self, key: int, error: BaseException | None) -> None:
-        """Complete what is durable after an fsync; after a failed one, mark decisions as blocked."""
         if error is None:
             self._complete_target(key)
             self.retry(key)
             return
-        # A failed fsync stops the target: it is retried when it resumes, or after a pause.
+        # A failed fsync stops the target. It is tried again when the target resumes, or after a pause.
         self._timers.after(RETRY_SECONDS, partial(self.retry, key))
         if key in self._written:
             self.fsync_errors[key] = str(error)

@@ -1,4 +1,4 @@
-"""Check-back: asks the clients of a producer group how prepared transactions are to end."""
+"""Check-back: asks the clients of a producer group how their prepared transactions are to end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +12,11 @@ from tfmq.transaction.deadlines import Deadlines
 from tfmq.transaction.requests import Caller, CheckBackQuery, DoneCallback
 
 QUERY_PAUSE_SECONDS_MAX: Final = 3600.0
-"""Longest pause between two queries about one transaction."""
+"""Maximum pause between two queries about one transaction."""
 QUERIES_PER_REPLY: Final = 100
-"""Maximum of transactions that one client is asked about at once: several share a backlog."""
+"""Maximum of transactions in one reply to a client, so that several clients share many queries."""
 WAITS_PER_SESSION_MAX: Final = 1000
-"""Maximum of waits per session. A client needs one per producer group.
-
-Without this limit one client could use up limits.checks_parked.
-"""
+"""Maximum of waits of one client (one for each producer group), so that it cannot use up limits.checks_parked."""
 BUSY: Final = "Too many clients wait for check-back: limits.checks_parked in total, or 1,000 of one connection."
 
 
@@ -35,7 +32,7 @@ class CheckBackWait:
 
 @dataclass(slots=True, eq=False)
 class WatchedTransaction:
-    """Check-back state of one transaction: its producer group, number of queries, last asked client."""
+    """What check-back knows of one transaction; `last_client`: the client that was asked last."""
 
     group: str
     query_count: int = 0
@@ -43,13 +40,11 @@ class WatchedTransaction:
 
 
 class CheckBack:
-    """Check-back of prepared transactions by producer group.
+    """Asks clients about prepared transactions, by producer group.
 
-    A client that can answer waits for queries of its group. When a transaction of the group has been
-    prepared for `check_seconds`, one waiting client receives a query. Its answer is a commit or rollback of
-    the transaction; without one the query is repeated after growing pauses. Clients are served in the order
-    of their waits, so the next query is sent to another client if there is one. `make_query(epoch)` returns
-    the query for a transaction.
+    When a transaction has been prepared for `check_seconds`, one client that waits for queries of its group gets a
+    query, made by `make_query(epoch)`. The client answers by a commit or rollback; otherwise the query is repeated
+    after growing pauses. Clients are asked in the order in which they began to wait.
     """
 
     def __init__(
@@ -72,7 +67,6 @@ class CheckBack:
         self._deadlines.set_deadline(epoch, max(0.0, self._check_seconds - age_seconds))
 
     def unwatch_transaction(self, epoch: int) -> None:
-        """Stop check-back of an ended transaction; no effect if there was none."""
         asked = self._watched.pop(epoch, None)
         if asked is None:
             return
@@ -84,7 +78,6 @@ class CheckBack:
                 del self._due_epochs[asked.group]
 
     def query_history(self, epoch: int) -> tuple[int, str]:
-        """Return (number of queries about the transaction, client of the last one)."""
         asked = self._watched.get(epoch)
         return (0, "") if asked is None else (asked.query_count, asked.last_client)
 
@@ -100,11 +93,7 @@ class CheckBack:
     # Waiting clients
 
     def add_wait(self, group: str, wait_ms: int, session: Caller, done: DoneCallback) -> Callable[[], None]:
-        """Call `done(list of CheckBackQuery)` as soon as a query is due, `done([])` after `wait_ms`.
-
-        Calls `done(None, Busy)` if too many clients wait.
-        Returns: a function that ends the wait with `done([])`; no effect once the wait has ended.
-        """
+        """Call `done(queries)` when some are due, `done([])` after `wait_ms`; return a function that ends the wait."""
         wait = CheckBackWait(group, session, done)
         if group in self._due_epochs:
             self._send_queries(wait)
@@ -125,14 +114,13 @@ class CheckBack:
             self._unregister(wait)
 
     def close(self) -> None:
-        """End all waits with an empty reply and send no more queries."""
+        """End all waits with empty replies; send no more queries."""
         self._deadlines.close()
         for waits in list(self._sessions.values()):
             for wait in list(waits):
                 self._end_wait(wait)
 
     def _unregister(self, wait: CheckBackWait) -> bool:
-        """Remove a wait; False if it had ended before."""
         if wait.timer is None:
             return False
         self._timers.cancel(wait.timer)
@@ -147,7 +135,6 @@ class CheckBack:
             wait.done([], None)
 
     def _send_queries(self, wait: CheckBackWait) -> None:
-        """Send the due queries of the group to the client; repeat them after a longer pause."""
         due = self._due_epochs[wait.group]
         epochs = [epoch for epoch, _ in zip(due, range(QUERIES_PER_REPLY), strict=False)]
         for epoch in epochs:
@@ -164,7 +151,6 @@ class CheckBack:
 
 
 def _remove_wait(table: dict[Any, dict[CheckBackWait, None]], key: Any, wait: CheckBackWait) -> None:
-    """Remove the wait from `table[key]`, and the key when it was the last."""
     waits = table[key]
     del waits[wait]
     if not waits:

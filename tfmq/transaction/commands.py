@@ -1,8 +1,7 @@
 """Transaction commands: begin, send, prepare, commit, rollback, forget and transact.
 
-Each command calls `done` once or raises the error of its rejection. A rejected command leaves the
-transaction unchanged. While a record of the same transaction is being written, a command waits, and is then
-tried again.
+Each command calls `done` once, with its result or with an error; a rejected command leaves the transaction unchanged.
+While a record of the same transaction is being written to the journal, a command waits and is then tried again.
 """
 
 from __future__ import annotations
@@ -66,9 +65,9 @@ UNDECIDED_STATES: Final = frozenset((states.OPEN, states.PREPARED))
 
 
 class Wait(Exception):
-    """Raised by a command that must wait until the callbacks are called; then it is tried again.
+    """Raised by a command that must wait: its retry is added to `callbacks`, which are called when the wait ends.
 
-    `asked` replaces its arguments, where these are valid only until the end of the turn.
+    `asked`: arguments of the retry, if the original ones are valid only until the end of the turn.
     """
 
     def __init__(self, callbacks: list[Callable[[], None]], asked: tuple[Any, ...] = ()) -> None:
@@ -76,7 +75,7 @@ class Wait(Exception):
 
 
 def command(step: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of commands: pass exceptions to the last argument, `done`; reject while stopping."""
+    """Decorator of commands: pass exceptions to the last argument, `done`; retry after `Wait`; reject when stopping."""
 
     def attempt(self: Any, *asked: Any) -> None:
         try:
@@ -97,7 +96,7 @@ def command(step: Callable[..., None]) -> Callable[..., None]:
 
 
 class TransactionCommandHandler:
-    """The commands for one transaction, in any state, also repeated ones."""
+    """The commands for one transaction, in each of its states, and also if a command is repeated."""
 
     def __init__(self, active: ActiveTransactions) -> None:
         self._active = active
@@ -107,20 +106,20 @@ class TransactionCommandHandler:
 
     @command
     def begin(self, request: BeginRequest, session: Caller, done: DoneCallback) -> None:
-        """Begin a transaction; `done(BeginResult)`; for a repeated request, with the first result again.
+        """Begin a transaction; `done(BeginResult)`. A repeated request gets the first result again.
 
         Errors: TransactionExists, GroupStale, GroupFenced, NotAllowed (too many groups), BadRequest.
         """
         if request.xid.startswith(LOCAL_PREFIX):
             raise BadRequest(RESERVED_NAME)
         active, store = self._active, self._store
-        # The name of a local transaction is unique, as the begin request is.
+        # The name of a local transaction is made of its begin request, and is unique like this.
         xid = request.xid or f"{LOCAL_PREFIX}{request.producer_id:x}-{request.number}"
         timeout_ms = self._timeout_ms(request.timeout_ms)
         now_ms = active.clock.wall_ms()
         ending = store.producer_states.find_request(request.producer_id, request.number, now_ms)
         if ending is not None:
-            # It may have ended since: then the next command for it is answered with the outcome.
+            # The transaction may have ended since. Then the next command for it is answered with its outcome.
             begun = store.transactions.get(ending.epoch)
             if begun is not None and begun.runtime is not None:
                 timeout_ms = begun.runtime.timeout_ms or timeout_ms
@@ -166,10 +165,9 @@ class TransactionCommandHandler:
 
     @command
     def send(self, epoch: int, piece: IncomingBatch, done: DoneCallback) -> None:
-        """Store a batch; `done(None)` when it is in the journal, not fsynced, also for a duplicate.
+        """Store a batch; `done(None)` when the batch, or the original of a duplicate, is in the journal, not fsynced.
 
-        Errors: UnknownTransaction, TransactionState, TransactionTooLarge, UnknownTopic, SequenceGap,
-        UnknownProducer.
+        Errors: UnknownTransaction, TransactionState, TransactionTooLarge, UnknownTopic, SequenceGap, UnknownProducer.
         """
         active, store = self._active, self._store
         transaction = store.transactions.get(epoch)
@@ -183,7 +181,7 @@ class TransactionCommandHandler:
         if store.producer_states.is_duplicate(
             piece.producer_id, epoch, piece.sequence, piece.count, active.clock.wall_ms()
         ):
-            # The first one may be queued, and fail.
+            # The original may still be queued, and may fail: wait for it.
             if runtime.queued_batches:
                 own = piece._replace(data=bytes(piece.data))
                 raise Wait(runtime.waiting_commands, (epoch, own, done))
@@ -220,17 +218,16 @@ class TransactionCommandHandler:
     def prepare(
         self, xid: str, epoch: int, ttl_ms: int | None, offsets: Sequence[Any], session: Caller, done: DoneCallback
     ) -> None:
-        """Prepare a transaction; `done(PrepareResult)` once durable, also if it is already prepared.
+        """Prepare a transaction; `done(PrepareResult)` once that is durable, also if it was prepared before.
 
-        Errors: UnknownTransaction, StaleEpoch, TransactionState, TransactionCommitted,
-        TransactionRolledBack, HeuristicOutcome, UnknownTopic, Fenced, NotAllowed, GroupStale, GroupFenced.
+        `ttl_ms`: how long a member of a commit group may stay prepared; None: the default. `offsets`: the consumer
+        offsets to commit with the transaction. Errors: UnknownTransaction, StaleEpoch, TransactionState,
+        TransactionCommitted, TransactionRolledBack, HeuristicOutcome, UnknownTopic, Fenced, NotAllowed, GroupStale,
+        GroupFenced.
         """
         transaction = self._active.find_live(xid, epoch)
         if transaction is None:
-            if (xid, epoch) in self._active.read_only:
-                done(PrepareResult(states.READ_ONLY, 0), None)
-            else:
-                self._reply_ended(xid, epoch, done, {})
+            self._reply_ended(xid, epoch, done, {states.READ_ONLY: PrepareResult(states.READ_ONLY, 0)})
             return
         self._wait_for_writes(transaction)
         if transaction.state == states.OPEN:
@@ -255,7 +252,7 @@ class TransactionCommandHandler:
             active.finish_empty(transaction)
             done(PrepareResult(states.READ_ONLY, 0), None)
             return
-        # Those that stay until a client or operator ends them.
+        # These transactions stay until a client or an operator ends them.
         counts = self._store.state_counts
         staying = counts[states.PREPARED] + sum(counts[each] for each in states.HEURISTIC_STATES)
         if staying >= self._active.limits["transactions_prepared"]:
@@ -274,7 +271,7 @@ class TransactionCommandHandler:
                 )
                 active.retry_waiting(transaction)
             else:
-                # Its sequence was committed or its run aborted during the prepare.
+                # Meanwhile the sequence of its commit group was committed, or its run was aborted.
                 self.roll_back(transaction)
                 done(None, rejections.group_committed(member))
 
@@ -312,11 +309,11 @@ class TransactionCommandHandler:
         session: Caller,
         done: DoneCallback,
     ) -> None:
-        """Commit; `done(CommitResult)` once the commit is durable and applied, or takes long.
+        """Commit a transaction; `done(CommitResult)` once the commit is durable, and is applied or takes long to apply.
 
-        `one_phase`: commit it without a prepare. `heuristic`: an operator commits a prepared one. `force`, with
-        `heuristic`: also if messages are lost. Errors as for `prepare`, and Damaged if messages are lost or cannot be
-        read.
+        `one_phase`: commit an open transaction without a prepare. `heuristic`: an operator commits a prepared
+        transaction. `force`, only with `heuristic`: commit even if messages of the transaction are lost. Errors as for
+        `prepare`, and Damaged if messages are lost or cannot be read.
         """
         if force and not heuristic:
             raise BadRequest(rejections.FORCE_BY_HAND)
@@ -371,8 +368,6 @@ class TransactionCommandHandler:
         failed: Callable[[Transaction, BaseException, DoneCallback], None],
         by_hand: bool = False,
     ) -> WrittenCallback:
-        """Return the callback for the commit record."""
-
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 failed(transaction, error, done)
@@ -384,9 +379,6 @@ class TransactionCommandHandler:
         return written
 
     def _commit_ended(self, xid: str, epoch: int, by_hand: bool, done: DoneCallback) -> None:
-        if (xid, epoch) in self._active.read_only:
-            done(CommitResult(states.READ_ONLY, epoch, repeated=True), None)
-            return
         lost, messages = self._active.losses.get(epoch, (0, 0))
         if lost and not by_hand:
             refusal = rejections.lost_since(xid, states.COMMITTED, lost, messages)
@@ -394,7 +386,8 @@ class TransactionCommandHandler:
             return
         dropped = self._active.dropped_counts.get(epoch, 0)
         told = CommitResult(states.COMMITTED, epoch, dropped, repeated=True, lost=lost)
-        self._reply_ended(xid, epoch, done, {states.COMMITTED: told})
+        empty = CommitResult(states.READ_ONLY, epoch, repeated=True)
+        self._reply_ended(xid, epoch, done, {states.READ_ONLY: empty, states.COMMITTED: told})
 
     # Rollback
 
@@ -402,17 +395,13 @@ class TransactionCommandHandler:
     def rollback(self, xid: str, epoch: int, heuristic: bool, done: DoneCallback) -> None:
         """Roll back an open or prepared transaction; `done(RollbackResult)`.
 
-        `heuristic`: an operator rolls back a prepared one.
-
-        Errors: UnknownTransaction, StaleEpoch, TransactionCommitted, HeuristicOutcome.
+        `heuristic`: an operator rolls back a prepared transaction. Errors: UnknownTransaction, StaleEpoch,
+        TransactionCommitted, HeuristicOutcome.
         """
         transaction = self._active.find_live(xid, epoch)
         if transaction is None:
             result = RollbackResult(states.ROLLED_BACK)
-            if (xid, epoch) in self._active.read_only:
-                done(result, None)
-            else:
-                self._reply_ended(xid, epoch, done, {states.ROLLED_BACK: result})
+            self._reply_ended(xid, epoch, done, {states.READ_ONLY: result, states.ROLLED_BACK: result})
         elif self._active.is_pending(transaction):
             raise Wait(runtime_state(transaction).waiting_commands)
         elif transaction.state == states.PREPARED and heuristic:
@@ -429,15 +418,14 @@ class TransactionCommandHandler:
             self.reply_when_all_durable(done, refusal=TransactionCommitted(epoch=epoch))
 
     def roll_back(self, transaction: Transaction, done: DoneCallback | None = None) -> None:
-        """Roll back an open or prepared transaction."""
         result = RollbackResult(states.ROLLED_BACK)
         if transaction.state == states.PREPARED:
             self._end_by_record(transaction, self._store.rollback, result, done)
             return
 
         def written(lsn: int, error: BaseException | None) -> None:
-            # An open transaction ends even if its record fails: without a decision recovery would roll it
-            # back too.
+            # An open transaction ends even if its record fails, because recovery rolls it back, too: it has no commit
+            # record.
             if error is not None:
                 self._store.discard(transaction)
             if done is not None:
@@ -456,13 +444,13 @@ class TransactionCommandHandler:
         result: Any,
         done: DoneCallback | None,
     ) -> None:
-        """Queue the record by `step` that ends a prepared or heuristic transaction; reply once it is durable."""
+        """Queue the record by which `step` ends a prepared or heuristic transaction; reply once it is durable."""
 
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 self._prepared_record_failed(transaction, error, done)
                 return
-            # Without a client that waits the fsync is requested all the same.
+            # The fsync is requested even if no client waits for it.
             self._store.when_durable(lsn, partial(reply_when_durable, done or _ignore_result, result))
             self._active.on_rolled_back((transaction,), lsn)
 
@@ -470,9 +458,9 @@ class TransactionCommandHandler:
 
     @command
     def forget(self, xid: str, epoch: int, done: DoneCallback) -> None:
-        """Forget a heuristic outcome; `done(True)`, or `done(False)` if there was none.
+        """Forget a heuristic outcome (set by an operator); `done(True)`, or `done(False)` if there was none.
 
-        If it is a commit, it is forgotten once that is durable at its targets. Errors: TransactionState.
+        A heuristic commit is forgotten once its effects are durable at all targets. Errors: TransactionState.
         """
         transaction = self._active.find_live(xid, epoch)
         if transaction is None or transaction.state not in states.HEURISTIC_STATES:
@@ -482,7 +470,7 @@ class TransactionCommandHandler:
             raise Wait(runtime_state(transaction).waiting_commands)
         progress = runtime_state(transaction).apply_progress
         if progress is not None and not progress.is_durable:
-            # The journal is needed until then, which may be never.
+            # Its journal entries are needed until its effects are durable. If a target is blocked, that may never be.
             if not progress.applied or progress.blocked or progress.pending_targets:
                 raise rejections.wrong_state(xid, transaction.state, "one of its targets is blocked")
             raise Wait(progress.durable_callbacks)
@@ -492,9 +480,9 @@ class TransactionCommandHandler:
 
     @command
     def transact(self, request: TransactRequest, session: Caller, done: DoneCallback) -> None:
-        """Begin, send and commit in one request; `done(CommitResult)`. Errors: as those commands.
+        """Begin, send and commit in one request; `done(CommitResult)`. Errors: those of these commands.
 
-        All is one journal append with one fsync. Nothing remains of a rejected request.
+        All records are written in one journal append with one fsync. Nothing remains of a rejected request.
         """
         now_ms = self._active.clock.wall_ms()
         ending = self._store.producer_states.find_request(request.producer_id, request.number, now_ms)
@@ -524,7 +512,7 @@ class TransactionCommandHandler:
     def _check_batches(
         self, transaction: Transaction, runtime: TransactionRuntimeState, request: TransactRequest
     ) -> None:
-        """Check the limits and that the sequences are contiguous; fill `runtime.target_bytes`."""
+        """Check the limits, and that the sequences of the batches have no gap; fill `runtime.target_bytes`."""
         sizes = runtime.target_bytes
         total = 0
         expected = self._store.producer_states.next_sequence(request.producer_id)
@@ -532,11 +520,12 @@ class TransactionCommandHandler:
             if piece.sequence != expected:
                 if number:
                     raise SequenceGap(expected=expected, found=piece.sequence)
-                # A repair may have removed an executed request, so it is unknown whether this one was executed.
-                if self._store.entries_lost:
+                # A repair may have removed the record of an earlier request, so it is unknown whether this one was
+                # executed.
+                if self._store.producer_states.entries_lost:
                     raise UnknownProducer(producer_id=request.producer_id)
-                # The request is new to its producer, whose state never expired, so it was certainly not
-                # executed before.
+                # The request is new to its producer, whose state has not expired: so it was certainly not executed
+                # before.
                 sentence = NOT_FIRST_SEQUENCE.format(expected=expected, found=piece.sequence)
                 raise SequenceGap(sentence, expected=expected, found=piece.sequence)
             expected = piece.sequence + piece.count
@@ -567,10 +556,7 @@ class TransactionCommandHandler:
     def _reply_repeated(
         self, epoch: int, state: str, request: TransactRequest, session: Caller, done: DoneCallback
     ) -> bool:
-        """Reply to a repeated request, or let it wait; return False if it must be executed now.
-
-        `epoch`, `state`: what the first request led to.
-        """
+        """Reply to a repeated request, or wait until its first execution ends; return False if it must be executed."""
         transaction = self._store.transactions.get(epoch)
         progress = None
         if transaction is not None:
@@ -597,7 +583,6 @@ class TransactionCommandHandler:
     # Shared by several commands
 
     def _wait_for_writes(self, transaction: Transaction) -> None:
-        """Raise `Wait` if a record is pending or batches are queued."""
         runtime = runtime_state(transaction)
         if self._active.is_pending(transaction) or runtime.queued_batches > 0:
             raise Wait(runtime.waiting_commands)
@@ -605,12 +590,7 @@ class TransactionCommandHandler:
     def _require_complete(
         self, transaction: Transaction, offsets: Sequence[Any], session: Caller
     ) -> list[GroupPositions]:
-        """Check an open transaction before its prepare or commit.
-
-        Return the consumer offsets to commit.
-
-        Raises: StorageStopped, TransactionState, Fenced, NotAllowed, Busy, GroupStale, GroupFenced.
-        """
+        """Check an open transaction before its prepare or commit; return the consumer offsets to commit."""
         if self._store.stopped is not None:
             raise rejections.journal_stopped(self._store.stopped)
         if runtime_state(transaction).missing_batches:
@@ -621,10 +601,7 @@ class TransactionCommandHandler:
         return self._active.destination.check_offsets(offsets, session) if offsets else []
 
     def _reserve(self, transaction: Transaction, groups: list[GroupPositions]) -> None:
-        """Reserve space at the targets of a transaction, and lock the offsets that it will commit.
-
-        Raises: UnknownTopic, StorageStopped, DiskFull.
-        """
+        """Reserve space at the targets; lock the offsets. Raises UnknownTopic, StorageStopped, DiskFull."""
         runtime = runtime_state(transaction)
         if groups:
             self._active.destination.check_space(OFFSETS_KEY, 0)
@@ -635,7 +612,7 @@ class TransactionCommandHandler:
     def _submit(
         self, transaction: Transaction, call: Callable[[WrittenCallback], None], written: WrittenCallback
     ) -> None:
-        """Like `ActiveTransactions.submit`, but release space and offset locks if that raises."""
+        """Like `ActiveTransactions.submit`, but release reserved space and offset locks if that call raises."""
         try:
             self._active.submit((transaction,), call, written)
         except Exception:
@@ -643,33 +620,18 @@ class TransactionCommandHandler:
             raise
 
     def _release(self, transaction: Transaction) -> None:
-        """Undo `reserve`: release reserved space and offset locks."""
         runtime = runtime_state(transaction)
         self._active.reservations.release(runtime.reserved_bytes)
         runtime.reserved_bytes = 0
         self._active.destination.unlock_offsets(transaction.epoch)
 
     def _open_record_failed(self, transaction: Transaction, error: BaseException, done: DoneCallback) -> None:
-        """Reply with the error after the prepare or commit record of an open transaction failed.
-
-        The transaction stays open, unless its timeout or session has ended meanwhile.
-        """
+        """Reply with the error after the prepare or commit record of an open transaction failed: it stays open."""
         # If it is not known whether the record is written, the offsets stay locked.
         if runtime_state(transaction).uncertain_write is None:
             self._release(transaction)
         done(None, rejections.from_journal_error(error))
-        self.resume_commands(transaction)
-
-    def resume_commands(self, transaction: Transaction) -> None:
-        """Continue after a failed record: end an orphaned transaction, else retry waiting commands."""
-        if (
-            runtime_state(transaction).orphaned
-            and transaction.state == states.OPEN
-            and not self._active.is_pending(transaction)
-        ):
-            self.roll_back(transaction)
-        else:
-            self._active.retry_waiting(transaction)
+        self._active.resume_commands(transaction)
 
     def _prepared_record_failed(
         self, transaction: Transaction, error: BaseException, done: DoneCallback | None
@@ -680,10 +642,10 @@ class TransactionCommandHandler:
         self._active.retry_waiting(transaction)
 
     def _reply_ended(self, xid: str, epoch: int, done: DoneCallback, answers: dict[str, Any]) -> None:
-        """Reply with the outcome of an ended transaction, once it is durable.
-
-        The reply is the entry of `answers` for the state in which it ended, without one an error.
-        """
+        """Reply with an ended transaction's outcome once durable: the value of its state in `answers`, or an error."""
+        if (xid, epoch) in self._active.read_only:
+            done(answers[states.READ_ONLY], None)
+            return
         outcome = self._store.find_outcome(xid, epoch)
         if outcome is not None:
             state = outcome.state
@@ -702,15 +664,12 @@ class TransactionCommandHandler:
         self.reply_when_all_durable(done, found, refusal)
 
     def reply_when_all_durable(self, done: DoneCallback, result: Any = None, refusal: TfmqError | None = None) -> None:
-        """Reply with `refusal`, or `result` without one, once all records so far are durable."""
+        """Reply once all records so far are durable: with `refusal` if there is one, else with `result`."""
         self._active.when_all_durable(partial(reply_when_durable, done, result, refusal=refusal))
 
 
 def _ignore_result(result: Any, error: BaseException | None) -> None:
-    """Ignore the result of a rollback that no client requested.
-
-    If its record is not durable, the next start finds the transaction again.
-    """
+    """Ignore the result of a rollback that no client requested; the next start repeats it if necessary."""
 
 
 def reply_committed(
@@ -722,9 +681,9 @@ def reply_committed(
     *,
     by_hand: bool = False,
 ) -> None:
-    """Reply to a commit whose decision is applied, late or failed; a `ProgressCallback`.
+    """Reply to a commit that is applied, late or failed; used as a `ProgressCallback`.
 
-    If messages are lost, an operator (`by_hand`) gets their count in the result, others get an error.
+    If messages are lost, only an operator (`by_hand`) gets a result, and a client gets an error.
     """
     lost = course.lost
     if error is not None:
@@ -745,10 +704,7 @@ def reply_committed(
 def reply_when_durable(
     done: DoneCallback, result: Any, error: BaseException | None, refusal: TfmqError | None = None
 ) -> None:
-    """Reply with `refusal`, or `result` without one, when a wait for durability has ended.
-
-    `error`: why that failed; then the outcome is unknown.
-    """
+    """Reply when a wait for durability has ended: with its `error`, else with `refusal`, else with `result`."""
     if error is not None:
         done(None, rejections.durability_unknown(error))
     elif refusal is not None:

@@ -22,22 +22,14 @@ NOT_PREPARED: Final = (
     " the run."
 )
 OFFSETS_MAX: Final = 100_000
-"""Maximum of offsets that all members of a group commit together, about 4 MB.
-
-They are one change of the catalog, which must fit a catalog segment: a larger one could never be applied after the
-commit and would block all later ones.
-"""
+"""Maximum of offsets of a group commit, about 4 MB: they are one change of the catalog, which must fit a segment."""
 TOO_MANY_OFFSETS: Final = "The members of a commit group commit the offsets of at most {most} partitions together."
 MISSING_NAMED_MAX: Final = 100
 """Maximum of transactions named in a GroupIncomplete error."""
 
 
 class CommitGroupCommands:
-    """Commands of commit groups; each calls `done` once.
-
-    Commands of one group run one after the other: while a record of the group is being written, later
-    commands wait.
-    """
+    """Commands of commit groups. Each calls `done` once. The commands of one group are executed one after the other."""
 
     def __init__(self, active: ActiveTransactions, commands: TransactionCommandHandler) -> None:
         self._active, self._commands = active, commands
@@ -45,10 +37,7 @@ class CommitGroupCommands:
         self._waiting_commands: dict[str, list[Callable[[], None]]] = {}
         self._last_progress: dict[str, tuple[int, ApplyProgress]] = {}
         self._uncertain_writes: dict[str, UncertainWrite] = {}
-        """Groups with a record that may or may not be written, because the disk failed, and the error.
-
-        Only the next start finds which. Until then commands of the group are rejected.
-        """
+        """Groups of which a record may or may not be written; their commands are rejected until the next start."""
 
     # Commit
 
@@ -56,8 +45,8 @@ class CommitGroupCommands:
     def commit(self, request: GroupCommitRequest, done: DoneCallback) -> None:
         """Commit all named members atomically; `done(GroupCommitResult)`.
 
-        The same record rolls back other members up to that sequence.
-        Errors: GroupStale, GroupFenced, GroupIncomplete, NotAllowed, BadRequest.
+        The same record rolls back the other members of the group up to this sequence. Errors: GroupStale, GroupFenced,
+        GroupIncomplete, NotAllowed, BadRequest.
         """
         group, sequence, run, names, rows, other_total = request
         self._wait_for_records(group)
@@ -79,16 +68,13 @@ class CommitGroupCommands:
 
         def written(lsn: int) -> None:
             self._commit_written(request, members, dropped, lsn, done)
-            self._end_open(left)
+            self._roll_back_open(left)
 
         call = partial(self._store.commit_group, group, sequence, run, rows, members, dropped)
         self._submit(group, (*members, *dropped), call, written, done)
 
     def _require_members(self, request: GroupCommitRequest) -> list[Transaction]:
-        """Return the transactions of the request, in order, if all are prepared members.
-
-        Raises: GroupIncomplete (one is not, or lost messages), BadRequest, StorageStopped.
-        """
+        """Return the named members; all must be prepared. Raises GroupIncomplete, BadRequest, StorageStopped."""
         if self._store.stopped is not None:
             raise rejections.journal_stopped(self._store.stopped)
         strangers = set(
@@ -102,7 +88,7 @@ class CommitGroupCommands:
             if (
                 found is not None
                 and found.xid == xid
-                and self._is_certainly(found, states.PREPARED)
+                and self._active.is_certainly(found, states.PREPARED)
                 and not found.lost_messages
             ):
                 members.append(found)
@@ -138,7 +124,7 @@ class CommitGroupCommands:
         self._active.on_rolled_back(dropped, lsn)
 
     def _keep_progress(self, group: str, sequence: int, progress: ApplyProgress) -> None:
-        """Store the progress of a commit until it is durable, for the replies to repeated requests."""
+        """Store the progress of a commit until its effects are durable, for replies to repeated requests."""
         mine = self._last_progress[group] = (sequence, progress)
 
         def settled() -> None:
@@ -148,10 +134,10 @@ class CommitGroupCommands:
         progress.durable_callbacks.append(settled)
 
     def _repeat_commit(self, request: GroupCommitRequest, rows: int, done: DoneCallback) -> None:
-        """Reply with the result of the first request, and roll back members that were added since."""
+        """Reply with the result of the first request, and roll back members that were added since then."""
         group, sequence = request.group, request.sequence
         left = self._store.commit_groups.find_leftovers(group, sequence)
-        self._end_open(left)
+        self._roll_back_open(left)
         dropped = self._prepared_members(left)
         if not dropped:
             self._reply_first(group, sequence, rows, done)
@@ -175,9 +161,9 @@ class CommitGroupCommands:
 
     @command
     def abort(self, group: str, sequence: int, run: str, done: DoneCallback) -> None:
-        """Fence a run of a commit group and roll back its members; `done(GroupAbortResult)`. Errors: NotAllowed.
+        """Fence a run (reject its requests from now on) and roll back its members, unless its sequence is committed.
 
-        If its sequence is committed, nothing is changed.
+        Errors: NotAllowed.
         """
         self._wait_for_records(group)
         if self._store.commit_groups.is_committed(group, sequence):
@@ -190,14 +176,14 @@ class CommitGroupCommands:
         def written(lsn: int) -> None:
             self._active.on_rolled_back(dropped, lsn)
             self._store.when_durable(lsn, partial(reply_when_durable, done, GroupAbortResult(ABORTED)))
-            self._end_open(left)
+            self._roll_back_open(left)
 
         call = partial(self._store.abort_group, group, sequence, run, dropped)
         self._submit(group, dropped, call, written, done)
 
     @command
     def forget(self, group: str, done: DoneCallback) -> None:
-        """Forget commit and aborted runs of a commit group; `done(True)`, `done(False)` if none."""
+        """Forget the last commit and the aborted runs of a group; `done(True)`, or `done(False)` if it has none."""
         known = self._store.commit_groups.by_name.get(group)
         if known is None or not known.has_history:
             done(False, None)
@@ -214,7 +200,7 @@ class CommitGroupCommands:
         self._store.forget_group(group, written)
 
     def list_groups(self, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
-        """Return (rows of commit groups with names above `after`, in order, whether there are more)."""
+        """Return rows of up to `limit` commit groups with names above `after`, in order, and whether there are more."""
         found = []
         page, more = self._store.commit_groups.page(after, limit)
         for name, group in page:
@@ -235,22 +221,17 @@ class CommitGroupCommands:
     # Shared by several commands
 
     def _prepared_members(self, epochs: Iterable[int]) -> list[Transaction]:
-        """Return those of the transactions that are prepared and have no pending record."""
         found = [self._store.transactions.get(epoch) for epoch in epochs]
-        return [each for each in found if each is not None and self._is_certainly(each, states.PREPARED)]
+        return [each for each in found if each is not None and self._active.is_certainly(each, states.PREPARED)]
 
-    def _end_open(self, epochs: Iterable[int]) -> None:
-        """Roll back members that were not prepared, each by its own record."""
-        # This follows the group's record, so that they stay open if that fails. A member whose prepare is
-        # being written is fenced when that completes.
+    def _roll_back_open(self, epochs: Iterable[int]) -> None:
+        """Roll back the open ones among these members, each by its own record."""
+        # Called after the group's record is written, so that open members stay open if the record fails. A member whose
+        # prepare record is being written is rolled back when that ends, because it is fenced then.
         for epoch in epochs:
             transaction = self._store.transactions.get(epoch)
-            if transaction is not None and self._is_certainly(transaction, states.OPEN):
+            if transaction is not None and self._active.is_certainly(transaction, states.OPEN):
                 self._commands.roll_back(transaction)
-
-    def _is_certainly(self, transaction: Transaction, wanted: str) -> bool:
-        """Return whether a transaction is in that state, and no record is pending that changes it."""
-        return transaction.state == wanted and not self._active.is_pending(transaction)
 
     def _submit(
         self,
@@ -260,10 +241,10 @@ class CommitGroupCommands:
         written: Callable[[int], None],
         done: DoneCallback,
     ) -> None:
-        """Queue the group's record, call `written` after it; later commands wait, unless this raises.
+        """Queue a record of the group and call `written` when it is written; later commands of the group wait.
 
-        If the record fails, reply with the error. The transactions are then unchanged; open ones whose session or
-        timeout has ended since are rolled back.
+        If the record fails, reply with the error. Then the transactions are unchanged, except that open ones are rolled
+        back if their session or timeout has ended meanwhile. If this call raises, nothing is queued and nothing waits.
         """
 
         def completed(lsn: int, error: BaseException | None) -> None:
@@ -274,7 +255,7 @@ class CommitGroupCommands:
             else:
                 done(None, rejections.from_journal_error(error))
                 for transaction in transactions:
-                    self._commands.resume_commands(transaction)
+                    self._active.resume_commands(transaction)
             self._retry_waiting(group)
 
         self._waiting_commands[group] = []
@@ -285,10 +266,7 @@ class CommitGroupCommands:
             raise
 
     def _wait_for_records(self, group: str) -> None:
-        """Raise `Wait` while a record of the group is being written.
-
-        Raises: StorageStopped, outcome unknown, if it is not known whether one is written.
-        """
+        """Raise `Wait` while a record of the group is being written; StorageStopped if one may be written or not."""
         if group in self._uncertain_writes:
             raise rejections.from_journal_error(self._uncertain_writes[group])
         if group in self._waiting_commands:

@@ -1,4 +1,4 @@
-"""State of commit groups: many prepared transactions committed by one record per sequence."""
+"""State of commit groups: in a group, one record for each sequence commits many prepared transactions."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,17 +9,10 @@ from tfmq.errors import GroupFenced, GroupStale, NotAllowed
 from tfmq.transaction.requests import CommitGroupMember
 
 FENCES_PER_GROUP: Final = 1000
-"""Maximum of fenced (aborted) runs per group until a later commit; the oldest are removed.
-
-The tasks of a run end within hours of its abort, and a writer that always fails must not use unbounded memory. All
-groups together have a limit too, at which an abort is rejected; fences of other groups are not removed.
-"""
+"""Maximum of aborted runs stored for a group until its next commit; the oldest, whose tasks have ended, are removed."""
 
 ABORTED_RETENTION_MS: Final = 86_400_000
-"""How long a group without a commit is stored after its last abort.
-
-No task of an aborted run runs for longer.
-"""
+"""How long a group without a commit is stored after its last abort: longer than any task of an aborted run."""
 
 SEQUENCE_TOO_OLD = "The commit group {group} has committed sequence {last} already, and {sequence} is older."
 OTHER_TOTAL = (
@@ -38,8 +31,6 @@ TOO_MANY_FENCES = (
 
 
 class LastCommit(NamedTuple):
-    """The last commit of a group."""
-
     sequence: int
     rows: int
     run: str
@@ -50,8 +41,8 @@ class LastCommit(NamedTuple):
 class CommitGroup:
     """State of one commit group.
 
-    `last_commit`: the last commit, None before the first. `fenced`: aborted run -> the sequence that the abort named.
-    `members`: epoch -> membership, of transactions that are neither committed nor rolled back.
+    `fenced`: aborted run -> the sequence named by the abort. `members`: epoch -> membership of each transaction that is
+    neither committed nor rolled back.
     """
 
     last_commit: LastCommit | None = None
@@ -67,10 +58,9 @@ class CommitGroup:
 class CommitGroups:
     """All commit groups by name, rebuilt by replaying the journal.
 
-    A group has its last committed sequence with row count and run, the runs aborted since, and its members. Committed
-    sequences only increase. A group with a commit never expires, because a writer that returns after a year must still
-    be rejected with an old sequence; the number of groups is limited, and an operator can forget one. A group without a
-    commit expires some time after its last abort.
+    Committed sequences only increase. A group with a commit never expires, because a writer that returns with an old
+    sequence after a year must still be rejected. Therefore the number of groups is limited, and an operator can forget
+    a group. A group without a commit expires some time after its last abort.
     """
 
     def __init__(self, *, groups_max: int, fences_max: int) -> None:
@@ -78,24 +68,20 @@ class CommitGroups:
         self.clear()
 
     def clear(self) -> None:
-        """Reset to the state before the first journal entry."""
         self.by_name: dict[str, CommitGroup] = {}
         self._sorted_names: list[str] = []
-        """All names, sorted, so that a page of the list costs only its own length."""
+        """Sorted, so that the costs of a page of the list do not depend on the number of groups."""
         self._fence_count = 0
-        """Number of fenced runs of all groups."""
         self._abort_times: dict[str, int] = {}
-        """Last abort time of groups without a commit, oldest first."""
+        """Time of the last abort of each group without a commit, oldest first."""
 
     # Checks of commands
 
     def may_join(self, member: CommitGroupMember) -> bool:
-        """Return whether a transaction with this membership may begin or prepare.
+        """Return whether a transaction with this membership may begin or prepare; False if its sequence is committed.
 
-        False if its sequence is committed: then it has nothing more to do ("done").
-
-        Raises: GroupStale (a later sequence is committed), GroupFenced (its run was aborted), NotAllowed
-        (too many groups).
+        Raises GroupStale (a later sequence is committed), GroupFenced (its run was aborted), NotAllowed (too many
+        groups).
         """
         group = self._find_or_require_room(member.group)
         if group is None:
@@ -109,10 +95,10 @@ class CommitGroups:
         return True
 
     def find_commit(self, group: str, sequence: int, run: str, rows: int, *, other_total: bool) -> LastCommit | None:
-        """Return the commit of that sequence if there is one; None if the sequence is new.
+        """Return the commit of this sequence; None if the sequence is new.
 
-        Raises: GroupStale (a later sequence is committed, or other rows without `other_total`),
-        GroupFenced, NotAllowed.
+        Raises GroupStale (a later sequence is committed, or this one with another number of rows, unless
+        `other_total`), GroupFenced (the run was aborted), NotAllowed (too many groups).
         """
         known = self._find_or_require_room(group)
         if known is None:
@@ -129,43 +115,35 @@ class CommitGroups:
         return None
 
     def is_committed(self, group: str, sequence: int) -> bool:
-        """Return whether that sequence is committed, so that an abort changes nothing.
-
-        Raises: NotAllowed (too many groups).
-        """
+        """Return whether this sequence is committed, so that an abort changes nothing. Raises NotAllowed."""
         known = self._find_or_require_room(group)
         return known is not None and known.last_commit is not None and sequence <= known.last_commit.sequence
 
     def require_fence_capacity(self, group: str, run: str) -> None:
-        """Check that one more run can be fenced.
-
-        Raises: NotAllowed at the limit of all groups: without its fence the run could still join.
-        """
+        """Raise NotAllowed if no more runs can be fenced: an abort without a fence would let the run join again."""
         known = self.by_name.get(group)
         mine = known.fenced if known is not None else {}
         if self._fence_count >= self._fences_max and run not in mine and len(mine) < FENCES_PER_GROUP:
             raise NotAllowed(TOO_MANY_FENCES.format(most=self._fences_max, run=run, group=group))
 
     def page(self, after: str, limit: int) -> tuple[list[tuple[str, CommitGroup]], bool]:
-        """Return (up to `limit` groups with names above `after`, whether there are more)."""
+        """Return up to `limit` groups with names above `after`, and whether there are more."""
         first = bisect_right(self._sorted_names, after)
         names = self._sorted_names[first : first + limit]
         return [(name, self.by_name[name]) for name in names], first + limit < len(self._sorted_names)
 
     def find_nonmembers(self, group: str, sequence: int, epochs: Iterable[int]) -> list[int]:
-        """Return those of `epochs` that are not members of exactly (group, sequence)."""
         members = self._members(group)
         return [epoch for epoch in epochs if epoch not in members or members[epoch].sequence != sequence]
 
     def find_leftovers(self, group: str, sequence: int, epochs: Iterable[int] = ()) -> list[int]:
-        """Return the epochs of members up to `sequence`, except `epochs`: its commit rolls them back."""
+        """Return the epochs of the members up to `sequence`, except `epochs`: the commit rolls them back."""
         kept = set(epochs)
         return [
             epoch for epoch, member in self._members(group).items() if member.sequence <= sequence and epoch not in kept
         ]
 
     def find_run_members(self, group: str, run: str) -> list[int]:
-        """Return the epochs of members that an abort of `run` rolls back."""
         return [epoch for epoch, member in self._members(group).items() if member.run == run]
 
     def _members(self, group: str) -> Mapping[int, CommitGroupMember]:
@@ -181,18 +159,16 @@ class CommitGroups:
     # Replay of journal entries
 
     def add_member(self, epoch: int, member: CommitGroupMember) -> None:
-        """Add a transaction that began as a member."""
         self._get_or_add(member.group).members[epoch] = member
 
     def remove_member(self, epoch: int, member: CommitGroupMember) -> None:
-        """Remove a member that is committed or has ended; no effect if it is missing."""
         group = self.by_name.get(member.group)
         if group is not None:
             group.members.pop(epoch, None)
             self._remove_if_empty(member.group, group)
 
     def apply_commit(self, name: str, sequence: int, run: str, rows: int, time_ms: int) -> None:
-        """Apply a commit record; a repeated one changes nothing."""
+        """Apply a commit record. A repeated record changes nothing."""
         group = self._get_or_add(name)
         self._abort_times.pop(name, None)
         if group.last_commit is None or sequence > group.last_commit.sequence:
@@ -202,7 +178,7 @@ class CommitGroups:
             self._fence_count += len(group.fenced)
 
     def apply_abort(self, name: str, sequence: int, run: str, time_ms: int) -> None:
-        """Apply an abort record; after the commit of its sequence it changes nothing."""
+        """Apply an abort record. If its sequence is committed, the record changes nothing."""
         group = self._get_or_add(name)
         if group.last_commit is None:
             self._abort_times.pop(name, None)
@@ -258,10 +234,7 @@ class CommitGroups:
         )
 
     def load(self, rows: Sequence[Any]) -> None:
-        """Restore the result of `dump`.
-
-        Raises: ValueError or TypeError for malformed fields.
-        """
+        """Restore the result of `dump`. Raises ValueError or TypeError for malformed fields."""
         self.clear()
         aborted: list[tuple[int, str]] = []
         for name, last, fenced, *more in rows:

@@ -1,13 +1,13 @@
 """Journal compaction: copies batches forward, so that old files can be deleted.
 
-Without it one transaction prepared a month ago would keep its file, and a thousand of them a thousand
-files. Live bytes are those of batches that a transaction still needs. Compaction runs when the files have more than
-four times the live bytes, and are as large as more than eight full files. It copies the batches of prepared
-transactions out of files that are less than half live. The copies are entries with the same contents that name the LSN
-of the original. A file is deleted once nothing refers to it and a checkpoint was written after it.
+Without compaction a thousand transactions prepared a month ago could keep a thousand files. Live bytes are those of
+batches that a transaction still needs. Compaction begins when the files have more than four times the live bytes, and
+are larger than eight full files. From each file that is less than half live, the batches of prepared transactions are
+copied to the end of the journal; the copies name the LSNs of the originals. A file is deleted once nothing refers to
+this file and a later checkpoint was written.
 
-Entry headers count as live bytes: otherwise copied tiny batches would seem as empty as the original file
-and be copied forever. Committed transactions are not copied: they will soon be obsolete, and their batches may be
+The headers of entries count as live bytes: otherwise copies of tiny batches would seem as empty as the original file
+and would be copied forever. Batches of committed transactions are not copied: they will soon be obsolete, and may be
 being read for a partition.
 """
 
@@ -34,25 +34,19 @@ LIVE_FACTOR: Final = 4
 FILES_MIN: Final = 8
 """If all files together are smaller than this many full files, nothing is copied."""
 EMPTY_FACTOR: Final = 2
-"""A file is emptied if less than 1/EMPTY_FACTOR of it is live.
-
-While the total exceeds LIVE_FACTOR, at least one such file exists.
-"""
+"""A file is emptied if less than 1/EMPTY_FACTOR of it is live. Above LIVE_FACTOR there is always such a file."""
 
 BYTES_PER_STEP: Final = 1 << 20
-"""Bytes copied at once; other work of the broker runs before the next are copied."""
+"""Bytes copied at once; the broker does other work before the next step."""
 BYTES_PER_ROUND: Final = 256 << 20
-"""Bytes that one round of compaction copies; the rest is left to the next round."""
+"""Maximum bytes that one round of compaction copies; the next round copies the rest."""
 
 LocationSnapshot = tuple[BatchLocations, int]
-"""Batch locations of a transaction, and how many of their words existed when the round began."""
+"""Batch locations of a transaction, and how many words of them existed when the round began."""
 
 
 class JournalCompaction:
-    """Copies live batches out of nearly empty journal files.
-
-    Call `run_if_needed` about once a second in the broker's thread; reading is done in a worker.
-    """
+    """Copies live batches out of journal files that are nearly empty; workers read them."""
 
     def __init__(
         self, journal: JournalStore, table: TransactionTable, queue: JournalWriter, run: RunInWorker, file_bytes: int
@@ -66,16 +60,14 @@ class JournalCompaction:
         self._next_index = 0
         self._relocated_epochs: set[int] = set()
         self._unreadable_files: set[int] = set()
-        """Numbers of files with an unreadable entry: nothing more is copied out of them."""
+        """Numbers of the files with an unreadable entry, out of which nothing more is copied."""
         self.running = False
 
     @property
     def needed(self) -> bool:
-        """Whether the journal files are so large, compared with the live bytes, that a round is needed."""
         return self._journal.size_bytes > max(LIVE_FACTOR * self._table.retained_journal_bytes, self._bytes_min)
 
     def run_if_needed(self) -> None:
-        """Start a round if one is needed and none is running."""
         if self.running or self._journal.stopped is not None or not self.needed:
             return
         rows = [
@@ -102,7 +94,7 @@ class JournalCompaction:
 
     def _read_done(self, found: "tuple[list[AppendMsg], int] | None", error: BaseException | None) -> None:
         if isinstance(error, JournalError | OSError):
-            # No later round reads that file. The owner of the transaction gets the error when it is committed.
+            # No later round reads this file. A client that commits the transaction gets the error then.
             lsn, files = self._lsns[self._next_index], self._journal.files
             number = files[bisect_right([file.first for file in files], lsn) - 1].number
             logger.error("the transaction journal's file %d cannot be emptied: %s", number, error)
@@ -128,7 +120,6 @@ class JournalCompaction:
             self._read_next()
 
     def _finish_round(self) -> None:
-        """End the round: release the file references to the original entries."""
         self.running = False
         self._lsns = array("Q")
         touched, self._relocated_epochs = self._relocated_epochs, set()
@@ -140,10 +131,10 @@ class JournalCompaction:
 
 
 def plan_round(rows: Sequence[LocationSnapshot], files: Sequence[JournalFileInfo], bad: frozenset[int]) -> "array[int]":
-    """Choose the batches to copy and return their LSNs, ordered by transaction.
+    """Select the batches to copy, and return their LSNs, ordered by transaction. In a worker.
 
-    Runs in a worker. They are in files that are less than half live, the oldest files first; not in the last file, nor
-    in those with the numbers `bad`.
+    The batches are in files that are less than half live, the oldest files first. The last file, and files with numbers
+    in `bad`, are left out.
     """
     firsts = [file.first for file in files]
     alive = [0] * len(files)
@@ -171,11 +162,7 @@ def plan_round(rows: Sequence[LocationSnapshot], files: Sequence[JournalFileInfo
 
 
 def _read_batches(read: Callable[[int], Any], places: "array[int]", at: int) -> tuple[list[AppendMsg], int]:
-    """Read copies of the batches at `places` from index `at` on, about BYTES_PER_STEP.
-
-    Runs in a worker. Returns the copies and the index of the next batch.
-    Raises: whatever `read` raises for the first batch; a later error is raised by the next call.
-    """
+    """Return copies of the batches from index `at` on, about BYTES_PER_STEP, and the next index. In a worker."""
     messages: list[AppendMsg] = []
     size = 0
     while at < len(places) and (not messages or size < BYTES_PER_STEP):

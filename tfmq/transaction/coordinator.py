@@ -7,8 +7,8 @@ from typing import Any, Final
 from journal.clock import Clock
 from tfmq.apply_target import ApplyTarget, RunInWorker, Timers
 from tfmq.errors import Busy
-from tfmq.transaction import rejections, states
-from tfmq.transaction.active_transactions import ActiveTransactions, runtime_state
+from tfmq.transaction import rejections
+from tfmq.transaction.active_transactions import ActiveTransactions
 from tfmq.transaction.commands import TransactionCommandHandler
 from tfmq.transaction.commit_group_commands import CommitGroupCommands
 from tfmq.transaction.queries import TransactionQueries
@@ -17,24 +17,19 @@ from tfmq.transaction.store import TransactionStore
 
 HOUSEKEEPING_SECONDS: Final = 1.0
 """Interval of `TransactionStore.run_housekeeping`."""
-RETRY_SECONDS: Final = 60.0
-"""Pause after a failed rollback of an expired member of a commit group."""
 
 
 class TransactionCoordinator(TransactionCommandHandler):
     """Executes transaction commands, from begin to forget.
 
-    It depends on no protocol and no broker: requests are plain values, replies are callbacks, targets are an
-    `ApplyTarget`. No reply is sent before the journal fsync that it depends on; no message is visible to consumers
-    before the fsync of the commit record.
+    No reply is sent before the journal fsync that it depends on. No message is visible to consumers before the fsync of
+    its commit record. All methods are called by the broker's thread. `write()` writes the records of a turn (one pass
+    of the broker's event loop) in one journal append; call it at the end of a turn if `mark_ready` was called, and in
+    each turn until `recover` or `stop` is done.
 
-    All methods are called by one thread, the broker's. Records of a turn are written by `write()` at the
-    end of the turn, in one journal append; call it whenever `mark_ready` was called, and in each turn
-    until `recover` or `stop` is done. `run(work, done)` runs work in a worker, to read large transactions.
-
-    `settings`: the keys `transaction.*` of the configuration without that prefix; `limits`: by name. Errors
-    are passed to `done`, none is raised. Each method lists its own errors; every writing method may also
-    return StorageStopped, DiskFull and Busy.
+    `settings`: the keys `transaction.*` of the configuration without that prefix. `limits`: the limits by name. Errors
+    are passed to `done`, none is raised. Each method lists its own errors; every method that writes may also pass
+    StorageStopped, DiskFull and Busy.
     """
 
     def __init__(
@@ -57,82 +52,44 @@ class TransactionCoordinator(TransactionCommandHandler):
             run=run,
             limits=limits,
             settings=settings,
-            open_expired=self._end_open,
-            prepared_expired=self._prepared_expired,
+            roll_back=self.roll_back,
             mark_ready=mark_ready,
         )
         super().__init__(active)
         self._timers, self._applier = timers, active.applier
-        self._group_commands = CommitGroupCommands(active, self)
-        self.commit_group = self._group_commands.commit
-        self.abort_group = self._group_commands.abort
-        self.list_groups = self._group_commands.list_groups
-        self.forget_group = self._group_commands.forget
+        self.topic_deleted, self.target_resumed = self._applier.topic_deleted, self._applier.target_resumed
+        self._group_commands = groups = CommitGroupCommands(active, self)
+        self.commit_group, self.abort_group, self.forget_group = groups.commit, groups.abort, groups.forget
+        self.list_groups = groups.list_groups
         queries = TransactionQueries(active)
         self.list, self.describe, self.status = queries.page, queries.describe, queries.status
         self._housekeeping_timer: Any = None
         self._recovery_done: Callable[[], None] | None = None
         self._stop_done: Callable[[], None] | None = None
         self.stopped = False
-        """Whether `stop` is done.
-
-        The store may be closed in a worker from then on: do not use it.
-        """
+        """Whether `stop` is done. Afterwards do not use the store, because a worker may be closing it."""
 
     def await_check_back(self, group: str, wait_ms: int, session: Caller, done: DoneCallback) -> Callable[[], None]:
-        """Wait for check-back queries to a producer group: `done(queries)`, or `done([])` at the end.
+        """Wait `wait_ms` for check-back queries, which ask a producer group how its prepared transactions ended.
 
-        The wait ends after `wait_ms`.
-
-        Returns: a function that ends the wait with `done([])`; no effect once `done` was called.
+        `done(queries)` is called when there are any, or `done([])` at the end. Return a function that ends the wait
+        with `done([])`; it has no effect once `done` was called.
         """
         if self._active.stopping:
             done(None, Busy(rejections.STOPPING))
             return lambda: None
         return self._active.check_back.add_wait(group, wait_ms, session, done)
 
-    # Notifications by the broker, and timeouts
-
     def session_closed(self, session: Caller) -> None:
-        """End the local open transactions and the check-back waits of a closed session."""
-        # After the stop nothing needs to end: recovery rolls back open transactions.
-        if self.stopped:
-            return
-        self._active.check_back.session_lost(session)
-        for epoch in self._active.sessions.remove_session(session):
-            self._end_open(epoch)
-
-    def topic_deleted(self, incarnation: int) -> None:
-        """Drop effects on partitions of a deleted topic, by its incarnation."""
-        self._applier.topic_deleted(incarnation)
-
-    def target_resumed(self, key: int) -> None:
-        """Handle a target that accepts writes again: apply lost effects again, then the waiting ones."""
-        self._applier.target_resumed(key)
-
-    def _end_open(self, epoch: int) -> None:
-        """Roll back an open transaction; if a record of it is being written, only if that fails."""
-        transaction = self._store.transactions.get(epoch)
-        if transaction is None:
-            return
-        if transaction.state == states.OPEN and not self._active.is_pending(transaction):
-            self.roll_back(transaction)
-        else:
-            runtime_state(transaction).orphaned = True
-
-    def _prepared_expired(self, epoch: int) -> None:
-        """Roll back an expired, prepared member of a commit group."""
-        transaction = self._store.transactions.get(epoch)
-        if transaction is None:
-            return
-        self._active.prepared_expiries.set_deadline(epoch, RETRY_SECONDS)
-        if transaction.state == states.PREPARED and not self._active.is_pending(transaction):
-            self.roll_back(transaction)
+        """Roll back the local open transactions of a closed session, and end its waits for check-back."""
+        # After the stop no rollback is needed, because recovery rolls back open transactions.
+        if not self.stopped:
+            self._active.end_session(session)
 
     # Turns, start and stop
 
     def write(self) -> bool:
-        """Write queued records and apply effects, at the end of a turn; False if there was no work."""
+        """At the end of a turn, write queued records and apply effects; return False if there was nothing to do."""
         wrote = self._store.write()
         wrote = self._applier.write() or wrote
         if self._recovery_done is not None and self._applier.idle and not self._store.due:
@@ -150,8 +107,8 @@ class TransactionCoordinator(TransactionCommandHandler):
     def recover(self, done: Callable[[], None]) -> None:
         """Restore prepared transactions with their offset locks, and apply committed ones.
 
-        Call this before the listener opens, then run turns (`write`, the writes of the targets, timers)
-        until `done()`: all committed transactions are then written to their targets, or wait for a blocked one.
+        Call this before the listener opens, then run turns until `done()`. By then each committed transaction is
+        written to its targets, or waits for a blocked target.
         """
         self._recovery_done = done
         self._active.restore()
@@ -162,9 +119,9 @@ class TransactionCoordinator(TransactionCommandHandler):
         self._housekeeping_timer = self._timers.after(HOUSEKEEPING_SECONDS, self._run_housekeeping, deferrable=True)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Reject new requests; call `done()` when nothing is pending.
+        """Reject new requests; call `done()` when no work is left and all effects are fsynced, if possible.
 
-        Effects are fsynced before, if possible. The caller runs turns until `done()`, and closes the store afterwards.
+        The caller runs turns until `done()`, and closes the store afterwards.
         """
         self._active.stopping = True
         self._stop_done = done

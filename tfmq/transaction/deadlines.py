@@ -1,4 +1,4 @@
-"""Epochs of transactions by time: their deadlines, in one heap with one timer."""
+"""Epochs of transactions in the order of a time: their deadlines, in one heap with one timer."""
 
 import heapq
 from collections.abc import Callable
@@ -7,18 +7,11 @@ from typing import Any, Final
 from tfmq.apply_target import Timers
 
 STALE_ENTRIES_MIN: Final = 1024
-"""With fewer cleared or replaced entries than this, the heap is not rebuilt without them.
-
-It would cost more than it saves.
-"""
+"""With fewer removed or replaced entries than this the heap is not rebuilt."""
 
 
 class EpochHeap:
-    """Epochs with a value each, of which the lowest is found.
-
-    Removed and replaced entries stay in the heap until they reach the top or outnumber the live ones, so setting and
-    removing cost at most a logarithm.
-    """
+    """Epochs with a value each, and the lowest value. Removed epochs stay in the heap until they outnumber others."""
 
     def __init__(self) -> None:
         self._values: dict[int, float] = {}
@@ -31,7 +24,6 @@ class EpochHeap:
         return epoch in self._values
 
     def set(self, epoch: int, value: float) -> None:
-        """Set the value of `epoch`; replaces an earlier one."""
         self._values[epoch] = value
         heapq.heappush(self._heap, (value, epoch))
         if len(self._heap) > 2 * len(self._values) + STALE_ENTRIES_MIN:
@@ -39,22 +31,17 @@ class EpochHeap:
             heapq.heapify(self._heap)
 
     def remove(self, epoch: int) -> None:
-        """Remove an epoch; no effect if it is missing."""
         self._values.pop(epoch, None)
 
     @property
     def lowest(self) -> float | None:
-        """The lowest value; None if there is none."""
         while self._heap and self._values.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
 
 class Deadlines(EpochHeap):
-    """Deadlines of transactions by epoch, on the monotonic clock.
-
-    Calls `expired(epoch)` once, by a timer, at or after the deadline.
-    """
+    """Deadlines of transactions by epoch, on the monotonic clock. At a deadline `expired(epoch)` is called, once."""
 
     def __init__(self, timers: Timers, expired: Callable[[int], None]) -> None:
         super().__init__()
@@ -63,12 +50,10 @@ class Deadlines(EpochHeap):
         self._timer_due = 0.0
 
     def set_deadline(self, epoch: int, seconds: float) -> None:
-        """Set the deadline of `epoch` to `seconds` from now; replaces an earlier deadline."""
         self.set(epoch, self._timers.now() + seconds)
         self._start_timer()
 
     def close(self) -> None:
-        """Remove all deadlines and cancel the timer."""
         self._values.clear()
         self._heap.clear()
         self._cancel_timer()

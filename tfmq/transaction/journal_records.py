@@ -1,8 +1,8 @@
 """Operations of the transaction journal: their fields, encoding and decoding.
 
-A payload is one msgpack array. New fields are only added at its end: a reader ignores unknown fields and
-uses defaults for those that an older writer omitted. docs/formats/operations.md has the table. Decoding
-raises `ValueError` for every malformed payload, and nothing else.
+A payload is one msgpack array. New fields are only added at its end: a reader ignores fields that it does not know, and
+uses defaults for fields that an older writer omitted. docs/formats/operations.md has the table. Decoding a malformed
+payload raises `ValueError` and nothing else.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,17 @@ from tfmq.bounded_msgpack import unpack_stored
 from tfmq.transaction.requests import CommitGroupMember
 
 PARTITION_OFFSET_FIELDS: Final = 5
-"""Number of fields of one partition's offset in `GroupPositions`."""
 
 Topics: TypeAlias = Sequence[tuple[int, str]]
-"""(log id, topic name) of the targets; the names are for display, as they may be reused."""
+"""(log id, topic name) of each target. The names are for display, because a name may be used again."""
 
 
 class Origin(NamedTuple):
     """Origin of a transaction: its name and the request that began it. Immutable.
 
-    An empty `xid` means no name (a transaction of one TRANSACT frame). A `local` transaction ends with its
-    session. (`producer_id`, `number`) identifies the begin request, so that a repeated one is recognised.
-    `group` is the producer group for check-back. `owner` is the client, for display. `began_ms` is wall
-    clock time.
+    `xid`: the name; empty for a transaction of one TRANSACT frame. `local`: the transaction ends with its session.
+    `producer_id` and `number` identify the begin request, so that a repeated request is recognised. `group`: the
+    producer group for check-back. `owner`: the client, for display. `began_ms`: wall clock time.
     """
 
     xid: str
@@ -44,8 +42,8 @@ class Origin(NamedTuple):
 class PrepareRecord(NamedTuple):
     """Prepare record of a transaction.
 
-    `messages` is its message count, with which recovery checks that none is missing. `expires_ms` is the
-    wall clock time after which a member of a commit group may be rolled back; 0 for never.
+    `messages`: the number of its messages, by which recovery finds out whether any are missing. `expires_ms`: wall
+    clock time after which a member of a commit group may be rolled back; 0: never.
     """
 
     epoch: int
@@ -71,7 +69,7 @@ class RollbackRecord(_Step):
 
 
 class LocalCommitRecord(NamedTuple):
-    """Commit decision of an unprepared transaction, with the fields of a prepare record."""
+    """Commit decision of a transaction that was not prepared; it has most fields of a prepare record."""
 
     epoch: int
     time_ms: int
@@ -102,10 +100,7 @@ class ForgetRecord(_Step):
 
 
 class EpochLeaseRecord(NamedTuple):
-    """Lease of epochs: those below `end` may be in use.
-
-    `key`: 16 random bytes, the key of `Outcomes`; that of the first record in the journal is used.
-    """
+    """Lease of epochs: those below `end` may be in use. The first such record has the key of `Outcomes`."""
 
     end: int
     time_ms: int
@@ -113,11 +108,11 @@ class EpochLeaseRecord(NamedTuple):
 
 
 class GroupCommitRecord(NamedTuple):
-    """One commit decision for all `members`.
+    """Commits all `members` by one decision, and rolls back `dropped`; these are two lists of epochs.
 
-    The transactions in `dropped` are rolled back with it. `members` and `dropped` are epochs; the order of
-    `members` defines the message ordinals. `rows` is the writer's row count, to detect a different total
-    under the same sequence. Without members the record only rolls back leftovers of a repeated commit.
+    The order of `members` defines the ordinals of their messages. `rows`: how many rows the writer has written, to
+    detect another total for the same sequence. Without members the record only rolls back transactions that are left
+    over when a commit is repeated.
     """
 
     group: str
@@ -130,10 +125,7 @@ class GroupCommitRecord(NamedTuple):
 
 
 class GroupAbortRecord(NamedTuple):
-    """Abort of `run`, which is refused from then on; without effect if `sequence` is committed.
-
-    The transactions with the epochs in `dropped` are rolled back with it.
-    """
+    """Aborts `run`, unless `sequence` is committed, and rolls back the transactions with the epochs `dropped`."""
 
     group: str
     sequence: int
@@ -166,10 +158,7 @@ Operation: TypeAlias = (
 
 
 def _checked_fields(fields: Any, *kinds: type) -> Sequence[Any]:
-    """Return the first fields after a check of their types; fields of newer versions are ignored.
-
-    Raises: TypeError.
-    """
+    """Check the types of the first fields and return these; ignore fields of later versions. Raises TypeError."""
     if type(fields) is not tuple:
         raise TypeError(f"an array is expected, not {type(fields).__name__}")
     for value, kind in zip(fields, kinds, strict=False):
@@ -180,10 +169,6 @@ def _checked_fields(fields: Any, *kinds: type) -> Sequence[Any]:
 
 
 def unpack_origin(fields: Any) -> Origin:
-    """Decode an `Origin`.
-
-    Raises: TypeError.
-    """
     known = _checked_fields(fields, str, bool, int, int, int, str, str)
     origin = Origin(*known)
     member = fields[len(known)] if len(fields) > len(known) else None
@@ -193,10 +178,6 @@ def unpack_origin(fields: Any) -> Origin:
 
 
 def unpack_topics(rows: Sequence[Any]) -> tuple[tuple[int, str], ...]:
-    """Decode the topics of a transaction.
-
-    Raises: TypeError, ValueError.
-    """
     found = []
     for row in rows:
         log_id, name = _checked_fields(row, int, str)
@@ -205,10 +186,6 @@ def unpack_topics(rows: Sequence[Any]) -> tuple[tuple[int, str], ...]:
 
 
 def unpack_offsets(rows: Sequence[Any]) -> tuple[GroupPositions, ...]:
-    """Decode consumer offsets of groups.
-
-    Raises: TypeError, ValueError.
-    """
     found = []
     for row in rows:
         group, generation, places = _checked_fields(row, str, int, tuple)
@@ -239,7 +216,7 @@ _UNPACKERS: Final[dict[str, Any]] = {
     "members": _unpack_epochs,
     "dropped": _unpack_epochs,
 }
-"""The functions that decode the fields with a structure."""
+"""The functions that decode the fields that are not single values."""
 
 KINDS: Final[dict[type[Any], int]] = {
     PrepareRecord: entry.PREPARE,
@@ -258,7 +235,7 @@ KINDS: Final[dict[type[Any], int]] = {
 _RECORDS: Final = {kind: record for record, kind in KINDS.items()}
 
 _SINGLE_TRANSACTION_KINDS: Final = frozenset(kind for kind in KINDS if "epoch" in kind._fields)
-"""Operations whose epoch is in the journal entry's header, not in the payload."""
+"""Operations on one transaction: its epoch is in the header of the journal entry, not in the payload."""
 
 _pack: Final = msgpack.Packer(autoreset=True).pack
 
@@ -272,10 +249,7 @@ def pack(operation: Operation) -> tuple[int, int, bytes]:
 
 
 def unpack(kind: int, epoch: int, payload: bytes) -> Operation:
-    """Decode the result of `pack`.
-
-    Raises: ValueError.
-    """
+    """Decode the result of `pack`. Raises ValueError."""
     record = _RECORDS.get(kind)
     if record is None:
         raise ValueError(f"an operation of the unknown kind {kind}; a later version may know it")

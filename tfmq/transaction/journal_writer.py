@@ -1,4 +1,4 @@
-"""Queue of entries for the transaction journal, and of callbacks that wait for their fsync."""
+"""The queue of entries for the transaction journal, and the callbacks that wait for their fsync."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,19 +16,18 @@ from tfmq.transaction.model import IncomingBatch, Transaction
 from tfmq.transaction.transaction_table import TransactionTable
 
 APPEND_BYTES: Final = 8 << 20
-"""Limit of one append, so that the broker's thread is not blocked; a single item may exceed it."""
+"""Maximum of one append, so that the broker's thread is not blocked; a single item of the queue may be larger."""
 
 CACHED_TRANSACTION_BYTES: Final = 64 << 10
-"""Up to this size, transactions sent in one request stay in memory until they are applied."""
+"""Transactions of one request, up to this size, stay in memory until they are applied."""
 CACHED_TOTAL_BYTES: Final = 32 << 20
-"""Total size of transactions in memory; others are read from the journal to be applied."""
+"""Maximum bytes of these transactions in memory; others are read from the journal to be applied."""
 
 WrittenCallback: TypeAlias = Callable[[int, BaseException | None], None]
-"""written(lsn, None): the item's last entry is in the journal, at `lsn`, and applied; not fsynced.
+"""written(lsn, None): the item's last entry is at `lsn` in the journal and is applied to the table, but not fsynced.
 
-written(0, error) on failure: then the table is unchanged, and nothing was written, unless the error is an
-UncertainWrite. Errors: journal.errors.Full (retry when there is space), Stopped, other journal errors,
-OSError.
+written(0, error): the table is unchanged, and nothing was written, unless the error is an UncertainWrite. Errors:
+journal.errors.Full (retry when there is space), Stopped, other journal errors, OSError.
 """
 
 RequestFsync: TypeAlias = Callable[[JournalStore, int, DurableCallback], None]
@@ -36,16 +35,13 @@ RequestFsync: TypeAlias = Callable[[JournalStore, int, DurableCallback], None]
 
 
 class UncertainWrite(Stopped):
-    """The disk failed during an append, so the entries may or may not be in the journal.
-
-    Recovery accepts every entry that it finds complete; until then the outcome is unknown.
-    """
+    """The disk failed during an append, so its entries may or may not be in the journal: the next start decides."""
 
 
 class WriteRequest:
-    """An item of the queue: messages of one transaction, and the operation (step) after them.
+    """An item of the queue: messages of one transaction, then an operation; one of these may be absent.
 
-    Either may be absent. The entries of an item are written in one append.
+    All entries of an item are written in one append. `revert` is called if the write fails.
     """
 
     __slots__ = ("contents", "message_count", "messages", "operation", "revert", "size_bytes", "transaction", "written")
@@ -63,7 +59,6 @@ class WriteRequest:
         self.operation = operation
         self.written = written
         self.revert = revert
-        """Called if the write fails, to revert what was changed when the item was queued."""
         contents: list[entries.Content] = list(messages)
         size = count = 0
         for message in messages:
@@ -78,7 +73,7 @@ class WriteRequest:
         self.size_bytes = size
 
     def copy_data(self) -> None:
-        """Copy message data whose buffers belong to the caller, because the turn ends before the write."""
+        """Copy message data in buffers of the caller, because these are valid only until the end of the turn."""
         for number, message in enumerate(self.messages):
             if not isinstance(message.data, bytes):
                 own = message._replace(data=bytes(message.data))
@@ -88,12 +83,10 @@ class WriteRequest:
 class JournalWriter:
     """Writes queued items to the transaction journal. Used by one thread only.
 
-    All items queued during a turn are one append, or several if it is too large, in order; each is in the journal
-    completely or not at all. After the append the entries are applied to the table, then the `written` callbacks are
-    called. While a worker starts a new journal file, items wait, with copies of their data.
-
-    If an append fails, everything queued fails with it: later items may have been accepted only because of
-    the earlier ones.
+    The items queued during a turn are written in one append, or in several if they are too large; each item is in the
+    journal completely or not at all. After an append its entries are applied to the table, then the `written` callbacks
+    are called. While a worker starts a new journal file, items wait, with copies of their data. If an append fails, all
+    queued items fail, because later items may have been accepted only on the condition that earlier ones are written.
     """
 
     def __init__(
@@ -114,7 +107,6 @@ class JournalWriter:
         self._wanted_end = 0
         self._fsync_pending = False
         self.starting_file = False
-        """Whether a worker is starting a new journal file."""
         self.cached_bytes = 0
 
     # Adding to the queue
@@ -128,7 +120,6 @@ class JournalWriter:
         batches: Sequence[IncomingBatch] = (),
         revert: Callable[[], None] | None = None,
     ) -> None:
-        """Queue `batches` as messages of `transaction`, and an operation; else as `WriteRequest`."""
         messages: list[AppendMsg] = []
         if transaction is not None and batches:
             epoch = transaction.epoch
@@ -140,7 +131,6 @@ class JournalWriter:
         self.enqueue_request(WriteRequest(transaction, messages, operation, written, revert))
 
     def enqueue_request(self, item: WriteRequest) -> None:
-        """Add an item to the queue; the next `write` appends it."""
         if self.starting_file:
             item.copy_data()
         self._queue.append(item)
@@ -148,21 +138,16 @@ class JournalWriter:
 
     @property
     def due(self) -> bool:
-        """Whether `write` has something to do now."""
         return bool(self._durable_callbacks) or (bool(self._queue) and not self.starting_file)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is queued, being written or waiting for an fsync."""
         return not self._queue and not self.starting_file and not self._durable_callbacks
 
     # Writing
 
     def write(self) -> bool:
-        """Write queued items and request the fsyncs that callbacks wait for; False if there was no work.
-
-        Rolled back transactions whose record is durable by now are removed.
-        """
+        """Write queued items, and request the fsyncs that callbacks wait for; return False if there was no work."""
         if not self.due:
             return False
         while self._queue and not self.starting_file:
@@ -186,7 +171,6 @@ class JournalWriter:
         return True
 
     def _next_append(self) -> list[WriteRequest]:
-        """Remove and return the first items that fit one append; at least one."""
         items = [self._queue.popleft()]
         size = items[0].size_bytes
         while self._queue and size + self._queue[0].size_bytes <= APPEND_BYTES:
@@ -220,7 +204,7 @@ class JournalWriter:
             item.written(lsn, None)
 
     def _apply(self, items: list[WriteRequest], places: list[int]) -> list[int]:
-        """Apply every entry to the table, in order; return the LSN of each item's last entry."""
+        """Apply all entries to the table, in order; return the LSN of the last entry of each item."""
         table = self._table
         at = 0
         last = []
@@ -239,8 +223,7 @@ class JournalWriter:
         return last
 
     def _fail(self, items: list[WriteRequest], error: BaseException) -> None:
-        """Fail `items` and everything queued after them."""
-        # Only `items` may be partly written; later ones certainly are not.
+        # Some of `items` may be written, but certainly no later item.
         later_error = Stopped(error.reason) if isinstance(error, UncertainWrite) else error
         count = len(items)
         refused = [*items, *self._queue]
@@ -255,7 +238,6 @@ class JournalWriter:
             item.written(0, error if number < count else later_error)
 
     def _cache_batches(self, item: WriteRequest) -> None:
-        """Keep a small transaction that was sent in one request in memory until it is applied."""
         transaction = item.transaction
         if (
             transaction is not None
@@ -270,7 +252,6 @@ class JournalWriter:
             ]
 
     def drop_cached(self, transaction: Transaction) -> None:
-        """Free the cached batches of an applied transaction."""
         if transaction.cached_batches is not None:
             transaction.cached_batches = None
             self.cached_bytes -= transaction.size_bytes
@@ -278,10 +259,7 @@ class JournalWriter:
     # Fsync
 
     def when_durable(self, lsn: int, waiter: DurableCallback) -> None:
-        """Call `waiter(None)` once the entry at `lsn` is durable.
-
-        Calls `waiter(error)` if the journal stops first.
-        """
+        """Call `waiter(None)` once the entry at `lsn` is durable, or `waiter(error)` if the journal stops before."""
         if lsn < self._journal.forced_offset:
             waiter(None)
         else:
@@ -290,7 +268,6 @@ class JournalWriter:
             self._mark_ready()
 
     def _request_fsyncs(self) -> None:
-        """Request one fsync for all callbacks added in this turn."""
         if self._journal.flush_due and not self._fsync_pending:
             self._fsync_pending = True
             self.when_durable(self._journal.end_offset - 1, self._fsync_done)

@@ -1,8 +1,4 @@
-"""In-memory model of a transaction: its origin, state, batch locations and commit decision.
-
-Message data stays in the transaction journal. Memory has 24 bytes per batch, so a transaction of gigabytes costs
-kilobytes.
-"""
+"""In-memory model of a transaction. Message data stays in the transaction journal."""
 
 import sys
 from array import array
@@ -19,10 +15,10 @@ from tfmq.transaction.journal_records import Origin
 Buffer = bytes | bytearray | memoryview
 
 WORDS_PER_BATCH: Final = 3
-"""Words per batch in `BatchLocations`: its LSN, its log id, and message count and size in one."""
+"""Words of a batch in `BatchLocations`: its LSN, its log id, and a word with both message count and size."""
 
 ENTRY_BYTES: Final = HEADER_SIZE + MESSAGES.size
-"""Bytes of a batch's journal entry without blocks: more than the messages, if these are tiny."""
+"""Bytes of the journal entry of a batch besides its messages and blocks; tiny messages have fewer."""
 
 SIZE_BITS: Final = 32
 SIZE_MASK: Final = (1 << SIZE_BITS) - 1
@@ -31,7 +27,7 @@ ROW_WORDS: Final = 4
 """Words per row of `Decision.partition_rows`."""
 
 LOST_LOG_ID: Final = 0
-"""Log id in the location of messages lost in a journal repair: they keep their ordinals."""
+"""Log id in the locations of messages that a journal repair has lost; their ordinals stay in use."""
 
 NO_ROWS: Final = array("Q")
 
@@ -39,8 +35,7 @@ NO_ROWS: Final = array("Q")
 class IncomingBatch(NamedTuple):
     """A batch that a client sends into a transaction, for the partition with the log `log_id`.
 
-    `topic` is only displayed. `blocks` and `data` are as in `journal.record.batch.Batch`. `data` must stay
-    unchanged until the end of the turn; the journal writer copies it if it is needed for longer.
+    `blocks` and `data`: as in `journal.record.batch.Batch`. `data` must stay unchanged until the end of the turn.
     """
 
     log_id: int
@@ -53,7 +48,7 @@ class IncomingBatch(NamedTuple):
 
 
 class BatchLocation(NamedTuple):
-    """Location of one batch: LSN of its journal entry, its target's log id, message count and size."""
+    """Where one batch is: LSN of its journal entry, log id of its target, message count and size."""
 
     lsn: int
     log_id: int
@@ -62,7 +57,7 @@ class BatchLocation(NamedTuple):
 
 
 class BatchLocations(array):  # type: ignore[type-arg]
-    """Batch locations of one transaction in send order, packed into an array of 64-bit words."""
+    """Locations of a transaction's batches in the order sent, packed into an array of 64-bit words."""
 
     __slots__ = ()
 
@@ -70,16 +65,13 @@ class BatchLocations(array):  # type: ignore[type-arg]
         return super().__new__(cls, "Q", words)  # type: ignore[return-value]
 
     def add_batch(self, lsn: int, log_id: int, count: int, size_bytes: int) -> None:
-        """Append the location of one batch."""
         self.extend((lsn, log_id, count << SIZE_BITS | size_bytes))
 
     @property
     def batch_count(self) -> int:
-        """The number of batches."""
         return len(self) // WORDS_PER_BATCH
 
     def __call__(self) -> Iterator[BatchLocation]:
-        """Yield the location of every batch, in send order."""
         for lsn, log_id, count_size in zip(
             self[0::WORDS_PER_BATCH], self[1::WORDS_PER_BATCH], self[2::WORDS_PER_BATCH], strict=True
         ):
@@ -94,10 +86,7 @@ def pack_locations(words: "array[int]") -> bytes:
 
 
 def unpack_locations(data: bytes) -> BatchLocations:
-    """Decode the result of `pack_locations`.
-
-    Raises: ValueError.
-    """
+    """Decode the result of `pack_locations`. Raises ValueError."""
     locations = BatchLocations()
     locations.frombytes(data)
     if len(locations) % WORDS_PER_BATCH:
@@ -109,13 +98,11 @@ def unpack_locations(data: bytes) -> BatchLocations:
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """One transaction of the `TransactionTable`; only journal entries change its durable fields.
+    """A transaction in the `TransactionTable`; only journal entries change its durable fields.
 
-    `state` is one of `states.STATES`. `topics` maps log ids to topic names. `offsets` are the consumer
-    offsets to commit, known from the prepare or commit record on. `prepared_ms`, `expires_ms` and
-    `decided_ms` are wall clock times, 0 if unset. `decision` is None until the commit. `obsolete` is set
-    when the journal no longer needs the messages. `lost_messages` counts messages lost in a journal repair;
-    `messages` includes them. `runtime` is the `TransactionRuntimeState`: what is not durable.
+    `topics`: topic name by log id. `offsets`: known since the prepare or commit record. Times are wall clock times in
+    ms, 0 if not set. `obsolete`: the journal no longer needs the messages. `messages` includes the `lost_messages`,
+    which a journal repair has lost. `runtime`: the `TransactionRuntimeState`.
     """
 
     epoch: int
@@ -130,35 +117,29 @@ class Transaction:
     messages: int = 0
     lost_messages: int = 0
     queued_messages: int = 0
-    """Messages queued for the journal and not yet written."""
+    """Messages that are queued for the journal and not yet written."""
     size_bytes: int = 0
     """Total size of the written messages."""
     lsn: int = 0
-    """LSN of the record that led to `state`; 0 without one, or if an earlier process wrote it."""
+    """LSN of the record that led to `state`; 0 if there is none, or an earlier process wrote it."""
     decision: "Decision | None" = None
     obsolete: bool = False
     cached_batches: Sequence[Batch] | None = None
-    """All batches, if they are small enough to be in memory until they are applied; else None."""
+    """All batches, if they are so small that they stay in memory until they are applied; else None."""
     file_references: list[int] = field(default_factory=list)
-    """LSNs by which the transaction has file references in the journal, one per file."""
+    """LSNs by which the transaction has references to journal files, one for each file."""
     runtime: Any = None
 
     @property
     def xid(self) -> str:
-        """The name of the transaction."""
         return self.origin.xid
 
     def batch_lsns(self) -> Iterator[int]:
-        """Iterate over the LSNs of its batches in the journal."""
         return filter(None, self.locations[0::WORDS_PER_BATCH])
 
 
 class TargetPart(NamedTuple):
-    """The part of a decision for one partition.
-
-    `last_ordinal` is the ordinal of its last message, counted as in `Decision`. When the partition has that
-    message, the whole part is applied.
-    """
+    """The part of a decision for one partition. The partition has all of it if it has the message `last_ordinal`."""
 
     log_id: int
     topic: str
@@ -168,11 +149,11 @@ class TargetPart(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What is appended to a partition in one append, as a part of a decision.
+    """The messages of one append to a partition, as a part of a decision.
 
     `last_ordinal`: the ordinal of its last message, counted as in `Decision`. `batch_indexes`: for each batch its index
-    over the whole decision; if a batch was split into slices, the parts after the first have -1. `lost`: (first
-    ordinal, count) of messages that are missing because of a journal repair.
+    in the whole decision; if a batch was split, its later parts have -1. `lost`: (first ordinal, count) of messages
+    that are missing because of a journal repair.
     """
 
     batches: Sequence[Batch]
@@ -185,8 +166,9 @@ class Slice(NamedTuple):
 class Decision:
     """A commit recorded in the journal, of one transaction or of all members of a commit group.
 
-    `lsn`: that of the commit record. Messages have ordinals from 1 over all transactions in order, and within each in
-    send order. These never change, so after any crash an ordinal shows how much of the decision a partition has.
+    `lsn`: LSN of the commit record. Messages have ordinals from 1, through all transactions in order, and in each
+    transaction in the order sent. Ordinals never change, so after any crash an ordinal shows how much of the decision a
+    partition has.
     """
 
     __slots__ = ("_rows_by_partition", "_targets", "lsn", "time_ms", "transactions")
@@ -208,34 +190,28 @@ class Decision:
 
     @property
     def offsets(self) -> list[GroupPositions]:
-        """The consumer offsets of all its transactions, in order."""
         return [places for each in self.transactions for places in each.offsets]
 
     def partition_rows(self, log_id: int) -> "array[int]":
-        """Return four words per batch for one partition; empty if the decision has none for it.
+        """Return four words for each batch for one partition; empty if the decision has none for it.
 
-        The words are: LSN, ordinal of the first message, count and size packed as in `BatchLocations`, and
-        the index of the batch within the decision.
+        The words are: LSN, ordinal of the first message, count and size as in `BatchLocations`, index in the decision.
         """
         if self._targets is None:
             self.compute_targets()
         return self._rows_by_partition.get(log_id, NO_ROWS)
 
     def release_memory(self) -> None:
-        """Free the memory of `targets` and `partition_rows`; both are computed again when used."""
+        """Free the memory of `targets` and `partition_rows`, which are computed again when they are used."""
         self._targets = None
         self._rows_by_partition = {}
 
     @property
     def batch_count(self) -> int:
-        """The number of batches of all its transactions."""
         return sum(each.locations.batch_count for each in self.transactions)
 
     def compute_targets(self) -> None:
-        """Compute `targets` and `partition_rows`, at about half a microsecond per batch.
-
-        May run in a worker thread, before anything uses `targets` or `partition_rows`.
-        """
+        """Compute `targets` and `partition_rows` (0.5 us a batch). A worker may do so before their first use."""
         plans: dict[int, array[int]] = {}
         number, index = 1, 0
         for transaction in self.transactions:

@@ -1,4 +1,4 @@
-"""Outcomes of ended transactions by name, kept for days to answer late requests."""
+"""Outcomes of ended transactions by name, stored for days to answer late requests."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from tfmq.transaction.states import COMMITTED, ROLLED_BACK
 
 DIGEST_SIZE: Final = 16
-"""Bytes of the digest of a name. Its key is secret, so clients cannot construct collisions."""
+"""Bytes of the digest of a name. The digest has a secret key, so clients cannot construct collisions."""
 
 OUTCOME_ROW: Final = Struct(f">{DIGEST_SIZE}sQQ")
 ROW_SIZE: Final = OUTCOME_ROW.size
@@ -20,27 +20,24 @@ LOCAL_PREFIX: Final = "local:"
 """Prefix of the names of local transactions; clients cannot use it."""
 
 ALL_EPOCHS: Final = (1 << 63) - 1
-"""Value of `expired_epoch` if any outcome may be missing: above every epoch."""
+"""Value of `expired_epoch`, above every epoch, if any outcome may be missing."""
 
 STATES: Final = (COMMITTED, ROLLED_BACK)
 STATE_BITS: Final = 8
 
 NEWEST_MAX: Final = 2048
-"""Outcomes in the dict (250 bytes each) before they are moved to a sealed run, in 0.6 ms."""
+"""Maximum of outcomes in the dict (250 bytes each); then they are moved to a sealed run, in 0.6 ms."""
 NEWEST_SHARE: Final = 16
-"""At most 1/NEWEST_SHARE of a small table is in the dict, so that few outcomes expire at once."""
+"""In a small table at most 1/NEWEST_SHARE is in the dict, so that few outcomes expire at once."""
 
 MERGED_RUNS: Final = 16
-"""Number of sealed runs merged into one.
-
-A lookup among a million outcomes searches about 45 runs (0.2 ms); a merge of 32,768 rows takes 12 ms.
-"""
+"""Number of sealed runs merged into one. A lookup among a million outcomes searches about 45 runs (0.2 ms)."""
 MERGED_SHARE: Final = 12
-"""A merged run has at most 1/MERGED_SHARE of the limit, because a run expires as a whole."""
+"""A merged run has at most 1/MERGED_SHARE of the maximum, because a run expires as a whole."""
 
 
 class Outcome(NamedTuple):
-    """Outcome of one transaction: "committed" or "rolled_back", and its wall clock time."""
+    """ "committed" or "rolled_back", and the wall clock time in ms."""
 
     epoch: int
     state: str
@@ -48,10 +45,7 @@ class Outcome(NamedTuple):
 
 
 class OutcomeRun(NamedTuple):
-    """A sealed run: outcomes in rows sorted by digest, which never change.
-
-    `merged`: it was made of several runs. `newest_ms`: the latest time among its outcomes.
-    """
+    """A sealed run: outcomes in rows sorted by digest, which never change. `merged`: it was made of several runs."""
 
     merged: bool
     newest_ms: int
@@ -70,11 +64,10 @@ class OutcomeRun(NamedTuple):
 class Outcomes:
     """Bounded table of outcomes, rebuilt by replaying the journal.
 
-    An outcome takes 32 bytes: a keyed digest of the name, the epoch, time and state. The newest are in a
-    small dict; older ones are in sealed runs sorted by digest. Runs are merged as they age and removed
-    whole: when their newest outcome exceeds the retention time, or oldest first when there are too many.
-    The same outcomes recorded in the same order give the same table, with or without a snapshot. `key` is
-    set by the first journal record, before any outcome is recorded.
+    An outcome takes 32 bytes: the digest of the name with a secret key, the epoch, time and state. The newest outcomes
+    are in a small dict, older ones in sealed runs: sorted rows that never change. Runs are merged as they age, and
+    removed as a whole: by age, or the oldest above a limit. The same outcomes in the same order give the same table,
+    with or without a snapshot. `key` is set before the first outcome.
     """
 
     def __init__(self, *, outcomes_max: int, retention_ms: int) -> None:
@@ -84,13 +77,11 @@ class Outcomes:
         self.clear()
 
     def clear(self) -> None:
-        """Reset to the state before the first journal entry."""
         self.key = b""
         self._dict: dict[bytes, bytes] = {}
         self._dict_count = 0
         self._dict_newest_ms = 0
         self._runs: list[OutcomeRun] = []
-        """Sealed runs, the oldest first."""
         self.expired_epoch = 0
         """Highest epoch whose outcome may have expired."""
         self._sealed_count = 0
@@ -99,7 +90,7 @@ class Outcomes:
         return self._sealed_count + self._dict_count
 
     def find(self, xid: str, epoch: int = 0) -> Outcome | None:
-        """Return the outcome of `xid` at `epoch`, or its latest for epoch 0; None if not known."""
+        """Return the outcome of `xid` at `epoch`, or its latest outcome for epoch 0; None if it is not known."""
         digest = self._digest(xid)
         for found in self._search(digest):
             if not epoch or found.epoch == epoch:
@@ -107,7 +98,7 @@ class Outcomes:
         return None
 
     def add_outcome(self, xid: str, epoch: int, state: str, time_ms: int) -> None:
-        """Record one outcome. Epochs of one name must only increase."""
+        """Record one outcome. The epochs of a name must increase from call to call."""
         digest = self._digest(xid)
         word = time_ms << STATE_BITS | STATES.index(state)
         self._dict[digest] = self._dict.get(digest, b"") + _TAIL.pack(epoch, word)
@@ -117,19 +108,15 @@ class Outcomes:
             self._seal_dict()
 
     def expire(self, now_ms: int) -> None:
-        """Remove runs whose newest outcome is older than the retention time."""
         while self._runs and self._runs[0].newest_ms + self._retention_ms < now_ms:
             self._remove_oldest_run()
 
     def mark_entries_lost(self) -> None:
-        """Record that a journal repair removed entries; any earlier outcome may be missing."""
+        """Record that a journal repair has removed entries, so that any earlier outcome may be missing."""
         self.expired_epoch = ALL_EPOCHS
 
     def mark_epochs_leased(self, end: int) -> None:
-        """Record that epochs below `end` were leased.
-
-        After a loss of journal entries, only outcomes of epochs below `end` may be missing.
-        """
+        """Record that epochs below `end` were leased: after a loss, no outcomes of higher epochs are missing."""
         if self.expired_epoch == ALL_EPOCHS:
             self.expired_epoch = end - 1
 
@@ -137,7 +124,6 @@ class Outcomes:
         return blake2b(xid.encode(), digest_size=DIGEST_SIZE, key=self.key).digest()
 
     def _search(self, digest: bytes) -> Iterator[Outcome]:
-        """Yield every outcome of a name, the latest first."""
         tails = self._dict.get(digest, b"")
         for position in range(len(tails) - _TAIL.size, -1, -_TAIL.size):
             yield _decode_outcome(tails, position - DIGEST_SIZE)
@@ -145,7 +131,7 @@ class Outcomes:
             yield from reversed(list(run.find(digest)))
 
     def _seal_dict(self) -> None:
-        """Move the dict into a sealed run; remove the oldest runs above the limit."""
+        """Move the outcomes of the dict to a sealed run; remove the oldest runs above the limit."""
         size = _TAIL.size
         rows = [
             digest + tails[position : position + size]
@@ -162,7 +148,7 @@ class Outcomes:
             self._remove_oldest_run()
 
     def _merge_runs(self) -> None:
-        """Merge the unmerged runs, which are at the end of the list, when there are enough of them."""
+        """Merge the unmerged runs, at the end of the list, if there are enough of them."""
         runs = self._runs[-MERGED_RUNS:]
         size = sum(len(run.rows) for run in runs) // ROW_SIZE
         if len(runs) < MERGED_RUNS or runs[0].merged or size * MERGED_SHARE > self._outcomes_max:
@@ -182,14 +168,9 @@ class Outcomes:
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
-        """Return the table as plain values. Sealed runs are shared, not copied."""
         return (self.key, list(self._dict.items()), self._dict_newest_ms, list(self._runs), self.expired_epoch)
 
     def load(self, fields: Sequence[Any]) -> None:
-        """Restore the result of `dump`.
-
-        Raises: ValueError, TypeError or IndexError for malformed fields.
-        """
         self.clear()
         key, newest, newest_ms, runs = fields[:4]
         self.key, self._dict_newest_ms = bytes(key), int(newest_ms)

@@ -1,4 +1,4 @@
-"""Producer sequences and transaction numbers, to detect duplicates and gaps in transactions."""
+"""Producer sequences and transaction numbers, by which duplicates and gaps in transactions are detected."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -9,15 +9,12 @@ from typing import Any, Final, NamedTuple
 from tfmq.errors import BadRequest, SequenceGap, UnknownProducer, UnknownTransaction
 
 LeaseTime = Callable[[int], int | None]
-"""lease_time(producer id): the latest wall clock time (ms) of its lease; None if never leased."""
+"""lease_time(producer id): the latest wall clock time (ms) of its lease; None if it was never leased."""
 
 NO_NUMBER: Final = -1
 
 NOT_STAMPED: Final = 0
-"""`seen_ms` of a producer whose last journal entry is a batch, because batches have no time.
-
-The next operation in the journal, of any transaction, sets it.
-"""
+"""`seen_ms` after a batch, which has no time in the journal; the next operation in the journal sets the time."""
 
 NUMBER_EXPIRED = (
     "Transaction {number} of this producer id has ended and later ones have begun: its outcome is no longer stored"
@@ -30,10 +27,7 @@ PARTIAL_DUPLICATE = (
 
 
 class RequestOutcome(NamedTuple):
-    """What a BEGIN or TRANSACT request led to: the epoch of its transaction, and its state.
-
-    `state`: "prepared", "committed", "rolled_back", or "" without a record.
-    """
+    """What a request led to: a transaction's epoch, and its state: "prepared", "committed", "rolled_back" or ""."""
 
     epoch: int
     state: str
@@ -41,12 +35,11 @@ class RequestOutcome(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ProducerState:
-    """State of one producer id.
+    """State of one producer id. The snapshot has the fields in the same order.
 
-    `next_sequence` is the next expected sequence; `first_sequence` is the first sequence of the transaction
-    `sequence_epoch`, the latest to have messages. `last_number`, `last_epoch` and `last_state` describe the
-    latest transaction that has a record: number of the begin request, epoch, state. `seen_ms`: wall clock time of the
-    last journal entry, or NOT_STAMPED. The order of the fields is that of the snapshot.
+    `sequence_epoch`: the epoch of its latest transaction with messages, and `first_sequence`: their first sequence.
+    `last_number`, `last_epoch` and `last_state`: number of the begin request, epoch and state of its latest transaction
+    that has a record. `seen_ms`: wall clock time of its last journal entry, or NOT_STAMPED.
     """
 
     next_sequence: int = 0
@@ -62,15 +55,12 @@ _FIELDS: Final = tuple(each.name for each in fields(ProducerState))
 
 
 class ProducerStates:
-    """State of all producers that send into transactions, longest idle first.
+    """State of all producers that send into transactions, longest idle first, rebuilt from the journal.
 
-    A client uses a separate producer id per concurrent transaction; its sequences are contiguous over all
-    partitions and its transaction numbers increase. The state is rebuilt by replaying the journal, so it
-    survives restarts. Idle producers expire, as do the longest idle above the limit. `expired_id` is the highest
-    expired id: an unknown id at or below it may have sent before, so it is not accepted as new.
-
-    Batches queued for the journal are *staged*: they count for later checks and are removed if the write
-    fails.
+    A client uses a producer id of its own for each concurrent transaction. The sequences of an id are contiguous over
+    all partitions, and its transaction numbers increase. Idle ids expire; above the limit, those idle for the longest
+    time expire. An unknown id up to `expired_id` may have expired, so it is not accepted as new. Batches that are
+    queued for the journal are *staged*: later checks already count them.
     """
 
     def __init__(self, *, producers_max: int, idle_ms: int, lease_time: LeaseTime) -> None:
@@ -80,17 +70,16 @@ class ProducerStates:
         self.clear()
 
     def clear(self) -> None:
-        """Reset to the state before the first journal entry."""
         self.expired_id = 0
         self.entries_lost = False
-        """Whether a journal repair has ever removed records: state that is missing here may be lost."""
+        """Whether a journal repair has ever removed records, so that state that is missing here may have been lost."""
         self._producers: OrderedDict[int, ProducerState] = OrderedDict()
         self._staged: dict[int, tuple[int, int, int]] = {}
-        """Producer id -> (epoch, its first sequence, next sequence), if it has queued batches."""
+        """By producer id with queued batches: (epoch, first sequence in this transaction, next sequence)."""
         self._begun: dict[int, tuple[int, int]] = {}
-        """Producer id -> (number, epoch) of the latest transaction without a record."""
+        """By producer id: (number, epoch) of its latest transaction without a record."""
         self._unstamped: set[int] = set()
-        """Producer ids whose `seen_ms` is NOT_STAMPED."""
+        """The producer ids whose `seen_ms` is NOT_STAMPED."""
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -103,10 +92,10 @@ class ProducerStates:
     # Checks
 
     def find_request(self, producer_id: int, number: int, now_ms: int) -> RequestOutcome | None:
-        """Return what request `number` (TRANSACT, BEGIN) of the producer led to; None if it is new.
+        """Return what the request `number` (TRANSACT or BEGIN) of a producer led to; None if the request is new.
 
-        Raises: UnknownTransaction for a number below the last, whose outcome is not kept; UnknownProducer
-        for an expired or never leased id.
+        Raises UnknownTransaction for a number below the last one, UnknownProducer for an id that expired or was never
+        leased.
         """
         begun = self._begun.get(producer_id)
         stream = self._producers.get(producer_id)
@@ -122,12 +111,9 @@ class ProducerStates:
         return None
 
     def is_duplicate(self, producer_id: int, epoch: int, sequence: int, count: int, now_ms: int) -> bool:
-        """Return whether this batch is already in the transaction or queued.
+        """Return whether this batch is already in the transaction or queued; False if it is the next one.
 
-        False if it is the next one.
-
-        Raises: SequenceGap, UnknownProducer, BadRequest (only part of the batch is a duplicate, or it
-        belongs to another transaction).
+        Raises SequenceGap, UnknownProducer, BadRequest (a part of the batch is new, or it is of another transaction).
         """
         known = self._sequences(producer_id)
         if known is None:
@@ -145,15 +131,12 @@ class ProducerStates:
         raise BadRequest(PARTIAL_DUPLICATE.format(first=sequence, last=sequence + count - 1))
 
     def next_sequence(self, producer_id: int) -> int:
-        """Return the next expected sequence; 0 for a new producer.
-
-        `find_request` must have accepted the id.
-        """
+        """Return the next expected sequence; 0 for a new producer id, which `find_request` must have accepted."""
         known = self._sequences(producer_id)
         return known[2] if known is not None else 0
 
     def _sequences(self, producer_id: int) -> tuple[int, int, int] | None:
-        """Return the row of `_staged`, or the same of what is in the journal; None for a new producer."""
+        """Return a row as in `_staged`, of queued batches or else of the journal; None for a new producer id."""
         staged = self._staged.get(producer_id)
         if staged is not None:
             return staged
@@ -163,10 +146,7 @@ class ProducerStates:
         return stream.sequence_epoch, stream.first_sequence, stream.next_sequence
 
     def _require_new(self, producer_id: int, now_ms: int) -> None:
-        """Reject an id without state unless its lease is so recent that its state cannot have expired.
-
-        Raises: UnknownProducer.
-        """
+        """Raise UnknownProducer for an id without state, unless its lease is so recent that it cannot have expired."""
         leased = self._lease_time(producer_id)
         if producer_id <= self.expired_id or leased is None or leased + self._idle_ms < now_ms:
             raise UnknownProducer(producer_id=producer_id)
@@ -174,33 +154,26 @@ class ProducerStates:
     # Transactions and batches that are not in the journal yet
 
     def add_begun(self, producer_id: int, number: int, epoch: int) -> None:
-        """Record that request `number` began `epoch`; no journal entry exists yet."""
         self._begun[producer_id] = (number, epoch)
 
     def discard_begun(self, producer_id: int, number: int) -> None:
-        """Discard the begun transaction of that number; it ended without a record."""
         begun = self._begun.get(producer_id)
         if begun is not None and begun[0] == number:
             del self._begun[producer_id]
 
     def stage_batch(self, producer_id: int, epoch: int, sequence: int, count: int) -> None:
-        """Count a batch as queued; `is_duplicate` must have accepted it."""
         begin_epoch, begin, _ = self._sequences(producer_id) or (0, 0, 0)
         if begin_epoch != epoch:
             begin = sequence
         self._staged[producer_id] = (epoch, begin, sequence + count)
 
     def discard_staged(self) -> None:
-        """Discard all staged batches: the write failed."""
         self._staged.clear()
 
     # Replay of journal entries
 
     def apply_batch(self, producer_id: int, epoch: int, sequence: int, count: int) -> int:
-        """Apply a batch in the journal; return how many messages of the producer before it are missing.
-
-        Some may be missing only after a repair of the journal.
-        """
+        """Apply a batch in the journal; return how many messages of this producer before it a repair has lost."""
         stream = self._most_recent(producer_id, NOT_STAMPED)
         self._unstamped.add(producer_id)
         missing = sequence - stream.next_sequence
@@ -213,7 +186,7 @@ class ProducerStates:
         return max(0, missing)
 
     def apply_outcome(self, producer_id: int, number: int, epoch: int, state: str, time_ms: int) -> None:
-        """Apply a record by which the transaction that request `number` began is in `state` now."""
+        """Apply a record after which the transaction begun by the request `number` is in `state`."""
         stream = self._most_recent(producer_id, time_ms)
         self._unstamped.discard(producer_id)
         if number >= stream.last_number:
@@ -221,7 +194,7 @@ class ProducerStates:
         self.discard_begun(producer_id, number)
 
     def expire(self, now_ms: int) -> None:
-        """Set `seen_ms` where it is NOT_STAMPED; remove producers that were idle for too long."""
+        """Replace NOT_STAMPED in `seen_ms`, and remove producers that were idle for too long."""
         streams = self._producers
         for producer_id in self._unstamped:
             streams[producer_id].seen_ms = now_ms
@@ -230,7 +203,7 @@ class ProducerStates:
             self._remove_idlest()
 
     def _most_recent(self, producer_id: int, time_ms: int) -> ProducerState:
-        """Return the producer's state, created if missing, and move it to the most recent end."""
+        """Return the state of a producer, created if missing, after moving it to the most recent end."""
         stream = self._producers.get(producer_id)
         if stream is None:
             stream = self._producers[producer_id] = ProducerState()
@@ -249,16 +222,12 @@ class ProducerStates:
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
-        """Return the state of all producers as plain values, without what is not in the journal yet."""
+        """Return the state of all producers as plain values, except what is not in the journal yet."""
         values_of = attrgetter(*_FIELDS)
         rows = [(id, *values_of(state)) for id, state in self._producers.items()]
         return (self.expired_id, rows, self.entries_lost)
 
     def load(self, fields: Sequence[Any]) -> None:
-        """Restore the result of `dump`.
-
-        Raises: ValueError or TypeError for malformed fields.
-        """
         self.clear()
         self.expired_id, rows = fields[:2]
         self.entries_lost = bool(fields[2]) if len(fields) > 2 else True

@@ -11,10 +11,10 @@ from tfmq.transaction.model import Transaction
 TOPICS_DESCRIBED: Final = 1000
 """Maximum of topics in the details of a transaction, which must fit into a frame's header."""
 TARGETS_DESCRIBED: Final = 100
-"""Maximum of blocked targets in the details and in the status, for the same reason."""
+"""Maximum of blocked targets in the details and in the status, which must also fit into a frame's header."""
 
 SCANNED_MAX: Final = 10_000
-"""Maximum of transactions scanned for a page (about 3 ms); a page may therefore be short."""
+"""Maximum of transactions examined for one page (about 3 ms), so a page may be short."""
 
 ATTENTION_STATES: Final = frozenset((states.PREPARED, states.APPLYING, *states.HEURISTIC_STATES))
 UNKNOWN: Final = "unknown"
@@ -25,7 +25,7 @@ UNDURABLE_STATES: Final = {
     states.HEURISTIC_COMMITTED: states.COMMITTING,
     states.HEURISTIC_ROLLED_BACK: states.ROLLING_BACK,
 }
-"""States shown while the record of the actual state is written but not durable."""
+"""The state shown instead of the actual state while the record of the latter is written but not durable."""
 
 
 class TransactionQueries:
@@ -40,9 +40,9 @@ class TransactionQueries:
     ) -> tuple[list[dict[str, Any]], bool, int]:
         """Return a page of transactions: (rows by epoch, whether there are more, last epoch).
 
-        The next page continues after the last epoch. Rows are as in LIST_TRANSACTIONS. `wanted` has states; None
-        selects transactions that need an operator's attention. `group` "" selects all producer groups. A page
-        scans a bounded number of transactions, so it may be short or empty although there are more.
+        The next page begins after the last epoch. Rows are as in LIST_TRANSACTIONS. `wanted`: only transactions in
+        these states; None: those that need an operator's attention. A page may be short or empty although there are
+        more.
         """
         rows: list[dict[str, Any]] = []
         after = after_epoch
@@ -65,10 +65,7 @@ class TransactionQueries:
         return state in ATTENTION_STATES or bool(transaction.prepared_ms and state in states.IN_DOUBT_STATES)
 
     def _shown_state(self, transaction: Transaction) -> str:
-        """Return the state shown to users.
-
-        A change that a power failure or a stopped target could still revert is not shown as done.
-        """
+        """Return the state shown to users: none that a power failure or a stopped target could still revert."""
         state = transaction.state
         if not self._store.is_durable(transaction):
             return UNDURABLE_STATES.get(state, state)
@@ -105,10 +102,7 @@ class TransactionQueries:
         }
 
     def describe(self, xid: str, epoch: int) -> dict[str, Any]:
-        """Return the details of one transaction; epoch 0 means the latest with that name.
-
-        If there is none, `state` is "unknown".
-        """
+        """Return the details of the transaction `xid`; epoch 0: its latest. `state` may be "unknown"."""
         transaction = self._store.transactions.get(epoch) if epoch else self._store.by_xid.get(xid)
         if transaction is not None and transaction.xid == xid:
             return self._details(transaction)
@@ -140,7 +134,6 @@ class TransactionQueries:
         }
 
     def _waits_for(self, transaction: Transaction) -> dict[str, str]:
-        """Return the blocked targets of a committed transaction by name, with the reason of each."""
         progress = _apply_progress(transaction)
         if progress is None or progress.is_durable:
             return {}
@@ -149,11 +142,10 @@ class TransactionQueries:
         return {applier.target_name(key): why for key, why in parked[:TARGETS_DESCRIBED]}
 
     def status(self) -> dict[str, Any]:
-        """Return the "transactions" part of STATUS."""
+        """Return the part "transactions" of STATUS."""
         counts, active = self._store.state_counts, self._active
         oldest_ms = active.prepared_ms.lowest
         age_seconds = 0 if oldest_ms is None else max(0, active.clock.wall_ms() - oldest_ms) // 1000
-        journal = self._store.status()
         return {
             "open": counts[states.OPEN],
             "prepared": len(active.prepared_ms),
@@ -162,8 +154,8 @@ class TransactionQueries:
             "oldest_prepared_seconds": age_seconds,
             "alarm": oldest_ms is not None and age_seconds > active.settings["alarm_seconds"],
             "waits_for": sorted(map(active.applier.target_name, active.applier.blocked_targets()))[:TARGETS_DESCRIBED],
-            "journal": journal["journal"],
-            "journal_bytes": journal["journal_bytes"],
+            "journal": self._store.stopped or "open",
+            "journal_bytes": self._store.journal_bytes,
         }
 
 

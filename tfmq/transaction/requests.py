@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from tfmq.apply_target import StoredDelayedBatch
 
 DoneCallback: TypeAlias = Callable[[Any, BaseException | None], None]
-"""Called exactly once, in the broker's thread, now or later: (result, None) or (None, error)."""
+"""Called exactly once, in the broker's thread, at once or later: (result, None) or (None, error)."""
 
 
 class Caller(Protocol):
@@ -19,10 +19,7 @@ class Caller(Protocol):
 
 
 class CommitGroupMember(NamedTuple):
-    """Membership of a transaction in one sequence of a commit group.
-
-    `run`: names one attempt at the sequence; an aborted run is fenced, that is, refused from then on.
-    """
+    """Membership in one sequence of a commit group. `run`: one attempt at the sequence, refused after its abort."""
 
     group: str
     sequence: int
@@ -32,10 +29,10 @@ class CommitGroupMember(NamedTuple):
 class BeginRequest(NamedTuple):
     """Request for a new transaction.
 
-    (`producer_id`, `number`) identifies the request, so that a repeated one is recognised. An empty `xid`
-    makes the transaction local: it ends with its session. `timeout_ms` None means the broker's default.
-    `group` is the producer group for check-back after the prepare; "" for none. `member` is for a transaction that is
-    committed with its commit group.
+    `producer_id` and `number` identify the request, so that a repeated request is recognised. `xid`: the name; an empty
+    one makes the transaction local, so that it ends with its session. `timeout_ms`: None for the broker's default.
+    `group`: the producer group for check-back after the prepare, or "". `member`: the transaction is committed with a
+    commit group.
     """
 
     producer_id: int
@@ -47,10 +44,7 @@ class BeginRequest(NamedTuple):
 
 
 class BeginResult(NamedTuple):
-    """Result of begin.
-
-    `state`: "open", or "done" (with epoch 0) if the sequence of its commit group is committed already.
-    """
+    """Result of a begin. `state`: "open", or "done" (with epoch 0) if the commit group has committed the sequence."""
 
     epoch: int
     xid: str
@@ -59,10 +53,7 @@ class BeginResult(NamedTuple):
 
 
 class PrepareResult(NamedTuple):
-    """Result of prepare: "prepared", or "read_only" if the transaction was empty.
-
-    `expires_ms`: wall clock time after which it may be rolled back; 0 for never.
-    """
+    """Result of a prepare: "prepared", or "read_only" if it was empty. `expires_ms`: wall clock time, 0: never."""
 
     state: str
     expires_ms: int
@@ -71,11 +62,10 @@ class PrepareResult(NamedTuple):
 class CommitResult(NamedTuple):
     """Result of a commit.
 
-    `dropped`: number of messages for deleted topics. `offsets`: one a batch in the order sent, -1 where it is not
-    known or not durable yet; [] for large transactions and after a restart. `repeated`: the commit was requested
-    before, and this is its result again. `delayed`: by index of delayed batches, where they are stored, as far as that
-    is known. `lost`: number of messages lost by damage of the journal, for operators; other callers get `Damaged`
-    instead.
+    `dropped`: number of messages for deleted topics. `offsets`: the offset of each batch in the order sent, -1 if it is
+    not known or not durable; [] for large transactions and after a restart. `repeated`: this is the result of an
+    earlier request. `delayed`: where delayed batches are stored, by index, as far as that is known. `lost`: number of
+    messages lost by damage, for operators.
     """
 
     state: str
@@ -88,16 +78,11 @@ class CommitResult(NamedTuple):
 
 
 class RollbackResult(NamedTuple):
-    """Result of a rollback. `state`: "rolled_back" or "heuristic_rolled_back"."""
-
     state: str
 
 
 class TransactRequest(NamedTuple):
-    """A complete local transaction in one request.
-
-    `batches` are `IncomingBatch` values, `offsets` are rows for `ApplyTarget.check_offsets`.
-    """
+    """A local transaction with `batches` (`IncomingBatch`) and `offsets` (for `ApplyTarget.check_offsets`)."""
 
     producer_id: int
     number: int
@@ -106,7 +91,7 @@ class TransactRequest(NamedTuple):
 
 
 class CheckBackQuery(NamedTuple):
-    """A check-back query about one prepared transaction, sent to its producer group."""
+    """The question to a producer group how one prepared transaction is to end."""
 
     xid: str
     epoch: int
@@ -117,8 +102,8 @@ class CheckBackQuery(NamedTuple):
 class GroupCommitRequest(NamedTuple):
     """Request to commit prepared members of (`group`, `sequence`) atomically.
 
-    `transactions` are (xid, epoch). `rows` is the number of rows that the caller has written, as a check: when a
-    committed sequence is requested again with another number, that is rejected unless `other_total`.
+    `transactions`: (xid, epoch) of the members. `rows`: how many rows the caller has written. If a committed sequence
+    is requested again with another number of rows, the request is rejected unless `other_total`.
     """
 
     group: str
@@ -130,10 +115,7 @@ class GroupCommitRequest(NamedTuple):
 
 
 class GroupCommitResult(NamedTuple):
-    """Result of a group commit. `state`: "committed" or "applying".
-
-    `rows` is the row count of the commit; if `repeated`, that of the first request.
-    """
+    """Result of a group commit: "committed" or "applying", and the number of rows of the first request."""
 
     state: str
     repeated: bool

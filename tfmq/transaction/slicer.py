@@ -1,9 +1,8 @@
 """Split a decision's part for one partition into slices, and read their batches from the journal.
 
-A slice is one append: at most 1 MiB (unless one block is larger), and it ends at a block boundary. A partition
-therefore always ends at a block boundary too, where the rest continues after a crash. Batches of delayed messages are
-never split: an arrival header with the due times precedes their records. Every entry is verified when it is
-read.
+A slice is what one append writes: at most 1 MiB, unless one block is larger. It ends at the end of a block, where the
+next slice begins, also after a crash. Batches of delayed messages are never split, because one arrival header with the
+due times precedes all their records. Every entry is verified when it is read.
 """
 
 import logging
@@ -22,25 +21,18 @@ from tfmq.transaction.model import ROW_WORDS, SIZE_BITS, SIZE_MASK, Slice
 logger = logging.getLogger("tfmq.transaction")
 
 SLICE_BYTES: Final = 1 << 20
-"""Bytes per append of a large transaction; other work runs between two appends."""
+"""Maximum bytes of one append of a large transaction; other work runs between two appends."""
 
 ENTRIES_PER_READ: Final = 1024
-"""Maximum of entries read in the broker's thread at once (about 10 ms).
-
-Without this limit 1 MiB of tiny batches would block the thread for half a second.
-"""
+"""Maximum of journal entries read in the broker's thread at once (about 10 ms)."""
 
 CONTINUED: Final = -1
-"""Batch index of a batch that continues one from an earlier slice."""
 
 ReadEntry = Callable[[int, int], JournalEntry]
-"""read(lsn, size): return the verified entry at that LSN; `size`: approximately its bytes."""
+"""read(lsn, size): return the verified entry at this LSN; `size`: its approximate size in bytes."""
 
 ENTRY_EXTRA: Final = 1024
-"""Estimated bytes of an entry in addition to its messages.
-
-An entry with many small blocks has more and needs a second read.
-"""
+"""Estimated bytes of an entry besides its messages; an entry with many small blocks needs a second read."""
 
 
 class _SliceBuilder:
@@ -49,7 +41,6 @@ class _SliceBuilder:
     def __init__(self, slice_bytes: int, *, never_split: bool) -> None:
         self._slice_bytes = slice_bytes
         self._never_split = never_split
-        """Whether batches must not be split."""
         self._reset()
 
     def _reset(self) -> None:
@@ -60,7 +51,7 @@ class _SliceBuilder:
         self._lost: list[tuple[int, int]] = []
 
     def add_batch(self, batch: Batch, number: int, index: int) -> Iterator[Slice]:
-        """Add a batch whose first message has ordinal `number`; yield slices that are full."""
+        """Add a batch whose first message has the ordinal `number`; yield each slice that is full."""
         size = len(batch.data)
         if self._batches and self._size_bytes + size > self._slice_bytes:
             yield self.finish_slice()
@@ -81,18 +72,16 @@ class _SliceBuilder:
         self._last_ordinal = number + batch.count - 1
 
     def skip_lost(self, number: int, count: int) -> None:
-        """Count the lost messages from ordinal `number` on as part of the slice, without a batch."""
+        """Include `count` lost messages from ordinal `number` on in the slice, without a batch."""
         self._last_ordinal = number + count - 1
         self._lost.append((number, count))
 
     def finish_slice(self) -> Slice:
-        """Return the current slice, full or not, and begin a new one."""
         found = Slice(self._batches, self._last_ordinal, self._size_bytes, self._batch_indexes, self._lost)
         self._reset()
         return found
 
     def finish(self) -> Iterator[Slice]:
-        """Yield the last slice if it is not empty."""
         if self._last_ordinal:
             yield self.finish_slice()
 
@@ -102,8 +91,7 @@ def read_slices(
 ) -> Iterator[Slice]:
     """Yield the messages in `rows` (from `Decision.partition_rows`) after ordinal `after` as slices.
 
-    Messages lost in a journal repair are skipped and logged; a slice may be empty for that reason.
-    Raises: whatever `read` raises; Corrupt if an entry does not match the recorded location.
+    Lost messages are skipped and logged. Raises what `read` raises; Corrupt if an entry does not match its location.
     """
     slicing = _SliceBuilder(slice_bytes, never_split=log_id == ARRIVALS_KEY)
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
@@ -146,11 +134,7 @@ def read_slices_nowait(
     after: int,
     slice_bytes: int = SLICE_BYTES,
 ) -> list[Slice] | None:
-    """Like `read_slices` without waiting; None if there is too much, or `read` returns None.
-
-    The limits are SLICE_BYTES and ENTRIES_PER_READ. `read` returns None where it would have to wait for the
-    disk.
-    """
+    """Like `read_slices`; None if there are more than SLICE_BYTES or ENTRIES_PER_READ, or `read` returns None."""
     start = first_row(rows, after)
     if len(rows) - start > ENTRIES_PER_READ * ROW_WORDS:
         return None
@@ -169,10 +153,7 @@ def read_slices_nowait(
 
 
 def first_row(rows: "array[int]", after: int) -> int:
-    """Return the index in `rows` where the batch with the message after ordinal `after` begins.
-
-    If there is none, the length of `rows`.
-    """
+    """Return where in `rows` the batch with the first message after ordinal `after` begins, or their length."""
     if not rows or not after:
         return 0
     row = bisect_right(rows[1::ROW_WORDS], after) - 1
@@ -183,10 +164,7 @@ def first_row(rows: "array[int]", after: int) -> int:
 
 
 def _checked_batch(entry: JournalEntry, log_id: int, count_size: int) -> Batch:
-    """Return the batch of `entry`.
-
-    Raises: Corrupt if it is not the batch recorded for the transaction.
-    """
+    """Return the batch in `entry`. Raises Corrupt if it is not the batch that the transaction has recorded."""
     found = entry.content
     if not (
         isinstance(found, AppendMsg)
@@ -200,7 +178,7 @@ def _checked_batch(entry: JournalEntry, log_id: int, count_size: int) -> Batch:
 
 
 def _skip_records(batch: Batch, skipped: int) -> Batch:
-    """Return the batch without its first `skipped` records; the block with the last of them is cut."""
+    """Return the batch without its first `skipped` records; it may begin with a part of a block."""
     data, blocks, producer_id, sequence, count = batch
     view = memoryview(data)
     position = number = 0
@@ -219,7 +197,7 @@ def _skip_records(batch: Batch, skipped: int) -> Batch:
 
 
 def _split_batch(batch: Batch, slice_bytes: int) -> Iterator[Batch]:
-    """Split the batch at block boundaries into batches of at most `slice_bytes`, or one block."""
+    """Split a batch between blocks into batches of at most `slice_bytes`, or of one block."""
     data, blocks, producer_id, sequence, _ = batch
     view = memoryview(data)
     position = size = count = 0

@@ -1,12 +1,12 @@
 """Encoding and decoding of snapshots of the transaction table.
 
-A snapshot is a stream of msgpack values: the head [version, time, end of the epochs, producer states,
-commit groups, outcomes, outcomes of local transactions, decisions over several transactions, count of
-transactions], then one row per transaction. New fields are only added at the ends;
-docs/formats/operations.md has the table. The journal adds the checksum.
+A snapshot is a stream of msgpack values: the head [version, time, end of the epochs, producer states, commit groups,
+outcomes, outcomes of local transactions, decisions over several transactions, count of transactions], then one row per
+transaction. New fields are only added at the ends; docs/formats/operations.md has the table. The journal adds the
+checksum.
 
-Open transactions are included, because their record may follow the snapshot. A decision that is not
-completed is included with its LSN; completed ones are not.
+Open transactions are included, because their commit record may follow the snapshot. A decision is included, with its
+LSN, unless it is completed.
 """
 
 import time
@@ -26,17 +26,11 @@ VERSION: Final = 1
 NAME: Final = "the snapshot of the transactions"
 
 YIELD_ROWS: Final = 64
-"""Rows that the worker encodes (in 0.2 ms) before it lets the broker's thread run.
-
-Otherwise the broker's thread would wait for Python's switch interval, 5 ms, again and again.
-"""
+"""After encoding this many rows (0.2 ms) a worker lets the broker's thread run, sooner than Python would."""
 
 
 class SnapshotHead(NamedTuple):
-    """Snapshot fields that are not per transaction.
-
-    `parts` has the dumps of producer states, commit groups, outcomes and local outcomes, in this order.
-    """
+    """The fields of a snapshot that are not for each transaction; `parts`: dumps, ordered as in the module's doc."""
 
     time_ms: int
     epochs_end: int
@@ -44,12 +38,9 @@ class SnapshotHead(NamedTuple):
 
 
 def capture(head: SnapshotHead, transactions: Iterable[Transaction]) -> Callable[[], bytes]:
-    """Capture the transactions; return a function that encodes the snapshot.
-
-    Call this in the broker's thread; the returned function may run in a worker.
-    """
-    # One list for each field that may change during the encoding, and no object per transaction: 100,000 new objects
-    # would start a garbage collection, which takes half a second.
+    """Capture the transactions in the broker's thread; return a function that encodes the snapshot in any thread."""
+    # Each field that may change during the encoding is captured in one list, without an object for each transaction:
+    # 100,000 new objects would start a garbage collection, which takes half a second.
     found = list(transactions)
     decisions = [each.decision for each in found]
     locations = [each.locations for each in found]
@@ -82,10 +73,7 @@ def capture(head: SnapshotHead, transactions: Iterable[Transaction]) -> Callable
 
 
 DURABLE_STATES: Final = {states.PREPARING: states.OPEN, states.COMMITTED: states.APPLYING}
-"""The state in a snapshot for states without a journal record: the last one with a record.
-
-For COMMITTING and ROLLING_BACK, `_row` finds it.
-"""
+"""For states without a journal record: the last state that has one. For COMMITTING and ROLLING_BACK see `_row`."""
 
 
 def _row(
@@ -97,7 +85,7 @@ def _row(
     words: int,
     topics: Sequence[tuple[int, str]] | None,
 ) -> tuple[Any, ...]:
-    """Return the row of one transaction, without what it got after the capture."""
+    """Return the row of a transaction, without what was added to it after the capture."""
     if state in (states.COMMITTING, states.ROLLING_BACK):
         state = states.OPEN if topics is not None else states.PREPARED
     state = DURABLE_STATES.get(state, state)
@@ -120,10 +108,6 @@ def _row(
 
 
 def decode(data: bytes) -> tuple[SnapshotHead, list[Transaction]]:
-    """Decode a snapshot.
-
-    Raises: ValueError, NewerFormat.
-    """
     with decoding(NAME):
         values = unpack_stored_values(data)
         head: Any = next(values, ())
@@ -164,7 +148,7 @@ def _decode_transaction(row: Sequence[Any]) -> Transaction:
 
 
 def _share_decision(transactions: Sequence[Transaction]) -> None:
-    """Give these transactions one decision, in this order: they were committed by one record."""
+    """Give these transactions, which one record has committed in this order, one common decision."""
     first = transactions[0].decision
     if first is None:
         raise ValueError("a shared decision refers to a transaction without a decision")

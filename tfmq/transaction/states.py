@@ -1,8 +1,4 @@
-"""Transaction states and the table of permitted transitions.
-
-An event is a request (its record is queued for the journal) or a record that was written. Transitions that
-the table does not list are rejected.
-"""
+"""Transaction states and the table of permitted transitions, by requests and by written records."""
 
 from enum import StrEnum
 from typing import Final
@@ -41,12 +37,12 @@ class Event(StrEnum):
     HEURISTIC_COMMIT = "commit by hand"
     HEURISTIC_ROLLBACK = "roll back by hand"
 
-    # Ends without a record: recovery finds them from other records and the partitions.
+    # Ends without a record: recovery concludes them from other records and from the partitions.
     APPLIED = "all of it is written"
     FINISH_EMPTY = "nothing was in it"
 
 
-# Names in the module: on Python 3.11 access to a member through its class is a call.
+# The members as names of this module: on Python 3.11, access to them through their class costs a call.
 OPEN, PREPARING, PREPARED, COMMITTING, APPLYING, COMMITTED, ROLLING_BACK, ROLLED_BACK = list(State)[:8]
 HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK, READ_ONLY = list(State)[8:]
 REQUEST_PREPARE, REQUEST_COMMIT, REQUEST_ROLLBACK, RECORD_FAILED, RECORD_FAILED_PREPARED = list(Event)[:5]
@@ -87,10 +83,10 @@ ENDED_STATES: Final = frozenset((COMMITTED, ROLLED_BACK, READ_ONLY))
 """No command can change a transaction in one of these states."""
 
 HEURISTIC_STATES: Final = frozenset((HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK))
-"""States set by an operator's decision; they are kept until the forget command."""
+"""States after an operator has ended a transaction; they are kept until the forget command."""
 
 IN_DOUBT_STATES: Final = frozenset((PREPARED, COMMITTING, ROLLING_BACK))
-"""States of transactions in doubt, if `Transaction.prepared_ms` is set: they were prepared."""
+"""A transaction in one of these states is in doubt if it was prepared (`Transaction.prepared_ms` is set)."""
 
 
 class InvalidTransition(ValueError):
@@ -103,10 +99,7 @@ class InvalidTransition(ValueError):
 
 
 def next_state(state: str, event: str) -> State:
-    """Return the state that follows `state` on `event`.
-
-    Raises: InvalidTransition.
-    """
+    """Return the state that follows `state` on `event`. Raises InvalidTransition."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:

@@ -32,39 +32,35 @@ EPOCH_RANGE: Final = 1 << 20
 """Number of epochs leased at once. Epochs have 63 bits: enough for any number of starts."""
 
 RENEW_BELOW: Final = EPOCH_RANGE // 2
-"""With fewer epochs left than this, the next range is leased: it is durable before they run out."""
+"""With fewer epochs left than this, the next range is leased, so that the lease is durable before they run out."""
 
 LEASE_PENDING = (
     "The broker's transaction journal is being written; new transactions wait for it. Try again in a moment."
 )
 
 EPOCHS_PER_SECOND: Final = 1 << 17
-"""How fast the epoch derived from the clock grows: faster than epochs can be allocated."""
+"""How fast the epoch derived from the clock grows: faster than a broker can allocate epochs."""
 CLOCK_START_SECONDS: Final = 1_700_000_000
 CLOCK_EPOCH_MAX: Final = 1 << 61
 
 
 def first_epoch(end: int, wall_ms: int) -> int:
-    """Return the first epoch of a start.
-
-    It is not below `end`, where the ranges end that were leased in the journal, nor below the epoch derived from the
-    clock. The clock is ignored if no range was ever leased (`end` is 1).
-    """
-    if end <= 1:
+    """Return the first epoch of a start: `end` of the leased ranges, or the clock's epoch if that is higher."""
+    if end <= 1:  # no range was ever leased, so no other copy of the journal can have continued elsewhere
         return end
     return max(end, min((wall_ms // 1000 - CLOCK_START_SECONDS) * EPOCHS_PER_SECOND, CLOCK_EPOCH_MAX))
 
 
 class EpochAllocator:
-    """Allocates unique, increasing epochs from leased ranges.
+    """Allocates the epochs of transactions (their numbers), unique and increasing, from leased ranges.
 
-    Epochs are never reused, so a late request of an older transaction cannot change a newer one of the same
-    name. A range is durable in the journal before its first epoch is allocated; the epochs that remain of it at a
-    stop are not used. The journal may be an older copy of one that continued elsewhere, so the first range
-    of a start begins at the epoch derived from the clock if that is higher.
+    No epoch is used twice, so a late request for an older transaction cannot change a newer one of the same name. The
+    lease of a range is durable in the journal before its first epoch is allocated. The journal may be an older copy of
+    one that has continued elsewhere with higher epochs. So the first range of a start begins at an epoch derived from
+    the clock, if that is higher than the leased ones.
 
-    `lease(end, forced)` writes to the journal that epochs below `end` may be in use. It calls `forced(None)` when that
-    is durable, `forced(error)` if it failed.
+    `lease(end, forced)` writes to the journal that epochs below `end` may be in use, and calls `forced` when that is
+    durable or has failed.
     """
 
     def __init__(self, lease: Callable[[int, Callable[[BaseException | None], None]], None]) -> None:
@@ -74,15 +70,10 @@ class EpochAllocator:
         self._lease_error: BaseException | None = None
 
     def set_range(self, first: int, end: int) -> None:
-        """Set the leased range: from `first` up to, but not including, `end`."""
         self._next, self._end = first, end
 
     def allocate(self) -> int:
-        """Allocate the next epoch. If a lease has failed, each call tries it again.
-
-        Raises: Busy while the next range is being leased, DiskFull or StorageStopped if the last lease
-        failed.
-        """
+        """Allocate an epoch. Raises Busy while a range is being leased; DiskFull or StorageStopped if that failed."""
         if self._end - self._next < RENEW_BELOW and not self._leasing:
             self._leasing = True
             end = self._end + EPOCH_RANGE
@@ -109,7 +100,7 @@ SEND: Final = "send"
 FORGET: Final = "forget"
 
 LOCAL_OUTCOMES_MAX: Final = 100_000
-"""Maximum of stored outcomes of local transactions; repeated requests follow within minutes."""
+"""Maximum of stored outcomes of local transactions, which are needed only for minutes, to answer repeated requests."""
 LOCAL_OUTCOME_MS: Final = 3_600_000
 
 KEY_SIZE: Final = 16
@@ -119,23 +110,18 @@ KEY_SIZE: Final = 16
 class TransactionStore:
     """Transactions and the journal that makes them durable.
 
-    The constructor opens or creates the journal in the existing `folder`, recovers it and leases epochs durably.
-    Unprepared transactions are rolled back; prepared and committed ones are in `transactions` then. `request_fsync`
-    requests an fsync of the journal up to an LSN. `limits` are by name; `settings` are the keys `transaction.*` without
-    that prefix (outcome_seconds, journal_file_bytes). `decision_time` returns the time for commit records, in ms since
-    1970, from which delays of their messages count; default is the wall clock. `mark_ready()` is called when `write`
-    has work. Raises: Corrupt (with file and position; nothing was changed), NewerFormat, Full, Stopped, OSError.
+    The constructor opens or creates the journal in the existing `folder`, recovers it and leases epochs durably. It
+    rolls back open transactions; prepared and committed ones are in `transactions` then. `settings`: the keys
+    `transaction.*` without that prefix. `decision_time` returns the time for commit records, in ms since 1970, from
+    which the delays of their messages count. Raises Corrupt (with file and position; nothing was changed), NewerFormat,
+    Full, Stopped, OSError.
 
-    Every durable change is made by applying a journal entry, in recovery and later alike. Records of a turn are
-    queued; `write()` writes them in one append, applies them in order and calls their callbacks. Used by
-    one thread, except where a method states otherwise.
-
-    Permissions, limits, offsets and targets are checked by the coordinator. While a record is queued the state
-    is preparing, committing or rolling_back; if the write fails, the previous state is restored. The methods that queue
-    a record raise states.InvalidTransition if the state does not permit the change; then nothing has changed.
-
-    `transactions`: epoch -> transaction, all that are not ended completely. `by_xid`: name -> its latest live
-    transaction. `state_counts`: state -> number of `transactions`. `journal_id`: in the `Source` of effects.
+    Every durable change is made by applying a journal entry, in recovery and later alike. The records of a turn are
+    queued; `write()` writes them in one append, applies them in order and calls their callbacks. While a record is
+    queued, the state of its transaction is preparing, committing or rolling_back; if the write fails, the previous
+    state is restored. The methods that queue a record raise states.InvalidTransition if the state does not permit the
+    change; then nothing has changed. The coordinator checks limits, offsets and targets. Used by one thread, except
+    where a method states otherwise.
     """
 
     def __init__(
@@ -179,7 +165,6 @@ class TransactionStore:
         self._compaction = JournalCompaction(journal, table, self._writer, run, file_bytes)
         self._is_checkpoint_running = False
         self._pending_forgets: set[int] = set()
-        """Epochs of heuristic transactions whose forget record is queued."""
         self.transactions, self.by_xid = table.transactions, table.by_xid
         self.state_counts = table.state_counts
         self.producer_states, self.commit_groups = table.producer_states, table.commit_groups
@@ -188,7 +173,6 @@ class TransactionStore:
         self.when_durable = self._writer.when_durable
         self.close, self.abandon = journal.close, journal.abandon
         self.rolled_back_at_start = table.finish_recovery(FileReferences(journal))
-        """Transactions rolled back at the start because they were not prepared."""
         self._lease_first_epochs()
         self.warnings: Sequence[str] = (
             *journal.recovery.warnings,
@@ -199,7 +183,7 @@ class TransactionStore:
                 if each.lost_messages
             ),
         )
-        """Warnings of the recovery for operators, as sentences."""
+        """Sentences for operators about what recovery has found."""
 
     def _lease_first_epochs(self) -> None:
         first = first_epoch(self._table.epochs_end, self._clock.wall_ms())
@@ -210,7 +194,7 @@ class TransactionStore:
             (lsn,) = self._journal.append([entry.Operation(*journal_records.pack(lease))])
             self._journal.force()
         except Full:
-            # The broker also starts on a full disk; the first new transaction tries the lease again.
+            # The broker starts on a full disk, too; the first new transaction then tries the lease again.
             self._epochs.set_range(first, first)
             return
         self._table.apply_operation(lsn, lease)
@@ -233,23 +217,16 @@ class TransactionStore:
     # Records of changes
 
     def begin(self, origin: Origin) -> Transaction:
-        """Create an open transaction with a new epoch; nothing is written.
-
-        The transaction is in `transactions`, and in `by_xid` if it has a name.
-        Raises: Busy while new epochs are being leased, StorageStopped or DiskFull if the lease failed.
-        """
+        """Create an open transaction with a new epoch; nothing is written. Raises as `EpochAllocator.allocate`."""
         return self._table.add_open(self._epochs.allocate(), origin)
 
     def discard(self, transaction: Transaction) -> None:
-        """Remove an open transaction without a record; no outcome is kept.
-
-        Raises: InvalidTransition if it is not open.
-        """
+        """Remove an open transaction without a record or an outcome. Raises InvalidTransition."""
         states.next_state(transaction.state, states.FINISH_EMPTY)
         self._table.remove(transaction)
 
     def finish_empty(self, transaction: Transaction) -> None:
-        """End an open transaction that has no messages as "read_only"; no record is written."""
+        """End an open transaction without messages as "read_only"; no record is written."""
         states.next_state(transaction.state, states.FINISH_EMPTY)
         self._table.remove(transaction)
         transaction.state = states.READ_ONLY
@@ -285,10 +262,10 @@ class TransactionStore:
         offsets: Sequence[GroupPositions] = (),
         batches: Sequence[IncomingBatch] = (),
     ) -> None:
-        """Queue the commit record of a prepared transaction, or of an open one (one-phase).
+        """Queue the commit record of a prepared transaction, or of an open one (a one-phase commit).
 
-        A one-phase commit may add `offsets` and `batches`, which are written atomically with the record.
-        Once written, the state is "applying" and `transaction.decision` is set.
+        With a one-phase commit, `offsets` and `batches` can be added, which are written atomically with the record.
+        Once the record is written, the state is "applying" and `transaction.decision` is set.
         """
         if transaction.prepared_ms and (offsets or batches):
             raise states.InvalidTransition(transaction.state, SEND)
@@ -308,10 +285,7 @@ class TransactionStore:
         self._enqueue(operation, written, transaction, batches)
 
     def rollback(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Queue the rollback record of an open or prepared transaction.
-
-        Once it is written, the transaction is not in `transactions` any more.
-        """
+        """Queue the rollback record. Once it is written, the transaction is removed from `transactions`."""
         self._table.change_state(transaction, states.REQUEST_ROLLBACK)
         epoch, now_ms = transaction.epoch, self._clock.wall_ms()
         operation: journal_records.Operation
@@ -322,10 +296,7 @@ class TransactionStore:
         self._enqueue(operation, written, transaction)
 
     def heuristic_commit(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Like `commit` of a prepared transaction, by an operator.
-
-        The transaction stays in `transactions` as "heuristic_committed" until `forget`.
-        """
+        """Like `commit` for a prepared transaction, by an operator: it stays in `transactions` until `forget`."""
         if transaction.state != states.PREPARED:
             raise states.InvalidTransition(transaction.state, states.HEURISTIC_COMMIT)
         self._table.change_state(transaction, states.REQUEST_COMMIT)
@@ -333,10 +304,7 @@ class TransactionStore:
         self._enqueue(operation, written, transaction)
 
     def heuristic_rollback(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Like `rollback` of a prepared transaction, by an operator.
-
-        The transaction stays in `transactions` as "heuristic_rolled_back" until `forget`.
-        """
+        """Like `rollback` for a prepared transaction, by an operator: it stays in `transactions` until `forget`."""
         if transaction.state != states.PREPARED:
             raise states.InvalidTransition(transaction.state, states.HEURISTIC_ROLLBACK)
         self._table.change_state(transaction, states.REQUEST_ROLLBACK)
@@ -344,10 +312,9 @@ class TransactionStore:
         self._enqueue(operation, written, transaction)
 
     def forget(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Queue the forget record of a heuristic transaction.
+        """Queue the record that forgets a heuristic transaction.
 
-        From then on `find_outcome` finds "committed" or "rolled_back". Raises: InvalidTransition for any other state,
-        and after a heuristic commit whose effects are not durable yet.
+        Raises InvalidTransition for any other state, and after a heuristic commit whose effects are not durable yet.
         """
         epoch = transaction.epoch
         if (
@@ -375,7 +342,6 @@ class TransactionStore:
         self._writer.enqueue(operation, written, transaction=transaction, batches=pieces, revert=refused)
 
     def _revert_states(self, transactions: Sequence[Transaction]) -> None:
-        """Restore the states after the record of these transactions could not be written."""
         for transaction in transactions:
             event = states.RECORD_FAILED_PREPARED if transaction.prepared_ms else states.RECORD_FAILED
             self._table.change_state(transaction, event)
@@ -392,11 +358,9 @@ class TransactionStore:
         dropped: Sequence[Transaction],
         written: WrittenCallback,
     ) -> None:
-        """Queue one commit record for all `members`, which also rolls back `dropped`.
+        """Queue one record that commits all `members` and rolls back `dropped`; all of them must be prepared.
 
-        All must be prepared. Once written, all members have the same `decision`. Without members the record
-        only rolls back `dropped`. Open members need rollback records of their own, which contain their
-        origin.
+        Once it is written, the members share one `decision`. Without members the record only rolls back `dropped`.
         """
         self._request_end(members, dropped)
         operation = journal_records.GroupCommitRecord(
@@ -421,14 +385,10 @@ class TransactionStore:
         self._writer.enqueue(operation, written, revert=partial(self._revert_states, dropped))
 
     def forget_group(self, group: str, written: WrittenCallback) -> None:
-        """Queue the record that forgets a commit group."""
         self._writer.enqueue(journal_records.GroupForgetRecord(group, self._clock.wall_ms()), written)
 
     def _request_end(self, members: Sequence[Transaction], dropped: Sequence[Transaction]) -> None:
-        """Change the states of prepared transactions, of all or of none: to commit, and to roll back.
-
-        Raises: InvalidTransition.
-        """
+        """Change the states of all these prepared transactions, or of none. Raises InvalidTransition."""
         for transactions, event in (members, states.COMMIT), (dropped, states.ROLLBACK):
             for each in transactions:
                 if each.state != states.PREPARED:
@@ -447,23 +407,20 @@ class TransactionStore:
 
     @property
     def retained_bytes(self) -> int:
-        """Bytes retained in the journal for transactions: messages and one entry header per batch."""
+        """Bytes that the journal retains for transactions: the messages, and one entry header for each batch."""
         return self._table.retained_journal_bytes
 
     @property
     def batch_count(self) -> int:
-        """Number of batches retained in the journal; each also needs some memory."""
+        """Number of batches that the journal retains for transactions; each of them also needs some memory."""
         return self._table.retained_batches
 
     def is_durable(self, transaction: Transaction) -> bool:
-        """Return whether the record of the transaction's state is durable: else it may be undone."""
+        """Return whether the record of the transaction's state is durable; a power failure could undo it otherwise."""
         return transaction.lsn < self._journal.forced_offset
 
     def find_pending_rollback(self, xid: str, epoch: int = 0) -> Transaction | None:
-        """Return a prepared transaction whose rollback is written and not durable; None if none.
-
-        After a power failure it could be prepared again.
-        """
+        """Return a prepared transaction whose rollback record is written but not durable, or None."""
         for transaction in reversed(self._table.pending_rollbacks.values()):
             if transaction.origin.xid == xid and epoch in (0, transaction.epoch):
                 return None if self.is_durable(transaction) else transaction
@@ -475,38 +432,25 @@ class TransactionStore:
         return self._journal.stopped
 
     def certainly_not_committed(self, xid: str, epoch: int) -> bool:
-        """Return whether an ended transaction is local and was certainly not committed.
-
-        True if no outcome of it is known, its epoch was leased, and outcomes of such epochs have not expired yet.
-        """
+        """Return whether a local transaction certainly was not committed: its outcome would still be stored."""
         given = self._table.local_outcomes.expired_epoch < epoch < self._table.epochs_end
         return given and xid.startswith(LOCAL_PREFIX) and self.find_outcome(xid, epoch) is None
-
-    @property
-    def entries_lost(self) -> bool:
-        """Whether a repair has ever removed journal entries: missing state may have been lost."""
-        return self._table.producer_states.entries_lost
 
     # Applying a committed transaction
 
     def read_slices(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
     ) -> Iterator[Slice]:
-        """Yield a partition's messages after ordinal `after` as slices of at most `slice_bytes`.
+        """Yield the messages of a decision for one partition, after ordinal `after`, as verified slices.
 
-        A single larger block is one slice. Entries are read from the journal and verified. Any thread may
-        call this, also while the broker's thread uses the store.
-        Raises: Corrupt, OSError.
+        Any thread. Raises OSError, Corrupt.
         """
         return slicer.read_slices(self._journal.read, decision.partition_rows(log_id), log_id, after, slice_bytes)
 
     def read_slices_nowait(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
     ) -> list[Slice] | None:
-        """Like `read_slices`, as a list; None if it is too much, or reads would wait for the disk.
-
-        Raises: Corrupt.
-        """
+        """Like `read_slices`, but return a list; None if it would be large or wait for the disk. Raises Corrupt."""
         cached = decision.transactions[0].cached_batches
         rows = decision.partition_rows(log_id)
         if cached is not None:
@@ -514,7 +458,7 @@ class TransactionStore:
         return slicer.read_slices_nowait(self._journal.read_cached, rows, log_id, after, slice_bytes)
 
     def mark_applied(self, decision: Decision) -> None:
-        """Mark a decision as applied: each effect is written, or its target deleted. Frees memory."""
+        """Mark a decision as applied, because each effect is written or its target deleted, and free its memory."""
         for transaction in decision.transactions:
             self._table.change_state(transaction, states.APPLIED)
             self._writer.drop_cached(transaction)
@@ -524,7 +468,6 @@ class TransactionStore:
 
     @property
     def due(self) -> bool:
-        """Whether `write` has something to do now."""
         return self._writer.due
 
     def write(self) -> bool:
@@ -542,7 +485,7 @@ class TransactionStore:
         self._run_checkpoint_if_due()
 
     def _run_checkpoint_if_due(self) -> None:
-        """Start a checkpoint if one is due; a worker writes it. Only while no new file is being started."""
+        """Start a checkpoint in a worker if one is due. Not to be called while a new file is being started."""
         if self._is_checkpoint_running or not self._journal.checkpoint_due:
             return
         work = self._journal.checkpoint()
@@ -552,37 +495,29 @@ class TransactionStore:
     def _checkpoint_done(self, _: Any, error: BaseException | None) -> None:
         self._is_checkpoint_running = False
         if isinstance(error, JournalError | OSError):
-            # The previous checkpoint stays valid and the journal keeps its files; it is tried again when due.
+            # The previous checkpoint stays valid, the journal keeps its files, and a checkpoint is tried again when
+            # due.
             logger.error("a checkpoint of the transaction journal failed: %s", error)
         elif error is not None:
             raise error
         self._journal.checkpoint_done(error)
 
     def transactions_after(self, after_epoch: int = 0) -> Iterator[Transaction]:
-        """Yield transactions with an epoch above `after_epoch`, by rising epoch."""
         transactions = self.transactions
         for epoch in self._table.epoch_index.epochs_after(after_epoch):
             yield transactions[epoch]
 
     def require_space(self, size_bytes: int) -> None:
-        """Check that the journal accepts `size_bytes` more.
-
-        Raises: StorageStopped, DiskFull.
-        """
         if self._journal.stopped is not None:
             raise StorageStopped(reason=self._journal.stopped, outcome="not done")
         if self._disk.free_space(self._folder) < size_bytes:
             raise DiskFull()
 
-    def status(self) -> Mapping[str, Any]:
-        """Return "journal" ("open" or why it stopped), "journal_bytes" and "bytes" (of messages)."""
-        return {
-            "journal": self._journal.stopped or "open",
-            "journal_bytes": self._journal.size_bytes,
-            "bytes": self._table.retained_bytes,
-        }
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the files of the transaction journal."""
+        return self._journal.size_bytes
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is queued or running, so that the store may be closed."""
         return self._writer.idle and not self._is_checkpoint_running and not self._compaction.running

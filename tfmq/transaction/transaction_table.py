@@ -1,8 +1,8 @@
 """The table of live transactions, rebuilt by replaying the transaction journal.
 
-`TransactionTable` applies journal entries in order, both live and in recovery. Its parts: references to
-journal files that are still needed, the retained size, relocation of entries by compaction, and an index of
-epochs for paging.
+`TransactionTable` applies journal entries in order, in recovery and while the broker runs. Its parts: references to the
+journal files that are still needed, updates of the locations of entries that compaction has copied, and a sorted index
+of epochs for lists in pages.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from tfmq.transaction.producer_state import ProducerStates
 
 
 class FileReferences:
-    """File references of transactions: they keep the journal files that contain their batches.
+    """The references of transactions to journal files: a file with a reference is not deleted.
 
-    A transaction has one reference per file, not per batch: otherwise the end of a large transaction would
-    cost as much as it has batches. LSNs only increase, so whether a batch is in the file being written is found by
-    comparison with that file's first LSN.
+    A transaction has one reference to each file with batches of it, not one for each batch, so that its end is cheap.
+    LSNs only increase: a batch is in the file being written if its LSN is not below the file's first LSN.
     """
 
     def __init__(self, journal: JournalStore) -> None:
@@ -45,19 +44,17 @@ class FileReferences:
         self.refresh_files()
 
     def refresh_files(self) -> None:
-        """Read the list of journal files again after it changed."""
         self._first_lsns = [file.first for file in self._journal.files]
         self._current_first_lsn = self._first_lsns[-1]
 
     def add_batch(self, transaction: Transaction, lsn: int) -> None:
-        """Add a reference for a batch that was appended to the current file."""
         files = transaction.file_references
         if not files or files[-1] < self._current_first_lsn:
             self._journal.add_reference(lsn)
             files.append(lsn)
 
     def adopt_recovered(self, transaction: Transaction) -> None:
-        """Release the references that recovery has added for every batch, except one per file."""
+        """Release the references that recovery has added for each batch of a transaction, except one for each file."""
         kept: dict[int, int] = {}
         for lsn in transaction.batch_lsns():
             number = self._file_index(lsn)
@@ -66,13 +63,12 @@ class FileReferences:
         transaction.file_references = [kept[number] for number in sorted(kept)]
 
     def release_all(self, transaction: Transaction) -> None:
-        """Release all references of a transaction."""
         files, transaction.file_references = transaction.file_references, []
         for lsn in files:
             self._journal.release_reference(lsn)
 
     def rebuild(self, transaction: Transaction) -> None:
-        """Replace the references of a transaction after its batch locations changed."""
+        """Replace the references of a transaction, because compaction has copied batches of it to other files."""
         needed: dict[int, int] = {}
         for lsn in transaction.batch_lsns():
             needed.setdefault(self._file_index(lsn), lsn)
@@ -87,10 +83,7 @@ class FileReferences:
 
 
 UNKNOWN_ORIGIN: Final = Origin("", True, 0, 0, 0)
-"""Origin of a transaction of which recovery has found only batches so far.
-
-It is rolled back unless recovery finds a record of it.
-"""
+"""Origin of a transaction of which recovery has read only batches so far."""
 
 EPOCH_FIRST: Final = 1
 
@@ -98,14 +91,14 @@ EPOCH_FIRST: Final = 1
 class TransactionTable:
     """Live transactions, outcomes, producer states and commit groups, replayed from the journal.
 
-    The same entries in the same order give the same table, with or without a snapshot. Two events have no
-    journal entry: the begin of a transaction, which is known from its first batch or record, and `complete`. Recovery
-    may therefore find completed decisions again; then the partitions show that they have them.
+    The same entries in the same order give the same table, with or without a snapshot. The begin of a transaction and
+    `complete` have no journal entry. So recovery may find completed decisions (commit records) again; the source
+    positions of their targets show that they are applied. An entry that contradicts earlier entries raises ValueError,
+    unless before it a repair has written a filler in place of lost entries: then what is missing is skipped and
+    counted.
 
-    An entry that contradicts earlier entries is corruption and raises ValueError, unless a repair has written
-    a filler in place of lost entries before it: then what is missing is skipped and counted.
-
-    `outcomes`: those of transactions named by clients; `local_outcomes`: those of transactions named by the broker.
+    `outcomes`: results of ended transactions that clients have named; `local_outcomes`: of those that the broker has
+    named.
     """
 
     def __init__(
@@ -124,28 +117,22 @@ class TransactionTable:
         self.clear()
 
     def clear(self) -> None:
-        """Reset the transactions to the state before the first entry.
-
-        Outcomes, producer states and commit groups are not changed.
-        """
+        """Reset the transactions to the state before the first entry; the other parts are not changed."""
         self.transactions: dict[int, Transaction] = {}
         self.by_xid: dict[str, Transaction] = {}
         self.state_counts: dict[str, int] = dict.fromkeys(states.STATES, 0)
         self.epoch_index = EpochIndex(self.transactions)
         self.epochs_end = EPOCH_FIRST
         self.latest_ms = 0
-        """The latest time of any record.
-
-        Outcomes, producers and commit groups expire by this time, not by the clock, so that replay is deterministic.
-        """
+        """The latest time of any record; entries expire by this and no clock, so that replay is deterministic."""
         self.retained_bytes = self.retained_batches = 0
-        """Size of the messages, and number of batches, that the journal retains for transactions."""
+        """The bytes of messages and the number of batches that the journal must retain for transactions."""
         self.file_references: FileReferences | None = None
         """The file references of the transactions; None during recovery."""
         self.fillers_seen = 0
-        """Number of fillers seen; a repair writes them in place of lost entries."""
+        """Number of fillers found, which a repair writes in place of lost entries."""
         self.pending_rollbacks: dict[int, Transaction] = {}
-        """Prepared transactions whose rollback record may not be durable yet, in LSN order."""
+        """Prepared transactions whose rollback record is written but maybe not durable, in the order of LSNs."""
         self._relocations = EntryRelocations()
 
     @property
@@ -156,7 +143,6 @@ class TransactionTable:
     # Changes without a journal entry
 
     def add_open(self, epoch: int, origin: Origin) -> Transaction:
-        """Create an open transaction."""
         transaction = self._add(Transaction(epoch, origin))
         if origin.producer_id:
             self.producer_states.add_begun(origin.producer_id, origin.number, epoch)
@@ -164,17 +150,14 @@ class TransactionTable:
         return transaction
 
     def change_state(self, transaction: Transaction, event: str) -> None:
-        """Move a transaction to the state that follows `event`.
-
-        Raises: InvalidTransition.
-        """
+        """Move a transaction to the state that follows `event`. Raises InvalidTransition."""
         state = states.next_state(transaction.state, event)
         self.state_counts[transaction.state] -= 1
         self.state_counts[state] += 1
         transaction.state = state
 
     def remove(self, transaction: Transaction) -> None:
-        """Remove an ended transaction, also from its commit group, and release its journal entries."""
+        """Remove a transaction that has ended, also from its commit group, and release its journal entries."""
         if self.transactions.pop(transaction.epoch, None) is None:
             return
         self.state_counts[transaction.state] -= 1
@@ -188,10 +171,7 @@ class TransactionTable:
         self._release_entries(transaction)
 
     def complete(self, decision: Decision) -> None:
-        """Release the journal entries of a decision whose effects are durable at all targets.
-
-        Its transactions are removed, except heuristic ones, which stay until the forget record.
-        """
+        """Release the journal entries of a durable decision; remove its transactions, except heuristic ones."""
         for transaction in decision.transactions:
             if transaction.state == states.HEURISTIC_COMMITTED:
                 self._release_entries(transaction)
@@ -199,16 +179,13 @@ class TransactionTable:
                 self.remove(transaction)
 
     def find_outcome(self, xid: str, epoch: int = 0) -> Outcome | None:
-        """Return the outcome of `xid` at `epoch`, or its latest for epoch 0; None if not known."""
+        """Return the outcome of `xid` at `epoch` (0: the latest outcome of this name); None if it is not known."""
         return self.outcomes.find(xid, epoch) or self.local_outcomes.find(xid, epoch)
 
     # Replay of journal entries
 
     def apply(self, entry: JournalEntry) -> None:
-        """Apply one entry read back from the journal.
-
-        Raises: ValueError.
-        """
+        """Apply one entry read back from the journal. Raises ValueError."""
         content = entry.content
         if isinstance(content, AppendMsg):
             self.apply_batch(entry.lsn, content)
@@ -221,10 +198,9 @@ class TransactionTable:
             self.apply_operation(entry.lsn, journal_records.unpack(*content))
 
     def apply_batch(self, lsn: int, message: AppendMsg) -> None:
-        """Apply a batch whose entry is at `lsn`."""
         epoch, log_id, producer_id, sequence, count, _, data, moved_from = message
         if moved_from:
-            # A copy that compaction has made of the batch at that LSN.
+            # Compaction has made this copy of the batch at the LSN `moved_from`.
             found = self.transactions.get(epoch)
             if found is None or found.decision is not None or found.obsolete:
                 return
@@ -247,10 +223,7 @@ class TransactionTable:
             self.file_references.add_batch(transaction, lsn)
 
     def apply_operation(self, lsn: int, operation: journal_records.Operation) -> None:
-        """Apply an operation whose entry is at `lsn`.
-
-        Raises: ValueError if it contradicts earlier entries.
-        """
+        """Apply an operation whose entry is at `lsn`. Raises ValueError if it contradicts earlier entries."""
         time_ms = max(self.latest_ms, operation.time_ms)
         if time_ms != self.latest_ms:
             self.latest_ms = time_ms
@@ -316,7 +289,6 @@ class TransactionTable:
     def _update_from_record(
         self, record: journal_records.PrepareRecord | journal_records.LocalCommitRecord
     ) -> Transaction:
-        """Update the transaction from the fields of a prepare or local commit record."""
         transaction = self._get_or_add(record.epoch)
         self._set_origin(transaction, record.origin)
         transaction.topics = dict(record.topics)
@@ -343,16 +315,13 @@ class TransactionTable:
         return transaction
 
     def _get_or_add(self, epoch: int) -> Transaction:
-        """Return the transaction, created if recovery has found no earlier entry of it."""
+        """Return the transaction; create it if recovery has found no earlier entry of it."""
         # After a repair even the lease record of its epoch may be missing.
         self.epochs_end = max(self.epochs_end, epoch + 1)
         return self.transactions.get(epoch) or self._add(Transaction(epoch, UNKNOWN_ORIGIN))
 
     def _existing(self, *epochs: int) -> list[Transaction]:
-        """Return the transactions with these epochs; after a repair some may be missing.
-
-        Raises: ValueError if one is missing and nothing was lost in a repair.
-        """
+        """Return the transactions with these epochs. Raises ValueError if one is missing without a repair."""
         found = []
         for epoch in epochs:
             transaction = self.transactions.get(epoch)
@@ -386,7 +355,6 @@ class TransactionTable:
                 self.pending_rollbacks[transaction.epoch] = transaction
 
     def _record_producer_outcome(self, transaction: Transaction, state: str) -> None:
-        """Record in the state of the producer what its begin request has led to."""
         origin = transaction.origin
         if origin.producer_id:
             self.producer_states.apply_outcome(
@@ -404,7 +372,6 @@ class TransactionTable:
             outcomes.add_outcome(origin.xid, transaction.epoch, state, transaction.decided_ms)
 
     def _release_entries(self, transaction: Transaction) -> None:
-        """Release the journal entries of the transaction's messages."""
         if transaction.obsolete:
             return
         transaction.obsolete = True
@@ -417,10 +384,7 @@ class TransactionTable:
     # Entries lost in a repair
 
     def _check_message_count(self, transaction: Transaction, messages: int) -> None:
-        """Compare a transaction's messages with the count in its record; count missing ones as lost.
-
-        Raises: ValueError if the counts differ and nothing was lost in a repair.
-        """
+        """Count messages that the journal lacks as lost. Raises ValueError if no repair explains the difference."""
         if missing := messages - transaction.messages:
             if missing < 0 or not self.fillers_seen:
                 has = f"transaction {transaction.epoch} has {transaction.messages} messages in the journal"
@@ -428,17 +392,17 @@ class TransactionTable:
             self._add_lost_messages(transaction, missing)
 
     def _add_lost_messages(self, transaction: Transaction, missing: int) -> None:
-        """Count messages lost before the next batch; they keep their ordinals."""
+        """Count messages lost before the next batch; they get ordinals, so that later messages keep theirs."""
         transaction.locations.add_batch(0, LOST_LOG_ID, missing, 0)
         self.retained_batches += 1
         transaction.messages += missing
         transaction.lost_messages += missing
 
     def lose(self, places: Set[int]) -> None:
-        """Count the batches at these LSNs as lost: a repair could not restore them.
+        """Count the batches at the LSNs `places`, which a repair could not restore, as lost.
 
-        Those of committed transactions stay in `locations`: a partition may have them already, and where it has not,
-        the loss is found when they are read to be applied.
+        Batches of committed transactions stay, because a partition may have their messages already. If a partition has
+        not, the loss is found when the batches are read.
         """
         for transaction in self.transactions.values():
             if transaction.decision is not None or places.isdisjoint(transaction.batch_lsns()):
@@ -455,10 +419,7 @@ class TransactionTable:
     # The interface journal.wal.store.JournalState
 
     def load(self, data: bytes) -> None:
-        """Restore the result of `dump`; b"" is the state of an empty journal.
-
-        Raises: ValueError, NewerFormat.
-        """
+        """Restore the result of `dump`; b"" is the state of an empty journal. Raises ValueError, NewerFormat."""
         self.clear()
         for part in self._parts:
             part.clear()
@@ -479,16 +440,13 @@ class TransactionTable:
                 self.retained_batches += transaction.locations.batch_count
 
     def dump(self) -> Callable[[], bytes]:
-        """Capture the state and return a function that encodes it.
-
-        Call this in the broker's thread; the returned function may run in a worker.
-        """
+        """Capture the state; return a function that encodes it and may run in a worker."""
         self._relocations.mark_shared()
         head = snapshot.SnapshotHead(self.latest_ms, self.epochs_end, [part.dump() for part in self._parts])
         return snapshot.capture(head, self.transactions.values())
 
     def needed(self) -> Iterator[int]:
-        """Yield the LSNs of batches that may still be applied: not those of unprepared transactions."""
+        """Yield the LSNs of the batches that may still be applied: all except those of open transactions."""
         for transaction in self.transactions.values():
             if transaction.state != states.OPEN:
                 yield from transaction.batch_lsns()
@@ -510,24 +468,23 @@ class TransactionTable:
 
 
 class EntryRelocations:
-    """Updates batch locations when compaction has copied entries to the end of the journal.
+    """Updates the locations of batches that compaction has copied to the end of the journal.
 
-    A snapshot that is being encoded in a worker shares the location arrays. So the first change of an array after
-    the begin of each snapshot is made in a copy.
+    A snapshot that is being encoded uses the same arrays. So the first change of an array since the snapshot has begun
+    is made in a copy of the array.
     """
 
     def __init__(self) -> None:
         self._copied: set[int] = set()
         self._row_index: tuple[int, dict[int, int]] = (0, {})
-        """(epoch, LSN -> row of the batch) of the transaction whose batch was relocated last."""
+        """(epoch, LSN -> row of the batch) of the transaction whose batch was copied last."""
 
     def mark_shared(self) -> None:
-        """Mark all location arrays as shared with a snapshot."""
         self._copied.clear()
 
     def relocate(self, transaction: Transaction, lsn: int, moved_from: int) -> bool:
-        """Set the LSN of the batch at `moved_from` to `lsn`; False if there is no such batch."""
-        # Relocations are ordered by transaction, so an index of one transaction is enough.
+        """Change the LSN of the batch at `moved_from` to `lsn`; return False if there is no such batch."""
+        # Copies are ordered by transaction, so an index of one transaction at a time is enough.
         epoch, rows = self._row_index
         if epoch != transaction.epoch or moved_from not in rows:
             rows = {at: row for row, at in enumerate(transaction.locations[0::WORDS_PER_BATCH])}
@@ -544,15 +501,12 @@ class EntryRelocations:
 
 
 REMOVED_EPOCHS_MIN: Final = 64
-"""Up to this number of removed epochs, `EpochIndex` keeps them in its list."""
 
 
 class EpochIndex:
-    """Sorted epochs of the live transactions, for paging from any epoch.
+    """The sorted epochs of the live transactions, so that a list can begin at any epoch.
 
-    Epochs are added nearly in order and removed in any order. Removed ones stay in the list until they are
-    half of it, so adding and removing are cheap, and a page costs a binary search and its own length. The
-    caller adds each epoch once and reports each removal.
+    Removed epochs stay in the list until they are half of it, which makes adding and removing cheap.
     """
 
     def __init__(self, transactions: Container[int]) -> None:
@@ -568,7 +522,6 @@ class EpochIndex:
             insort(epochs, epoch)
 
     def count_removed(self) -> None:
-        """Count one epoch as removed from `transactions`; compact the list if half of it is removed."""
         self._removed += 1
         if self._removed > REMOVED_EPOCHS_MIN and 2 * self._removed > len(self._epochs):
             live = self._transactions
@@ -576,7 +529,7 @@ class EpochIndex:
             self._removed = 0
 
     def epochs_after(self, epoch: int) -> Iterator[int]:
-        """Yield the epochs above `epoch`. Concurrent additions and removals may or may not be seen."""
+        """Yield the epochs above `epoch`. Transactions that are added or removed meanwhile may be included or not."""
         epochs = self._epochs
         for at in range(bisect_right(epochs, epoch), len(epochs)):
             if epochs[at] in self._transactions:

@@ -1,4 +1,4 @@
 """ZooKeeper as registry of brokers and topics, as group coordinator, and as offset storage.
 
-It is optional: it needs the package kazoo.
+Using ZooKeeper is optional; it needs the package kazoo.
 """

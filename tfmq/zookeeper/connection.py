@@ -1,4 +1,4 @@
-"""A lazy ZooKeeper connection with kazoo, and its errors as tfmq's."""
+"""A ZooKeeper connection with kazoo, opened at the first use; and the translation of kazoo's errors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 RESPONSE_SECONDS: Final = 10.0
-"""Timeout of one response, also across reconnects."""
+"""Timeout for one response, even if the connection is lost and restored meanwhile."""
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 2.0
-"""Pauses between connection attempts, doubled up to the second value."""
+"""Pause between connection attempts: the first value, doubled after each attempt, up to the second value."""
 
 
 def require_kazoo() -> None:
@@ -46,9 +46,9 @@ def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any
 
 
 class ZooKeeperConnection:
-    """A lazy connection: `with connection.client() as client:` yields a connected client.
+    """A connection that is opened at the first use: `with connection.client() as client:` yields a connected client.
 
-    Errors of kazoo in the block are raised as StoreFailed (the operation may have been done) or NotAllowed.
+    If kazoo raises an error in the block, it becomes StoreFailed (the operation may have been done) or NotAllowed.
     """
 
     def __init__(self, address: ZooKeeperAddress) -> None:
@@ -84,9 +84,9 @@ def stop(client: KazooClient) -> None:
 
 
 def wait_results(waiting: Sequence[Any]) -> list[Any]:
-    """Return the results of pending requests of kazoo, in order; for a failed one, its exception.
+    """Return the results of pending requests of kazoo, in order. The result of a failed request is its exception.
 
-    Raises OperationTimeoutError without a response in time.
+    Raises OperationTimeoutError if a response does not arrive in time.
     """
     found = []
     for each in waiting:
@@ -100,7 +100,7 @@ def wait_results(waiting: Sequence[Any]) -> list[Any]:
 
 
 def result_or_none(response: Any) -> Any:
-    """Return a result of `wait_results`; None if the node does not exist. Raises any other failure."""
+    """Return a result from `wait_results`; None if the node does not exist. Raises the exception of another failure."""
     from kazoo.exceptions import NoNodeError
 
     if isinstance(response, NoNodeError):
@@ -112,7 +112,7 @@ def result_or_none(response: Any) -> Any:
 
 @contextmanager
 def translate_errors(address: ZooKeeperAddress) -> Iterator[None]:
-    """Raise kazoo's exceptions in the block as errors of tfmq."""
+    """Replace exceptions that kazoo raises in the block by errors of tfmq."""
     from kazoo import exceptions
     from kazoo.handlers.threading import KazooTimeoutError
 
@@ -136,15 +136,15 @@ def error_text(error: Exception) -> str:
 REPEAT_SECONDS: Final = 60.0  # after which the same message is logged again
 REMEMBERED_MESSAGES_MAX: Final = 100  # above it, all are forgotten
 STOPPED_CONNECTING: Final = "Failed connecting to Zookeeper within the connection retry policy."
-"""Message of kazoo when it stops connecting, which it does only on request."""
+"""kazoo's message when it stops connecting. It does so only because tfmq stops it, so this is not logged."""
 NO_ZOOKEEPER: Final = "Exception raised during deserialization of request"
-"""How kazoo's message begins for a server that is not ZooKeeper; the rest of the message says no more."""
+"""kazoo's message begins so if a server is not ZooKeeper; the rest of the message does not help."""
 
 
 class ThrottledLogFilter(logging.Filter):
-    """Passes warnings and errors of kazoo, the same one once a minute, without tracebacks.
+    """Log filter: passes warnings and errors of kazoo, each at most once a minute, without tracebacks.
 
-    kazoo reconnects forever and logs each attempt.
+    Without it the log would grow, because kazoo reconnects forever and logs each attempt.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -28,13 +28,13 @@ from tfmq.zookeeper.session import (
 
 CLOSE_SECONDS: Final = 10.0
 UNREACHABLE_SECONDS: Final = 3.0
-"""Time after the start, or after the last session response, before a member reports that ZooKeeper is unreachable."""
+"""Time without a session, since the start or the last response, after which ZooKeeper is reported as unreachable."""
 
 
 def boot_time() -> float:
-    """Return the seconds of a clock that also runs while the machine sleeps.
+    """Return the time (s) of a clock that also runs while the machine sleeps.
 
-    ZooKeeper's session timeout includes that time too; Linux's `time.monotonic` does not.
+    ZooKeeper counts that time towards the session timeout; Linux's `time.monotonic` does not count it.
     """
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
@@ -43,7 +43,7 @@ def boot_time() -> float:
 class GroupMembership:
     """One member of a group that ZooKeeper coordinates, with a session of its own.
 
-    Methods may be called in any thread; only `close` blocks. `session_seconds` is the requested session timeout;
+    Methods may be called in any thread; only `close` blocks. `session_seconds`: the session timeout that is requested;
     ZooKeeper may permit less. `on_change` is called in threads of this class when `assignment` has changed, and must
     not block.
     """
@@ -65,7 +65,7 @@ class GroupMembership:
         self.restart_as(member)
 
     def restart_as(self, member: str) -> None:
-        """Become a new member, in a forked child; the parent's session stays as it is."""
+        """Become a new member in a forked child process. The parent's session is not touched."""
         layout = NodePaths(self.address.root, BROKER_NUMBER)
         self._state_machine = MembershipStateMachine(layout, self._group, member, self._seconds)
         self._session_thread = SessionThread(self.address, self._state_machine, self._on_change, self._clock)
@@ -94,12 +94,12 @@ class GroupMembership:
     # State of the membership, which the consumer reads
 
     def assignment(self) -> RangeAssignment:
-        """Return the member's assignment, whose times are those of the constructor's `clock`."""
+        """Return the member's assignment. Its times are those of the `clock` given to the constructor."""
         with self._session_thread.condition:
             return self._state_machine.assignment()
 
     def may_deliver(self) -> bool:
-        """Return whether the member certainly owns its partitions now. Called for each message."""
+        """Return whether the member certainly owns its partitions now. Consumers call this for each message."""
         return self._clock() < self.assignment().until
 
     @property
@@ -109,12 +109,12 @@ class GroupMembership:
 
     @property
     def failure(self) -> TfmqError | None:
-        """The permanent error because of which the member is assigned nothing; None if there is none."""
+        """The permanent error because of which no partition is assigned to the member; None without one."""
         return self._session_thread.failure
 
     @property
     def idle_reason(self) -> str:
-        """Why the member lacks partitions that it should have, for display; "" if it lacks none."""
+        """Why the member lacks partitions that it should have, as a text for users; "" if it lacks none."""
         with self._session_thread.condition:
             coordinator = self._state_machine
             if self.failure is not None:
@@ -129,7 +129,7 @@ class GroupMembership:
             return coordinator.waiting_reason()
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Leave the group. If that takes longer than `seconds`, the session timeout ends the membership."""
+        """Leave the group. If that takes longer than `seconds`, the member stays until the session timeout."""
         self._session_thread.close(seconds)
 
 
@@ -138,21 +138,21 @@ class GroupMembership:
 log = logging.getLogger("tfmq.consumer")
 
 DELIVERY_FRACTION: Final = 0.5
-"""Part of the session timeout, since the last answered write, in which the member delivers messages. ZooKeeper ends a
-session after the whole timeout at the earliest; the rest covers servers of the ensemble that lag."""
+"""The member delivers messages for this part of the session timeout after the last write that ZooKeeper has answered.
+ZooKeeper ends a session after the whole timeout at the earliest. The rest is for servers of the ensemble that lag."""
 WRITES_PER_TIMEOUT: Final = 6
-"""Writes per session timeout, so that two lost ones do not matter."""
+"""Writes per session timeout: so many that two lost ones do not stop the delivery."""
 ROUND_SECONDS: Final = 5.0
-"""Interval of checks for partitions that other members still own; watches report a release earlier."""
+"""Interval of checks for partitions that other members still own. Usually a watch reports a release earlier."""
 ROUNDS_BEFORE_LOG: Final = 7
-"""Checks after which a wait is logged: a message handler may run arbitrarily long."""
+"""Checks after which a wait is logged. Waiting is normal, because a message handler may run arbitrarily long."""
 
 
 class RangeAssignment(NamedTuple):
     """The partitions of a member: messages of `assigned` may be delivered until the time `until`.
 
-    `assigned` has the generation of each partition: if it has changed, the partition was lost and acquired again. The
-    member must finish the messages of the `revoked` partitions and release these.
+    `assigned`: the generation of each partition; if that has changed, the partition was lost and acquired again.
+    `revoked`: the member must finish the messages of these partitions, then release them.
     """
 
     assigned: Mapping[PartitionName, int]
@@ -161,14 +161,14 @@ class RangeAssignment(NamedTuple):
 
 
 class MembershipStateMachine(SessionStateMachine):
-    """State machine of one member, which yields the requests to ZooKeeper.
+    """State machine of one member. It yields the requests to ZooKeeper, and has no I/O.
 
-    There is no leader. Each member computes its range from the list of members, releases partitions outside of it,
-    and acquires those inside: a partition only after its previous owner's node is deleted and its own is created, so
-    that there are never two owners. The owner node is ephemeral and ends with the session. The member stops
-    delivering before its session can expire: when half of the session timeout has passed since the last answered
-    write, or when the connection is lost. The creation id of the owner node, which only increases, is the generation,
-    with which storages fence whatever arrives late.
+    There is no leader. Each member computes its range from the list of members, releases partitions outside of the
+    range, and acquires those inside. A partition is owned by whoever has created its owner node, which works only after
+    the previous owner's node is deleted: so there are never two owners. The owner node is ephemeral: it ends with the
+    session. The member stops delivering before its session can expire: when half of the session timeout has passed
+    since the last write that was answered, or when the connection is lost. The creation id of the owner node, which
+    only increases, is the generation; with it offset storages reject commits of former owners.
 
     `check_all` and `prove_session` are generators of requests. Their caller sends the responses into them, or throws
     ConnectionLost. `changed` is set when `assignment` has changed; its reader resets it.
@@ -178,10 +178,10 @@ class MembershipStateMachine(SessionStateMachine):
         super().__init__(layout, session_seconds)
         self.group, self.member = group, member
         self.waits_for: dict[PartitionName, str] = {}
-        """Partitions that this member should own, with their current owners."""
+        """Partitions that this member should own, each with its present owner."""
         self.members = 0  # in the group, as far as known
         self.is_idle = False
-        """Whether there are more members than partitions, and this one's range is empty."""
+        """True if there are more members than partitions, so that this member's range is empty."""
         self._subscribed: dict[str, Sequence[int]] = {}
         self._registered = b""
         self._owned: dict[PartitionName, int] = {}
@@ -195,13 +195,13 @@ class MembershipStateMachine(SessionStateMachine):
     # Events, which the session's thread and the consumer report
 
     def on_disconnected(self) -> None:
-        """Handle a lost connection: nothing is delivered until the session is known to be valid."""
+        """Handle a lost connection: deliver nothing until the session is known to be valid."""
         super().on_disconnected()
         self._until = self._prove_at = NEVER
         self.changed = True
 
     def on_session_lost(self) -> None:
-        """Handle the end of the session: the member's nodes are gone, and it owns nothing."""
+        """Handle the end of the session: ZooKeeper has deleted the member's nodes, so the member owns nothing."""
         super().on_session_lost()
         self._registered = b""
         for each in (self._owned, self._revoked, self._released, self.waits_for):
@@ -241,7 +241,7 @@ class MembershipStateMachine(SessionStateMachine):
         return self.prove_session() if self._registered and self._prove_at <= now else self.check_all(now)
 
     def prove_session(self) -> RequestSteps:
-        """Write the member's node, which proves that the session is valid."""
+        """Write the member's node; the answer proves that the session is valid."""
         if not (yield SetNode(self._member_path(), self._topic_list())):
             self._registered = b""
             self.request_round()
@@ -262,7 +262,7 @@ class MembershipStateMachine(SessionStateMachine):
             self._round_at = min(self._round_at, now + ROUND_SECONDS)
 
     def _register(self) -> Generator[Request, Any, bool]:
-        """Create or update the member's node; return False while another session has one of that name."""
+        """Create or update the member's node; return False if another session has a node of that name."""
         topics = self._topic_list()
         if not self._registered:
             node = yield from self.create_or_get(self._member_path(), topics)
@@ -290,7 +290,7 @@ class MembershipStateMachine(SessionStateMachine):
         return members
 
     def _verify(self) -> RequestSteps:
-        """Drop partitions whose owner node was deleted or replaced: another member may own them."""
+        """Drop partitions whose owner node was deleted or replaced, because another member may own them."""
         names = sorted(self._owned)
         nodes = yield GetNodes([self._layout.owner(self.group, name) for name in names])
         for name, node in zip(names, nodes, strict=True):
@@ -310,9 +310,9 @@ class MembershipStateMachine(SessionStateMachine):
     def _delete_released(self, target: frozenset[PartitionName]) -> RequestSteps:
         """Delete the owner nodes of released partitions.
 
-        Also those outside of `target` whose creation had an unknown outcome. The deletion requires the member's own
-        node, which ends with the session and is created again only by a round of the next session. So a request that
-        takes effect late cannot delete the node of another member.
+        Also deletes those outside of `target` whose creation had an unknown outcome. The deletion requires the member's
+        own node, which ends with the session and is created again only by `check_all` in the next session. So a request
+        that takes effect late cannot delete the node of another member.
         """
         for name in sorted(self._released | (self._uncertain - target - self._owned.keys())):
             path = self._layout.owner(self.group, name)
@@ -326,7 +326,7 @@ class MembershipStateMachine(SessionStateMachine):
             self._uncertain.discard(name)
 
     def _acquire(self, target: frozenset[PartitionName]) -> RequestSteps:
-        """Create the owner nodes of the partitions in `target`; note in `waits_for` which another member still owns."""
+        """Create the owner nodes of the partitions in `target`; list in `waits_for` those that others still own."""
         self.waits_for.clear()
         for name in sorted(target - self._owned.keys()):
             path = self._layout.owner(self.group, name)
@@ -348,7 +348,7 @@ class MembershipStateMachine(SessionStateMachine):
             log.warning("Group %s: %s", self.group, self.waiting_reason())
 
     def waiting_reason(self) -> str:
-        """Return a sentence that says which partitions the member waits for; "" if it waits for none."""
+        """Return a sentence that names the partitions for which the member waits; "" if it waits for none."""
         if not self.waits_for:
             return ""
         names = ", ".join(f"{name} ({owner or 'free'})" for name, owner in sorted(self.waits_for.items()))
@@ -367,10 +367,10 @@ class MembershipStateMachine(SessionStateMachine):
 def range_of(
     member: str, members: Mapping[str, Iterable[str]], partitions: Mapping[str, Sequence[int]]
 ) -> frozenset[PartitionName]:
-    """Return the partitions of `member`. `members` has the topics of each member, itself included.
+    """Return the partitions of `member`. `members`: the topics of each member, including `member`.
 
-    The sorted partitions of each topic are cut into one run for each sorted member that subscribes to it; the first
-    runs are longer by one partition if the numbers do not divide.
+    The sorted partitions of each topic are divided into contiguous ranges, one for each member that subscribes to the
+    topic; members are sorted too. If the numbers do not divide evenly, the first ranges have one partition more.
     """
     found: set[PartitionName] = set()
     for topic, numbers in partitions.items():

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 ATTEMPTS_MAX: Final = 10
-"""Attempts to read or write a partition whose nodes are being changed by others."""
+"""Attempts to read or write a partition while other members change its nodes."""
 
 
 class NodeContents(NamedTuple):
-    """What the two nodes of a partition store, and their versions; None for a node that does not exist."""
+    """What the two nodes of a partition store, and their versions. A node that does not exist gives None."""
 
     stored: StoredOffset | None
     offset_version: int | None
@@ -28,11 +28,11 @@ class NodeContents(NamedTuple):
 
 
 class ZooKeeperOffsets:
-    """Offsets below ROOT/consumers/GROUP/offsets.
+    """Offset storage below ROOT/consumers/GROUP/offsets.
 
-    Every write checks the node versions that it read. So a late write, after a disconnect or while a process was
-    stopped, cannot change what another member has claimed. Every call raises StoreFailed if ZooKeeper does not
-    respond, Damaged if a node has unexpected content.
+    Every write requires that the nodes still have the versions that were read. So a late write, after a disconnect or
+    by a process that was stopped for a while, cannot change what another member has claimed. Every call raises
+    StoreFailed if ZooKeeper does not respond, Damaged if a node has unexpected content.
     """
 
     def __init__(self, address: str) -> None:
@@ -61,7 +61,7 @@ class ZooKeeperOffsets:
     def _update(
         self, group: str, generations: Mapping[PartitionName, int], new: Mapping[PartitionName, StoredOffset]
     ) -> dict[PartitionName, StoredOffset]:
-        """Set the generations of the partitions, and the offsets that are in `new`; return what is stored then.
+        """Set the generations of the partitions, and the offsets that are in `new`; return the stored offsets.
 
         Raises Fenced for partitions with a higher generation, after the others are changed.
         """
@@ -94,7 +94,7 @@ class ZooKeeperOffsets:
     def _read_nodes(
         self, client: KazooClient, group: str, names: Iterable[PartitionName]
     ) -> dict[PartitionName, NodeContents]:
-        # The offset is read before and after its row. If both reads are equal, offset and row belong together.
+        # The offset node is read before and after its child. If it has not changed, the contents belong together.
         found: dict[PartitionName, NodeContents] = {}
         left = list(names)
         synced = client.sync_async(self._layout.root or "/")
@@ -118,9 +118,9 @@ class ZooKeeperOffsets:
     def _write(
         self, client: KazooClient, group: str, writes: Mapping[PartitionName, tuple[NodeContents, StoredOffset]]
     ) -> list[PartitionName]:
-        """Write the nodes of each partition, in a transaction for each.
+        """Write the nodes of each partition, in one ZooKeeper transaction per partition.
 
-        Return the partitions whose nodes others have changed since they were read.
+        Return the partitions that were not written, because others have changed their nodes since they were read.
         """
         for name, (found, _) in writes.items():
             if found.offset_version is None:
@@ -148,20 +148,23 @@ def _add_write(transaction: Any, path: str, data: bytes, version: int | None) ->
 
 
 def _change_id(response: Any) -> int | None:
-    """Return the transaction id of the node's last change; None if there is no node. Raises a failed response."""
+    """Return the id of the ZooKeeper transaction that last changed the node; None without the node.
+
+    Raises the exception of a failed response.
+    """
     node = result_or_none(response)
     return None if node is None else int(node[1].mzxid)
 
 
 def _decode_nodes(path: str, offset: Any, row: Any) -> NodeContents:
-    """Decode the responses with the offset node and its child node. Raises a failed response, Damaged."""
+    """Decode the responses for the offset node and its child node. Raises that of a failed response, or Damaged."""
     shown, kept = result_or_none(offset), result_or_none(row)
     stored = stored_offset(path, None if shown is None else shown[0], None if kept is None else kept[0])
     return NodeContents(stored, *(None if node is None else node[1].version for node in (shown, kept)))
 
 
 def _is_committed(response: Any) -> bool:
-    """Return False if another member changed the nodes before the transaction. Raises any other failure."""
+    """Return False if another member had changed the nodes before the transaction. Raises any other failure."""
     from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
     if isinstance(response, BaseException):
@@ -173,11 +176,11 @@ def _is_committed(response: Any) -> bool:
     return not errors
 
 
-# Content of the nodes. The offset node has `0-OFFSET`, in the layout of MetaMorphosis. Its child `tfmq` has all
-# fields of the stored offset. Both are written in one transaction.
+# Content of the nodes. The offset node has `0-OFFSET`, in the layout of MetaMorphosis (an older message broker). Its
+# child node `tfmq` has all fields of the stored offset. Both nodes are written in one transaction.
 
 BYTES_MAX: Final = 4096
-"""Much more than the fields need: tfmq wrote no larger node."""
+"""More than the fields need: a larger node was not written by tfmq."""
 
 
 def offset_data(stored: StoredOffset) -> bytes:
@@ -189,9 +192,9 @@ def row_data(stored: StoredOffset) -> bytes:
 
 
 def stored_offset(path: str, offset: bytes | None, row: bytes | None) -> StoredOffset | None:
-    """Decode the two nodes; None if they do not exist. Raises Damaged, naming `path`.
+    """Decode the two nodes of a partition; None if the offset node does not exist. Raises Damaged, naming `path`.
 
-    If another tool has changed only the offset node, its offset counts.
+    If the offset node differs from its child, another tool has changed the offset node, and its offset counts.
     """
     if offset is None:
         return None

@@ -10,7 +10,7 @@ from tfmq.offsets.storage import PartitionName, url_without_passwords
 
 SCHEME: Final = "zookeeper://"
 ROOT: Final = "/meta"
-"""Root of the nodes if the address names none, as in MetaMorphosis."""
+"""The parent of all nodes if the address names none, as in MetaMorphosis."""
 PORT: Final = 2181
 BROKER_NUMBER: Final = 0  # in partition names, `BROKER-PARTITION`
 
@@ -19,7 +19,7 @@ _NODE: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class ZooKeeperAddress(NamedTuple):
-    """`hosts`: "host:port,host:port"; `root`: the parent of all nodes, "" for the top."""
+    """`hosts`: "host:port,host:port". `root`: path of the node below which all others are; "" for the top."""
 
     hosts: str
     root: str
@@ -29,7 +29,7 @@ class ZooKeeperAddress(NamedTuple):
 
 
 def zookeeper_address(text: str) -> ZooKeeperAddress:
-    """Parse an address, with or without `zookeeper://`. Raises BadRequest, which shows the format."""
+    """Parse an address, with or without `zookeeper://`. Raises BadRequest, whose text shows the format."""
     names, slash, path = text.removeprefix(SCHEME).partition("/")
     matches = (_HOST.fullmatch(name) for name in names.split(","))
     hosts = [found.groups() if found else ("", "") for found in matches]
@@ -44,7 +44,7 @@ def zookeeper_address(text: str) -> ZooKeeperAddress:
 
 
 class NodePaths(NamedTuple):
-    """Node paths below one root, for one broker, in the layout of MetaMorphosis.
+    """Node paths below one root, for one broker, in the layout of MetaMorphosis (an older message broker).
 
         ROOT/brokers/ids/BROKER/master                             address of the broker               ephemeral
         ROOT/brokers/topics/TOPIC/BROKER-m                         number of partitions of the topic   ephemeral

@@ -24,10 +24,10 @@ from tfmq.zookeeper.session import (
 log = logging.getLogger("tfmq.server")
 
 SESSION_SECONDS: Final = 30.0
-"""Session timeout: a broker stays registered while it restarts or is disconnected for less than this."""
+"""Session timeout. A broker that restarts, or is disconnected, for less than this stays registered."""
 UNREACHABLE_SECONDS: Final = 3.0  # before it is logged that ZooKeeper does not answer
 CLOSE_SECONDS: Final = 2.0
-"""Limit of the wait at a stop. If ZooKeeper does not respond, the session expires by itself."""
+"""How long a stop waits for ZooKeeper. Without a response by then, the session expires by itself."""
 
 
 class Registration:
@@ -55,7 +55,7 @@ class Registration:
     def set_topics(self, topics: Mapping[str, int]) -> None:
         """Set the current topics with their numbers of partitions. The first call connects.
 
-        Later calls log, once, that ZooKeeper has become unreachable.
+        If ZooKeeper has become unreachable, a later call logs that once.
         """
         runner = self._session_thread
         with runner.condition:
@@ -79,7 +79,7 @@ class Registration:
             return self._state_machine.registered
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Remove the registration. What cannot be removed in time expires with the session."""
+        """Remove the registration. Nodes that are not removed in time expire with the session."""
         self._session_thread.close(seconds)
 
     def _changed(self) -> None:
@@ -90,14 +90,15 @@ class Registration:
 # The state machine, which yields requests to ZooKeeper and gets the responses
 
 RETRY_SECONDS: Final = 5.0
-"""Interval of checks while another broker uses the number: it may be an earlier process of this one."""
+"""Interval of checks while the number is used by another broker, which may be an earlier process of this one."""
 CHECK_SECONDS: Final = 60.0  # between checks whether the registered nodes still exist
 
 
 class RegistrationStateMachine(SessionStateMachine):
     """State machine for the nodes of one broker at `address`.
 
-    `registered`: all nodes exist, as far as known. While another broker uses the same number, nothing is registered.
+    `registered`: whether all nodes exist, as far as known. The paths of the nodes contain a broker number; while
+    another broker uses that number, this broker registers nothing.
     """
 
     def __init__(self, layout: NodePaths, address: str, session_seconds: float) -> None:
@@ -120,7 +121,7 @@ class RegistrationStateMachine(SessionStateMachine):
             self.request_round()
 
     def check_all(self, now: float) -> RequestSteps:
-        """Check and correct all nodes; first the address, which shows which broker uses the number."""
+        """Check and correct all nodes. The address is first, because it shows which broker uses the number."""
         self._round_at = now + CHECK_SECONDS
         owner = yield from self._claim_number()
         if owner is not None:
@@ -154,9 +155,9 @@ class RegistrationStateMachine(SessionStateMachine):
         self.registered = registered
 
     def _claim_number(self) -> Generator[Request, Any, bytes | None]:
-        """Register the address under the broker's number; return None if that is done.
+        """Register the address under the broker's number, and return None.
 
-        Otherwise return the address that is registered there, b"" if that was just removed.
+        If another address is registered there, return that address; if its node was just removed, b"".
         """
         node = yield from self.create_or_get(self._layout.broker_address(), self.address.encode())
         if node is None:
@@ -176,8 +177,8 @@ class RegistrationStateMachine(SessionStateMachine):
         if node is None:
             return
         if node.session != self.session:
-            # The node is of an earlier process of this broker, which removed its address when it stopped, and whose
-            # session has not expired.
+            # An earlier process of this broker made the node. It removed its address when it stopped, and its session
+            # has not expired yet.
             yield DeleteNode(path, node.version, self._layout.broker_address())
             self.request_round()
             return

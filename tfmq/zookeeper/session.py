@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Node(NamedTuple):
-    """A node that was read or created. `session` is 0 for a persistent node.
+    """A node that was read or created. `session`: that of an ephemeral node, 0 for a persistent node.
 
-    `created` is the transaction id of the creation: of two creations of a node the later one has the higher id.
+    `created`: the transaction id of the node's creation. If the node is created again, it gets a higher id.
     """
 
     data: bytes
@@ -29,41 +29,41 @@ class Node(NamedTuple):
 
 
 class GetChildren(NamedTuple):
-    """Get the names of the children of `path`, and set a one-time watch; [] without the node."""
+    """Get the names of the children of `path`, and set a one-time watch. Result: [] if the node does not exist."""
 
     path: str
 
 
 class GetNode(NamedTuple):
-    """Get the `Node` at `path`, or None, and set a one-time watch for its creation or deletion."""
+    """Get the `Node` at `path` (None without one), and set a one-time watch for its creation or deletion."""
 
     path: str
 
 
 class GetNodes(NamedTuple):
-    """Get the `Node`s, or None, at each of `paths`, without a watch."""
+    """Get the `Node` at each of `paths`, without a watch. A node that does not exist gives None."""
 
     paths: Sequence[str]
 
 
 class CreateNode(NamedTuple):
-    """Create an ephemeral node with its parents. Result: the `Node`; None if it exists already."""
+    """Create an ephemeral node, and its parents if missing. Result: the `Node`; None if the node exists already."""
 
     path: str
     data: bytes
 
 
 class SetNode(NamedTuple):
-    """Set the data of the node at `path`. Result: True; False if there is no node."""
+    """Set the data of the node at `path`. Result: True; False if the node does not exist."""
 
     path: str
     data: bytes
 
 
 class DeleteNode(NamedTuple):
-    """Delete the node at `path` if it has this version and a node exists at `beside`.
+    """Delete the node at `path` if it has this `version` and a node exists at `beside`.
 
-    Result: True, also if the node does not exist; False if it was not deleted.
+    Result: True if the node does not exist afterwards; False if it was not deleted.
     """
 
     path: str
@@ -73,15 +73,18 @@ class DeleteNode(NamedTuple):
 
 Request = GetChildren | GetNode | GetNodes | CreateNode | SetNode | DeleteNode
 WRITES = (CreateNode, SetNode, DeleteNode)
-"""Requests that the leader of the ensemble responses; only these prove that the session is valid."""
+"""Requests that the leader of the ensemble answers. Only these prove that the session is valid."""
 
 
 class ConnectionLost(Exception):
-    """The connection or the session was lost before the response; the request may have been done."""
+    """The connection or the session was lost before the response. The request may have been executed."""
 
 
 def send_request(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
-    """Send a request with kazoo and return the result. Raises ConnectionLost, NotAllowed."""
+    """Send a request with kazoo and return its result. Raises ConnectionLost, NotAllowed.
+
+    `watch`: called once when a node changes for which the request sets a watch.
+    """
     from kazoo import exceptions
 
     try:
@@ -122,7 +125,7 @@ def _create(client: KazooClient, request: CreateNode) -> Node | None:
 
 
 def _delete(client: KazooClient, request: DeleteNode) -> bool:
-    """Delete a node in one transaction, which fails if the node at `beside` does not exist."""
+    """Delete a node in one transaction, which fails if no node exists at `beside`."""
     from kazoo.exceptions import NoNodeError
 
     transaction = client.transaction()
@@ -135,7 +138,7 @@ def _delete(client: KazooClient, request: DeleteNode) -> bool:
 
 
 def _single_result(pending: Any, missing: Any = None) -> Any:
-    """Wait for the response and return it; `missing` if the node does not exist."""
+    """Wait for the response and return it; `missing` if the node does not exist. `pending`: kazoo's request."""
     response = result_or_none(wait_results([pending])[0])
     return missing if response is None else response
 
@@ -148,20 +151,20 @@ def _node(response: Any) -> Node | None:
 
 
 RETRY_SECONDS: Final = 0.2
-"""Pause after an interruption before the state machine checks everything again."""
+"""Pause before the state machine checks everything again, after an interruption."""
 READ_TIMEOUT_SHARE: Final = 2 / 3
-"""Part of the session timeout after which kazoo treats a silent connection as lost."""
+"""kazoo treats a connection as lost if it is silent for this part of the session timeout."""
 NEVER: Final = float("-inf")
 
 RequestSteps = Generator[Request, Any, None]
-"""Yields requests and receives their responses; a `ConnectionLost` that is thrown in must propagate."""
+"""Yields requests and receives their responses. A `ConnectionLost` that is thrown into it must not be caught."""
 
 
 class SessionStateMachine(ABC):
     """What a SessionThread runs: the state machine of a membership or of a registration.
 
-    Its methods are called by one thread at a time and must not block. `session_seconds` is the session timeout that
-    ZooKeeper permits. `changed` is set when `SessionThread` should call `on_change`.
+    Only one thread at a time calls its methods, which must not block. `session_seconds`: the session timeout that
+    ZooKeeper permits. `changed` is set when the SessionThread should call `on_change`.
     """
 
     def __init__(self, layout: NodePaths, session_seconds: float) -> None:
@@ -175,14 +178,14 @@ class SessionStateMachine(ABC):
     # Events, which the session's thread reports
 
     def on_connected(self, session: int) -> None:
-        """Handle a new connection. In a new session, the nodes of the former one do not exist any more."""
+        """Handle a new connection. If the session is new, the nodes of the former session no longer exist."""
         if session != self.session:
             self.on_session_lost()
         self.session, self.is_connected = session, True
         self.request_round()
 
     def on_disconnected(self) -> None:
-        """Handle a lost connection; the nodes stay as long as the session."""
+        """Handle a lost connection. The nodes stay as long as the session."""
         self.is_connected = False
 
     def on_session_lost(self) -> None:
@@ -190,7 +193,7 @@ class SessionStateMachine(ABC):
         self.session = 0
 
     def on_write_answered(self, asked_at: float) -> None:  # noqa: B027 - only a membership needs it
-        """Handle the response to a write sent at `asked_at`, which proves the session."""
+        """Handle the response to a write that was sent at `asked_at`; it proves that the session is valid."""
 
     def request_round(self) -> None:
         """Let `check_all` run soon."""
@@ -207,7 +210,7 @@ class SessionStateMachine(ABC):
         return None if self.next_due() > now else self.check_all(now)
 
     def create_or_get(self, path: str, data: bytes) -> Generator[Request, Any, Node | None]:
-        """Create a node; return the new or the existing one, None if that was deleted in between."""
+        """Create a node, and return the new or the existing one; None if the existing one was deleted meanwhile."""
         node: Node | None = yield CreateNode(path, data)
         if node is None:
             node = yield GetNode(path)
@@ -221,9 +224,9 @@ class SessionStateMachine(ABC):
 class SessionThread:
     """Runs a state machine in a thread from `start` to `close`, over one kazoo client.
 
-    The state machine returns generators of requests. They are sent one after the other, and only in the session for
-    which they were computed. A lost connection or session is passed to the state machine in kazoo's thread, before
-    anything else happens. Other users of the state machine hold `condition`, and `wake` the thread when there is
+    The state machine returns generators of requests. The thread sends the requests one after the other, and only in the
+    session for which they were computed. kazoo's thread tells the state machine about a lost connection or session
+    before anything else happens. Other users of the state machine hold `condition` and call `wake` when there is
     something to do. `on_change` is called in threads of this class when the state machine has changed, and must not
     block.
     """
@@ -244,7 +247,7 @@ class SessionThread:
         self._thread = threading.Thread(target=self._run, name="tfmq-zookeeper", daemon=True)
 
     def start(self) -> None:
-        """Start to connect, retrying forever; returns immediately. Raises NotSupported for an unsuitable kazoo."""
+        """Start to connect, with endless retries, and return immediately. Raises NotSupported for another kazoo."""
         client = new_client(self._address, self._seconds)
         self._record_session_timeout(client)
         client.add_listener(self._session_changed)
@@ -253,11 +256,11 @@ class SessionThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Wake the thread. The caller holds the condition."""
+        """Wake the thread. The caller must hold `condition`."""
         self.condition.notify_all()
 
     def close(self, seconds: float) -> None:
-        """End the session. If that takes longer than `seconds`, ZooKeeper ends it after its timeout."""
+        """End the session. If that takes longer than `seconds`, ZooKeeper ends the session after its timeout."""
         with self.condition:
             self.is_closed = True
             self.wake()
@@ -273,7 +276,7 @@ class SessionThread:
     def _record_session_timeout(self, client: KazooClient) -> None:
         """Record the session timeout that ZooKeeper permits, which may be less than requested.
 
-        kazoo does not expose it, so its connect function is replaced.
+        kazoo does not make this value public, so its connect function is replaced by one that records the value.
         """
         handler = client._connection
         connect = getattr(handler, "_connect", None)
@@ -290,7 +293,7 @@ class SessionThread:
         handler._connect = connect_and_record
 
     def _session_changed(self, state: str) -> None:
-        """Pass a changed connection state to the state machine, in kazoo's thread."""
+        """Tell the state machine about a changed state of the connection. Called in kazoo's thread."""
         with self.condition:
             client = self.client
             if client is None or self.is_closed:
@@ -340,7 +343,7 @@ class SessionThread:
                     self._state_machine.request_round()
 
     def _run_steps(self, client: KazooClient, steps: RequestSteps, session: int) -> bool:
-        """Send the requests of `steps` one by one. Return False if a lost connection interrupted them."""
+        """Send the requests of `steps` one by one. Return False if a lost connection has interrupted them."""
         response, request, asked_at = None, None, NEVER
         try:
             while True:
@@ -358,7 +361,7 @@ class SessionThread:
             return False
 
     def _send_step(self, client: KazooClient, steps: RequestSteps, request: Request) -> Any:
-        """Send a request and return its result. A failure is thrown into `steps` and raised again."""
+        """Send a request and return its result. An error is thrown into `steps` and raised again."""
         try:
             return send_request(client, request, self._node_changed)
         except ConnectionLost as cut:

@@ -147,7 +147,7 @@ PROCESSES: Final = (
     Mutant(
         "child-has-its-parent-s-connection",
         "a forked child has a connection of its own",
-        "tfmq/client/drivers/callbacks.py",
+        "tfmq/client/drivers/driver.py",
         "        _held.pop().reset_after_fork()\n",
         "        _held.pop().lock.release()\n",
         [FORKS],
@@ -155,7 +155,7 @@ PROCESSES: Final = (
     Mutant(
         "fork-in-the-middle-of-a-change",
         "a fork beside busy threads inherits no partial change",
-        "tfmq/client/drivers/callbacks.py",
+        "tfmq/client/drivers/driver.py",
         "        driver.lock.acquire()\n        _held.append(driver)\n",
         "        _held.append(driver)\n",
         [FORKS],
@@ -163,7 +163,7 @@ PROCESSES: Final = (
     Mutant(
         "parent-stays-locked",
         "a fork does not affect the parent",
-        "tfmq/client/drivers/callbacks.py",
+        "tfmq/client/drivers/driver.py",
         "    while _held:\n        _held.pop().lock.release()\n    _forking.release()\n",
         "    _held.clear()\n    _forking.release()\n",
         [FORKS],
@@ -199,16 +199,16 @@ REACTORS: Final = (
     Mutant(
         "cancelled-wait-is-remembered",
         "a cancelled caller leaves no state",
-        _TWISTED,
-        ("            for target in waited:\n                target.remove_done_callback(wake)\n"),
+        "tfmq/client/drivers/event_loop.py",
+        ("            for target in waited:\n                target.remove_done_callback(end)\n"),
         "            pass\n",
         [TWISTED],
     ),
     Mutant(
         "timer-of-a-wait-stays",
         "a wait that ended leaves no timer in the reactor",
-        _TWISTED,
-        "            if timer is not None and timer.active():\n                timer.cancel()\n",
+        "tfmq/client/drivers/event_loop.py",
+        "            if timer is not None:\n                self._cancel_call(timer)\n",
         "            pass\n",
         [TWISTED],
     ),
@@ -282,7 +282,7 @@ EXITS: Final = (
         "a failed send whose result was not read is logged when a program ends without closing its producer",
         _DELIVERY,
         "        unread = accumulator.pop_failures()\n        count = len(unread) - accumulator.failed_messages\n",
-        "        unread: list[Delivery] = []\n        count = -accumulator.failed_messages\n",
+        "        unread: list[object] = []\n        count = -accumulator.failed_messages\n",
         ["tests/client/producer/test_exiting.py"],
     ),
 )

@@ -88,7 +88,7 @@ ANSWERS: Final = (
         "unknown-outcome-called-not-done",
         'an error with an unknown outcome is never reported as "not done"',
         "tfmq/broker/partition.py",
-        "        known.outcome = UNKNOWN\n",
+        "        known.outcome = UNKNOWN  # part of the append may be written\n",
         "        known.outcome = NOT_DONE\n",
         [WRITES, "tests/broker/test_reply.py", "tests/broker/test_promises.py"],
     ),

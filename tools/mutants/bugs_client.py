@@ -85,7 +85,10 @@ PRODUCER: Final = (
         "old-pause-kept",
         "a call does not wait for the back-off of earlier calls",
         "tfmq/client/connection/connection.py",
-        "            self._shorten_back_off()\n",
+        (
+            "            self._attempts = 0\n"
+            "            self._retry_at = min(self._retry_at, self.now() + BACK_OFF_SECONDS)\n"
+        ),
         "            pass\n",
         [LINK],
     ),

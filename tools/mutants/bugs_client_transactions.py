@@ -21,8 +21,8 @@ _TAKEN: Final = (
         "rolled-back-transaction-is-committed",
         "a rolled back transaction is not called committed",
         "tfmq/client/transaction/states.py",
-        "    (COMMIT, IN_DOUBT): GO,\n",
-        "    (COMMIT, IN_DOUBT): GO,\n    (COMMIT, ROLLED_BACK): DONE,\n",
+        "    COMMIT: (READ_ONLY, COMMITTED),\n",
+        "    COMMIT: (READ_ONLY, COMMITTED, ROLLED_BACK),\n",
         [STEPS, CORE, ENDING, PIPELINE],
     ),
     Mutant(
@@ -45,10 +45,7 @@ _TAKEN: Final = (
         "commit-interrupted-called-open",
         "a commit that was interrupted after it was sent may have happened",
         "tfmq/client/transaction/transaction.py",
-        (
-            "            self._finish_step(IN_DOUBT if self.requests.maybe_executed else self._state_if_not_e"
-            "xecuted(before), None)\n"
-        ),
+        "            self._finish_step(states.IN_DOUBT if executed else self._state_if_not_executed(before), None)\n",
         "            self._finish_step(before, None)\n",
         [CORE, ENDING, PIPELINE],
     ),
@@ -56,7 +53,7 @@ _TAKEN: Final = (
         "sends-go-on-beside-a-commit",
         "nothing is sent in a transaction during its commit",
         "tfmq/client/transaction/transaction.py",
-        "        self.shared_batches.clear()  # The fast path must not append during a step.\n",
+        "        self.shared_batches.clear()  # So that the shorter path of `send` does not append during a step.\n",
         "",
         [CORE, ENDING, PIPELINE, ALL],
     ),
@@ -65,11 +62,11 @@ _TAKEN: Final = (
         "steps of one transaction follow one another",
         "tfmq/client/transaction/transaction.py",
         (
-            "        while self.state in IN_PROGRESS:\n"
+            "        while self.state in states.IN_PROGRESS:\n"
             "            yield Wait((self._step_done,))\n"
-            "        if check_step(step, self.state, self._reason) == DONE:\n"
+            "        if states.check_step(step, self.state, self._reason) == states.DONE:\n"
         ),
-        "        if check_step(step, self.state, self._reason) == DONE:\n",
+        "        if states.check_step(step, self.state, self._reason) == states.DONE:\n",
         [CORE, ENDING, PIPELINE],
     ),
     Mutant(
@@ -88,13 +85,13 @@ _ENDS: Final = (
         "an exception inside `with` rolls back",
         "tfmq/client/transaction/transaction.py",
         (
-            "        elif self.state == OPEN:\n"
+            "        elif self.state == states.OPEN:\n"
             "            try:\n"
             "                with suppress(TfmqError):\n"
             "                    yield from self.roll_back(EXIT_ROLLBACK_SECONDS)\n"
         ),
         (
-            "        elif self.state == OPEN:\n"
+            "        elif self.state == states.OPEN:\n"
             "            try:\n"
             "                with suppress(TfmqError):\n"
             "                    yield from self.commit()\n"
@@ -105,24 +102,24 @@ _ENDS: Final = (
         "prepared-rolled-back-by-an-exception",
         "a prepared transaction is not decided by an exception in its block",
         "tfmq/client/transaction/transaction.py",
-        "        elif self.state == OPEN:\n            try:\n",
-        "        elif self.state in (OPEN, PREPARED):\n            try:\n",
+        "        elif self.state == states.OPEN:\n            try:\n",
+        "        elif self.state in (states.OPEN, states.PREPARED):\n            try:\n",
         [CORE, ENDING, PIPELINE, "tests/test_transactions.py"],
     ),
     Mutant(
         "prepared-rolled-back-by-closing",
         "a prepared transaction outlives its producer",
         "tfmq/client/transaction/transaction.py",
-        "        if self.state != OPEN:\n            return False\n        lost = ",
-        "        if self.state not in (OPEN, PREPARED):\n            return False\n        lost = ",
+        "        if self.state != states.OPEN:\n            return False\n        lost = ",
+        "        if self.state not in (states.OPEN, states.PREPARED):\n            return False\n        lost = ",
         [CORE, ENDING, PIPELINE, ALL],
     ),
     Mutant(
         "failed-commit-delivers",
         "deliveries of a transaction that was not committed fail",
         "tfmq/client/transaction/transaction.py",
-        "        committed = self.state in SUCCEEDED\n        if not committed and error is None:\n",
-        ("        committed = self.state in FINISHED\n        if not committed and error is None:\n"),
+        "        committed = self.state in states.SUCCEEDED\n        if not committed and error is None:\n",
+        ("        committed = self.state in states.FINISHED\n        if not committed and error is None:\n"),
         [CORE, ENDING, PIPELINE],
     ),
     Mutant(
@@ -153,8 +150,8 @@ _ENDS: Final = (
         "forgotten-transaction-not-rolled-back-at-the-broker",
         "a transaction without a reference is rolled back at the broker, also while the producer is idle",
         "tfmq/client/transaction/transaction.py",
-        "parked network thread has to be woken to send it.\n                self.producer.driver.wake()\n",
-        "parked network thread has to be woken to send it.\n",
+        "so the background thread must be woken to send it.\n                self.producer.driver.wake()\n",
+        "so the background thread must be woken to send it.\n",
         ["tests/test_transactions.py"],
     ),
     Mutant(
@@ -212,7 +209,7 @@ _REQUESTS: Final = (
         "frame-s-stream-keeps-its-sequence",
         "the sequences of a transaction have no gap",
         "tfmq/client/transaction/commit.py",
-        "        stream.sequence += sum(batch.count for batch in batches)\n",
+        "        stream.sequence += sum([batch.count for batch in batches])\n",
         "",
         [ENDING, CORE, PIPELINE],
     ),
@@ -280,8 +277,8 @@ _REQUESTS: Final = (
         "offsets-left-out-of-the-prepare",
         "offsets are prepared with the messages",
         "tfmq/client/transaction/commit.py",
-        "        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, list(self.offsets.values()))\n",
-        "        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, [])\n",
+        "        request = commands.PrepareTransaction(self.xid, self.epoch, ttl_ms, list(self.offsets.values()))\n",
+        "        request = commands.PrepareTransaction(self.xid, self.epoch, ttl_ms, [])\n",
         [ENDING, CORE, PIPELINE, OFFSETS],
     ),
     Mutant(

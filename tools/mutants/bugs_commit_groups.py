@@ -121,7 +121,7 @@ COMMIT_GROUPS: Final = (
         "open-member-committed",
         "only prepared members are committed",
         "tfmq/transaction/commit_group_commands.py",
-        ("found.xid == xid\n                and self._is_certainly(found, states.PREPARED)\n"),
+        ("found.xid == xid\n                and self._active.is_certainly(found, states.PREPARED)\n"),
         "found.xid == xid\n",
         [GROUP_COMMITS],
     ),

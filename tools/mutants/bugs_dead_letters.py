@@ -75,8 +75,8 @@ STATES: Final = (
         "due-message-lost-when-its-lease-is-over",
         "messages of a killed consumer are handled by another one",
         "tfmq/dead_letters/sql_store.py",
-        "            for state, due in ((RETRYING, COLUMNS.lease_ms), (WAITING, COLUMNS.next_ms)):\n",
-        "            for state, due in ((WAITING, COLUMNS.next_ms),):\n",
+        "            for state, due in ((model.RETRYING, COLUMNS.lease_ms), (model.WAITING, COLUMNS.next_ms)):\n",
+        "            for state, due in ((model.WAITING, COLUMNS.next_ms),):\n",
         [SHELF, KEEPING],
     ),
     Mutant(
@@ -187,7 +187,7 @@ SENDING: Final = (
         ),
         (
             "            for run in group_runs([each for each in letters if each.journey is not None]):\n"
-            "                fresh = yield from lease_producer_id(self._link, self._deadline())\n"
+            "                fresh = yield from idempotent_send.lease_producer_id(self._link, self._deadline())\n"
             "                run = [replace(e, journey=e.journey._replace(producer_id=fresh,"
             " sequence=n)) for n, e in enumerate(run)]\n"
             "                self.report.resumed += (yield from self._resume_run(run)).arrived\n"
@@ -229,7 +229,7 @@ SENDING: Final = (
         "        return (yield from close_run(link, letters, until, now_ms))\n",
         (
             "    except SequenceGap:\n"
-            "        return _returned_result(letters, now_ms())\n"
+            "        return _run_result(letters, {}, now_ms())\n"
             "    except (StaleProducer, UnknownProducer):\n"
             "        return (yield from close_run(link, letters, until, now_ms))\n"
         ),
@@ -239,9 +239,9 @@ SENDING: Final = (
         "forgotten-id-believed-unused",
         "what a broker has forgotten is looked up in the log",
         _DEPARTURE,
-        "            found = yield from find_records("
-        "link, stream, [each.sequence for each in journeys], since, until)\n",
-        "            found = {} if since >= 0 else (yield from find_records(link, stream, [], since, until))\n",
+        "            sequences = [each.sequence for each in journeys]\n"
+        "            found = yield from idempotent_send.find_records(link, stream, sequences, since, until)\n",
+        "            found = {} if since >= 0 else dict((yield from ()))\n",
         [DEPARTURE, REDRIVE],
     ),
     Mutant(
@@ -280,8 +280,8 @@ SENDING: Final = (
         "numbered-send-not-fsynced",
         "a numbered send is durable when it returns",
         "tfmq/client/send/idempotent_send.py",
-        "    request = Produce(*place, ACKS_SYNCED, encoded.blocks)",
-        "    request = Produce(*place, 1, encoded.blocks)",
+        "    request = commands.Produce(*place, commands.ACKS_SYNCED, encoded.blocks)",
+        "    request = commands.Produce(*place, 1, encoded.blocks)",
         [NUMBERED, REDRIVE],
     ),
 )

@@ -150,8 +150,8 @@ _STORE: Final = (
         "notes-are-repeated-records",
         "a flipped bit in a block trailer of the arrival log loses no arrival header",
         "journal/fsck/log_repair.py",
-        "                if piece.kept and id >> SEQUENCE_BITS >= LEASED_ID_FIRST:\n",
-        "                if piece.kept:\n",
+        "        return [id for id in ids if id >> SEQUENCE_BITS >= LEASED_ID_FIRST]\n",
+        "        return ids\n",
         [OPENING],
     ),
     Mutant(

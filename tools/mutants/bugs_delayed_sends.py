@@ -52,8 +52,8 @@ DELAYED_SENDS: Final = (
         "due-lost-in-a-transaction-of-one-frame",
         "delayed messages of a transaction wait for their due time, however small it is",
         "tfmq/client/transaction/commit.py",
-        "BatchRow(*place, encoded.blocks, batch.due_field)",
-        "BatchRow(*place, encoded.blocks, None)",
+        "commands.TransactionBatch(*place, encoded.blocks, batch.due_field)",
+        "commands.TransactionBatch(*place, encoded.blocks, None)",
         ["tests/client/transaction/test_transaction.py"],
     ),
     Mutant(
@@ -82,8 +82,8 @@ DELAYED_SENDS: Final = (
         "handles-of-other-messages",
         "each message of a delayed batch gets its own handle",
         "tfmq/client/send/batch.py",
-        "delayed=self.handles[first : first + count]",
-        "delayed=self.handles[:count]",
+        "slice(index, index + count)",
+        "slice(count)",
         ["tests/client/send/test_batch.py"],
     ),
     Mutant(

@@ -68,7 +68,7 @@ ACCIDENTS: Final = (
         "stranger-stays",
         "the extra member of a rebalance gives the partitions back at once",
         _TAKEOVER,
-        '        engine.leave_group(LeaveGroup(name, FOREIGN_MEMBER, member.joined), b"", session, session)\n',
+        '        engine.handle(LeaveGroup(name, FOREIGN_MEMBER, member.joined), b"", session, session)\n',
         "",
         [TAKEOVER, TRIAL],
     ),

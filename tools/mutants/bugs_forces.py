@@ -137,17 +137,17 @@ FORCES: Final = (
     Mutant(
         "tail-not-fsynced-again",
         "what recovery accepts after the durable offset is durable before it is served",
-        "journal/log/recovery.py",
-        ("            position += write_all(segment.file, [piece], position)\n        segment.file.force()\n"),
-        "            position += write_all(segment.file, [piece], position)\n",
+        "journal/torn_tail.py",
+        "        position += write_all(file, [piece], position)\n    file.force()\n",
+        "        position += write_all(file, [piece], position)\n",
         [OPENING],
     ),
     Mutant(
         "tail-not-written-again",
         "after a crash the page cache proves nothing, so the accepted tail is written again",
-        "journal/log/recovery.py",
-        "            position += write_all(segment.file, [piece], position)\n",
-        "            position += len(piece)\n",
+        "journal/torn_tail.py",
+        "        position += write_all(file, [piece], position)\n",
+        "        position += len(piece)\n",
         [OPENING],
     ),
     Mutant(
@@ -357,9 +357,9 @@ FORCES: Final = (
     Mutant(
         "archive-copy-not-fsynced",
         "an archived segment is complete in its new folder before the old one is deleted",
-        "journal/log/retention.py",
-        "    new.force()\n    new.close()\n",
-        "    new.close()\n",
+        "journal/disk.py",
+        "    file.force()\n    file.close()\n",
+        "    file.close()\n",
         ["tests/journal/log/test_retention.py"],
     ),
 )

@@ -63,9 +63,9 @@ ALIVE: Final = (
     Mutant(
         "commit-of-an-earlier-connection-takes-offsets-back",
         "requests from an earlier connection of a member change nothing",
-        _MEMBER,
-        "        return session.number < self.latest_connection\n",
-        "        return False\n",
+        _GROUPS,
+        "session.number < member.latest_connection:",
+        "session.number < 0:",
         [OFFSETS],
     ),
     Mutant(
@@ -195,8 +195,8 @@ SAVED: Final = (
         "reset-leaves-the-owners",
         "a reset revokes all partitions of the group",
         _GROUPS,
-        ("        group.release_all()\n        self._registry.entry_submitted(name)\n"),
-        "        self._registry.entry_submitted(name)\n",
+        ("        group.release_all()\n        self._entry_submitted(name)\n"),
+        "        self._entry_submitted(name)\n",
         [OFFSETS, GROUPS],
     ),
 )

@@ -163,8 +163,8 @@ GROUP_OWNERS: Final = (
         "owners-forgotten-at-a-restart",
         "owners keep their partitions after a restart of the broker",
         _GROUPS,
-        ("            if row.owners:\n                group = self._registry.find_or_create(name)\n"),
-        ("            if row.owners and not name:\n                group = self._registry.find_or_create(name)\n"),
+        ("            if row.owners:\n                group = self._find_or_create(name)\n"),
+        ("            if row.owners and not name:\n                group = self._find_or_create(name)\n"),
         [GROUPS],
     ),
     Mutant(
@@ -187,7 +187,7 @@ GROUP_OWNERS: Final = (
         "generation-given-twice",
         "a generation is assigned once, also over a restart",
         _ROLL,
-        "        self._generation = max(self._generation, self._register.generation) + 1\n",
+        "        self._generation = max(self._generation, self.catalog.state.generation) + 1\n",
         "        self._generation = self._generation + 1\n",
         [GROUPS],
     ),
@@ -219,11 +219,8 @@ GROUP_OWNERS: Final = (
         "other-wishes-are-not-looked-at",
         "a member that requests other topics releases the partitions of the former ones",
         _GROUPS,
-        (
-            "                self._registry.set_subscription(member, wishes)\n"
-            "                group.target_outdated = True\n"
-        ),
-        "                self._registry.set_subscription(member, wishes)\n",
+        ("                self._set_subscription(member, wishes)\n                group.target_outdated = True\n"),
+        "                self._set_subscription(member, wishes)\n",
         [GROUPS],
     ),
     Mutant(

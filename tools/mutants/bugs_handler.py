@@ -274,9 +274,9 @@ HANDLING: Final = (
     Mutant(
         "orphan-lives-on",
         "a transaction whose session ended while a record was refused ends",
-        "tfmq/transaction/commands.py",
-        "            runtime_state(transaction).orphaned\n",
-        "            runtime_state(transaction).orphaned is None\n",
+        "tfmq/transaction/active_transactions.py",
+        "        if not self._end_orphaned(transaction):\n            self.retry_waiting(transaction)\n",
+        "        self.retry_waiting(transaction)\n",
         [STEPS, PREPARING, HANDLER, ENDING],
     ),
     Mutant(
@@ -310,8 +310,8 @@ HANDLING: Final = (
         "gap-reported-for-sure-after-a-repair",
         "after a repair that lost records a gap proves nothing",
         "tfmq/transaction/commands.py",
-        "        if self._store.entries_lost:\n",
-        "        if self._store.entries_lost and found < 0:\n",
+        "        if self._store.producer_states.entries_lost:\n",
+        "        if self._store.producer_states.entries_lost and expected < 0:\n",
         [TRANSACTING],
     ),
     Mutant(

@@ -33,11 +33,8 @@ CHECKS: Final = (
         "a-mark-without-a-file-is-a-new-log",
         "a log without any segment file is stopped, also where its mark does not say that it had records",
         "journal/log/recovery_rules.py",
-        (
-            '    Rule("nothing missing", lambda f: not f.files and f.clean and f.durable == f.first, FolderDe'
-            "cision(create=True)),\n"
-        ),
-        ('    Rule("nothing missing", lambda f: not f.files and f.durable == f.first, FolderDecision(create=True)),\n'),
+        'Rule("nothing missing", lambda f: not f.files and f.clean and f.durable == f.first, FolderAction.CREATE)',
+        'Rule("nothing missing", lambda f: not f.files and f.durable == f.first, FolderAction.CREATE)',
         [RECOVERY],
     ),
     Mutant(
@@ -47,11 +44,11 @@ CHECKS: Final = (
         (
             "        if segment_set.stopped is not None:\n"
             "            self.checkpoint_file.write_durably(segment_set.checkpoint())\n"
-            "        path = filenames.join(self._folder, filenames.segment_name(forced, self._options.suffix))\n"
+            "        path = self._segment_path(forced)\n"
         ),
         (
             "        self.checkpoint_file.write_durably(segment_set.checkpoint())\n"
-            "        path = filenames.join(self._folder, filenames.segment_name(forced, self._options.suffix))\n"
+            "        path = self._segment_path(forced)\n"
         ),
         [RECOVERY],
     ),
@@ -59,16 +56,16 @@ CHECKS: Final = (
         "a-repair-keeps-what-is-applied-again",
         "a repair leaves out messages of a transaction that the next start applies again",
         "journal/fsck/log_repair.py",
-        "        plan = _plan_repair(segment, stretch, before, {*repeated, *dropped})\n",
-        "        plan = _plan_repair(segment, stretch, before, repeated)\n",
+        "        plan = _plan_repair(segment, damaged, before, {*repeated, *dropped})\n",
+        "        plan = _plan_repair(segment, damaged, before, repeated)\n",
         [DATA_REPAIR],
     ),
     Mutant(
         "a-repair-forgets-how-far-a-transaction-was-applied",
         "a repair gives a block that lost its source the one of the transaction journal",
         "journal/fsck/log_repair.py",
-        "            plan = _plan_repair(segment, stretch, before, repeated, source)\n",
-        "            plan = _plan_repair(segment, stretch, before, repeated)\n",
+        "            plan = _plan_repair(segment, damaged, before, repeated, source)\n",
+        "            plan = _plan_repair(segment, damaged, before, repeated)\n",
         [DATA_REPAIR],
     ),
     Mutant(
@@ -134,8 +131,8 @@ CHECKS: Final = (
         "a-trailer-in-a-payload-is-foreign",
         "bytes of a payload that look like a block trailer change nothing in a repair",
         "journal/fsck/log_repair.py",
-        "        elif (mended := _size_of_flipped(data, position)) is not None:\n",
-        '        elif (mended := _size_of_flipped(b"", position)) is not None:\n',
+        "        elif (flipped := _size_of_flipped(data, position)) is not None:\n",
+        '        elif (flipped := _size_of_flipped(b"", position)) is not None:\n',
         [REPAIR],
     ),
     Mutant(
@@ -346,11 +343,8 @@ CHECKS: Final = (
         "index-entry-checksum-unchecked",
         "a damaged index entry is rebuilt, not used",
         "journal/log/index.py",
-        (
-            "            if crc32(data[place : place + ENTRY_SIZE - _CRC.size], self._seed) != crc or log_id "
-            "!= self._log_id:\n"
-        ),
-        "            if crc < 0 or log_id != self._log_id:\n",
+        "        if crc32(data[: ENTRY_SIZE - _CRC.size], self._seed) != crc or log_id != self._log_id:\n",
+        "        if crc < 0 or log_id != self._log_id:\n",
         ["tests/journal/log/test_index.py"],
     ),
     Mutant(
@@ -450,8 +444,8 @@ APPENDS_AND_READS: Final = (
         "append-times-go-back",
         "append times never decrease, whatever the clock does",
         "journal/log/writer.py",
-        "            max(segment_set.append_time, self._clock.wall_ms()),\n",
-        "            self._clock.wall_ms(),\n",
+        "        append_time = max(segment_set.append_time, self._clock.wall_ms())\n",
+        "        append_time = self._clock.wall_ms()\n",
         [LOG],
     ),
     Mutant(

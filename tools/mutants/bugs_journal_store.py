@@ -273,7 +273,7 @@ _REFUSALS: Final = (
         "verify-calls-delayed-batches-damaged",
         "verification of all records reports no damage in an undamaged folder",
         "journal/fsck/wal_verify.py",
-        "    own = [record.id for record in found if split_id(record.id)[0] >= LEASED_ID_MIN]\n",
+        "    own = [record.id for record in found if split_id(record.id)[0] >= LEASED_ID_FIRST]\n",
         "    own = [record.id for record in found]\n",
         [AUDIT],
     ),

@@ -54,7 +54,7 @@ TOPICS: Final = (
         "a creation that fails is undone",
         "tfmq/broker/topic_admin.py",
         "                self._undo(new, undo, error, end)\n",
-        "                end(faults.client_error(error or RuntimeError(), UNKNOWN))\n",
+        "                end(client_error(error or RuntimeError(), UNKNOWN))\n",
         [CHANGES],
     ),
     Mutant(
@@ -101,7 +101,7 @@ TOPICS: Final = (
         "auto-create-cannot-be-switched-off",
         "topics are created on first use only where that is allowed",
         "tfmq/broker/topic_admin.py",
-        "        if not self._auto_create():\n            raise UnknownTopic(\n",
+        "        if not self._runtime.config.topics.auto_create:\n            raise UnknownTopic(\n",
         "        if not self._topics:\n            raise UnknownTopic(\n",
         [CHANGES],
     ),

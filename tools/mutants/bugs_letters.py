@@ -78,8 +78,8 @@ KEPT: Final = (
         "dead-letters-forgotten-in-time",
         "a dead letter is kept until an operator has removed it",
         _STORE,
-        "EXPIRING_STATES: Final = (*FINAL_STATES, FAILING)\n",
-        'EXPIRING_STATES: Final = (*FINAL_STATES, FAILING, "dead")\n',
+        "EXPIRING_STATES: Final = (*model.FINAL_STATES, model.FAILING)\n",
+        'EXPIRING_STATES: Final = (*model.FINAL_STATES, model.FAILING, "dead")\n',
         [f"{STORE}::test_what_ended_long_ago_is_forgotten_and_nothing_else"],
     ),
     Mutant(

@@ -268,8 +268,8 @@ IN_ZOOKEEPER: Final = (
         "topics-of-an-earlier-life-stay",
         "the registered topics are the current ones",
         "tfmq/zookeeper/registration.py",
-        "        if node.session != self.session:\n            # The node is of an earlier",
-        "        if node.session < 0:\n            # The node is of an earlier",
+        "        if node.session != self.session:\n            # An earlier process of this",
+        "        if node.session < 0:\n            # An earlier process of this",
         [REGISTRY],
     ),
 )

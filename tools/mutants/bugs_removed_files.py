@@ -49,24 +49,16 @@ REMOVED_FILES: Final = (
         "kept-on-into-a-file-that-was-removed",
         "nothing is stored for a partition in a file that was removed",
         _STORE,
-        "                if self._database is not None and self._was_replaced():\n",
-        "                if self._database is None and self._was_replaced():\n",
+        "                if self._database is not None:\n                    self._discard_if_replaced()\n",
+        "",
         [f"{STORE}::test_what_is_kept_after_a_removal_of_the_file_is_in_the_file_that_is_there"],
     ),
     Mutant(
         "kept-although-its-file-was-removed-meanwhile",
         "a file that is removed during a write has stored nothing",
         _STORE,
-        (
-            "                if self._was_replaced():\n"
-            "                    self._discard_file()\n"
-            "                    raise self._lost_error()\n"
-        ),
-        (
-            "                if self._database is None:\n"
-            "                    self._discard_file()\n"
-            "                    raise self._lost_error()\n"
-        ),
+        "                if self._discard_if_replaced():\n                    raise self._lost_error()\n",
+        "                self._discard_if_replaced()\n",
         [f"{STORE}::test_a_file_that_is_removed_while_it_is_written_has_kept_nothing"],
     ),
     Mutant(

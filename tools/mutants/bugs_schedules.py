@@ -7,7 +7,7 @@ from typing import Final
 from tools.mutants.mutant import Mutant
 
 CRON: Final = "tests/delay/test_cron.py"
-MISFIRE: Final = "tests/delay/test_cron.py"
+MISFIRE: Final = "tests/broker/test_scheduler.py"
 WATCH: Final = "tests/broker/test_scheduler.py"
 FIRING: Final = "tests/broker/test_scheduler.py"
 SCHEDULES_TEST: Final = "tests/broker/test_schedule_commands.py"
@@ -66,7 +66,7 @@ TIMES: Final = (
     Mutant(
         "skip-sends-what-was-missed",
         "with the rule skip no missed time is sent",
-        "tfmq/delay/cron.py",
+        "tfmq/broker/scheduler.py",
         "now_ms - latest >= GRACE_MS",
         "now_ms - latest >= GRACE_MS * 1_000_000",
         [MISFIRE],
@@ -74,7 +74,7 @@ TIMES: Final = (
     Mutant(
         "all-sends-without-an-end",
         "the rule all sends at most the newest thousand",
-        "tfmq/delay/cron.py",
+        "tfmq/broker/scheduler.py",
         "        return cron.last_moments(after_ms, now_ms, SEND_ALL_MAX)\n",
         "        return cron.last_moments(after_ms, now_ms, SEND_ALL_MAX * 2)\n",
         [MISFIRE],
@@ -185,8 +185,8 @@ KEEPING: Final = (
         "sends-while-a-pause-is-on-its-way",
         "nothing is sent between the request to pause and its reply",
         "tfmq/broker/scheduler.py",
-        "        return self._timer.is_started and here and not run.is_changing and not run.row.paused\n",
-        "        return self._timer.is_started and here and not run.row.paused\n",
+        "        return self.timer.is_started and here and not run.is_changing and not run.row.paused\n",
+        "        return self.timer.is_started and here and not run.row.paused\n",
         [SCHEDULES_TEST],
     ),
     Mutant(

@@ -28,15 +28,15 @@ ARCHIVED: Final = (
         "archive-stuck-at-an-attribute-that-is-none",
         "messages whose attributes cannot be decoded are copied as they are",
         "tfmq/spark/pipelines/archive.py",
-        "wish.verify, lenient=True)",
-        "wish.verify)",
+        "options.verify, lenient=True)",
+        "options.verify)",
         [f"{REPLAYING}::test_messages_whose_attributes_cannot_be_decoded_are_copied_as_they_are"],
     ),
     Mutant(
         "archive-step-not-planned-before-its-files",
         "an interrupted step is repeated as it was planned",
         "tfmq/spark/pipelines/archive.py",
-        "            self._archive.write_plan(plan)\n",
+        "                self._archive.write_plan(plan)\n",
         "",
         [ANEW],
     ),
@@ -52,8 +52,8 @@ ARCHIVED: Final = (
         "archive-half-written-files-stay",
         "the next run removes partial files of a killed one",
         "tfmq/spark/pipelines/archive.py",
-        "            delete_temporary_files(self._options.folder / archive_folder.topic_folder(self._topic))\n",
-        "",
+        "                archive_folder.delete_temporary_files(",
+        "                id(",
         [ANEW],
     ),
     Mutant(
@@ -116,8 +116,8 @@ ARCHIVED: Final = (
         "archive-goes-on-before-a-gap",
         "a run continues after the gap that was recorded",
         "tfmq/spark/pipelines/archive.py",
-        "    reached += [(each.incarnation, each.partition, each.end) for each in gaps]\n",
-        "",
+        "    archived: tuple[ArchivePiece | Gap, ...] = (*pieces, *gaps)\n",
+        "    archived = pieces\n",
         [PLANNING],
     ),
     Mutant(
@@ -148,7 +148,7 @@ ARCHIVED: Final = (
         "archive-file-shown-before-it-is-whole",
         "a file has its name when it is complete",
         "tfmq/spark/pipelines/parquet_files.py",
-        "        self._temporary = temporary_path(self._path)\n",
+        "        self._temporary = archive_folder.temporary_path(self._path)\n",
         "        self._temporary = self._path\n",
         [f"{HOUR_FILES}::test_what_fails_in_the_middle_leaves_whole_files_only"],
     ),
@@ -196,8 +196,8 @@ ARCHIVED: Final = (
         "archive-file-believed",
         "a damaged file of an archive is reported by name before a row of it is used",
         "tfmq/spark/pipelines/parquet_files.py",
-        "    if crc != file.crc:\n",
-        "    if crc == 0:\n",
+        "    elif crc != file.crc:\n",
+        "    elif crc == 0:\n",
         ["tests/spark/pipelines/test_parquet_files.py"],
     ),
     Mutant(
@@ -205,11 +205,11 @@ ARCHIVED: Final = (
         "the error of a task is raised with its own type",
         "tfmq/spark/pipelines/spark_jobs.py",
         (
-            "        if isinstance(each, TaskFailure):\n"
-            "            raise each.to_error()\n"
-            '    return [each.result for each in cast("list[TaskResult[Result]]", found)]\n'
+            "            if isinstance(each, TaskFailure):\n"
+            "                raise each.to_error()\n"
+            '        return [each.result for each in cast("list[TaskResult[Result]]", found)]\n'
         ),
-        "        pass\n    return [each.result for each in found if isinstance(each, TaskResult)]\n",
+        "            pass\n        return [each.result for each in found if isinstance(each, TaskResult)]\n",
         ["tests/spark/pipelines/test_spark_jobs.py::test_the_error_of_a_task_is_raised_as_what_it_is"],
     ),
 )

@@ -22,7 +22,7 @@ SEGMENTS: Final = (
         "audit-missing-mark-passed-over",
         "a log whose mark is missing is reported",
         "tfmq/spark/pipelines/audit_check.py",
-        "        if marks is None and not self.log.checkpoint_damaged and any(each.size for each in self.segments):\n",
+        "        if marks is None and not self.log.checkpoint_damaged and any(each.size for each in self._segments):\n",
         "        if marks is None and begins:\n",
         [f"{PLAN}::test_a_log_without_a_mark_is_reported_and_checked_all_the_same"],
     ),
@@ -62,8 +62,8 @@ SEGMENTS: Final = (
         "audit-places-may-go-back",
         "positions of transactions only increase in a partition",
         "tfmq/spark/pipelines/audit_check.py",
-        "        if self.last_source is not None and place < self.last_source:\n",
-        "        if self.last_source is not None and place < (0, 0):\n",
+        "            if result.last_source is not None and place < result.last_source:\n",
+        "            if result.last_source is not None and place < (0, 0):\n",
         [f"{PIECE}::test_places_of_transactions_that_go_back_are_reported"],
     ),
     Mutant(
@@ -86,19 +86,16 @@ SEGMENTS: Final = (
         "audit-last-segments-unseen",
         "segments that are missing at the end are found",
         "tfmq/spark/pipelines/audit_check.py",
-        "        if marks is not None and self.segments and self.segments[-1].end < marks.durable:\n",
-        "        if marks is not None and self.segments and self.segments[-1].end < marks.first:\n",
+        "        if marks is not None and self._segments and self._segments[-1].end < marks.durable:\n",
+        "        if marks is not None and self._segments and self._segments[-1].end < marks.first:\n",
         [f"{CHAIN}::test_each_missing_segment_is_found"],
     ),
     Mutant(
         "audit-retention-is-loss",
         "messages that retention removed are not reported as missing",
         "tfmq/spark/pipelines/audit_check.py",
-        (
-            "            if marks.first < first:\n"
-            "                self._report_missing_bytes(None, marks.first, first, cut)\n"
-        ),
-        ("            if 0 < first:\n                self._report_missing_bytes(None, 0, first, cut)\n"),
+        ("            if marks.first < first:\n                self._report_missing_bytes(None, marks.first, first)\n"),
+        ("            if 0 < first:\n                self._report_missing_bytes(None, 0, first)\n"),
         [f"{CHAIN}::test_what_retention_took_is_not_missing"],
     ),
     Mutant(
@@ -160,7 +157,7 @@ TRANSACTIONS: Final = (
         "messages of a committed transaction that a partition lacks are found",
         "tfmq/spark/pipelines/audit_compare.py",
         "            if (place, number) > standing.applied:\n",
-        "            if (place, number) > FIRST_SOURCE:\n",
+        "            if (place, number) > audit_check.FIRST_SOURCE:\n",
         [f"{JUDGING}::test_what_a_transaction_brings_and_a_partition_lacks_is_reported"],
     ),
     Mutant(

@@ -85,8 +85,8 @@ SPARK_LOGS: Final = (
         "split-at-any-byte",
         "every record is in exactly one piece",
         "tfmq/spark/wire_reader.py",
-        "        return split_range(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])\n",
-        "        return split_range(range, split_targets(range, size))\n",
+        "split_range(range, [reply.offset for reply in found if not isinstance(reply, Damaged)])",
+        "split_range(range, ranges.split_targets(range, size))",
         [WIRE],
     ),
     Mutant(

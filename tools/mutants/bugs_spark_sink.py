@@ -30,8 +30,8 @@ SPARK_SINK: Final = (
         "member-of-any-size",
         LARGE,
         "tfmq/client/transaction/commit_group.py",
-        '            self._bytes + batch.size_bytes > limits["transaction_bytes"]\n',
-        '            self._bytes > limits["transaction_bytes"]\n',
+        "limits, size_bytes = self._link.limits, self._bytes + batch.size_bytes\n",
+        "limits, size_bytes = self._link.limits, self._bytes\n",
         [PART],
     ),
     Mutant(
@@ -62,7 +62,7 @@ SPARK_SINK: Final = (
         "old-member-is-prepared-twice",
         ONCE,
         "tfmq/client/transaction/commit_group.py",
-        "        self._age_timer.cancel()  # Otherwise the age timer would prepare it a second time.\n",
+        "        self._age_timer.cancel()  # Otherwise the age timer would prepare the member a second time.\n",
         "",
         [PART],
     ),
@@ -70,8 +70,8 @@ SPARK_SINK: Final = (
         "only-the-last-member-is-named",
         ONCE,
         "tfmq/client/transaction/commit_group.py",
-        "        self.prepared.append(TransactionName(pipeline.xid, pipeline.epoch))\n",
-        "        self.prepared = [TransactionName(pipeline.xid, pipeline.epoch)]\n",
+        "        self.prepared.append(commands.TransactionName(pipeline.xid, pipeline.epoch))\n",
+        "        self.prepared = [commands.TransactionName(pipeline.xid, pipeline.epoch)]\n",
         [PART],
     ),
     Mutant(
@@ -143,16 +143,16 @@ SPARK_SINK: Final = (
         "rows-of-one-task-are-the-total",
         COUNTED,
         "tfmq/spark/sink_task.py",
-        "sum(each.rows for each in told)",
-        "told[0].rows",
+        "sum(each.rows for each in found)",
+        "found[0].rows",
         [TASK],
     ),
     Mutant(
         "members-of-the-first-task-only",
         ONCE,
         "tfmq/spark/sink_task.py",
-        "for each in told for name in each.transactions]",
-        "for each in told[:1] for name in each.transactions]",
+        "for each in found for name in each.transactions]",
+        "for each in found[:1] for name in each.transactions]",
         [TASK],
     ),
     Mutant(
@@ -289,13 +289,13 @@ SPARK_SINK: Final = (
             "        self.settings = settings\n"
             "        self.run_id = uuid.uuid4().hex\n"
             '        """Id of this attempt. `commit` and `abort` run in another instance and use the'
-            ' tasks\' one."""\n'
+            ' id in the tasks\' messages."""\n'
         ),
         (
             "        self.settings = settings\n"
             '        self.run_id = "run"\n'
             '        """Id of this attempt. `commit` and `abort` run in another instance and use the'
-            ' tasks\' one."""\n'
+            ' id in the tasks\' messages."""\n'
         ),
         [STREAM_SINK],
     ),
@@ -312,15 +312,10 @@ SPARK_SINK: Final = (
         COUNTED,
         "tfmq/spark/sinks.py",
         (
-            "        with CommitGroupClient(self.settings.servers, self.settings.timeout) as client, _add_adv"
-            "ice(verdict.group):\n"
-            "            reply = client.commit(verdict, other_total=self.settings.allow_other_total)\n"
+            "        request = collect_commit(messages, other_total=self.settings.allow_other_total)\n"
+            "        if request is None:\n"
         ),
-        (
-            "        with CommitGroupClient(self.settings.servers, self.settings.timeout) as client, _add_adv"
-            "ice(verdict.group):\n"
-            "            reply = client.commit(verdict)\n"
-        ),
+        "        request = collect_commit(messages)\n        if request is None:\n",
         [STREAM_SINK],
     ),
     Mutant(

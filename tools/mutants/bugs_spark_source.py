@@ -143,10 +143,10 @@ SPARK_SOURCE: Final = (
         "with Trigger.AvailableNow a topic that was created again is reported, too",
         "tfmq/spark/planner.py",
         (
-            "                self._begin_offset(key, start[key], there[key])  # created again since: report w"
-            "hat was not read\n"
+            "                self._begin_offset(key, start[key], there[key])  # the topic was created ag"
+            "ain: report lost messages\n"
         ),
-        "                pass  # created again since: report what was not read\n",
+        "                pass  # the topic was created again: report lost messages\n",
         [PLANNING],
     ),
     Mutant(
@@ -184,7 +184,7 @@ SPARK_SOURCE: Final = (
     Mutant(
         "a-loss-is-said-nowhere",
         "with failOnDataLoss=false a loss is logged",
-        "tfmq/spark/errors.py",
+        "tfmq/spark/loss_policy.py",
         '            log.warning(\n                "%s The query continues',
         '            log.debug(\n                "%s The query continues',
         ["tests/spark/test_errors.py", PLANNING],
@@ -273,7 +273,7 @@ SPARK_SOURCE: Final = (
         "unreadable-attributes-not-reported",
         "a key that cannot be decoded is reported, not read as null",
         "tfmq/spark/batch_reader.py",
-        '        losses.handle_loss(DecodeFailed(str(error), **error.details), "with neither key nor tag")\n',
+        '        losses.handle_loss(error, "with neither key nor tag")\n',
         "",
         [TASKS],
     ),

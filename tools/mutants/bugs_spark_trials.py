@@ -33,8 +33,8 @@ SPARK_TRIALS: Final = (
         "commit-names-half-of-the-members",
         ONCE,
         "tfmq/spark/sink_task.py",
-        "    members = [TransactionName(*name) for each in told for name in each.transactions]\n",
-        "    members = [TransactionName(*name) for each in told[:2] for name in each.transactions]\n",
+        "    names = [name for each in found for name in each.transactions]\n",
+        "    names = [name for each in found[:2] for name in each.transactions]\n",
         [f"{TRIALS}::test_a_task_that_fails_once_is_done_again"],
     ),
     Mutant(

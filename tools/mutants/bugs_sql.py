@@ -11,9 +11,9 @@ BROKER: Final = "tests/sql/test_session.py"
 LOST: Final = "tests/sql/test_lost_answers.py"
 COURSE: Final = "tests/sql/test_commit_protocol.py"
 DATABASE: Final = "tests/sql/test_database.py"
-DECISION: Final = "tests/sql/test_decision.py"
+DECISION: Final = "tests/sql/test_in_doubt.py"
 JOINING: Final = "tests/sql/test_session.py"
-PRUNING: Final = "tests/sql/test_decision.py"
+PRUNING: Final = "tests/sql/test_in_doubt.py"
 TABLE: Final = "tests/sql/test_database.py"
 
 SQL: Final = (
@@ -23,7 +23,7 @@ SQL: Final = (
         "tfmq/sql/pruning.py",
         "        if not isinstance(admin, kinds):\n",
         "        if not kinds:\n",
-        ["tests/sql/test_decision.py::test_wrong_objects_are_refused_in_a_sentence"],
+        ["tests/sql/test_in_doubt.py::test_wrong_objects_are_refused_in_a_sentence"],
     ),
     Mutant(
         "database-decides-before-the-broker-is-prepared",
@@ -112,7 +112,7 @@ SQL: Final = (
     Mutant(
         "row-of-an-abort-not-written",
         "a reported rollback makes the owner's commit impossible",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/in_doubt.py",
         "                written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, rows.utc_now())\n",
         "                written = True\n",
         [DECISION],
@@ -120,7 +120,7 @@ SQL: Final = (
     Mutant(
         "answer-before-the-abort-is-committed",
         "a reported rollback makes the owner's commit impossible",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/in_doubt.py",
         "table, identity, xid, rows.ABORTED, rows.utc_now())\n",
         "table, identity, xid, rows.ABORTED, rows.utc_now())\n                connection.rollback()\n",
         [DECISION],
@@ -128,7 +128,7 @@ SQL: Final = (
     Mutant(
         "aborted-row-commits",
         "the row is the decision",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/in_doubt.py",
         'rows.COMMITTED: "commit", rows.ABORTED: "rollback"}',
         'rows.COMMITTED: "commit", rows.ABORTED: "commit"}',
         [DECISION],
@@ -136,7 +136,7 @@ SQL: Final = (
     Mutant(
         "owner-that-is-committing-called-aborted",
         "while the owner's transaction is open there is no decision",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/in_doubt.py",
         "        except OperationalError:\n            return None\n",
         '        except OperationalError:\n            return "rollback"\n',
         [DECISION],
@@ -144,7 +144,7 @@ SQL: Final = (
     Mutant(
         "abort-that-lost-the-race-wins",
         "of owner and checker one wins, and both agree which",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/in_doubt.py",
         "        except IntegrityError:\n            continue\n",
         '        except IntegrityError:\n            return "rollback"\n',
         [DECISION],
@@ -152,7 +152,7 @@ SQL: Final = (
     Mutant(
         "table-decides-for-another",
         "a table decides only its own transactions",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/in_doubt.py",
         "    if identity is None or not xid.startswith(xid_prefix(connection.engine.url, identity)):\n",
         "    if identity is None:\n",
         [DECISION],

@@ -257,8 +257,8 @@ _STARTS: Final = (
         "journal-s-last-name-not-fsynced-again",
         "what a start accepts is durable, its file name too",
         "journal/wal/recovery.py",
-        "            file.file.force()\n            disk.force_folder(folder)\n",
-        "            file.file.force()\n",
+        "            rewrite_durably(file.file, lsn - file.first, file.size)\n            disk.force_folder(folder)\n",
+        "            rewrite_durably(file.file, lsn - file.first, file.size)\n",
         [TAIL],
     ),
     Mutant(
@@ -281,13 +281,8 @@ _STARTS: Final = (
         "lost-end-of-the-journal-accepted",
         "missing durable entries end the start",
         "journal/wal/recovery_rules.py",
-        (
-            "    Rule(\n"
-            '        "whole", lambda t: t.lsn == t.end >= t.durable_lsn or (t.lsn == t.end and not t.is_last_'
-            "file), TailAction.KEEP\n"
-            "    ),\n"
-        ),
-        ('    Rule("whole", lambda t: t.lsn == t.end or (t.lsn == t.end and not t.is_last_file), TailAction.KEEP),\n'),
+        "lambda t: t.lsn == t.end and (t.end >= t.durable_lsn or not t.is_last_file), TailAction.KEEP",
+        "lambda t: t.lsn == t.end, TailAction.KEEP",
         [RECOVERY],
     ),
     Mutant(

@@ -9,10 +9,10 @@ from tools.rigs.postgresql import programs
 
 COURSE: Final = "tests/sql/test_commit_protocol.py"
 LOST: Final = "tests/sql/test_lost_answers.py"
-DECISION: Final = "tests/sql/test_decision.py"
+DECISION: Final = "tests/sql/test_in_doubt.py"
 JOINING: Final = "tests/sql/test_session.py"
 LEFTOVERS: Final = "tests/sql/test_recovery.py"
-PREPARED: Final = "tests/sql/test_decision.py"
+PREPARED: Final = "tests/sql/test_in_doubt.py"
 WATCHING: Final = "tests/sql/test_watching.py"
 
 _TWO_PHASES: Final = (
@@ -41,7 +41,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "row-looked-at-before-what-is-prepared",
         "prepared transactions of the database are ended before the row is read",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/in_doubt.py",
         "        found = find_prepared(connection, xid)\n",
         "        found = find_prepared(connection, xid)[:0]\n",
         [DECISION],
@@ -49,7 +49,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "writer-of-an-abort-waits-without-end",
         "the owner of a transaction that takes long is asked again",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/in_doubt.py",
         '                    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}")\n',
         "                    pass\n",
         [DECISION + "::test_an_owner_that_takes_long_is_asked_about_again"],
@@ -57,7 +57,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "question-takes-the-other-decision",
         "a prepared transaction is ended as it was decided",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/in_doubt.py",
         '        if decision == "commit":\n',
         '        if decision == "rollback":\n',
         [PREPARED, DECISION],
@@ -65,7 +65,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "unfinished-called-finished",
         "a prepared transaction that cannot be ended gives no decision",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/in_doubt.py",
         "        if sqlstate(error) not in FINISHED_ELSEWHERE:  # SQLAlchemy does not wrap the driver's error here\n",
         "        if sqlstate(error) is None:  # SQLAlchemy does not wrap the driver's error here\n",
         [PREPARED, DECISION],
@@ -73,7 +73,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "other-database-s-prepared-finished",
         "prepared transactions of other databases are left unchanged",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/in_doubt.py",
         "starts_with(gid, :start) AND database = current_database() ORDER",
         "starts_with(gid, :start) ORDER",
         [PREPARED, DECISION],
@@ -81,7 +81,7 @@ _TWO_PHASES: Final = (
     Mutant(
         "everybody-s-prepared-finished",
         "prepared transactions of others are left unchanged",
-        "tfmq/sql/decision.py",
+        "tfmq/sql/in_doubt.py",
         "WHERE starts_with(gid, :start) AND",
         "WHERE starts_with(gid, :start) IS NOT NULL AND",
         [PREPARED],

@@ -17,7 +17,7 @@ from journal.clock import SystemClock
 from journal.disk import RealDisk
 from journal.fsync import Forcer
 from journal.log.log import Log
-from journal.log.segments import LogOptions
+from journal.log.options import LogOptions
 from journal.record.batch import Batch
 from journal.record.format import make_id, make_log_id, make_record
 

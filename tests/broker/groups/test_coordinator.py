@@ -20,14 +20,14 @@ def test_groups_are_bounded() -> None:
     assert [broker.join(name).code for name in ("a", "b", "c")] == ["ok", "ok", "not_allowed"]
     assert broker.join("a").code == "ok"
     asked = [broker.ask(JoinGroup(name, "", []), turn=False) for name in ("d", "e")]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert [each.code for each in asked] == ["not_allowed"] * 2
 
 
 def test_groups_that_are_not_in_the_catalog_yet_count() -> None:
     broker = Broker(limits__groups=2)
     asked: list[Answer] = [broker.ask(JoinGroup(name, "", []), turn=False) for name in "abc"]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert [each.code for each in asked] == ["ok", "ok", "not_allowed"]
 
 
@@ -73,5 +73,5 @@ def test_nothing_is_kept_of_groups_without_members(broker: Broker) -> None:
     broker.ask(ReadOffsets("ghosts", None))
     broker.advance(100)
     groups = broker.engine.broker.group_coordinator
-    assert not list(groups._registry) and not groups._registry._subscribed_names
+    assert not groups._groups and not groups._subscribed_names
     assert not any(groups._connected.values())

@@ -100,8 +100,8 @@ def test_a_broker_that_was_suspended_declares_no_member_dead(broker: Broker) -> 
     first, second = seats(broker, "ada bob")
     first.disconnect()
     broker.clock.advance(1000)
-    broker.engine.tick(broker.clock.monotonic())
-    broker.engine.end_turn()
+    broker.engine.broker.timers.tick(broker.clock.monotonic())
+    broker.engine.broker.end_turn()
     settle(second)
     assert len(second.numbers) == 5, "nobody else was taken for dead, either"
     first.connect()

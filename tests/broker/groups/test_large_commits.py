@@ -25,7 +25,7 @@ def test_commits_that_fill_more_than_a_segment_in_one_turn_are_all_taken() -> No
     members = [broker.join(group) for group in groups]
     offsets = many(broker, 20_000)
     answers = [commit(broker, group, member, offsets) for group, member in zip(groups, members, strict=True)]
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.work()
     assert {answer.code for answer in answers} == {"ok"}
     assert broker.saved("group-24") == {("orders", 0): (1 << 62) + 19_999}
@@ -43,7 +43,7 @@ def test_what_waits_for_the_catalog_s_disk_is_bounded_in_bytes() -> None:
     assert answers[-1].code == "busy"
     waiting = sum(answer.code == "waiting" for answer in answers)
     catalog._preparing = False
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert waiting > 10
     assert sum(answer.code == "ok" for answer in answers) == waiting
 
@@ -57,6 +57,6 @@ def test_a_reset_beside_large_commits_is_one_append() -> None:
     reset = broker.ask(commands.ResetGroup("other", offsets), turn=False)
     broker.disk.faults.fail("force", times=None, path="meta")
     before = broker.engine.broker.catalog.log.end_offset
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert broker.engine.broker.catalog.log.end_offset > before
     assert reset.code == "storage_stopped" and {answer.code for answer in answers} == {"storage_stopped"}

@@ -31,7 +31,7 @@ def apply(broker: Broker, *effects: CommitOffsets) -> Told:
     reported: Told = []
     for each in effects:
         broker.engine.broker.apply_target.apply(each, lambda mark, error: reported.append((mark, error)))
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     return reported
 
 
@@ -68,7 +68,7 @@ def test_what_comes_in_a_turn_is_one_append_and_asks_for_no_force() -> None:
     assert not broker.engine.broker.apply_target.is_durable(mark)
     done: list[BaseException | None] = []
     broker.engine.broker.apply_target.fsync_to(mark, done.append)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.work()
     assert done == [None] and broker.engine.broker.apply_target.is_durable(mark)
 

@@ -39,7 +39,7 @@ def test_a_join_that_failed_leaves_no_member() -> None:
     member = broker.join(session=session)
     broker.disk.faults.fail("write", error=28, path=".catalog")
     again = broker.ask(commands.JoinGroup("billing", member.member, []), session=session, turn=False)
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     assert again.code == "disk_full"
     assert len(broker.join(session=Session()).partitions) == 1
     session.close()

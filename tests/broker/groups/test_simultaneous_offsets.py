@@ -28,7 +28,7 @@ def test_more_than_a_segment_of_the_catalog_takes_is_applied_in_parts(monkeypatc
     for number, member in enumerate(members):
         offsets = offsets_of(broker, member, f"group-{number}", partitions)
         answers.append(broker.transact(streams[number], [], [offsets], turn=False))
-    broker.engine.end_turn()
+    broker.engine.broker.end_turn()
     broker.work()
     assert {(answer.code, answer.state) for answer in answers} == {("ok", "committed")}
     assert len(broker.saved(f"group-{groups - 1}")) == partitions

@@ -24,11 +24,11 @@ from tfmq.errors import (
     VersionMismatch,
     to_error_reply,
 )
-from tfmq.protocol.commands import CreateTopic, Hello, Metadata, Ping
+from tfmq.protocol.commands import BY_REQUEST, CreateTopic, Hello, Metadata, Ping
 
 
 def test_a_call_says_what_it_is() -> None:
-    call = PendingRequest(Ping(), (), correlation_id=7)
+    call = PendingRequest(Ping(), BY_REQUEST[Ping], (), correlation_id=7)
     assert repr(call) == "<PendingRequest PING 7 open>" and not call.done
     call.complete()
     assert "answered" in repr(call)
@@ -51,7 +51,7 @@ def test_one_that_is_not_well_formed_is_reported_as_it_came(header: list[object]
 
 
 def test_one_that_is_late_may_have_happened_only_if_it_was_sent() -> None:
-    call = PendingRequest(Ping(), (), correlation_id=1)
+    call = PendingRequest(Ping(), BY_REQUEST[Ping], (), correlation_id=1)
     assert call.timeout_error("broker:1").outcome == NOT_DONE
     call.sent = True
     late = call.timeout_error("broker:1")
@@ -389,7 +389,7 @@ def test_an_unreadable_reply_fails_its_call_only(rig: Rig) -> None:
     rig.link.connected()
     rig.broker.plan(CreateTopic, SWALLOW)
     session = Session(rig.broker)
-    session.take(b"".join(rig.link.next_output()))
+    session.take(b"".join(rig.link.output))
     rig.link.received(b"".join(session.output))
     session.output.clear()
     session.say([0, call.correlation_id, "not a number"])

@@ -56,9 +56,16 @@ def cases() -> Iterator[tuple[int, str, int, bool, str, str | None]]:
         )
 
 
-def test_what_is_sound_is_delivered_and_the_damage_named_exactly(filled: tuple[SimulatedBroker, list[int]]) -> None:
+@pytest.mark.parametrize("read", ["messages", "columns"])
+def test_what_is_sound_is_delivered_and_the_damage_named_exactly(
+    filled: tuple[SimulatedBroker, list[int]], read: str
+) -> None:
     broker, edges = filled
-    for number, spot, fetch_bytes, warm, on_damage, tag in cases():
+    read_to = {"messages": read_messages_to, "columns": read_columns_to}[read]
+    chosen = list(cases())
+    # Columns use the same fetch responses; only their decoder is another.
+    for number, spot, fetch_bytes, warm, on_damage, given_tag in chosen if read == "messages" else chosen[::3]:
+        tag = given_tag if read == "messages" else None
         case = f"block {number}, {spot}, {fetch_bytes=}, {warm=}, {on_damage=}, {tag=}"
         first, next = list(pairwise(edges))[number]
         place = (first if SPOTS[spot] >= 0 else next) + SPOTS[spot]
@@ -86,7 +93,7 @@ def test_what_is_sound_is_delivered_and_the_damage_named_exactly(filled: tuple[S
             broker.stop()
 
 
-def read_to(consumer: Consumer, end: int, found: list[int] | None = None) -> list[int]:
+def read_messages_to(consumer: Consumer, end: int, found: list[int] | None = None) -> list[int]:
     """The numbers of the messages up to offset `end`; what has not come by then never comes."""
     found = [] if found is None else found
     for _ in range(3 * COUNT):
@@ -100,3 +107,16 @@ def read_to(consumer: Consumer, end: int, found: list[int] | None = None) -> lis
         raise AssertionError(f"it stands at {consumer.position('orders', 0)} and never reaches {end}")
     assert consumer.poll(timeout=0.1) == []
     return found
+
+
+def read_columns_to(consumer: Consumer, end: int, found: list[int] | None = None) -> list[int]:
+    """The same by `arrow_batches`."""
+    found = [] if found is None else found
+    for _ in range(3 * COUNT):
+        if consumer.position("orders", 0) >= end:
+            return found
+        for rows in consumer.arrow_batches(["value"], timeout=0.1):
+            for payload in rows.column("value").to_pylist():
+                assert payload == payload_of(int(payload[:3]))
+                found.append(int(payload[:3]))
+    raise AssertionError(f"it stands at {consumer.position('orders', 0)} and never reaches {end}")

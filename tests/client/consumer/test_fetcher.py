@@ -260,7 +260,7 @@ def test_other_errors_stop_their_partition_only_and_are_reported_once(error: Tfm
     assert reported is error
     assert "t-0" in str(reported)
     assert reader.fetcher.next_failure() is None
-    assert reader.fetcher.all_stopped_failure() is None
+    assert reader.fetcher.next_failure() is None
     reader.log(1).append(b"c")
     (other,) = [feed for feed in reader.fetcher.partitions.values() if feed.failure is None]
     other.fetching = False
@@ -278,7 +278,7 @@ def test_when_all_have_stopped_that_is_known() -> None:
     reader = Reader()
     (plan,) = reader.fetcher.plan_fetches(0.0)
     reader.fetcher.fetch_failed(plan, UnknownTopic(), 0.0)
-    assert isinstance(reader.fetcher.all_stopped_failure(), UnknownTopic)
+    assert isinstance(reader.fetcher.next_failure(), UnknownTopic)
 
 
 def test_offsets_that_are_gone_are_named_and_the_partition_stops() -> None:

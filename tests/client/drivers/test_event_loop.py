@@ -62,12 +62,15 @@ class HandDriver(EventDriver):
     def _call_soon(self, function: Callable[[], None]) -> None:
         self.soon.append(function)
 
-    def _start_timer(self, seconds: float) -> float:
+    def _call_later(self, seconds: float, function: Callable[[], None]) -> float:
         self.pauses.append(seconds)
         return seconds
 
-    def _stop_timer(self) -> None:
-        self._timer_handle = None
+    def _cancel_call(self, call: object) -> None:
+        """It calls nothing."""
+
+    def _create_sleep(self) -> tuple[Any, Callable[..., None]]:
+        raise AssertionError("its wait does not sleep")
 
     def _watch_socket(self, fileno: int, to_write: bool) -> None:
         self.watches.append((fileno, to_write))

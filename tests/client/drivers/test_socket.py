@@ -13,7 +13,7 @@ import pytest
 from tests.client.fake_broker import CUT, FakeBroker, listening
 from tfmq.client.connection.addresses import BrokerAddress, LocalBrokerAddress, parse_servers
 from tfmq.client.connection.connection import ClientConnection
-from tfmq.client.drivers.socket import RECEIVE_BYTES_MIN, SocketChannel, choose_address, resolve_address
+from tfmq.client.drivers.socket import RECEIVE_BYTES_MIN, SocketChannel, resolve_address
 from tfmq.errors import ConnectionFailed
 from tfmq.protocol.commands import Metadata, Ping
 
@@ -25,8 +25,9 @@ def wired(servers: str) -> SocketChannel:
 
 
 def address(channel: SocketChannel) -> tuple[int, object]:
-    server = channel.link.server
-    return choose_address(socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM))
+    found = resolve_address(channel.link.server)
+    assert isinstance(found, tuple)
+    return found
 
 
 def turn(channel: SocketChannel) -> None:
@@ -95,11 +96,12 @@ def test_nothing_is_read_where_nothing_is(channel: SocketChannel) -> None:
     channel.process_received(None)
 
 
-def test_the_older_address_family_comes_first() -> None:
+def test_the_older_address_family_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))
     six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0))
-    assert choose_address([six, four]) == (socket.AF_INET, ("127.0.0.1", 1))
-    assert choose_address([six]) == (socket.AF_INET6, ("::1", 1, 0, 0))
+    for found, chosen in (([six, four], four), ([six], six)):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
+        assert resolve_address(BrokerAddress("localhost", 1)) == (chosen[0], chosen[4])
 
 
 # From the address that a user wrote to the one that a socket takes.
@@ -107,8 +109,7 @@ def test_the_older_address_family_comes_first() -> None:
 
 def test_an_address_of_numbers_is_what_it_is() -> None:
     found = resolve_address(BrokerAddress("127.0.0.1", 8367))
-    assert isinstance(found, list)
-    assert found[0][4] == ("127.0.0.1", 8367)
+    assert found == (socket.AF_INET, ("127.0.0.1", 8367))
 
 
 def test_a_name_that_is_none_is_reported_and_not_raised() -> None:

@@ -136,7 +136,7 @@ def test_batches_of_many_keep_to_their_size() -> None:
     rig = CoreRig({**DEFAULTS, "buffer_bytes": 10_000_000})
     payloads = [b"x" * (number % 300) for number in range(3000)]
     deliveries = rig.run(rig.core.send_many("orders", payloads))
-    rig.run(rig.core.wait_for_batches(deliveries.batches, None))
+    rig.run(rig.core.wait_for_batches(deliveries.batches))
     assert rig.broker.payloads("orders") == payloads
     assert max(len(batch.body) for batch in rig.broker.logs["orders", 0]) <= 10_000
 
@@ -154,7 +154,7 @@ def test_flush_and_close_are_bounded() -> None:
     rig = CoreRig({**DEFAULTS, "timeout": 60.0})
     message = rig.core.make_message("orders", b"x")
     delivery = rig.run(rig.core.send("orders", message, b"x"))
-    rig.run(rig.core.wait_for_batches([delivery[0]], None))
+    rig.run(rig.core.wait_for_batches([delivery[0]]))
     rig.broker.plan(Produce, HOLD)
     rig.run(rig.core.send("orders", message, b"y"))
     with pytest.raises(TimedOut):

@@ -184,7 +184,7 @@ def test_without_an_answer_that_fits_there_are_no_handles(reported: Any) -> None
     batch = batch_of(2)
     batch.set_handles(reported)
     batch.set_stored((), ACKS_SYNCED)
-    assert batch.result_of(0).delayed is None and batch.results_of(0, 2).delayed is None
+    assert batch.result_of(0).delayed is None and batch.result_of(0, 2).delayed is None
 
 
 def test_a_failed_one_raises() -> None:
@@ -193,7 +193,7 @@ def test_a_failed_one_raises() -> None:
     with pytest.raises(DiskFull):
         batch.result_of(0)
     with pytest.raises(DiskFull):
-        batch.results_of(0, 1)
+        batch.result_of(0, 1)
 
 
 def test_the_largest_batch_has_no_more_messages_than_a_delayed_one_may() -> None:

@@ -299,9 +299,9 @@ def test_many_at_once_are_batches_of_one_due_each() -> None:
     rig.settle(Delivery((batch, 0)))
     (request,) = produced(rig)
     assert request.count == 10 and set(decode_due_times(request.due or b"")) == {DUE_RELATIVE + 5000}
-    handles = batch.results_of(2, 3).delayed
+    handles = batch.result_of(2, 3).delayed
     assert [parse_handle(each).number for each in handles] == [2, 3, 4]
-    assert batch.results_of(0, 1).delayed == [batch.result_of(0).delayed], "a sequence even of one"
+    assert batch.result_of(0, 1).delayed == [batch.result_of(0).delayed], "a sequence even of one"
 
 
 def test_without_acknowledgements_there_is_no_handle() -> None:

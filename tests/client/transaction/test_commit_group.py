@@ -11,7 +11,7 @@ from tfmq.client.send.record_encoder import EncodedRecords, encode_shared
 from tfmq.client.transaction.commit_group import MemberBatch
 from tfmq.errors import Busy, GroupFenced, GroupIncomplete, GroupStale, TfmqError, TimedOut, TransactionRolledBack
 from tfmq.protocol.commands import CommitGroup, CommitMember, PrepareTransaction
-from tfmq.spark.sink_task import CommitGroupClient, PendingCommit, TaskPart
+from tfmq.spark.sink_task import CommitGroupClient, TaskPart
 from tfmq.testing.broker import SimulatedBroker
 
 GROUP = "query"
@@ -45,7 +45,7 @@ class Writer:
 
     def commit(self, sequence: int, members: list[Any], rows: int, run: str = "run-1", **options: Any) -> Any:
         with self.client() as client:
-            return client.commit(PendingCommit(GROUP, sequence, run, members, rows), **options)
+            return client.commit(CommitGroup(GROUP, sequence, run, members, rows, **options))
 
     def abort(self, sequence: int, run: str = "run-1") -> str:
         with self.client() as client:

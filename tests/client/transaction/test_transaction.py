@@ -95,7 +95,7 @@ def test_plain_and_transactional_sends_never_share_a_stream(rig: TransactionRig)
     for number in range(3):
         message = rig.core.make_message("orders", b"plain")
         delivery = rig.run(rig.core.send("orders", message, b"plain"))
-        rig.run(rig.core.wait_for_batches([delivery[0]], None))
+        rig.run(rig.core.wait_for_batches([delivery[0]]))
         tx = rig.begin()
         rig.send(tx, b"%d" % number)
         rig.commit(tx) if number != 1 else rig.rollback(tx)

@@ -14,7 +14,7 @@ import pytest
 import tfmq.aio
 from tests.client.handling_rig import GROUP, TOPIC, Bench
 from tfmq.client.consumer.positions import CURRENT_MESSAGE
-from tfmq.client.worker.asyncio_runner import HandlerThreads, run_in_new_loop
+from tfmq.client.worker.asyncio_runner import HandlerThreads
 from tfmq.testing.broker import SimulatedBroker
 
 
@@ -239,7 +239,7 @@ def test_a_second_sigterm_ends_at_once(bench: Bench) -> None:
         await consumer_of(bench).run(handle)
 
     with pytest.raises(SystemExit) as ended:
-        run_in_new_loop(scenario())
+        asyncio.run(scenario())
     assert ended.value.code == 128 + signal.SIGTERM
     assert bench.saved() in (None, bench.place("a"))
 

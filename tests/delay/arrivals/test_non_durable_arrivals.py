@@ -1,6 +1,6 @@
 """What is not durable holds back everything after it, and nothing longer than it must."""
 
-from tfmq.delay.arrivals.log import NonDurableArrivals, WrittenArrival
+from tfmq.delay.arrivals.non_durable import NonDurableArrivals, WrittenArrival
 from tfmq.delay.memory_window import NO_WHEEL_ROWS
 
 

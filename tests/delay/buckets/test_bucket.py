@@ -9,11 +9,10 @@ from contextlib import ExitStack
 import pytest
 
 from journal.errors import NewerFormat
-from journal.fsync import NEVER_CLOSED
 from journal.testing import SimulatedDisk, SimulatedFile
 from tests.delay.bucketing import FOLDER, NOW, Bench, Waiting, damage_in, flip
 from tests.scale import scaled, seeded
-from tfmq.delay.buckets.bucket import OpenFileCache, never_close
+from tfmq.delay.buckets.bucket import OpenFileCache
 from tfmq.delay.buckets.format import CHUNK_MAGIC, CHUNK_SIZE, HEAD_SIZE, ChunkColumns
 
 
@@ -252,9 +251,3 @@ def test_two_who_open_the_same_share_it(disk: SimulatedDisk) -> None:
     disk.open_read = beside  # type: ignore[method-assign]
     with files.opened("f1") as file:
         assert file.pread(9, 0) == b"1" and len(disk.open_files) == 1
-
-
-def test_one_that_must_not_be_closed_is_kept(disk: SimulatedDisk) -> None:
-    file = disk.open_write("f1")
-    never_close(file)
-    assert NEVER_CLOSED.pop() is file

@@ -10,7 +10,7 @@ import pytest
 
 from tests.delay.bucketing import BILLS, DAY, HOUR, MINUTE, NOW, ORDERS, Bench
 from tests.scale import scaled, seeded
-from tfmq.delay.buckets.rows import BucketRow
+from tfmq.delay.buckets.store import BucketRow
 from tfmq.delay.queries import pending_histogram
 from tfmq.delay.requests import LogFilter
 

@@ -16,7 +16,6 @@ from journal.buffers.arena import (
     ChunkLists,
     MemoryChunk,
     Slab,
-    page_leaf,
     rounded_size,
     run_depth,
     run_position,
@@ -168,10 +167,6 @@ def test_trimming_hands_back_free_pages_and_keeps_the_others() -> None:
     assert chunk.trim() == CHUNK_BYTES - PAGE_BYTES
     assert chunk.view[position : position + size] == b"x" * size
     assert bytes(chunk.view).count(b"x") == size
-
-
-def test_a_position_knows_its_page() -> None:
-    assert run_position(page_leaf(5 * PAGE_BYTES + 17)) == (5 * PAGE_BYTES, PAGE_BYTES)
 
 
 # One page cut into elements: each given out once, each taken back once.

@@ -23,8 +23,8 @@ from journal.fsck.log_repair import RangePiece, rebuild_range, repair
 from journal.fsck.log_verify import find_log_id, verify
 from journal.log.checkpoint import LogCheckpoint, LogCheckpointFile, Snapshot, encode_snapshot
 from journal.log.log import Log
+from journal.log.options import LogOptions
 from journal.log.segment import Segment
-from journal.log.segments import LogOptions
 from journal.record.block import blocks_of
 from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
 from journal.record.format import (

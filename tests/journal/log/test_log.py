@@ -16,8 +16,8 @@ from journal.clock import SystemClock
 from journal.disk import RealDisk
 from journal.errors import BadBatch, BelowStart, Closed, Corrupt, CutAway, Full, NotARecord, Stopped, TooLarge
 from journal.filenames import segment_name
-from journal.log.log import PIECE_BYTES, SPOOL_MEMORY_BYTES, Log, Spool, count_verified, spool_batches
-from journal.record.batch import Source, succession_source
+from journal.log.log import PIECE_BYTES, SPOOL_MEMORY_BYTES, Log, Spool, spool_batches
+from journal.record.batch import Source, succession_source, verify_batch
 from journal.record.block import blocks_of
 from journal.record.block_trailer import SOURCE_DELAY, SOURCE_SUCCESSION, SOURCE_TRANSACTION, TRAILER_SIZE
 from journal.record.format import make_id, records_of
@@ -581,7 +581,9 @@ def test_a_short_stream_stays_in_memory() -> None:
     disk = make_disk()
     with Spool(disk, FOLDER) as spool:
         spool.fill(io.BytesIO(bytes(make_batch(10).data)), 1 << 20)
-        assert disk.list(FOLDER) == [] and count_verified(spool, 9, 0, "records") == 10
+        (batch,) = spool_batches(spool, 9, 0)
+        verify_batch(*batch, verify="records")
+        assert disk.list(FOLDER) == [] and batch.count == 10
 
 
 def test_a_record_larger_than_a_slice_is_a_slice_of_its_own() -> None:

@@ -21,8 +21,8 @@ from journal.filenames import index_name, join, segment_name
 from journal.log.checkpoint import LogCheckpointFile, WrongLog
 from journal.log.index import OnDiskIndex
 from journal.log.log import Log
+from journal.log.options import LogOptions
 from journal.log.readonly import OPEN_MAX, OpenFiles, ReadOnlyFile, ReadOnlyLog, ReadOnlySegment
-from journal.log.segments import LogOptions
 from journal.record.format import Incomplete, make_log_id
 from journal.testing import SimulatedDisk
 from tests import paths
@@ -69,7 +69,7 @@ def test_it_is_never_written(disk: SimulatedDisk) -> None:
 
 
 def segment_of(bench: Bench, end: int) -> ReadOnlySegment:
-    return ReadOnlySegment(bench.disk, FOLDER, 0, LOG_ID, end=end, pool=OrderedDict(), suffix=".zxQueue")
+    return ReadOnlySegment(bench.disk, FOLDER, 0, LOG_ID, end=end, pool=OrderedDict())
 
 
 def test_its_index_is_searched_in_the_file_until_it_is_distrusted() -> None:

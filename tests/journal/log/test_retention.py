@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 
 from journal.filenames import segment_name
+from journal.log.options import LogOptions
 from journal.log.retention import SegmentAge, count_expired, delete_or_archive
-from journal.log.segments import LogOptions
 from tests.journal.logs import FOLDER, make_disk
 
 SEALED = [SegmentAge(0, 100, 1000), SegmentAge(100, 100, 2000), SegmentAge(200, 100, 3000)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from journal.log.options import LogOptions
 from journal.log.segment import Segment
-from journal.log.segments import AppliedPositions, LogOptions, SegmentSet, segment_limit
+from journal.log.segments import AppliedPositions, SegmentSet, segment_limit
 from journal.record.batch import Source
 from journal.record.block_trailer import SOURCE_DELAY
 from tests.journal.logs import FOLDER, LOG_ID, Bench, make_batch, make_disk

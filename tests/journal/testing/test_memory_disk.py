@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from journal.disk import write_all
 from journal.errors import Full
 from journal.testing import Moment, SimulatedDisk, crash_states
-from journal.testing.memory_disk import SECTOR_BYTES, FileContent, FolderTree, SimulatedFolder, path_names, walk_tree
+from journal.testing.memory_disk import (
+    SECTOR_BYTES,
+    FileContent,
+    FolderTree,
+    PendingChange,
+    SimulatedFolder,
+    path_names,
+    walk_tree,
+)
 
 STEP = st.one_of(
     st.tuples(st.just("write"), st.integers(0, 3000), st.binary(min_size=1, max_size=1500)),
@@ -28,11 +36,11 @@ def live(steps: list[tuple[str, int, bytes]], *, with_losses: bool) -> tuple[Fil
     content, model = FileContent(), bytearray()
     for number, (kind, position, data) in enumerate(steps, 1):
         if kind == "write":
-            content.write(number, data, position)
+            content.change(PendingChange(number, position, data))
             model.extend(bytes(max(0, position - len(model))))
             model[position : position + len(data)] = data
         elif kind == "truncate":
-            content.truncate(number, position)
+            content.change(PendingChange(number, position, None))
             model = model[:position].ljust(position, b"\0")
         elif kind == "force":
             content.fsync()
@@ -70,11 +78,11 @@ def test_the_last_version_of_everything_is_what_readers_see(steps: list[tuple[st
 
 def test_a_failed_force_loses_and_the_next_one_does_not_bring_back() -> None:
     content = FileContent()
-    content.write(1, b"a" * 512, 0)
+    content.change(PendingChange(1, 0, b"a" * 512))
     content.fsync()
-    content.write(2, b"b" * 1024, 512)
+    content.change(PendingChange(2, 512, b"b" * 1024))
     content.fail_fsync()
-    content.write(3, b"c" * 512, 1536)
+    content.change(PendingChange(3, 1536, b"c" * 512))
     content.fsync()
     assert content.data == b"a" * 512 + b"b" * 1024 + b"c" * 512
     assert content.durable == b"a" * 512 + bytes(1024) + b"c" * 512
@@ -82,18 +90,18 @@ def test_a_failed_force_loses_and_the_next_one_does_not_bring_back() -> None:
 
 def test_a_lost_sector_that_is_written_again_is_on_the_platter_after_the_next_force() -> None:
     content = FileContent()
-    content.write(1, b"b" * 1024, 0)
+    content.change(PendingChange(1, 0, b"b" * 1024))
     content.fail_fsync()
-    content.write(2, b"c", 600)
+    content.change(PendingChange(2, 600, b"c"))
     content.fsync()
     assert content.durable == bytes(512) + b"b" * 88 + b"c" + b"b" * 423
 
 
 def test_an_image_stays_as_it_was() -> None:
     content = FileContent(b"x" * 10)
-    content.write(1, b"y", 3)
+    content.change(PendingChange(1, 3, b"y"))
     image = content.image()
-    content.write(2, b"z", 4)
+    content.change(PendingChange(2, 4, b"z"))
     content.fsync()
     assert image.durable == b"x" * 10
     assert [change.number for change in image.pending] == [1]

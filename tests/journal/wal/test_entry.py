@@ -29,9 +29,9 @@ from journal.wal.entry import (
     encode_entries,
     encode_filler,
     entries_of,
-    entry_size,
     possible_entries,
 )
+from tests.journal.journals import entry_size
 from tests.scale import scaled, seeded
 
 SEED = checksum_seed(5, 123456789)

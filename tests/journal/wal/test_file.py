@@ -309,11 +309,13 @@ def test_idle_files_go_but_for_those_that_are_kept_and_the_last() -> None:
 
 def test_a_file_that_goes_is_closed_when_no_read_is_under_way() -> None:
     disk, files = files_of(3)
-    with files.pinned_files() as seen:
+    with files.file_references:
+        seen = files.files
         gone = files.remove_idle(lambda number: False)
         assert [file.number for file in gone] == [1, 2]
         assert seen[0].pread(4, seen[0].first) == b"TFTJ"
-        with files.pinned_files() as now:
+        with files.file_references:
+            now = files.files
             assert [file.number for file in now] == [3]
         assert len(disk.open_files) == 3
     assert len(disk.open_files) == 1

@@ -18,7 +18,7 @@ from journal.linux_aio import AioFsyncQueue
 from journal.testing import SimulatedDisk, crash_states
 from journal.wal import entry as entry_module
 from journal.wal.checkpoint import REWRITE_SECONDS
-from journal.wal.entry import COMMIT, ENTRY_SIZE_MAX, AppendMsg, Operation, entry_size
+from journal.wal.entry import COMMIT, ENTRY_SIZE_MAX, AppendMsg, Operation
 from journal.wal.file import FILE_HEADER_SIZE, JournalFile, JournalFiles
 from journal.wal.store import READ_SIZE, RECLAIM_SECONDS, RETRY_SECONDS, JournalFileInfo, JournalOptions, JournalStore
 from tests.journal.journals import (
@@ -29,6 +29,7 @@ from tests.journal.journals import (
     SMALL,
     Journal,
     RememberingState,
+    entry_size,
     message,
     opened,
     row_of,

@@ -72,7 +72,7 @@ def compared(data: Path, topics: list[TopicRow], made: AuditPlan, found: list[Pi
     ]
     folders = find_missing_partitions(disk, str(data), topics, made.logs)
     for log in made.logs:
-        folders += find_missing_files(disk, log, [each for each in found if each.piece.log == log.number])
+        folders += find_missing_files(disk, log, found)
     more = [*made.findings, *folders, *journal.findings, *(finding for each in read for finding in each.findings)]
     return make_result([str(data)], made.logs, chains, verdicts, more, 1.0)
 

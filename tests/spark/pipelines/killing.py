@@ -12,7 +12,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ def archive(servers: str, folder: str, topic: str, piece_bytes: int, step_bytes:
 def replay(servers: str, folder: str, topic: str, to: str) -> None:
     wish = ReplayOptions(Path(folder), ReplayFilter(topic), servers, to, 10.0)
     with Admin(servers) as admin:
-        ReplayRun(wish, admin, run_inline).replay_new(lambda total: Progress(topic, total))
+        ReplayRun(wish, admin, run_inline).replay_new(lambda total: nullcontext(Progress(topic, total)))
 
 
 def child(work: Callable[..., None], arguments: Any, kill_at: int, tell: int) -> None:

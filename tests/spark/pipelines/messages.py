@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def born(ms: int | None) -> Any:
 def run_inline(
     work: Callable[[Item], TaskResult[Result]], items: Sequence[Item], progress: Progress, title: str
 ) -> list[Result]:
-    """Run the tasks in this thread, without Spark; otherwise as `run_tasks`."""
+    """Run the tasks in this thread, without Spark; otherwise as a `SparkTaskRunner`."""
     results = []
     for item in items:
         done = attempt(work, item)
@@ -157,4 +158,4 @@ def archived(
     """One run of the archive in this process, without Spark where `run` is not one of it."""
     wish = ArchiveOptions(address, folder, **wishes)
     with open_log_reader(address) as logs:
-        return TopicArchiver(wish, topic, logs, run).archive_new(lambda total: Progress(topic, total))
+        return TopicArchiver(wish, topic, logs, run).archive_new(lambda total: nullcontext(Progress(topic, total)))

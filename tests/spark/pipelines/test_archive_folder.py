@@ -41,9 +41,9 @@ def test_a_sweep_takes_what_is_half_written_and_nothing_else(tmp_path: Path) -> 
     create_folder(kept.parent)
     kept.write_bytes(b"")
     half.write_bytes(b"")
-    assert delete_temporary_files(tmp_path) == 1
+    delete_temporary_files(tmp_path)
     assert kept.exists() and not half.exists()
-    assert delete_temporary_files(tmp_path / "not there") == 0
+    delete_temporary_files(tmp_path / "not there")
 
 
 def test_a_lock_keeps_others_out_until_it_is_let_go(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.spark.pipelines import broken
 from tests.spark.pipelines.audited import audit_here, batch, reported, segments, write_log
 from tfmq.message import Message
 from tfmq.spark.pipelines import audit_plan as kinds
-from tfmq.spark.pipelines.audit import AuditJobs, audit, command, group_pieces
+from tfmq.spark.pipelines.audit import AuditJobs, audit, audit_folders, group_pieces
 from tfmq.spark.pipelines.audit_check import RUN, make_facts
 from tfmq.spark.pipelines.audit_plan import AuditedLog, AuditPiece
 from tfmq.spark.pipelines.command import run_command
@@ -65,7 +65,7 @@ def sound(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
     try:
         results = []
         while not ended.is_set() or not results:
-            results.append(audit(spark.sparkContext, [str(data)], Progress("auditing", None)))
+            results.append(audit_folders(spark.sparkContext, [str(data)], Progress("auditing", None)))
             assert ended.is_set() or thread.is_alive()
     finally:
         thread.join()
@@ -85,7 +85,7 @@ def data(sound: Path, tmp_path: Path) -> Path:
 def test_all_that_is_planted_is_found_and_nothing_else(spark: Any, data: Path) -> None:
     context = spark.sparkContext
     progress = Progress("auditing", None)
-    clean = audit(context, [str(data)], progress)
+    clean = audit_folders(context, [str(data)], progress)
     logs = [path for path in data.rglob("*") if path.suffix in (".zxQueue", ".catalog", ".arrivals")]
     assert clean.findings == [] and clean.bytes == sum(path.stat().st_size for path in logs)
     assert progress.bytes == clean.bytes and progress.rows == clean.messages > MESSAGES
@@ -98,7 +98,7 @@ def test_all_that_is_planted_is_found_and_nothing_else(spark: Any, data: Path) -
     twice = broken.repeat(segments(even)[0], odd)
     torn = broken.tear(paid)
 
-    result = audit(context, [str(data)], progress)
+    result = audit_folders(context, [str(data)], progress)
     found = {(each.kind, each.topic, each.partition): each for each in result.findings}
     assert len(result.findings) == len(found) == 5, result.findings
     flipped = found[kinds.BLOCK, ORDERS, 0]
@@ -129,17 +129,17 @@ def test_the_command_prints_json_and_says_by_its_exit_code_what_it_found(
     spark: Any, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = data / f"{PAID}-0"
-    assert run_command(command, "audit", [str(data), "--json"]) == 0
+    assert run_command(audit, "audit", [str(data), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] == []
     at = broken.flip_bit(segments(small)[0], 100)
-    assert run_command(command, "audit", [str(data), "--json"]) == 4
+    assert run_command(audit, "audit", [str(data), "--json"]) == 4
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert finding["first"] <= at < finding["next"] and finding["do"]
-    assert run_command(command, "audit", [str(data)]) == 4
+    assert run_command(audit, "audit", [str(data)]) == 4
     printed = capsys.readouterr()
     assert "damaged block" in printed.out and "1 finding" in printed.err
     shutil.rmtree(data / f"{LATER}-1")
-    assert run_command(command, "audit", [str(data), "--json"]) == 4
+    assert run_command(audit, "audit", [str(data), "--json"]) == 4
     found = json.loads(capsys.readouterr().out)["findings"]
     assert {(each["kind"], each["topic"], each["partition"]) for each in found} >= {(kinds.FOLDER, LATER, 1)}
 
@@ -149,7 +149,7 @@ def test_what_is_no_data_folder_is_reported_before_spark_is_started(
     tmp_path: Path, folder: str, sentence: str, capsys: pytest.CaptureFixture[str], no_spark: None
 ) -> None:
     data = str(tmp_path / folder)
-    assert run_command(command, "audit", [data]) == 2
+    assert run_command(audit, "audit", [data]) == 2
     assert capsys.readouterr().err == (f"tfmq: {data} {sentence}; name the data folder of a broker (its --data).\n")
 
 

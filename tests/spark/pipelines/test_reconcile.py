@@ -266,6 +266,8 @@ def test_the_last_message_consumed_and_the_first_one_not() -> None:
     assert make_balance([standing(offset=1000, lag=0)], [], TOPICS).faults == []
 
 
-def test_json_has_all_rows_and_faults() -> None:
-    found = make_balance([standing()], [letter(60)], TOPICS).to_json()
+def test_json_has_all_rows_and_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job("reconcile", Output(None, json=True, quiet=False))
+    print_balance(job, make_balance([standing()], [letter(60)], TOPICS))
+    found = json.loads(capsys.readouterr().out)
     assert found["rows"][0]["produced"] == 100 and found["faults"][0]["weight"] == NOTE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def replayed(
     choice = ReplayFilter(topic, *wishes.pop("choice", ()))
     wish = ReplayOptions(folder, choice, server.address, to, 10.0, **wishes)
     with Admin(server.address) as admin:
-        return ReplayRun(wish, admin, run).replay_new(lambda total: Progress(topic, total))
+        return ReplayRun(wish, admin, run).replay_new(lambda total: nullcontext(Progress(topic, total)))
 
 
 def test_the_identical_messages_come_back_in_their_partitions_and_order(
@@ -225,9 +226,9 @@ def test_a_run_that_fails_at_a_step_is_gone_on_with(
     class Losing(replay.CommitGroupClient):
         """The answer to the third commit is lost."""
 
-        def commit(self, verdict: Any, *, other_total: bool = False) -> Any:
-            found = super().commit(verdict, other_total=other_total)
-            if verdict.sequence == 3:
+        def commit(self, request: Any) -> Any:
+            found = super().commit(request)
+            if request.sequence == 3:
                 raise Stopped
             return found
 

@@ -17,7 +17,6 @@ from tfmq.spark.pipelines.spark_jobs import (
     attempt,
     find_tfmq_error,
     java_reason,
-    run_tasks,
     show_progress,
     watch_progress,
 )
@@ -158,13 +157,14 @@ def test_an_error_travels_as_a_value_with_its_details() -> None:
 @pytest.mark.long
 def test_spark_gives_results_in_order_and_progress_of_all(spark: Any) -> None:
     progress = Progress("trial", None)
-    assert run_tasks(spark, doubled, list(range(8)), progress, "trial") == [0, 2, 4, 6, 8, 10, 12, 14]
+    tasks = SparkTaskRunner(lambda: spark)
+    assert tasks(doubled, list(range(8)), progress, "trial") == [0, 2, 4, 6, 8, 10, 12, 14]
     assert (progress.rows, progress.bytes) == (8, 280)
 
 
 def test_the_error_of_a_task_is_raised_as_what_it_is(spark: Any) -> None:
     with pytest.raises(OffsetOutOfRange, match=r"^Thirteen is gone\.$"):
-        run_tasks(spark, doubled, [1, 13], Progress("trial", None), "trial")
+        SparkTaskRunner(lambda: spark)(doubled, [1, 13], Progress("trial", None), "trial")
 
 
 def test_who_has_nothing_to_do_starts_no_session() -> None:
@@ -174,7 +174,7 @@ def test_who_has_nothing_to_do_starts_no_session() -> None:
     tasks = SparkTaskRunner(start)
     with pytest.raises(Damaged, match="started"):
         tasks(doubled, [1], Progress("trial", None), "trial")
-    assert run_inline(doubled, [], Progress("trial", None), "trial") == []
+    assert tasks(doubled, [], Progress("trial", None), "trial") == []
 
 
 # A progress moves while Spark's tasks end, and is whole at the end.

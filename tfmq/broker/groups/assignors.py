@@ -1,13 +1,9 @@
 """Assignment strategies of consumer groups, as pure functions.
 
 Each strategy assigns every partition to exactly one of the members that accept it, and leaves out partitions that no
-member accepts. The order of the arguments does not matter.
-
-    sticky            as even as possible, with the fewest moves that achieve this
-    range             per topic contiguous runs of the sorted partitions, to the members sorted by name; the first
-                      members get one more if the numbers do not divide
-    consistent_hash   each partition to the next member on a hash ring: a change of membership moves only the partitions
-                      of that member, but the shares are not exactly even
+member accepts. The order of the arguments does not matter. `sticky` is as even as possible with the fewest moves.
+`range` sorts the members by name and gives each one a contiguous range of every topic's partitions. `consistent_hash`
+gives each partition to the next member on a hash ring: if a member joins or leaves, only its partitions move.
 """
 
 import hashlib
@@ -24,11 +20,9 @@ POINTS_PER_MEMBER: Final = 64
 """Points of each member on the ring. With this number the largest share is rarely above twice the mean."""
 
 SEARCH_STEPS_MAX: Final = 2_000_000
-"""Limit of steps (a partition or a member examined) in the search for more even assignments.
-
-Assignments are computed in the broker's thread: with this limit, a thousand members with different partition lists
-take at most a second, instead of a minute.
-"""
+"""Limit of steps in the search for more even assignments; each step examines a partition or a member. The search runs
+in the broker's thread. With this limit it takes at most a second for a thousand members with different partition lists,
+instead of a minute."""
 
 Partition = tuple[str, int]
 """(topic, partition number)."""
@@ -48,17 +42,16 @@ class Candidate(NamedTuple):
 def assign(
     strategy: str, members: Iterable[Candidate], partitions: Iterable[Partition], owners: Mapping[Partition, str]
 ) -> dict[Partition, str]:
-    """Return the member for each partition that any member accepts.
+    """Return the member for each partition that any member accepts. Raises BadRequest for an unknown strategy.
 
-    `owners` are the current owners; those that are no longer in `members` are ignored. Raises BadRequest for an unknown
-    strategy.
+    `owners` are the current owners; those that are no longer in `members` are ignored.
     """
     return strategy_of(strategy)(_accepting_members(list(members), sorted(partitions, key=_number_first)), owners)
 
 
 AcceptingMembers = dict[Partition, frozenset[str]]
-"""The members that accept each partition. Low partition numbers of all topics come first, so that partitions removed
-from the end of an assignment are spread over the topics."""
+"""Partition -> the members that accept it. The partitions are sorted by number first, then by topic. So the last
+partitions of a member, which are taken away first, are spread over the topics."""
 
 Strategy = Callable[[AcceptingMembers, Mapping[Partition, str]], dict[Partition, str]]
 
@@ -75,10 +68,7 @@ _number_first = itemgetter(1, 0)
 
 
 def _accepting_members(members: Sequence[Candidate], partitions: Sequence[Partition]) -> AcceptingMembers:
-    """Return the accepting members of each partition.
-
-    Equal sets are one object, so that comparing is cheap.
-    """
+    """Return the accepting members of each partition. Equal sets are one object, so that comparing is cheap."""
     whole: dict[str, frozenset[str]] = {}
     picked: dict[Partition, set[str]] = {}
     for each in members:
@@ -103,10 +93,6 @@ def _accepting_members(members: Sequence[Candidate], partitions: Sequence[Partit
 
 
 def _range(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
-    """Divide the partitions of a topic that the same members accept into contiguous runs.
-
-    Each of these members gets one run; the members are sorted by name.
-    """
     runs: dict[tuple[str, frozenset[str]], list[Partition]] = {}
     for partition in sorted(takers):
         runs.setdefault((partition[0], takers[partition]), []).append(partition)
@@ -134,7 +120,6 @@ def _consistent_hash(takers: AcceptingMembers, owners: Mapping[Partition, str]) 
 
 
 def _next_on_ring(points: Sequence[tuple[int, str]], partition: Partition, members: Collection[str]) -> str:
-    """Return the first of `members` after the partition's point on the ring."""
     start = bisect(points, (_hash(f"{partition[0]}/{partition[1]}"), ""))
     for step in range(len(points)):
         member = points[(start + step) % len(points)][1]
@@ -152,10 +137,7 @@ def _hash(text: str) -> int:
 
 
 def _sticky(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
-    """Keep current owners as far as that is even.
-
-    The other partitions go to the members with the fewest.
-    """
+    """Keep current owners as far as that is even. The other partitions go to the members with the fewest."""
     kept = {partition: owners[partition] for partition, members in takers.items() if owners.get(partition) in members}
     kinds = set(takers.values())
     if len(kinds) == 1:
@@ -169,10 +151,7 @@ def _sticky(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[P
 def _assign_evenly(
     members: Collection[str], partitions: Collection[Partition], kept: Mapping[Partition, str]
 ) -> dict[Partition, str]:
-    """Assign evenly if all members accept all partitions.
-
-    The members with the most get the remainder.
-    """
+    """Assign evenly if all members accept all partitions. The remainder goes to the members that have the most."""
     has: dict[str, list[Partition]] = {member: [] for member in sorted(members)}
     for partition, member in kept.items():
         has[member].append(partition)
@@ -193,9 +172,10 @@ def _assign_evenly(
 class _EvenAssignment:
     """Assignments evened out by chains of moves, if members accept different partitions.
 
-    An assignment is optimal when no chain of moves brings the numbers of two members closer together (optimal
-    semi-matching). The member with the most partitions is tried first; a member without such a chain never gets one
-    later. The search ends after SEARCH_STEPS_MAX.
+    In a chain, one member gives a partition to a second member, which gives another one to a third, and so on. An
+    assignment is optimal when no chain brings the numbers of partitions of two members closer together (optimal
+    semi-matching). The member with the most partitions is tried first. A member from which no such chain starts is not
+    tried again, because none can arise later. The search ends after SEARCH_STEPS_MAX.
     """
 
     def __init__(self, takers: AcceptingMembers, kept: Mapping[Partition, str]) -> None:
@@ -223,10 +203,7 @@ class _EvenAssignment:
         self._partitions_of[member][partition] = None
 
     def improve(self) -> bool:
-        """Apply one chain of moves that helps the member with the most partitions.
-
-        Return whether there was one.
-        """
+        """Apply one chain of moves that helps the member with the most partitions. Return whether there was one."""
         open_ones = self._partitions_of.keys() - self._optimal
         self._steps -= len(open_ones)
         for member in sorted(open_ones, key=self._size_and_name, reverse=True):
@@ -239,10 +216,7 @@ class _EvenAssignment:
         return False
 
     def _chain(self, start: str) -> list[tuple[Partition, str]]:
-        """Return a chain of moves from `start` to a member with at least two partitions less.
-
-        The nearest such member is chosen; [] if there is none.
-        """
+        """Return a chain of moves from `start` to the nearest member with at least two partitions less; [] for none."""
         most = len(self._partitions_of[start]) - 2
         came: dict[str, tuple[Partition, str]] = {}
         waiting = deque([start])
@@ -258,10 +232,7 @@ class _EvenAssignment:
         return []
 
     def _neighbours(self, member: str) -> list[tuple[str, Partition]]:
-        """Return the members that accept a partition of `member`, with the last such partition.
-
-        The members with the fewest partitions are first.
-        """
+        """Return each member that accepts a partition of `member`, with the last such partition; least loaded first."""
         last = {self._takers[partition]: partition for partition in self._partitions_of[member]}
         found = {to: partition for members, partition in last.items() for to in members}
         self._steps -= len(self._partitions_of[member]) + sum(map(len, last)) + len(found)

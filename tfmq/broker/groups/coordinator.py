@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any, Final
 
 from tfmq.broker.catalog import Catalog
-from tfmq.broker.catalog_state import GROUP_OWNERS, CatalogState, GroupState, Key
+from tfmq.broker.catalog_state import GROUP_OWNERS, GroupState, Key
 from tfmq.broker.groups.assignors import strategy_of
 from tfmq.broker.groups.group import (
     MEMBERS_SHOWN,
@@ -22,143 +22,45 @@ from tfmq.broker.groups.group import (
     summary,
 )
 from tfmq.broker.groups.offsets import GroupOffsetStore
-from tfmq.broker.reply import STOPPING, Randomness, Reply, Session, client_error
-from tfmq.broker.timers import Timers
+from tfmq.broker.reply import STOPPING, Reply, Session, client_error
+from tfmq.broker.runtime import Runtime
 from tfmq.broker.topics import Topics
 from tfmq.errors import Abandoned, Busy, Fenced, NotAllowed, TfmqError
-from tfmq.protocol.commands import DescribeGroup, Heartbeat, JoinGroup, LeaveGroup, PartitionName
+from tfmq.protocol.commands import DescribeGroup, Heartbeat, JoinGroup, LeaveGroup, ListGroups, PartitionName
 
 log = logging.getLogger("tfmq.broker")
 
+HEARTBEATS_PER_TIMEOUT: Final = 3
+"""The reply to a heartbeat is held back for at most the session timeout divided by this, so that two heartbeats may be
+lost before the member expires."""
+LATE_FRACTION: Final = 0.1
+"""A check of a member that is late by more than this part of the session timeout shows that the broker did not run."""
+RETRY_SECONDS: Final = 1.0
+"""Time until a group is planned again after its catalog entry failed, for example because the disk is full."""
 
-class GroupRegistry:
-    """The groups in memory, and the limits on groups, members and subscriptions.
 
-    A group is dropped when all its state is in the catalog, and created again when it is needed.
+class GroupCoordinator:
+    """All consumer groups. Their durable state is in the catalog, members and planned assignments are in memory.
+
+    A partition has at most one owner per group, and an assignment is durable before the new owner is notified. Changes
+    during a turn (members, subscriptions, topics, released partitions) are combined into one plan and one catalog entry
+    per group at the end of the turn. Heartbeats are parked (not answered) until the member's assignment changes. As
+    soon as the plan is made, a partition belongs to its new owner, and commits of the previous owner are `Fenced`. A
+    member whose session timeout expires loses its partitions. Until they are assigned to others, the member may return
+    and continue, even across a restart of the broker, after which every owner has a full session timeout.
     """
 
-    def __init__(self, register: CatalogState, topics: Topics, limits: Mapping[str, int]) -> None:
-        self._register, self._topics, self._limits = register, topics, limits
+    def __init__(self, runtime: Runtime, catalog: Catalog, offsets: GroupOffsetStore, topics: Topics) -> None:
+        self.catalog, self._offsets, self._topics = catalog, offsets, topics
+        self._timers, self._randomness, self._limits = runtime.timers, runtime.randomness, runtime.limits
+        self._mark_ready = runtime.ready_marker("groups")
         self._groups: dict[str, Group] = {}
+        """A group is dropped when all its state is in the catalog, and created again when it is needed."""
         self._pending_entries: dict[str, int] = {}
         """Entries per group that are submitted to the catalog but not written yet."""
         self._subscribed_names = 0
         self._pending_owners = 0
         self._generation = 0
-
-    def __iter__(self) -> Iterator[Group]:
-        yield from self._groups.values()
-
-    def find(self, name: str) -> Group | None:
-        """Return the group if it is in memory."""
-        return self._groups.get(name)
-
-    def find_or_create(self, name: str) -> Group:
-        """Return the group, created in memory if necessary."""
-        group = self._groups.get(name)
-        if group is None:
-            group = self._groups[name] = Group(name, self._register, self._topics)
-        return group
-
-    def drop_if_empty(self, group: Group) -> None:
-        if group.is_empty and self._groups.get(group.name) is group:
-            del self._groups[group.name]
-
-    def next_generation(self) -> int:
-        """Return a generation that no group has used."""
-        self._generation = max(self._generation, self._register.generation) + 1
-        return self._generation
-
-    # Entries submitted to the catalog
-
-    def entry_submitted(self, name: str, grants: int = 0) -> None:
-        """Count an entry that was submitted to the catalog and assigns `grants` partitions."""
-        self._pending_entries[name] = self._pending_entries.get(name, 0) + 1
-        self._pending_owners += grants
-
-    def entry_done(self, name: str, grants: int = 0) -> None:
-        """End the count of a submitted entry, which was written or failed."""
-        self._pending_owners -= grants
-        self._pending_entries[name] -= 1
-        if not self._pending_entries[name]:
-            del self._pending_entries[name]
-
-    @property
-    def owners_left(self) -> int:
-        """How many more partitions may get an owner, by the limit `group_owners`."""
-        return self._limits["group_owners"] - self._register.owners_count - self._pending_owners
-
-    # Limits on groups, members and subscriptions
-
-    def check_group_limit(self, name: str) -> None:
-        """Raise NotAllowed if the group would exceed the limit on groups."""
-        known = self._register.groups
-        if name in known:
-            return
-        coming = {each for each in (*self._pending_entries, *self._groups) if each not in known and each != name}
-        if len(known) + len(coming) >= self._limits["groups"]:
-            raise NotAllowed(f"The broker has {len(known)} groups, its limit (limits.groups).")
-
-    def set_subscription(
-        self, member: Member, wishes: GroupSubscription | None, instead_of: Member | None = None
-    ) -> None:
-        """Replace the member's subscription by `wishes`; None removes it.
-
-        `instead_of` is an earlier member of the same id, whose subscription is removed. Raises NotAllowed if all
-        subscriptions together exceed the limit; nothing has changed then.
-        """
-        before = member if instead_of is None else instead_of
-        less = 0 if before.subscription is None else before.subscription.name_count
-        more = 0 if wishes is None else wishes.name_count
-        if more > less and self._subscribed_names + more - less > self._limits["group_subscriptions"]:
-            raise NotAllowed(
-                f"The members of all groups ask for {self._subscribed_names} topics and partitions already"
-                " (limits.group_subscriptions)."
-            )
-        self._subscribed_names += more - less
-        before.subscription = None
-        member.subscription = wishes
-
-
-HEARTBEATS_PER_TIMEOUT: Final = 3
-"""A heartbeat is parked for at most the session timeout divided by this, so that two may be lost before the member
-expires."""
-
-LATE_FRACTION: Final = 0.1
-"""A check of a member that is late by more than this part of the session timeout shows that the broker did not run."""
-
-
-RETRY_SECONDS: Final = 1.0
-"""Time until a group is planned again whose catalog entry failed, for example because the disk is full."""
-
-
-class GroupCoordinator:
-    """All consumer groups.
-
-    Durable state is in the catalog, members and planned assignments are in memory.
-
-    Each partition has at most one owner per group, and the assignment is durable before the owner is notified.
-    Changes during a turn (members, subscriptions, topics, released partitions) are combined into one plan and one
-    catalog entry at its end. Heartbeats are parked until the member's assignment changes. From the plan on the
-    partition belongs to the new owner, and commits of the previous one are `Fenced`. A member whose session timeout
-    expires loses its partitions. Until they are assigned to others the member may return and continue, even across a
-    restart of the broker, after which every owner has a full session timeout.
-    """
-
-    def __init__(
-        self,
-        *,
-        catalog: Catalog,
-        offsets: GroupOffsetStore,
-        topics: Topics,
-        timers: Timers,
-        randomness: Randomness,
-        limits: Mapping[str, int],
-        mark_ready: Callable[[], None],
-    ) -> None:
-        self.catalog, self._offsets, self._topics, self._timers = catalog, offsets, topics, timers
-        self._randomness, self._limits, self._mark_ready = randomness, limits, mark_ready
-        self._registry = GroupRegistry(catalog.state, topics, limits)
         self._connected: dict[Session, dict[Member, Group]] = {}
         """The members on each connection."""
         self._due: dict[str, set[str]] = {}
@@ -172,14 +74,14 @@ class GroupCoordinator:
         """Start a session timeout for each owner in the catalog."""
         for name, row in self.catalog.state.groups.items():
             if row.owners:
-                group = self._registry.find_or_create(name)
+                group = self._find_or_create(name)
                 for member in group.restore_all(self._timers.now()):
                     self._set_timer(group, member)
                 self._mark_due(group)
 
     def stop(self) -> None:
         """Answer all parked heartbeats with an error; the broker is stopping."""
-        for group in self._registry:
+        for group in self._groups.values():
             for member in group.members.values():
                 self._answer_heartbeat(group, member, Busy(STOPPING))
 
@@ -193,29 +95,28 @@ class GroupCoordinator:
     def join(self, request: JoinGroup, reply: Reply, session: Session) -> None:
         """Add a member without partitions.
 
-        The reply is sent when an entry of the catalog is durable that removes what an earlier member of its id owned,
-        and assigns the partitions that it gets at once.
-
-        Raises BadRequest, NotAllowed, Fenced.
+        The plan at the end of the turn then removes what an earlier member of the same id owned, and assigns the
+        partitions that the new member can get at once. The reply is sent when the catalog entry of this plan is
+        durable. Raises BadRequest, NotAllowed, Fenced.
         """
         wishes = _subscription(request.topics, request.strategy, request.only)
-        self._registry.check_group_limit(request.group)
+        self._check_group_limit(request.group)
         member = Member(
             request.member or self._randomness(12).hex(),
-            self._registry.next_generation(),
+            self._next_generation(),
             min(request.session_ms, self._limits["session_ms"]),
             self._timers.now(),
         )
-        group = self._registry.find_or_create(request.group)
+        group = self._find_or_create(request.group)
         before = group.members.get(member.id)
         try:
             if before is None and len(group.members) >= self._limits["group_members"]:
                 count = len(group.members)
                 raise NotAllowed(f"The group {group.name} has {count} members (limits.group_members).")
             _reject_old_connection(group, before, session)
-            self._registry.set_subscription(member, wishes, instead_of=before)
+            self._set_subscription(member, wishes, instead_of=before)
         except (NotAllowed, Fenced):
-            self._registry.drop_if_empty(group)
+            self._drop_if_empty(group)
             raise
         if before is not None:
             self._remove_member(group, before, fenced_error(group, before.id, "joined again"))
@@ -226,18 +127,17 @@ class GroupCoordinator:
         log.info("group %s: %s (%s) joins", group.name, member.id, session.identity)
 
     def heartbeat(self, request: Heartbeat, reply: Reply, session: Session) -> None:
-        """Process a heartbeat: keep the member alive and accept released partitions.
+        """Process a heartbeat: keep the member alive, and accept released partitions.
 
-        It is parked until there is news for the member.
-
-        Raises Fenced, BadRequest, NotAllowed.
+        The reply is sent when there is news for the member, or at the end of the wait. Raises Fenced, BadRequest,
+        NotAllowed.
         """
         group, member = self._find_member(request.group, request.member, request.generation, session)
         wanted = request.subscription
         if wanted is not None:
             wishes = _subscription(wanted.topics, wanted.strategy, wanted.only)
             if wishes != member.subscription:
-                self._registry.set_subscription(member, wishes)
+                self._set_subscription(member, wishes)
                 group.target_outdated = True
                 self._mark_due(group)
             member.session_ms = min(wanted.session_ms, self._limits["session_ms"])
@@ -292,11 +192,12 @@ class GroupCoordinator:
     def _find_member(
         self, name: str, member_id: str, generation: int, session: Session | None = None
     ) -> tuple[Group, Member]:
-        """Return a member; one that the catalog knows as an owner becomes a member again.
+        """Return the group `name` and its member `member_id`.
 
-        Raises Fenced, also if the member has used a later connection than `session`.
+        If the member is not in memory, but an owner in the catalog, it becomes a member again. Raises Fenced if there
+        is no such member, or if it has used a later connection than `session`.
         """
-        group = self._registry.find_or_create(name)
+        group = self._find_or_create(name)
         member = group.members.get(member_id)
         if member is None:
             member = group.restore_member(member_id, generation, self._timers.now())
@@ -304,43 +205,92 @@ class GroupCoordinator:
                 self._set_timer(group, member)
                 self._mark_due(group)
         if member is None or generation < member.joined:
-            self._registry.drop_if_empty(group)
+            self._drop_if_empty(group)
             raise fenced_error(group, member_id, "is not a member (any more)")
         _reject_old_connection(group, member, session)
         return group, member
 
     def find(self, name: str) -> Group | None:
         """Return the group if it is in memory."""
-        return self._registry.find(name)
-
-    def exists(self, name: str) -> bool:
-        """Return whether the group exists, in the catalog or only in memory."""
-        return name in self.catalog.state.groups or self._registry.find(name) is not None
+        return self._groups.get(name)
 
     def remove_all_members(self, name: str) -> tuple[Group, int]:
-        """Remove all members and owners of a group. Return it with a new generation.
+        """Remove all members and owners of a group. Return the group and a new generation. Raises NotAllowed.
 
-        The caller writes that generation to the catalog and then calls `removal_written`. Raises NotAllowed if the
-        group would exceed the limit on groups.
+        The caller writes that generation to the catalog and then calls `removal_written`.
         """
-        self._registry.check_group_limit(name)
-        group = self._registry.find_or_create(name)
+        self._check_group_limit(name)
+        group = self._find_or_create(name)
         for member in list(group.members.values()):
             self._remove_member(group, member, fenced_error(group, member.id, "lost its place to a reset of the group"))
             group.expire_member(member.id)
         group.release_all()
-        self._registry.entry_submitted(name)
-        return group, self._registry.next_generation()
+        self._entry_submitted(name)
+        return group, self._next_generation()
 
     def removal_written(self, group: Group, error: BaseException | None) -> None:
         """End what `remove_all_members` began: its entry is durable, or failed."""
-        self._registry.entry_done(group.name)
-        self._registry.drop_if_empty(group)
+        self._entry_done(group.name)
+        self._drop_if_empty(group)
+
+    # Groups in memory, and the limits on groups, members and subscriptions
+
+    def _find_or_create(self, name: str) -> Group:
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = Group(name, self.catalog.state, self._topics)
+        return group
+
+    def _drop_if_empty(self, group: Group) -> None:
+        if group.is_empty and self._groups.get(group.name) is group:
+            del self._groups[group.name]
+
+    def _next_generation(self) -> int:
+        self._generation = max(self._generation, self.catalog.state.generation) + 1
+        return self._generation
+
+    def _entry_submitted(self, name: str, assigned: int = 0) -> None:
+        """Count an entry that was submitted to the catalog and assigns `assigned` partitions."""
+        self._pending_entries[name] = self._pending_entries.get(name, 0) + 1
+        self._pending_owners += assigned
+
+    def _entry_done(self, name: str, assigned: int = 0) -> None:
+        self._pending_owners -= assigned
+        self._pending_entries[name] -= 1
+        if not self._pending_entries[name]:
+            del self._pending_entries[name]
+
+    def _check_group_limit(self, name: str) -> None:
+        known = self.catalog.state.groups
+        if name in known:
+            return
+        coming = {each for each in (*self._pending_entries, *self._groups) if each not in known and each != name}
+        if len(known) + len(coming) >= self._limits["groups"]:
+            raise NotAllowed(f"The broker has {len(known)} groups, its limit (limits.groups).")
+
+    def _set_subscription(
+        self, member: Member, wishes: GroupSubscription | None, instead_of: Member | None = None
+    ) -> None:
+        """Replace the member's subscription by `wishes`; None removes it.
+
+        `instead_of` is an earlier member of the same id, whose subscription is removed. Raises NotAllowed, without any
+        change, if all subscriptions together would exceed the limit.
+        """
+        before = member if instead_of is None else instead_of
+        less = 0 if before.subscription is None else before.subscription.name_count
+        more = 0 if wishes is None else wishes.name_count
+        if more > less and self._subscribed_names + more - less > self._limits["group_subscriptions"]:
+            raise NotAllowed(
+                f"The members of all groups ask for {self._subscribed_names} topics and partitions already"
+                " (limits.group_subscriptions)."
+            )
+        self._subscribed_names += more - less
+        before.subscription = None
+        member.subscription = wishes
 
     # Connections and session timeouts of members
 
     def _seen_on(self, group: Group, member: Member, session: Session) -> None:
-        """Record a request of the member on its own connection `session`."""
         if member.session is session:
             member.seen_at = self._timers.now()
             return
@@ -387,13 +337,12 @@ class GroupCoordinator:
         self._mark_due(group)
 
     def _remove_member(self, group: Group, member: Member, error: TfmqError) -> None:
-        """End a member's session timeout and subscription, and answer its heartbeat with `error`."""
         self._disconnect(member)
         if member.timer is not None:
             self._timers.cancel(member.timer)
             member.timer = None
         self._answer_heartbeat(group, member, error)
-        self._registry.set_subscription(member, None)
+        self._set_subscription(member, None)
 
     # Plans of assignments, at the end of a turn
 
@@ -404,37 +353,34 @@ class GroupCoordinator:
     def balance(self) -> None:
         """Plan changed groups at the end of a turn, one catalog entry per group."""
         changed, self._changed_topics = self._changed_topics, set()
-        for group in self._registry if changed else ():
+        for group in self._groups.values() if changed else ():
             if group.subscribes_to_any(changed):
                 group.target_outdated = True
                 self._mark_due(group)
         due, self._due = self._due, {}
         for name, member_ids in due.items():
-            found = self._registry.find(name)
+            found = self.find(name)
             if found is not None:
                 self._plan_group(found, member_ids)
 
     def _plan_group(self, group: Group, member_ids: Collection[str]) -> None:
-        """Plan a group and submit the changes.
-
-        If the target is computed again, all members' heartbeats are checked, otherwise those of `member_ids`.
-        """
+        """Plan a group and submit the changes. If the target is computed again, all members' heartbeats are checked."""
         joins = self._joins.pop(group.name, [])
         member_ids = list(group.members) if group.target_outdated else member_ids
-        generation = self._registry.next_generation()
-        changes = group.changes(generation, self._registry.owners_left)
+        generation = self._next_generation()
+        owners_left = self._limits["group_owners"] - self.catalog.state.owners_count - self._pending_owners
+        changes = group.changes(generation, owners_left)
         if joins or changes.assigned or changes.released:
-            self._registry.entry_submitted(group.name, len(changes.assigned))
+            self._entry_submitted(group.name, len(changes.assigned))
             entry = (GROUP_OWNERS, group.name, generation, changes.rows())
             self.catalog.submit(entry, partial(self._changes_written, group, changes, joins))
         self._check_heartbeats(group, member_ids)
-        self._registry.drop_if_empty(group)
+        self._drop_if_empty(group)
 
     def _changes_written(
         self, group: Group, changes: OwnerChanges, joins: list[tuple[Member, Reply]], error: BaseException | None
     ) -> None:
-        """Handle the result of a plan's entry: durable (`error` None), or failed."""
-        self._registry.entry_done(group.name, len(changes.assigned))
+        self._entry_done(group.name, len(changes.assigned))
         group.changes_written(changes, forced=error is None)
         for join in joins:
             self._reply_join(group, *join, error)
@@ -443,7 +389,7 @@ class GroupCoordinator:
         elif error is not None and group.members:
             self._timers.after(RETRY_SECONDS, partial(self._mark_due, group))
         self._check_heartbeats(group, {owner.member for owner in changes.assigned.values()})
-        self._registry.drop_if_empty(group)
+        self._drop_if_empty(group)
 
     def _reply_join(self, group: Group, member: Member, reply: Reply, error: BaseException | None) -> None:
         there = group.members.get(member.id) is member
@@ -461,7 +407,7 @@ class GroupCoordinator:
     # Answers to heartbeats
 
     def _check_heartbeats(self, group: Group, member_ids: Iterable[str]) -> None:
-        """Answer the members' heartbeats if there is news; after the plan if one is due this turn."""
+        """Answer the heartbeats of members with news. If a plan of the group is due in this turn, it is made first."""
         if group.name in self._due:
             self._mark_due(group, *member_ids)
             return
@@ -495,7 +441,6 @@ class GroupCoordinator:
             self._timers.cancel(waiting.timer)
 
     def _assigned_rows(self, group: Group, member: Member) -> list[tuple[str, int, int, int]]:
-        """Return the member's assignment as rows of `tfmq.protocol.commands.GrantedPartition`."""
         share = group.assignment(member)
         names = {incarnation: self._topics.by_incarnation(incarnation) for incarnation, _ in share}
         return [(name, *key, share[key]) for key in sorted(share) if (name := names[key[0]]) is not None]
@@ -505,22 +450,18 @@ class GroupCoordinator:
 
     # LIST_GROUPS and DESCRIBE_GROUP
 
-    def list(self) -> list[dict[str, Any]]:
-        """Return the rows of LIST_GROUPS."""
+    def list(self, request: ListGroups, reply: Reply) -> None:
         groups = self.catalog.state.groups
-        return [self._summary(name, groups[name]) for name in sorted(groups)]
+        reply.ok([self._summary(name, groups[name]) for name in sorted(groups)])
 
     def _summary(self, name: str, row: GroupState) -> dict[str, Any]:
         partitions = sum(1 for _ in self._offsets.in_existing_topics(row))
-        return summary(name, row, self._registry.find(name), partitions, self._timers.now())
+        return summary(name, row, self.find(name), partitions, self._timers.now())
 
     def describe(self, request: DescribeGroup, reply: Reply) -> None:
-        """Answer DESCRIBE_GROUP: members, generation, offsets and lag.
-
-        An unknown group is described as empty.
-        """
+        """Answer DESCRIBE_GROUP: members, generation, offsets and lag. An unknown group is described as empty."""
         row = self.catalog.state.groups.get(request.group, GroupState())
-        group, now = self._registry.find(request.group), self._timers.now()
+        group, now = self.find(request.group), self._timers.now()
         summary = self._summary(request.group, row)
         shown = [] if group is None else list(group.members.values())[:MEMBERS_SHOWN]  # oldest first
         description = {
@@ -538,26 +479,19 @@ class GroupCoordinator:
 
 
 def _subscription(topics: Collection[str], strategy: str, only: Iterable[PartitionName] | None) -> GroupSubscription:
-    """Return a subscription. Raises BadRequest for an unknown strategy."""
     strategy_of(strategy)
     picked = None if only is None else frozenset((each.topic, each.partition) for each in only)
     return GroupSubscription(frozenset(topics), strategy, picked)
 
 
 def _reject_old_connection(group: Group, member: Member | None, session: Session | None) -> None:
-    """Raise Fenced for a request on an older connection of the member.
-
-    It was sent before the member reconnected and would revert what the member sent since.
-    """
-    if member is not None and session is not None and member.has_moved_from(session):
+    """Raise Fenced for a request on an older connection, which would revert what the member sent since."""
+    if member is not None and session is not None and session.number < member.latest_connection:
         raise fenced_error(group, member.id, "continued on a later connection")
 
 
 def fenced_error(group: Group, member_id: str, why: str) -> Fenced:
-    """Return the error for a caller that is no member, or does not own the partition.
-
-    `why` is the reason.
-    """
+    """Return the error for a caller that is no member, or does not own the partition; `why` is the reason."""
     return Fenced(
         f"The member {member_id or '?'} of the group {group.name} {why}. Its partitions may belong to another member:"
         " discard work begun with them; a member that was removed joins again.",

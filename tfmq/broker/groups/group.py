@@ -30,12 +30,13 @@ class OwnerChanges(NamedTuple):
 class Group:
     """One consumer group. `members` are in the order in which they joined.
 
-    A partition has the owner that the catalog names. It gets another owner only after the current one has released
-    it, has left, or has expired. The planned assignment (`target`) changes with members and topics. What an owner has
-    and should not have is revoked: it is not in its assignment any more, and the next owner waits until it is
-    released.
+    The owner of a partition is the member that the catalog names. A partition gets another owner only after the current
+    one has released it, has left, or has expired. The planned assignment (`target`) changes with members and topics. If
+    `target` gives a partition to another member than its owner, the partition is revoked: it is left out of the
+    assignment that the owner is told, and the next owner waits until it is released.
 
-    This class does no I/O: `changes` returns what must be written, `changes_written` is called when that is done.
+    This class does no I/O: `changes` returns what must be written to the catalog, and `changes_written` is called when
+    that is done.
     """
 
     def __init__(self, name: str, register: CatalogState, topics: Topics) -> None:
@@ -73,10 +74,7 @@ class Group:
     # Owners of partitions
 
     def owner(self, key: Key) -> PartitionOwner | None:
-        """Return the owner of a partition.
-
-        Assignments that are being written count, and so do expired owners.
-        """
+        """Return the owner of a partition. Assignments that are being written count, and so do expired owners."""
         owner = self._pending.get(key) or self.row.owners.get(key)
         return None if owner is None or self._released.get(key) == owner.generation else owner
 
@@ -109,10 +107,7 @@ class Group:
         return found
 
     def has_news_for(self, member: Member, waiting: ParkedHeartbeat) -> bool:
-        """Return whether the member must be notified.
-
-        It must if its assignment changed, or if it has to send its subscription again.
-        """
+        """Return whether the member's assignment changed, or it has to send its subscription again."""
         if member.subscription is None:
             return True
         share, held = self.assignment(member), waiting.held
@@ -131,28 +126,21 @@ class Group:
         self.members[member.id] = member
         self.target_outdated = True
 
-    def remove_member(self, member_id: str) -> Member | None:
+    def remove_member(self, member_id: str) -> None:
         """Remove a member for good and release its partitions."""
         self._release_all_of(member_id)
-        return self.expire_member(member_id)
+        self.expire_member(member_id)
 
-    def expire_member(self, member_id: str) -> Member | None:
-        """Remove an expired member.
-
-        Its partitions may be assigned to others. If the member returns, it still owns those that were not.
-        """
+    def expire_member(self, member_id: str) -> None:
+        """Remove an expired member. If it returns, it still owns the partitions that were not assigned to others."""
         member = self.members.pop(member_id, None)
         if member is not None:
             self.target_outdated = True
             for key in member.owned:
                 del self._living_owners[key]
-        return member
 
     def restore_member(self, member_id: str, generation: int, now: float) -> Member | None:
-        """Restore a member that the catalog names as an owner at that or an earlier generation.
-
-        Return None if it does not.
-        """
+        """Restore a member that the catalog names as an owner at that or an earlier generation, else return None."""
         owned = {
             key: owner
             for key, owner in self.row.owners.items()
@@ -168,7 +156,7 @@ class Group:
         return [self._restore(member_id, owned, now) for member_id, owned in found.items()]
 
     def _restore(self, member_id: str, owned: Mapping[Key, PartitionOwner], now: float) -> Member:
-        """Add a member that owns `owned` by the catalog. The generation of its join is unknown: 0."""
+        """Add a member that owns `owned` according to the catalog. The generation of its join is unknown: 0."""
         member = self.members[member_id] = Member(member_id, 0, next(iter(owned.values())).session_ms, now)
         member.owned = {key: owner.generation for key, owner in owned.items()}
         self._living_owners.update(dict.fromkeys(owned, member_id))
@@ -177,10 +165,7 @@ class Group:
         return member
 
     def release(self, member: Member, kept: Iterable[Key], generation: int) -> bool:
-        """Release the partitions assigned up to `generation` that are not in `kept`.
-
-        Return whether there were any.
-        """
+        """Release the partitions assigned up to `generation` that are not in `kept`. Return whether there were any."""
         kept = set(kept)
         gone = [key for key, grant in member.owned.items() if grant <= generation and key not in kept]
         for key in gone:
@@ -202,7 +187,7 @@ class Group:
     # Planned assignment
 
     def changes(self, generation: int, room: int) -> OwnerChanges:
-        """Return the changes of owners to be written now, and treat them as being written.
+        """Return the changes of owners to be written now, and record them as being written.
 
         At most `room` partitions that have no owner in the catalog may get one.
         """
@@ -255,7 +240,7 @@ class Group:
             if (wishes := each.subscription) is not None
         ]
         pinned = {key: each.id for each in self.members.values() if each.subscription is None for key in each.owned}
-        existing = map(self._topics.find, {topic for each in candidates for topic in each.topics})
+        existing = map(self._topics.get, {topic for each in candidates for topic in each.topics})
         keys = {
             (topic.name, number): key
             for topic in existing
@@ -291,8 +276,8 @@ MEMBERS_SHOWN: Final = 1000
 """Members shown per group, so that a description fits a reply whatever the limits are."""
 
 SILENT_FRACTION: Final = 0.5
-"""A member that is silent for more than this part of its session timeout is reported: heartbeats are sent three times
-in that timeout."""
+"""A member that has sent nothing for more than this part of its session timeout is reported: three heartbeats are
+expected in that timeout."""
 
 
 def summary(name: str, row: GroupState, group: Group | None, partitions: int, now: float) -> dict[str, Any]:
@@ -313,10 +298,7 @@ def is_live(member: Member, now: float) -> bool:
 
 
 def describe_member(group: Group, member: Member, topics: Topics, now: float) -> dict[str, Any]:
-    """Return one member for DESCRIBE_GROUP.
-
-    `partitions` (owned and kept) and `leaving` (revoked) are lists of partition numbers by topic.
-    """
+    """Return one member for DESCRIBE_GROUP, with its kept and its revoked partition numbers by topic."""
     share = group.assignment(member)
     return {
         "member": member.id,
@@ -346,10 +328,7 @@ def _numbers_by_topic(keys: Iterable[Key], topics: Topics) -> dict[str, list[int
 
 
 def idle_reason(group: Group, member: Member, topics: Topics, now: float) -> str:
-    """Return why the member has less than it asked for, or waits.
-
-    Return "" if there is nothing to report.
-    """
+    """Return why the member has less than it asked for, or waits. Return "" if there is nothing to report."""
     awaited = [key for key in group.awaited_partitions(member.id) if group.living_owner(key) is not None]
     if awaited:
         return _waiting_note(group, awaited, topics, now)
@@ -364,7 +343,7 @@ def idle_reason(group: Group, member: Member, topics: Topics, now: float) -> str
         first = ", ".join(sorted(each.id for each in expected)[:3])
         who = f"{_plural(len(expected), 'member')} {'has' if len(expected) == 1 else 'have'}"
         return f"{who} up to {left:.0f} s to reconnect after the start of the broker: {first}"
-    there = [each for each in map(topics.find, sorted(member.subscription.topics)) if each is not None]
+    there = [each for each in map(topics.get, sorted(member.subscription.topics)) if each is not None]
     if not there:
         return f"No topic that it asks for is there yet: {', '.join(sorted(member.subscription.topics)[:3]) or 'none'}."
     if member.subscription.only is not None:
@@ -399,7 +378,7 @@ def _plural(count: int, noun: str) -> str:
 
 RECONNECT_FRACTION: Final = 10
 """A member whose connection is closed has a tenth of its session timeout to return. Either its process is dead, or it
-reconnects at once; waiting for the rest would only keep its partitions idle."""
+reconnects at once; a longer wait would only keep its partitions idle."""
 
 
 class GroupSubscription(NamedTuple):
@@ -417,15 +396,13 @@ class GroupSubscription(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ParkedHeartbeat:
-    """A parked HEARTBEAT, and what its sender knows.
-
-    `held` are the partitions it holds (True: being released), `generation` the last generation it has seen.
-    """
+    """A parked HEARTBEAT. `generation` is the last one that its sender has seen."""
 
     reply: Reply
     session: Session
     generation: int
     held: dict[Key, bool]
+    """The partitions that its sender holds (True: being released)."""
     timer: Timer | None = None
 
 
@@ -433,7 +410,8 @@ class ParkedHeartbeat:
 class Member:
     """A member that has not left or expired: its connection, subscription and partitions.
 
-    `joined` is the generation of its join. Requests of lower generations with the same id are of an earlier member.
+    `joined` is the generation of its join. A request with the same id and a lower generation comes from an earlier
+    member.
     """
 
     id: str
@@ -444,8 +422,8 @@ class Member:
     latest_connection: int = -1
     """The number of the latest connection that the member used."""
     disconnected_at: float | None = None
-    """When its connection was closed; None while connected, and after a start, when the full session timeout
-    applies."""
+    """When the member's connection was closed; None while it is connected. Also None after a start, when the full
+    session timeout applies."""
     subscription: GroupSubscription | None = None
     """None for a member restored from the catalog before its first heartbeat; it keeps its partitions."""
     owned: dict[Key, int] = field(default_factory=dict)
@@ -457,10 +435,6 @@ class Member:
         """Record that the member uses this connection now."""
         self.session, self.disconnected_at, self.seen_at = session, None, now
         self.latest_connection = session.number
-
-    def has_moved_from(self, session: Session) -> bool:
-        """Return whether the member has used a later connection: requests on this one are old."""
-        return session.number < self.latest_connection
 
     def disconnected(self, now: float) -> None:
         """Record that the connection was closed."""

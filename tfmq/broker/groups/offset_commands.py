@@ -20,9 +20,7 @@ class OffsetCommands:
         self._groups, self._offsets, self._timers = groups, offsets, timers
 
     def commit(self, request: CommitOffsets, reply: Reply, session: Session) -> None:
-        """Commit offsets of the member's partitions.
-
-        Those of other partitions are reported as fenced.
+        """Commit offsets of the member's partitions; those of other partitions are reported as fenced.
 
         Raises Fenced if the member owns none of them, Busy while a transaction has some of them in doubt.
         """
@@ -41,10 +39,7 @@ class OffsetCommands:
     def transaction_rows(
         self, name: str, member_id: str, generation: int, offsets: Sequence[GroupOffset]
     ) -> list[OffsetRow]:
-        """Return the offsets that a transaction is to commit: all of them, or an error.
-
-        Raises Fenced, and what `GroupOffsetStore.require_free` raises.
-        """
+        """Return the offsets that a transaction is to commit: all of them. Raises Fenced, Busy, NotAllowed."""
         # The request uses the producer's connection, so it is no sign of life on the member's own one.
         group = self._groups.group_of_member(name, member_id, generation, None)
         # The last offset of a partition counts; a partition that is named repeatedly is stored once.
@@ -61,21 +56,18 @@ class OffsetCommands:
         return places
 
     def _existing(self, offsets: Sequence[GroupOffset]) -> Iterable[tuple[GroupOffset, OffsetRow]]:
-        """Yield the offsets whose partitions exist."""
         for each in offsets:
             place = self._offsets.offset_row(each)
             if place is not None:
                 yield each, place
 
     def reset(self, request: ResetGroup, reply: Reply) -> None:
-        """Set the offsets of a group without live members, and release all its partitions.
-
-        Raises NotAllowed, BadRequest, Busy.
-        """
+        """Set the offsets of a group without live members, and release its partitions. Raises NotAllowed, Busy."""
         self._check_no_live_member(request.group)
         if not request.offsets:
             raise BadRequest("A reset without offsets changes nothing: name at least one partition.")
-        places = self._offsets.offset_rows(request.offsets, any_incarnation=True)
+        found = (self._offsets.offset_row(each, any_incarnation=True) for each in request.offsets)
+        places = [place for place in found if place is not None]
         self._offsets.require_free(request.group, places)
         group, generation = self._groups.remove_all_members(request.group)
         self._offsets.commit(
@@ -90,7 +82,7 @@ class OffsetCommands:
     def delete(self, request: DeleteGroup, reply: Reply) -> None:
         """Delete a group without live members. Reply whether it existed. Raises NotAllowed, Busy."""
         self._check_no_live_member(request.group)
-        if not self._groups.exists(request.group):
+        if request.group not in self._groups.catalog.state.groups and self._groups.find(request.group) is None:
             reply.ok(False)
             return
         self._offsets.require_unlocked(request.group)

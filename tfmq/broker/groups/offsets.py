@@ -1,6 +1,6 @@
-"""Committed offsets of groups, and those that transactions commit or lock.
+"""Committed offsets of groups: how members and transactions commit them, and how transactions lock them.
 
-Offsets belong to an incarnation of a topic. Those of deleted topics are ignored in commits and reads.
+An offset belongs to one incarnation of a topic. Offsets of deleted topics are ignored in commits and reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ ANY_INCARNATION = 0
 OffsetRow = tuple[int, int, int, int, int]
 """(incarnation, partition, offset, index, log epoch)."""
 
-
 MeasuredOffset = tuple[str, int, str, CommittedOffset | None, Partition | None]
 """Topic, partition, owner ("" for none), committed offset (None: none), open partition (None: not open)."""
 
@@ -34,10 +33,7 @@ _NO_OFFSET = CommittedOffset(-1, 0, -1, 0)
 
 
 class GroupOffsetStore:
-    """Commits and reads offsets, which are durable before the reply.
-
-    Requests for offsets that a transaction has locked in `locks` are refused with Busy.
-    """
+    """Commits and reads offsets, which are durable before the reply, unless a transaction has locked them."""
 
     def __init__(self, catalog: Catalog, topics: Topics, run: Run, offsets_max: int, locks: OffsetLocks) -> None:
         self._catalog, self._topics, self._run, self._locks = catalog, topics, run, locks
@@ -54,11 +50,9 @@ class GroupOffsetStore:
         before: Sequence[Sequence[Any]] = (),
         done: Waiter | None = None,
     ) -> None:
-        """Commit offsets.
+        """Commit the offsets `places`. The reply has their number, and the list `fenced` if one is given.
 
-        The reply, sent once they are durable, has their number and the list `fenced`, if given.
-
-        The entries `before` are written in the same append. `done` is called before the reply. Raises what
+        The catalog entries `before` are written in the same append. `done` is called before the reply. Raises what
         `require_free` raises.
         """
         self.require_free(group, places)
@@ -78,10 +72,6 @@ class GroupOffsetStore:
             self._catalog.submit(entries[0], forced, *entries[1:])
         else:
             forced(None)
-
-    def offset_rows(self, offsets: Sequence[GroupOffset], *, any_incarnation: bool = False) -> list[OffsetRow]:
-        """Return the rows of an OFFSETS entry, without partitions that do not exist."""
-        return [place for each in offsets if (place := self.offset_row(each, any_incarnation)) is not None]
 
     def require_free(self, group: str, places: Sequence[OffsetRow]) -> None:
         """Raise Busy while a transaction has an offset in doubt, NotAllowed above the limit."""
@@ -103,11 +93,8 @@ class GroupOffsetStore:
             raise refusal
 
     def offset_row(self, each: GroupOffset, any_incarnation: bool = False) -> OffsetRow | None:
-        """Return a row of an OFFSETS entry.
-
-        Return None if the partition of that incarnation does not exist.
-        """
-        topic = self._topics.find(each.topic)
+        """Return a row of an OFFSETS entry; None if the partition of that incarnation does not exist."""
+        topic = self._topics.get(each.topic)
         if topic is None or each.partition >= len(topic.partitions):
             return None
         if each.incarnation != topic.incarnation and not (any_incarnation and each.incarnation == ANY_INCARNATION):
@@ -118,7 +105,7 @@ class GroupOffsetStore:
         """Reply with the committed offsets, once what is read is durable. Raises Busy."""
         keys = wanted = None
         if request.partitions is not None:
-            found = ((self._topics.find(each.topic), each.partition) for each in request.partitions)
+            found = ((self._topics.get(each.topic), each.partition) for each in request.partitions)
             keys = [(topic.incarnation, number) for topic, number in found if topic is not None]
             wanted = {tuple(each) for each in request.partitions}
         self.require_unlocked(request.group, keys)
@@ -141,9 +128,9 @@ class GroupOffsetStore:
     ) -> None:
         """Reply with `description`, and the group's offsets with their lag in messages.
 
-        Partitions without a committed offset are included if a member owns them, or owned them until the group had no
-        members. `member_of` returns the living owner of a partition, "" if there is none. The catalog alone does not
-        suffice: it names a dead member until another one owns the partition.
+        A partition without a committed offset is included if a member owns it, or has owned and released it.
+        `member_of` returns the living owner of a partition, "" if there is none. The catalog cannot tell that, because
+        it names a dead member until another one owns the partition.
         """
         rows: list[MeasuredOffset] = [
             (name, key[1], member_of(key), place, self._topics.find_partition(*key))
@@ -159,10 +146,7 @@ class GroupOffsetStore:
 
 
 def _with_lag(rows: list[MeasuredOffset]) -> list[dict[str, Any]]:
-    """Return the offsets with their lag.
-
-    Runs in a worker, because an ordinal may be read from the disk.
-    """
+    """Return the offsets with their lag. Runs in a worker, because an ordinal may be read from the disk."""
     return [
         {
             "topic": name,
@@ -177,9 +161,7 @@ def _with_lag(rows: list[MeasuredOffset]) -> list[dict[str, Any]]:
 
 
 def lag(partition: Partition, place: CommittedOffset | None) -> int:
-    """Return the number of messages from `place` (None: from the start) to the end.
-
-    Return -1 if it is unknown.
+    """Return the number of messages from `place` (None: from the start) to the end; -1 if it is unknown.
 
     If the messages at `place` were deleted, all remaining messages count.
     """
@@ -202,9 +184,10 @@ AppliedCallback = Callable[[AppendResult | None, BaseException | None], None]
 class TransactionOffsetQueue:
     """Queue of offsets that transactions commit, written in the order of their LSNs.
 
-    Effects queued during a turn become one change, all or nothing. The next change waits until it is written: the
-    highest applied LSN counts, so no effect may be applied after a missing one. `write` is called at the end of a turn,
-    before `Catalog.write`.
+    The effects (what one commit changes) that are queued during a turn are written as one change of the catalog,
+    completely or not at all. The next change waits until this one is written: only the highest applied LSN is stored,
+    so no effect may be written while an earlier one is missing. `write` is called at the end of a turn, before
+    `Catalog.write`.
     """
 
     def __init__(self, catalog: Catalog, mark_ready: Callable[[], None]) -> None:
@@ -213,10 +196,7 @@ class TransactionOffsetQueue:
         self._writing = False
 
     def enqueue(self, effect: CommitOffsets, done: AppliedCallback) -> None:
-        """Queue an effect.
-
-        `done(mark, None)` once it is written, also if it was before; `done(None, error)` if not.
-        """
+        """Queue an effect. `done(mark, None)` once it is written, also if it was before; `done(None, error)` if not."""
         applied = self._catalog.state.applied_lsns.get(effect.source.id)
         stopped = self._catalog.log.stopped
         if applied is None or effect.source[2:] > applied:
@@ -233,12 +213,14 @@ class TransactionOffsetQueue:
             return
         count = self._next_change_length()
         queue, self._queue = self._queue[:count], self._queue[count:]
-        entries = [catalog_entry(effect) for effect, _ in queue]
+        entries = [
+            (TX_OFFSETS, *effect.source[1:], [(each.group, each.generation, each.positions) for each in effect.groups])
+            for effect, _ in queue
+        ]
         self._writing = True
         self._catalog.submit(entries[0], partial(self._written, queue), *entries[1:], wait_durable=False)
 
     def _next_change_length(self) -> int:
-        """Return how many queued effects become one change."""
         places = 0
         for count, (effect, _) in enumerate(self._queue):
             places += sum(len(group.positions) for group in effect.groups)
@@ -259,20 +241,12 @@ class TransactionOffsetQueue:
             done(mark, error)
 
 
-def catalog_entry(effect: CommitOffsets) -> tuple[object, ...]:
-    """Return the effect as a catalog entry."""
-    groups = [(each.group, each.generation, each.positions) for each in effect.groups]
-    return TX_OFFSETS, effect.source.id, effect.source.high, effect.source.low, groups
-
-
 class OffsetLocks:
-    """Offsets that transactions have in doubt, by group and partition.
+    """Offsets that transactions have in doubt, by group and partition. No other request may read or change them.
 
-    No other request may read or change them.
-
-    A reader would continue from the old offset, and a commit would be overwritten. After a crash several transactions
-    may lock the same offset, when an earlier committed one is applied again. Locks are identified by the transaction's
-    epoch.
+    Otherwise a reader would continue from the old offset, and a commit of a member would be overwritten by the
+    transaction. Usually one transaction locks an offset; after a crash several may, because a committed one is applied
+    again. A lock is identified by the epoch of its transaction.
     """
 
     def __init__(self) -> None:

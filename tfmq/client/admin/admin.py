@@ -1,7 +1,7 @@
 """All administrative requests to a broker, as operations for the API variants of `Admin`.
 
-Each raises the broker's error, `ConnectionFailed` or `TimedOut`. A request that may be executed twice is sent again
-after a lost connection; any other fails with outcome "unknown".
+Each operation raises the broker's error, `ConnectionFailed` or `TimedOut`. After a lost connection, a request that may
+be executed twice is sent again; any other request fails with outcome "unknown".
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ from tfmq.protocol import commands
 PartitionPosition = str | int | datetime | Ordinal
 """A position in a partition.
 
-"earliest", "latest", an offset (the record at or before it), an aware datetime (the first block appended at or after
-it), or `Ordinal(n)`.
+"earliest", "latest", an offset (the position of the record at or before that), an aware datetime (the position of the
+first block appended at or after that), or `Ordinal(n)` (the position of message `n`, counted from 0).
 """
 
 
 class AdminCore:
-    """The operations on one connection; `seconds` is the timeout of each request."""
+    """Administrative operations over one connection. `seconds`: timeout of each request."""
 
     def __init__(self, link: ClientConnection, seconds: float) -> None:
         self._link = link
@@ -92,7 +92,7 @@ class AdminCore:
     # Topics
 
     def topics(self) -> Operation[list[Topic]]:
-        """Return all topics by name: incarnation, partitions with their states, settings."""
+        """Return all topics in the order of their names, with incarnation, settings and the states of partitions."""
         found = yield from fetch_topics(self._link, self._metadata, None, seconds=self._seconds)
         return sorted(found)
 
@@ -108,8 +108,8 @@ class AdminCore:
 
         `partitions` None: the broker's setting `topics.partitions`.
 
-        If the connection is lost before the reply: `ConnectionFailed` with the outcome "unknown". It is not repeated,
-        because `TopicExists` would not tell who made the topic; look whether it is there with `topic`.
+        Raises `ConnectionFailed` with the outcome "unknown" if the connection is lost before the reply. The request is
+        not repeated, because `TopicExists` would not tell who created the topic; `topic` returns it if it exists.
         """
         if type(partitions) is int and partitions < 1:
             raise BadRequest(f"A topic has 1 partition or more, up to limits.partitions_per_topic, not {partitions}.")
@@ -120,8 +120,8 @@ class AdminCore:
     def _check_partitions(self, count: int | None) -> Operation[None]:
         """Raises `BadRequest` for more partitions than the broker allows.
 
-        The request for that connects, which tells the limit. It may be repeated, so an idle connection that the broker
-        has closed, for example at a restart, is noticed here and not by a request that may be sent only once.
+        The broker reports its limits when a connection begins. The PING makes sure that there is a connection. It also
+        notices one that the broker has closed meanwhile, before a request is sent that must not be repeated.
         """
         yield from self._request(commands.Ping())
         most = self._link.limits["partitions_per_topic"]
@@ -129,9 +129,9 @@ class AdminCore:
             raise BadRequest(f"{count} partitions are above the limit of {most} (limits.partitions_per_topic).")
 
     def grow_topic(self, name: str, partitions: int) -> Operation[int]:
-        """Raise the number of partitions to `partitions`; keys may move to other ones.
+        """Raise the number of a topic's partitions to `partitions`. Returns the number.
 
-        Returns the number.
+        Later messages of a key may be sent to another partition than earlier ones.
         """
         yield from self._check_partitions(partitions)
         reply = yield from self._request(commands.GrowTopic(name, partitions))
@@ -139,10 +139,10 @@ class AdminCore:
         return int(reply.partitions)
 
     def set_topic(self, name: str, settings: Mapping[str, Any]) -> Operation[TopicDescription]:
-        """Change the topic's own settings, at once and permanently; None restores the server's value.
+        """Change the topic's own settings, at once and permanently. The value None restores the server's value.
 
         Raises `UnknownTopic`, `BadRequest` for an unknown setting or an invalid value, `NotAllowed` if the server's
-        configuration sets it for the topic, which takes precedence.
+        configuration has the setting for this topic, because that takes precedence.
         """
         if not isinstance(settings, Mapping):
             raise BadRequest(
@@ -158,10 +158,10 @@ class AdminCore:
     def delete_topic(self, name: str) -> Operation[bool]:
         """Delete the topic with all its messages. Raises `UnknownTopic`.
 
-        Returns False if another client deleted it at the same time.
+        Returns False if another client deleted the topic at the same time.
         """
         # The request names the incarnation, so that a repeated request cannot delete a re-created topic of this name.
-        # If the reply was lost, this request may have been the one that deleted it: then the result is True.
+        # If the request was sent again, the first attempt may have deleted the topic: then the result is True.
         topic = yield from self._current_topic(name)
         call = self._link.send_request(commands.DeleteTopic(name, topic.incarnation), seconds=self._seconds)
         yield from wait_for_reply(self._link, call)
@@ -174,8 +174,10 @@ class AdminCore:
         return str(reply.state)
 
     def truncate_before(self, topic: str, partition: int, offset: int) -> Operation[int]:
-        """Remove the messages before `offset` of one partition, block by block, never more than was asked. Returns the
-        first offset that is left. Raises `OffsetOutOfRange` for an offset after the end. `purge` also moves groups.
+        """Remove the messages before `offset` of one partition. Returns the first remaining offset.
+
+        Only whole blocks are removed, so some messages before `offset` may remain. Raises `OffsetOutOfRange` for an
+        offset after the end. Unlike `purge`, this does not change the offsets of groups.
         """
         if type(offset) is not int:
             raise BadRequest(f'An offset is a whole number, not {offset!r}: purge also takes "latest" and times.')
@@ -194,15 +196,16 @@ class AdminCore:
     ) -> Operation[PurgeResult]:
         """Remove the messages before a position, of one partition or of all.
 
-        Messages are removed by block, never more than requested. An offset or an `Ordinal` needs a partition; after its
-        end it is rejected with `OffsetOutOfRange`, a time in the future (of the broker) with `BadRequest`. Groups
-        whose next message is removed continue at the first remaining one, unless they have a live member: those are in
-        `left` of the result.
+        Only whole blocks are removed, so some messages before the position may remain. An offset or an `Ordinal` needs
+        a partition. Raises `OffsetOutOfRange` for a position after the end, `BadRequest` for a time in the future by
+        the broker's clock. A group whose next message is removed continues at the first remaining message. A group with
+        a live member is not moved, and is listed in `left` of the result.
         """
         found = yield from self._current_topic(topic)
         numbers = _partitions_of(found, partition, before)
-        if isinstance(before, datetime):
-            yield from self._refuse_future(before)
+        # A time in the future is refused, because all messages are before it and would be removed.
+        if isinstance(before, datetime) and locate_fields(before)[1] > (yield from self.ping()):
+            raise BadRequest(f"{before} is in the future by the broker's clock, and {NOTHING_REMOVED}.")
         located = {}
         for number in numbers:
             located[number] = yield from self.locate(topic, number, before)
@@ -219,19 +222,12 @@ class AdminCore:
                 (moved if outcome else left).append(each.group)
         return PurgeResult(first, tuple(moved), tuple(left))
 
-    def _refuse_future(self, before: datetime) -> Operation[None]:
-        """Raises `BadRequest` for a time after the broker's: all messages are before it."""
-        _, before_ms = locate_fields(before)
-        now_ms = yield from self.ping()
-        if before_ms > now_ms:
-            raise BadRequest(f"{before} is in the future by the broker's clock, and {NOTHING_REMOVED}.")
-
     def _advance_group(
         self, group: str, topic: str, incarnation: int, first: Mapping[int, int]
     ) -> Operation[bool | None]:
-        """Move a group to the first offsets in partitions where its own offset was deleted.
+        """Move a group in the partitions where its offset was removed, to the `first` offset of each.
 
-        Return whether the broker allowed it; None if nothing had to be moved.
+        Return whether the broker allowed the move; None if the group did not need one.
         """
         try:
             reply = yield from self._request(
@@ -252,7 +248,7 @@ class AdminCore:
     def locate(self, topic: str, partition: int, place: PartitionPosition) -> Operation[LocatedPosition]:
         """Return the position of "earliest", "latest", a datetime (append time) or an `Ordinal`.
 
-        For an offset: the message at or before it.
+        For an offset, return the position of the message at or before it.
         """
         by, value = locate_fields(place)
         found = yield from self._current_topic(topic)
@@ -267,20 +263,18 @@ class AdminCore:
         return [group_summary(each) for each in reply.groups]
 
     def group(self, name: str) -> Operation[GroupDescription]:
-        """Return a group's members and their partitions, offsets and lag; empty for an unused group."""
+        """Return a group's members and their partitions, offsets and lag. For an unused group these are empty."""
         reply = yield from self._request(commands.DescribeGroup(name))
         return group_description(reply.description)
 
     def reset_group(
         self, name: str, topic: str, place: PartitionPosition, partition: int | None = None, *, create: bool = False
     ) -> Operation[dict[int, int]]:
-        """Put a group to `place` in one partition or all of a topic. Returns the new offset of each partition. An
-        offset, and an `Ordinal`, belongs to one partition; after its end it is refused with `OffsetOutOfRange`. With
-        `create` a group that is not there is made.
+        """Set a group's offset to `place` in one partition or all of a topic. Returns the new offset of each partition.
 
-        An offset or an `Ordinal` needs a partition. `create` creates a group that does not exist.
-
-        Raises `NotAllowed` while the group has a live member, and for a group that does not exist.
+        An offset or an `Ordinal` needs a partition. `create`: create the group if it does not exist. Raises
+        `OffsetOutOfRange` for a position after the end, `NotAllowed` while the group has a live member, and for a group
+        that does not exist.
         """
         found = yield from self._current_topic(topic)
         numbers = _partitions_of(found, partition, place)
@@ -298,7 +292,7 @@ class AdminCore:
         return {number: each.offset for number, each in located.items()}
 
     def _require_group(self, name: str) -> Operation[None]:
-        """Raises NotAllowed where there is none: a misspelled name would leave a group that nothing reads with."""
+        """Raises NotAllowed if there is no such group: a misspelled name would create a group that no consumer uses."""
         names = [each.group for each in (yield from self.groups())]
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)
@@ -306,7 +300,7 @@ class AdminCore:
             raise NotAllowed(f"There is no group {name!r}.{hint} With create=True it is made.")
 
     def delete_group(self, name: str) -> Operation[bool]:
-        """Delete a group with all its offsets. Returns whether it existed.
+        """Delete a group with all its offsets. Returns whether the group existed.
 
         Raises `NotAllowed` while the group has a live member.
         """
@@ -320,11 +314,11 @@ class AdminCore:
     ) -> Operation[list[TransactionDescription]]:
         """Return unfinished transactions in the order of their begin, after epoch `after`.
 
-        `states` None: those that need an operator: prepared, applying, ended by an operator; others are "open" and
-        the like. `group`: only those of one producer group. `limit`: at most so many; None: all, however many. Raises
-        `BadRequest` for a state or limit that is none.
+        `states`: transactions in these states, for example "open"; None: those that may need an operator: prepared,
+        applying, or ended by an operator. `group`: only transactions of this producer group. `limit`: the maximum
+        number; None: all. Raises `BadRequest` for an invalid state or limit.
         """
-        # Read page by page: transactions that begin or end during the call may be missing or included.
+        # The list is read page by page, so transactions that begin or end during the call may be missing or included.
         _check_states(states)
         check_limit(limit)
         found: list[TransactionDescription] = []
@@ -340,9 +334,9 @@ class AdminCore:
         return found
 
     def transaction(self, xid: str, epoch: int = 0) -> Operation[TransactionDescription]:
-        """Return one transaction, live or ended; `epoch` 0: the latest of that xid.
+        """Return one transaction, unfinished or ended. `epoch` 0: the latest transaction named `xid`.
 
-        A transaction that the broker does not have gets the state "unknown".
+        A transaction that the broker does not know gets the state "unknown".
         """
         reply = yield from self._request(commands.DescribeTransaction(xid, epoch))
         return transaction_description({"xid": xid, **reply.description})
@@ -350,34 +344,30 @@ class AdminCore:
     def commit_transaction(
         self, xid: str, epoch: int = 0, *, heuristic: bool = True, force: bool = False
     ) -> Operation[TransactionEnd]:
-        """Commit a prepared transaction by hand: a heuristic outcome, which its owner gets later.
+        """Commit a prepared transaction in place of its owner (a heuristic outcome, which the owner is told later).
 
-        `heuristic` False: in its owner's name, without a heuristic outcome. `epoch` 0: the latest of that xid. The
-        outcome is kept until `forget_transaction`.
+        `heuristic` False: commit in the owner's name, without a heuristic outcome. `epoch` 0: the latest transaction
+        named `xid`. The broker keeps a heuristic outcome until `forget_transaction`.
 
         A transaction that lost messages to damage of the transaction journal is rejected (`Damaged`); with `force`,
-        which needs `heuristic`, its remaining messages are committed, and `lost` is the number of lost ones.
-
-        Raises `UnknownTransaction`, `TransactionState` if it is not prepared, `TransactionRolledBack`,
-        `HeuristicOutcome` if another operator ended it before.
+        which needs `heuristic`, its remaining messages are committed, and `lost` is the number of lost ones. Raises
+        `UnknownTransaction`, `TransactionState` if it is not prepared, `TransactionRolledBack`, `HeuristicOutcome` if
+        another operator ended it before.
         """
         number = epoch or (yield from self._current_epoch(xid))
         reply = yield from self._request(commands.CommitTransaction(xid, number, False, heuristic, [], force))
         return TransactionEnd(xid, number, reply.state, reply.dropped, reply.lost)
 
     def rollback_transaction(self, xid: str, epoch: int = 0, *, heuristic: bool = True) -> Operation[TransactionEnd]:
-        """Roll back a transaction by hand, like `commit_transaction`.
-
-        Raises `TransactionCommitted` too.
-        """
+        """Roll back a transaction by hand, as `commit_transaction` commits it. Also raises `TransactionCommitted`."""
         number = epoch or (yield from self._current_epoch(xid))
         reply = yield from self._request(commands.RollbackTransaction(xid, number, heuristic))
         return TransactionEnd(xid, number, reply.state, 0)
 
     def forget_transaction(self, xid: str, epoch: int = 0) -> Operation[bool]:
-        """Discard the outcome of a transaction that an operator ended. Returns whether there was one.
+        """Discard the outcome of a transaction that an operator ended. Returns whether there was an outcome.
 
-        Call it after the transaction's owner has got the outcome.
+        Call this after the transaction's owner has got the outcome.
         """
         number = epoch or (yield from self._current_epoch(xid))
         reply = yield from self._request(commands.ForgetTransaction(xid, number))
@@ -405,10 +395,10 @@ class AdminCore:
     ) -> Operation[CommitGroupEnd]:
         """Commit prepared members atomically, as `sequence` of the commit group.
 
-        `transactions`: (xid, epoch) of each member. The same sequence again gets the first reply; a different total of
-        `rows` is accepted only with `other_total`. Other members with a sequence up to it are rolled back.
-
-        Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`.
+        `run`: the name of this attempt · `transactions`: (xid, epoch) of each member · `rows`: total number of rows. If
+        the sequence was committed before, the result of that is returned; then another total is accepted only with
+        `other_total`. Other members with this or an earlier sequence are rolled back. Raises `GroupStale`,
+        `GroupFenced`, `GroupIncomplete`.
         """
         names = [commands.TransactionName(xid, epoch) for xid, epoch in transactions]
         reply = yield from self._request(commands.CommitGroup(name, sequence, run, names, rows, other_total))
@@ -423,10 +413,7 @@ class AdminCore:
         return str(reply.state)
 
     def forget_commit_group(self, name: str) -> Operation[bool]:
-        """Discard the last sequence of a commit group, so that it can restart.
-
-        Returns whether it had one.
-        """
+        """Discard the last sequence of a commit group, so that sequences may start anew. Returns whether it had one."""
         reply = yield from self._request(commands.ForgetCommitGroup(name))
         return bool(reply.forgotten)
 
@@ -446,10 +433,10 @@ class AdminCore:
         """Return pending delayed messages in the order of delivery, without payloads.
 
         `topic`, `partition`, `key`: only messages with these · `first`, `end`: only messages due from `first` on and
-        before `end` (aware datetimes, or seconds since 1970) · `after`: only messages after this handle · `limit`: the
-        maximum number; None: all.
+        before `end` (aware datetimes, or seconds since 1970) · `after`: only messages after the one with this handle ·
+        `limit`: the maximum number; None: all.
         """
-        # Read page by page: messages that are sent or delivered during the call may be missing or included.
+        # The list is read page by page, so messages sent or delivered during the call may be missing or included.
         check_limit(limit)
         first_due = 0 if first is None else moment_ms(first)
         end_due = commands.DUE_MAX if end is None else moment_ms(end)
@@ -467,11 +454,10 @@ class AdminCore:
         return found
 
     def delayed_histogram(self, edges: Sequence[Moment], topic: str | None = None) -> Operation[DelayedCounts]:
-        """Count the messages due between each of `edges` and the next, and all.
+        """Count the pending delayed messages that are due between each of `edges` and the next, and in total.
 
-        Counts messages of one topic, or of all topics.
-
-        `edges` are aware datetimes, or seconds since 1970. Raises `BadRequest` for edges that do not ascend.
+        `topic` None: the messages of all topics. `edges` are aware datetimes, or seconds since 1970. Raises
+        `BadRequest` for edges that do not ascend.
         """
         moments = [moment_ms(each) for each in edges]
         if not 2 <= len(moments) <= DELAYED_HISTOGRAM_EDGES or any(a >= b for a, b in pairwise(moments)):
@@ -483,7 +469,7 @@ class AdminCore:
         return DelayedCounts(tuple(moments), tuple(reply.counts), reply.pending)
 
     def describe_delayed(self, handle: str) -> Operation[DelayedDescription]:
-        """Return one delayed message, pending or not, as long as the broker has it.
+        """Return one delayed message. Its `state` is "unknown" if the broker does not know it, or has forgotten it.
 
         Raises `BadRequest` for a mistyped handle.
         """
@@ -518,14 +504,14 @@ class AdminCore:
     ) -> Operation[ScheduleDescription]:
         """Add a schedule, which sends a message at each time of a cron expression.
 
-        The expression has five fields as in crontab, or is @daily or similar, in a time zone such as "Europe/Berlin". A
-        call with the same arguments adds no second schedule. Without a `name`, the name is derived from the arguments.
-        The topic is created on first use.
+        `cron`: five fields as in crontab, or @daily or similar, in the time zone `timezone`, such as "Europe/Berlin". A
+        repeated call with the same arguments adds no second schedule. Without a `name`, the name is derived from the
+        arguments. The topic is created on first use.
 
-        `misfire`: the messages for times that were missed because the broker was down or the partition stopped: "one",
-        only the latest; "all", each, at most the newest 1,000; "skip", none. Messages also have the properties
-        `schedule` and `scheduled_for`. Raises `BadRequest` for an invalid expression or zone, `NotAllowed` if another
-        schedule has the name.
+        `misfire`: which messages are sent for times that were missed because the broker was down or the partition
+        stopped: "one": only the latest; "all": each, at most the newest 1,000; "skip": none. Messages also have the
+        properties `schedule` and `scheduled_for`. Raises `BadRequest` for an invalid expression or zone, `NotAllowed`
+        if another schedule has the name.
         """
         wish = ScheduleRequest(cron, topic, payload, name, timezone, key, tag, properties, partition, misfire)
         message, body = wish.request()
@@ -541,7 +527,7 @@ class AdminCore:
 
     def schedules(self) -> Operation[list[ScheduleDescription]]:
         """Return all schedules, by name."""
-        # Read page by page: schedules that are added or removed during the call may be missing or included.
+        # The list is read page by page, so schedules added or removed during the call may be missing or included.
         found: list[ScheduleDescription] = []
         more = True
         while more:
@@ -559,11 +545,11 @@ class AdminCore:
         return schedule_description(reply.schedules[0])
 
     def pause_schedule(self, name: str) -> Operation[ScheduleDescription]:
-        """Pause a schedule until it is resumed. Raises `UnknownSchedule`."""
+        """Pause a schedule until `resume_schedule`. Raises `UnknownSchedule`."""
         return schedule_description((yield from self._request(commands.PauseSchedule(name))).schedule)
 
     def resume_schedule(self, name: str) -> Operation[ScheduleDescription]:
-        """Resume a schedule with its next time; times that passed meanwhile do not count as missed.
+        """Resume a paused schedule with its next time. Times during the pause do not count as missed.
 
         Raises `UnknownSchedule`.
         """
@@ -576,12 +562,10 @@ class AdminCore:
         reply = yield from self._request(commands.RemoveSchedule(name, found.id))
         return bool(reply.removed)
 
-    # Internal
-
     def _current_epoch(self, xid: str) -> Operation[int]:
-        """Return the epoch of the transaction that has the xid now.
+        """Return the epoch of the transaction that has the name `xid` now.
 
-        A decision names the epoch, so that a repeated request cannot affect a later transaction.
+        Requests that end a transaction contain its epoch, so that a repeated one cannot end a later transaction.
         """
         found = yield from self.transaction(xid, 0)
         if not found.epoch:
@@ -592,14 +576,15 @@ class AdminCore:
         return request(self._link, message, *body, seconds=self._seconds, repeat=repeat)
 
     def _current_topic(self, name: str) -> Operation[Topic]:
-        """Return the topic with fresh metadata. A cached incarnation could be deleted by now."""
+        """Return the topic with fresh metadata, because a cached incarnation could be deleted by now."""
         self._metadata.invalidate(name)
         return (yield from get_topic(self._link, self._metadata, name, seconds=self._seconds))
 
 
 def _partitions_of(topic: Topic, partition: int | None, place: PartitionPosition) -> list[int]:
-    """The numbers that are meant: of one partition, or of all. Raises `BadRequest` for one offset or ordinal for
-    several partitions: each counts its own messages.
+    """Return the given partition, or else all of the topic.
+
+    Raises `BadRequest` for an offset or ordinal without a partition, because each partition has its own.
     """
     if partition is not None:
         return [partition]
@@ -614,7 +599,7 @@ def _partitions_of(topic: Topic, partition: int | None, place: PartitionPosition
 
 
 def _check_states(states: Any) -> None:
-    """Raises `TypeError` for one text, whose letters would be taken for states, `BadRequest` for no such state."""
+    """Raises `TypeError` for a text, whose letters would be taken for states, `BadRequest` for an unknown state."""
     if states is None:
         return
     if isinstance(states, str | bytes) or not isinstance(states, Iterable):
@@ -637,7 +622,10 @@ NOTHING_REMOVED: Final = 'nothing was removed. To remove everything: "latest"'
 def _refuse_beyond_end(
     topic: str, partition: int, before: PartitionPosition, located: LocatedPosition, outcome: str
 ) -> None:
-    """Raises `OffsetOutOfRange` for an offset or ordinal after the end: the nearest place would be the end itself."""
+    """Raises `OffsetOutOfRange` for an offset or ordinal after the end, for which `located` is the end.
+
+    `outcome`: the end of the error's text, which says what was not done.
+    """
     if type(before) is int and before > located.end_offset:
         asked, end, what = before, located.end_offset, "offset"
     elif isinstance(before, Ordinal) and before.number > located.end_ordinal:
@@ -652,7 +640,7 @@ def _refuse_beyond_end(
 
 
 def locate_fields(place: PartitionPosition) -> tuple[int, int]:
-    """Return the fields `by` and `value` of LOCATE for a position. Raises `BadRequest`."""
+    """Return the fields `by` and `value` of a LOCATE request for a position. Raises `BadRequest`."""
     if place == "earliest":
         return commands.BY_EARLIEST, 0
     if place == "latest":

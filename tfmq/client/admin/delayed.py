@@ -1,7 +1,7 @@
 """Delayed messages and schedules: descriptions, arguments, cancel and reschedule.
 
-Every request may be repeated over a new connection. A repeated cancel or reschedule has no further effect. A schedule
-that is added again with the same arguments is the same schedule.
+After a lost connection every request is sent again. A repeated cancel or reschedule has no further effect, and adding a
+schedule again with the same arguments adds no second schedule.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Rescheduled(str):
-    """The new handle of a rescheduled message, as text; "" if it was not rescheduled.
+    """The new handle of a rescheduled message, as text; "" if the message was not rescheduled.
 
     `state`: "rescheduled"; or "delivered", "cancelled", "unknown" if nothing was changed.
     """
@@ -47,7 +47,7 @@ class Rescheduled(str):
 
     @property
     def handle(self) -> str | None:
-        """The new handle as plain text; None if there is none."""
+        """The new handle as plain text; None if the message was not rescheduled."""
         return str(self) or None
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ class DelayedDescription(NamedTuple):
     """One delayed message.
 
     `state`: "pending", "delivered", "cancelled" or "unknown". Times are ms since 1970; -1 if unknown. `key`: text or
-    bytes, as it was sent. `size_bytes`: size of the whole record. `details`: other fields of the reply.
+    bytes, as sent. `size_bytes`: size of the whole record. `details`: other fields of the reply.
     """
 
     handle: str
@@ -74,15 +74,14 @@ class DelayedDescription(NamedTuple):
 
     @property
     def due_at(self) -> datetime | None:
-        """The due time; None if it is unknown or after the year 9999."""
+        """The due time; None if the due time is unknown or after the year 9999."""
         return EPOCH + timedelta(milliseconds=self.due_ms) if 0 <= self.due_ms <= BORN_MS_MAX else None
 
 
 class DelayedCounts(NamedTuple):
-    """How many messages are pending.
+    """How many delayed messages are pending.
 
-    `counts[n]` are due from `edges_ms[n]` on and before `edges_ms[n + 1]`. `pending` is the total, whatever the due
-    time.
+    `counts[n]`: those due from `edges_ms[n]` on and before `edges_ms[n + 1]`. `pending`: those with any due time.
     """
 
     edges_ms: tuple[int, ...]
@@ -91,17 +90,14 @@ class DelayedCounts(NamedTuple):
 
 
 def topic_field(topic: str | None) -> str:
-    """Return the topic as a request field, where "" means all topics.
-
-    Raises `BadRequest` for an empty name: the caller probably lost a name, and might cancel messages of all topics.
-    """
+    """Return the topic as a request field: "" for None (all topics). Raises `BadRequest` for "", probably a mistake."""
     if topic == "":
         raise BadRequest("The topic's name is empty: leave it out to ask about all topics.")
     return topic or ""
 
 
 def check_handle(handle: Any) -> str:
-    """Return `handle`. Raises `TypeError` if it is no text, `BadRequest` if it is invalid."""
+    """Return `handle`. Raises `TypeError` if `handle` is no text, `BadRequest` if it is invalid."""
     if not isinstance(handle, str):
         raise TypeError(
             f"A handle is the text in SendResult.delayed, not {type(handle).__name__}."
@@ -112,7 +108,7 @@ def check_handle(handle: Any) -> str:
 
 
 def check_limit(limit: Any) -> None:
-    """Raises `TypeError`, `BadRequest` for what is no number of rows; None: all."""
+    """Raises `TypeError` or `BadRequest` if `limit` is neither a number from 0 on nor None."""
     if limit is None:
         return
     if not isinstance(limit, int) or isinstance(limit, bool):
@@ -122,10 +118,7 @@ def check_limit(limit: Any) -> None:
 
 
 def cancel_delayed_message(link: ClientConnection, handle: Any, seconds: float) -> Operation[str]:
-    """Cancel a delayed message. Return "cancelled", "delivered" or "unknown".
-
-    Raises `TypeError` and `BadRequest` for an invalid handle.
-    """
+    """Cancel a delayed message, see `Producer.cancel`. Raises `TypeError` for a handle that is no text."""
     reply = yield from request(link, CancelDelayed(check_handle(handle)), seconds=seconds)
     return str(reply.state)
 
@@ -133,10 +126,7 @@ def cancel_delayed_message(link: ClientConnection, handle: Any, seconds: float) 
 def reschedule_delayed_message(
     link: ClientConnection, handle: Any, delay: Delay | None, deliver_at: Moment | None, seconds: float
 ) -> Operation[Rescheduled]:
-    """Change the due time of a delayed message.
-
-    Raises `TypeError` if no time is given, and as `due_number` and `cancel_delayed`.
-    """
+    """Change the due time of a delayed message, see `Producer.reschedule`. Raises `TypeError` if no time is given."""
     due, called_at = due_number(delay, deliver_at), link.now()
     if due is None:
         raise TypeError("Give the new time: delay=seconds, or deliver_at=moment; cancel() takes the message back.")
@@ -151,23 +141,22 @@ def reschedule_delayed_message(
 
 
 def delayed_description(row: Mapping[str, Any]) -> DelayedDescription:
-    """Parse one row of LIST_DELAYED or DESCRIBE_DELAYED."""
     known, details = split_fields(row, DelayedDescription._fields, "size")
     return DelayedDescription(**known, details=details)
 
 
 TOPIC_NAME = Name()
 NAME_BYTES = 200
-"""Maximum bytes of a topic name in a generated schedule name, so that the checksum fits."""
+"""How many characters of the topic's name a generated schedule name has, so that a checksum fits behind them."""
 
 
 class ScheduleDescription(NamedTuple):
     """One schedule: a message that the broker sends at the times of a cron expression.
 
     `state`: "active", "paused", or "waiting" if a due message cannot be sent; `trouble` is the reason. Times are ms
-    since 1970 (0: none): `next_ms` of the next message, `last_ms` the due time of the last one, `made_ms` of the
-    creation. `misfire`: how missed times are handled, "one", "all" or "skip". `size_bytes`: size of the payload.
-    `message` and its `properties` are None in lists. `details`: other fields of the reply.
+    since 1970 (0: none): `next_ms`: when the next message is due; `last_ms`: when the last one was due; `made_ms`: when
+    the schedule was created. `misfire`: what is sent for missed times, "one", "all" or "skip". `size_bytes`: size of
+    the payload. `message` and its `properties` are None in lists. `details`: other fields of the reply.
     """
 
     name: str
@@ -190,12 +179,12 @@ class ScheduleDescription(NamedTuple):
 
     @property
     def next_at(self) -> datetime | None:
-        """Time of the next message in the schedule's time zone; None if there is none."""
+        """When the next message is due, in the schedule's time zone; None if there is none."""
         return datetime_at(self.next_ms, self.timezone)
 
     @property
     def last_at(self) -> datetime | None:
-        """The due time of the last message; None before the first."""
+        """When the last message was due, in the schedule's time zone; None before the first message."""
         return datetime_at(self.last_ms, self.timezone)
 
 
@@ -214,10 +203,7 @@ class ScheduleRequest(NamedTuple):
     misfire: str = "one"
 
     def request(self) -> tuple[AddSchedule, bytes]:
-        """Return the request and its body.
-
-        Raises `TypeError`, `MessageTooLarge`, `ValueError` as sends do, `BadRequest` for an invalid topic name.
-        """
+        """Return the request and its body. Raises as `Producer.send`, and `BadRequest` for an invalid topic name."""
         TOPIC_NAME.check(self.topic, "topic")
         payload = payload_bytes(self.payload)
         body = b"" if payload is None else bytes(payload)
@@ -230,17 +216,14 @@ class ScheduleRequest(NamedTuple):
         zone = zone_name(self.timezone)
         words = (self.cron, zone, self.topic, self.partition, self.misfire, attribute, payload is None)
         name = self.name
-        if name is None:  # The same arguments give the same name: a repeated request adds no second schedule.
+        if name is None:  # The same arguments give the same name, so that a repeated call adds no second schedule.
             checksum = zlib.crc32(body, zlib.crc32(repr(words).encode()))
             name = f"{self.topic[:NAME_BYTES]}-{checksum:08x}"
         return AddSchedule(name, *words), body
 
 
 def zone_name(timezone: str | tzinfo) -> str:
-    """Return the name of a time zone given by name, as `ZoneInfo`, or as `datetime.UTC`.
-
-    Raises `TypeError` for a time zone without a name.
-    """
+    """Return the name of a time zone. Raises `TypeError` for a time zone without a name."""
     name = "UTC" if timezone is UTC else getattr(timezone, "key", timezone)
     if not isinstance(name, str):
         raise TypeError(f"A time zone is its name, as in 'Europe/Berlin', or a ZoneInfo, not {timezone!r}.")
@@ -248,10 +231,10 @@ def zone_name(timezone: str | tzinfo) -> str:
 
 
 def schedule_description(row: Mapping[str, Any]) -> ScheduleDescription:
-    """Parse one row of a reply; nil is the same as a missing field."""
+    """Parse one row of a reply. A field with the value None counts as missing."""
     names = [name for name in ScheduleDescription._fields if name not in ("message", "properties")]
     known, details = split_fields({key: value for key, value in row.items() if value is not None}, names, "size")
-    details.pop("properties", None)  # A count; the properties themselves are in the attribute.
+    details.pop("properties", None)  # This is only their number; the properties themselves are in the attribute.
     if "attribute" not in details:
         return ScheduleDescription(**known, details=details)
     packed = details.pop("attribute")
@@ -261,10 +244,7 @@ def schedule_description(row: Mapping[str, Any]) -> ScheduleDescription:
 
 
 def datetime_at(moment_ms: int, timezone: str) -> datetime | None:
-    """Return the time in `timezone`; None for 0 and for times that `datetime` cannot represent.
-
-    UTC is used if this machine does not know the time zone.
-    """
+    """Return the time in `timezone`, or in UTC if this machine has no such zone; None for 0 and after the year 9999."""
     if not 0 < moment_ms <= BORN_MS_MAX:
         return None
     moment = EPOCH + timedelta(milliseconds=moment_ms)

@@ -15,13 +15,13 @@ STATES: Final = (
     "heuristic_committed",
     "heuristic_rolled_back",
 )
-"""States of listed transactions: unfinished ones, and those that an operator ended."""
+"""The states of transactions that a list has: unfinished transactions, and those that an operator ended."""
 
 
 class PartitionDescription(NamedTuple):
     """One partition.
 
-    Offsets are bytes, ordinals count messages, times are ms since 1970 (-1: none).
+    Offsets are byte positions, ordinals are numbers of messages, times are ms since 1970 (-1: none).
 
     `state`: "open", "stopped" (accepts no writes; `reason` is the cause) or "damaged" (`damage` lists the unreadable
     ranges: first offset, next offset, reason).
@@ -49,20 +49,20 @@ class PartitionDescription(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is stopped because its folder was missing at a start of the broker."""
+        """Whether the partition is stopped because its folder was missing at a start of the broker."""
         return self.state == "stopped" and self.reason.startswith("its folder was gone")
 
     @property
     def is_served(self) -> bool:
-        """Whether the broker could open it."""
+        """Whether the broker could open the partition."""
         return self.epoch > 0
 
 
 class TopicDescription(NamedTuple):
     """One topic with all its partitions.
 
-    `settings`: set for this topic. `effective`: the values in use, key -> (value, source: "topic", "default", or the
-    position in the server's configuration).
+    `settings`: the settings made for this topic. `effective`: the values in use, key -> (value, source: "topic",
+    "default", or the position in the server's configuration).
     """
 
     name: str
@@ -96,8 +96,9 @@ class LocatedPosition(NamedTuple):
 class PurgeResult(NamedTuple):
     """The result of a purge.
 
-    `first_offsets`: by partition. `moved`: groups moved to these offsets. `left`: groups that could not be moved from a
-    deleted message, because a member is alive or a transaction with their offsets is not decided.
+    `first_offsets`: the first remaining offset of each partition. `moved`: groups moved to these offsets. `left`:
+    groups whose next message was removed but that could not be moved, because a member is alive or a transaction with
+    their offsets has not ended.
     """
 
     first_offsets: Mapping[int, int]
@@ -108,7 +109,7 @@ class PurgeResult(NamedTuple):
 class GroupSummary(NamedTuple):
     """One group in a list.
 
-    `members`: their number. `live`: whether any is alive. `partitions`: how many have a committed offset.
+    `members`: number of members. `live`: whether a member is alive. `partitions`: how many have a committed offset.
     """
 
     group: str
@@ -121,10 +122,10 @@ class GroupSummary(NamedTuple):
 class GroupDescription(NamedTuple):
     """One group, its members oldest first.
 
-    `strategy`: the one in use, that of the oldest member.
+    `strategy`: the strategy in use, which is that of the oldest member.
 
-    `members`: member, client, live, topics, strategy, session_ms, silent_ms, partitions (by topic: assigned and kept),
-    leaving (by topic: assigned, to be revoked), note (why the member has less than it asked for).
+    `members`: member, client, live, topics, strategy, session_ms, silent_ms, partitions (by topic: assigned, and not to
+    be revoked), leaving (by topic: assigned, to be revoked), note (why fewer partitions are assigned than requested).
 
     `offsets`: topic, partition, member (the owner, or ""), offset (-1: none committed), index, epoch, generation,
     end_offset, lag (in messages; all of the partition if no offset is committed; -1: unknown).
@@ -139,36 +140,30 @@ class GroupDescription(NamedTuple):
 
     @property
     def lag(self) -> int | None:
-        """Messages not acked yet; None if the lag of a partition is unknown.
-
-        The sum of the others could be 0 although the group is behind.
-        """
+        """Number of messages that the group has not acked; None if the lag of any partition is unknown."""
         parts = [each.get("lag", -1) for each in self.offsets]
         return None if any(part < 0 for part in parts) else sum(parts)
 
 
 def partition_description(row: Mapping[str, Any]) -> PartitionDescription:
-    """Parse one row of the reply. Unknown fields are ignored."""
+    """Parse the description of a partition in a reply. Unknown fields are ignored."""
     known = {name: row[name] for name in PartitionDescription._fields if row.get(name) is not None}
     known["damage"] = tuple((first, next, reason) for first, next, reason in row.get("damage") or ())
     return PartitionDescription(**known)
 
 
 def topic_description(row: Mapping[str, Any]) -> TopicDescription:
-    """Parse the DESCRIBE_TOPIC reply."""
     partitions = tuple(partition_description(each) for each in row["partitions"])
     effective = {key: (value, origin) for key, (value, origin) in row.get("effective", {}).items()}
     return TopicDescription(row["name"], row["incarnation"], partitions, row.get("settings", {}), effective)
 
 
 def group_summary(row: Mapping[str, Any]) -> GroupSummary:
-    """Parse one row of LIST_GROUPS."""
     generation, members = row.get("generation", 0), row.get("members", 0)
     return GroupSummary(row["group"], generation, members, row.get("live", False), row.get("partitions", 0))
 
 
 def group_description(row: Mapping[str, Any]) -> GroupDescription:
-    """Parse the DESCRIBE_GROUP reply."""
     fields = (row["group"], row.get("generation", 0), row.get("live", False), row.get("strategy", ""))
     return GroupDescription(*fields, tuple(row.get("members", ())), tuple(row.get("offsets", ())))
 
@@ -176,11 +171,11 @@ def group_description(row: Mapping[str, Any]) -> GroupDescription:
 class TransactionDescription(NamedTuple):
     """One transaction. Times are ms since 1970 (0: not yet, or never).
 
-    `epoch`: its number, never reused. `state`: "open", "preparing", "prepared", "committing", "applying" (committed; a
-    target cannot be written yet), "committed", "rolled_back", "heuristic_committed", "heuristic_rolled_back",
-    "read_only", "unknown". `group`: the producer group that answers checks. `owner`: the client that began it.
-    `topics`: in a list only the first ones. `expires_ms`: timeout of a prepared member of a commit group. `details`:
-    other fields of the reply.
+    `epoch`: its number, never reused. `state`: "open", "preparing", "prepared", "committing", "applying" (committed,
+    but a partition accepts no writes yet), "committed", "rolled_back", "heuristic_committed", "heuristic_rolled_back",
+    "read_only", "unknown". `group`: the producer group that the broker asks how the transaction ended. `owner`: the
+    client that began it. `topics`: in a list of transactions only the first ones. `expires_ms`: when a prepared member
+    of a commit group times out. `details`: other fields of the reply.
     """
 
     xid: str
@@ -200,9 +195,11 @@ class TransactionDescription(NamedTuple):
 
 
 class TransactionEnd(NamedTuple):
-    """What became of a decision: `state` "committed", "applying" (decided, finished when a target takes writes
-    again), "rolled_back", "heuristic_rolled_back" or "read_only"; `dropped` messages whose
-    topic is gone; `lost` ones that damage of the broker's transaction journal took.
+    """The result of a commit or rollback by an operator.
+
+    `state`: "committed", "applying" (committed, and finished when all partitions accept writes again), "rolled_back",
+    "heuristic_rolled_back" or "read_only". `dropped`: number of messages whose topic was deleted. `lost`: number of
+    messages lost to damage of the broker's transaction journal.
     """
 
     xid: str
@@ -215,8 +212,8 @@ class TransactionEnd(NamedTuple):
 class CommitGroupDescription(NamedTuple):
     """One commit group and its last committed sequence.
 
-    `sequence`: -1 if none. `run`: the one that committed it. `rows`: their number. `details`: other fields of the
-    reply.
+    `sequence`: -1 if none is committed. `run`: the attempt that committed it. `rows`: their number in the sequence.
+    `details`: other fields of the reply.
     """
 
     group: str
@@ -229,8 +226,8 @@ class CommitGroupDescription(NamedTuple):
 class CommitGroupEnd(NamedTuple):
     """The result of COMMIT_GROUP.
 
-    `state`: "committed" or "applying". `repeated`: the sequence was committed before. `rows`: the total that counts.
-    `dropped`: messages whose topic was deleted.
+    `state`: "committed" or "applying". `repeated`: whether the sequence was committed before; `rows` is then the number
+    of rows of that commit. `dropped`: number of messages whose topic was deleted.
     """
 
     state: str
@@ -240,14 +237,12 @@ class CommitGroupEnd(NamedTuple):
 
 
 def transaction_description(row: Mapping[str, Any]) -> TransactionDescription:
-    """Parse one row of LIST_TRANSACTIONS or DESCRIBE_TRANSACTION."""
     known, details = split_fields(row, TransactionDescription._fields)
     known["topics"] = tuple(known.get("topics", ()))
     return TransactionDescription(**known, details=details)
 
 
 def commit_group_description(row: Mapping[str, Any]) -> CommitGroupDescription:
-    """Parse one row of LIST_COMMIT_GROUPS."""
     known, details = split_fields(row, CommitGroupDescription._fields)
     return CommitGroupDescription(**known, details=details)
 
@@ -255,7 +250,10 @@ def commit_group_description(row: Mapping[str, Any]) -> CommitGroupDescription:
 def split_fields(
     row: Mapping[str, Any], names: Sequence[str], size: str = "bytes"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (fields in `names`, others), nil as missing. `size`: the name of `size_bytes` there."""
+    """Return the fields in `names`, without those that are None, and the others.
+
+    `size`: the name that the row uses for `size_bytes`.
+    """
     known: dict[str, Any] = {}
     details: dict[str, Any] = {}
     for key, value in row.items():

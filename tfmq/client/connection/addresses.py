@@ -1,12 +1,12 @@
 """Broker addresses: `host:port`, and `file:PATH` for the broker of a data folder.
 
-`LocalBrokerAddress` finds the broker that runs on a data folder, or starts one. A broker writes `HOST:PORT PROCESS` to
-DATA/address when it is ready and removes the file at a clean stop. The file is valid only while the process named in it
-holds DATA/lock; a file left by a killed broker fails this check.
+`LocalBrokerAddress` finds the broker that runs on a data folder, or starts a broker. When a broker is ready, it writes
+`HOST:PORT PROCESS` to DATA/address; at a clean stop it removes the file. The address is valid only while the process
+named there holds DATA/lock; so a file that a killed broker has left is ignored.
 
-A started broker runs in its own session, so neither Ctrl-C nor the exit of the starting program ends it. It exits after
-`IDLE_SECONDS` without clients. A starter holds the lock on DATA/starting and passes the descriptor to the broker, which
-keeps the lock until it exits. So only one start is in progress at a time; other clients wait for its address.
+A broker started by a client runs in its own session, so neither Ctrl-C nor the exit of the client's program ends it. It
+exits after `IDLE_SECONDS` without clients. The client locks DATA/starting and passes the descriptor to the broker,
+which keeps the lock until it exits. So only one start is in progress at a time; other clients wait for the address.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BrokerAddress(NamedTuple):
 
 
 def data_folder_of(servers: str | Sequence[str] | None) -> str | None:
-    """Return the path in `file:PATH`; None where `servers` are hosts and ports.
+    """Return the path in `file:PATH`; None if `servers` are hosts and ports.
 
     If `servers` is None, the value of $TFMQ_SERVERS is used. Raises `BadRequest` for `file:` without a path or combined
     with another address.
@@ -51,7 +51,7 @@ def data_folder_of(servers: str | Sequence[str] | None) -> str | None:
     if not folders:
         return None
     path = folders[0].strip().removeprefix(FILE_SCHEME).strip()
-    if path.startswith("//"):  # as in a URL: file:///var/lib/tfmq
+    if path.startswith("//"):  # The address is a URL, for example file:///var/lib/tfmq.
         host, slash, rest = path[2:].partition("/")
         path = slash + rest if host in ("", "localhost") else ""
     if len(texts) > 1 or not path:
@@ -62,8 +62,8 @@ def data_folder_of(servers: str | Sequence[str] | None) -> str | None:
 def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[BrokerAddress, ...]:
     """Parse `host:port`, a comma-separated list, `tfmq://host:port`, or a sequence of these.
 
-    None means $TFMQ_SERVERS, else 127.0.0.1:8367; the default port is 8367. Raises `BadRequest` that names the invalid
-    part, `NotSupported` for `tfmqs://` and for a user name in the address.
+    `servers` None: $TFMQ_SERVERS, or 127.0.0.1:8367 if that is not set; the default port is 8367. Raises `BadRequest`,
+    which names the invalid part, and `NotSupported` for `tfmqs://` and for a user name in the address.
     """
     if servers is None:
         servers = os.environ.get(SERVERS_VARIABLE) or f"{DEFAULT_HOST}:{DEFAULT_PORT}"
@@ -78,7 +78,6 @@ def parse_servers(servers: str | Sequence[str] | None = None) -> tuple[BrokerAdd
 
 
 def parse_server(text: str) -> BrokerAddress:
-    """Parse one address. Raises as `parse_servers` does."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "tfmq", text
@@ -115,10 +114,7 @@ def _parse_port(port: str, text: str) -> int:
 
 
 def describe_client(client: object, servers: Iterable[object], **arguments: object) -> str:
-    """Return the `repr` of a client, for example <tfmq.Consumer 127.0.0.1:8367 group='billing'>.
-
-    Arguments with a false value are left out.
-    """
+    """Return the `repr` of a client: <tfmq.Consumer 127.0.0.1:8367 group='billing'>, without false values."""
     module = type(client).__module__.partition("_")[0]
     variant = "tfmq" if module in ("tfmq.producer", "tfmq.consumer", "tfmq.admin") else module
     words = [f"{name}={value!r}" for name, value in arguments.items() if value]
@@ -129,33 +125,30 @@ ADDRESS_NAME: Final = "address"
 LOCK_NAME: Final = "lock"
 LOG_NAME: Final = "server.log"
 LOG_BYTES_MAX: Final = 1 << 20
-"""A longer log, which only a failed start needs, is renamed to `server.log.1` at the next."""
+"""If the log of started brokers is longer, it is renamed to `server.log.1` at the next start."""
 IDLE_SECONDS: Final = 10
-"""Long enough for the gap between two commands of a script, short enough to leave no strays."""
+"""A broker started by a client exits after this time without clients: longer than a script pauses between commands."""
 START_TIMEOUT_SECONDS: Final = 30.0
-"""Timeout of a first connection: covers the start of Python and recovery after a crash."""
+"""Timeout of a first connection. It covers the start of a broker, with recovery after a crash."""
 LOG_TAIL_BYTES: Final = 2000
-"""Bytes at the end of the log that are searched for the last line after a failed start."""
+"""How much of the log's end is read to find its last line after a failed start."""
 FOLDER_MODE: Final = 0o750
 FILE_MODE: Final = 0o640
-"""The same modes as the broker uses: its files are not world-readable."""
+"""The modes that the broker uses too, so that its files are not world-readable."""
 _CREATE_FLAGS: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-"""O_NOFOLLOW: a symbolic link in the folder must not make the client write to another file."""
+"""O_NOFOLLOW, because a symbolic link in the folder must not make the client write to another file."""
 _WILDCARD_ADDRESSES: Final = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}
-"""The address to connect to for a broker on this machine that listens on all interfaces."""
+"""Maps the addresses by which a broker listens on all interfaces to the address to connect to on this machine."""
 _PROGRAM: Final = (
     "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; from tfmq.server.main import main; main()"
 )
-"""Runs the broker without the current folder, which is the data folder, in `sys.path`."""
+"""Runs the broker. The current folder, which is the data folder, is removed from `sys.path`."""
 _BACKGROUND_SCRIPT: Final = '"$@" &'
-"""Starts a command that is no child of this process, which so need not wait for its exit."""
+"""Shell script that starts a command and exits, so that the command is no child of this process."""
 
 
 class LocalBrokerAddress:
-    """The address of the broker that runs on the data folder at `path`.
-
-    `start(path, descriptor)` starts a broker; the default is `start_broker`.
-    """
+    """The address of the broker on the data folder `path`. `start(path, descriptor)` starts a broker."""
 
     def __init__(self, path: str, start: Callable[[str, int], None] | None = None) -> None:
         if "\0" in path:
@@ -168,10 +161,10 @@ class LocalBrokerAddress:
         return f"file:{self.path}"
 
     def resolve(self) -> BrokerAddress:
-        """Return the broker's network address. Start a broker if none runs. Never waits.
+        """Return the broker's network address. Start a broker if none runs, without waiting until it is ready.
 
-        Raises `ConnectionFailed`: retriable while the broker is not ready, not retriable where it cannot be started.
-        Does not write into a folder that holds other files than a broker's.
+        Raises `ConnectionFailed`: retriable while the broker is not ready, not retriable if it cannot be started. Does
+        not write into a folder with files that are not a broker's.
         """
         try:
             os.makedirs(self.path, FOLDER_MODE, exist_ok=True)
@@ -214,19 +207,19 @@ class LocalBrokerAddress:
             if self._broker_started:
                 self._broker_started = False
                 raise self._start_error()
-            with contextlib.suppress(FileNotFoundError):  # An address there is stale.
+            with contextlib.suppress(FileNotFoundError):  # No broker runs, so the address is that of a former one.
                 os.unlink(os.path.join(self.path, ADDRESS_NAME))
             self._start_broker(self.path, descriptor)
             handed_over = self._broker_started = True
         finally:
-            # Explicit unlock: if another thread forks now, the child's copy of the descriptor would keep the lock.
+            # Closing alone may not unlock: if another thread forks now, the child has a copy of the descriptor.
             if not handed_over:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
         raise self._not_ready_error("starts")
 
     def _is_locked(self) -> bool:
-        """Return whether the data folder is locked, by a shared lock, so that tests do not collide."""
+        """Return whether a broker has locked the data folder. Tests with a shared lock do not disturb each other."""
         try:
             descriptor = os.open(os.path.join(self.path, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -251,7 +244,7 @@ class LocalBrokerAddress:
         return ConnectionFailed(f"The broker on {self.path} is not ready: it {what}.", outcome=NOT_DONE)
 
     def _start_error(self) -> ConnectionFailed:
-        """Return the error for a started broker that exited at once, with the last line of its log."""
+        """Return the error for a broker that exited right after its start, with the last line of its log."""
         log = os.path.join(self.path, LOG_NAME)
         with open(log, "rb") as file:
             file.seek(max(0, os.path.getsize(log) - LOG_TAIL_BYTES))
@@ -265,9 +258,9 @@ class LocalBrokerAddress:
 
 
 def start_broker(path: str, descriptor: int) -> None:
-    """Start a detached broker on the folder `path`. It inherits `descriptor`.
+    """Start a detached broker on the data folder `path`. Raises OSError, `ConnectionFailed`.
 
-    Raises OSError, and `ConnectionFailed` where no Python interpreter is known.
+    `descriptor`: a locked file, which the broker inherits and so keeps locked.
     """
     if not sys.executable:
         raise ConnectionFailed(
@@ -289,7 +282,7 @@ def start_broker(path: str, descriptor: int) -> None:
             stderr=out,
             pass_fds=(descriptor,),
             cwd=path,
-            # NOTIFY_SOCKET is removed: the service manager waits for this program, not for its broker.
+            # NOTIFY_SOCKET is removed, because a service manager waits for a message from this program only.
             env=environment,
             start_new_session=True,
         )

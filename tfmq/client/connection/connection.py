@@ -13,7 +13,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from tfmq import limits
 from tfmq.backoff import backoff_seconds
 from tfmq.bounded_msgpack import Buffer
 from tfmq.client.connection.addresses import BrokerAddress, LocalBrokerAddress
-from tfmq.client.operation import Future
+from tfmq.client.operation import NEVER, Future
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -37,24 +37,24 @@ from tfmq.errors import (
 from tfmq.protocol.commands import BY_REQUEST, MAGIC, VERSION_MAX, VERSION_MIN, Command, Hello, HelloReply
 from tfmq.protocol.frames import EMPTY_LINE, Decoder, Frame, encode
 
-NEVER = float("inf")
+Address = BrokerAddress | LocalBrokerAddress
 UpdateRequest = Callable[[Any], Any]
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class PendingRequest(Future):
-    """A request in progress: done when its reply arrived, it failed, or it was abandoned.
+    """A request in progress. It is done when its reply has arrived, or when it has failed or was abandoned.
 
     `request` is a NamedTuple of `protocol.commands`. With `repeat` it is sent again after a reconnect; without, it
-    fails with outcome "unknown" when the connection is lost after sending. `in_background`: no caller waits, so the
-    background thread of the driver reads until it is done. `update(request)` returns the request to send, at each
-    sending, where a field depends on the time.
+    fails with outcome "unknown" if the connection is lost after it was sent. `in_background`: no caller waits, so the
+    driver's background thread reads until the request is done. `update(request)` is called each time before the request
+    is sent, and returns it with fields that depend on the time.
 
-    `reply` and `error` are the result. `reply_body` is a view of the received bytes that stays valid as long as it is
-    referenced.
+    `reply` or `error` is the result. `reply_body` is a view of the received bytes, which need not be copied.
     """
 
     request: Any
+    command: Command
     body: tuple[Buffer, ...]
     correlation_id: int
     deadline: float = NEVER
@@ -62,19 +62,14 @@ class PendingRequest(Future):
     in_background: bool = False
     wants_reply: bool = True
     update: UpdateRequest | None = None
-    command: Command = field(init=False)
     sent: bool = False
     send_count: int = 0
-    """Above 1, an earlier sending may have been executed although a later one was rejected."""
+    """How often the request was sent. If more than once, it may have been executed although the reply is an error."""
     reply: Any = None
     reply_body: memoryview = memoryview(b"")  # noqa: RUF009
     error: TfmqError | None = None
 
-    def __post_init__(self) -> None:
-        self.command = BY_REQUEST[type(self.request)]
-
     def timeout_error(self, server: object) -> TimedOut:
-        """Return the error for a request that `server` did not answer before its deadline."""
         return TimedOut(
             f"{server} did not reply to {self.command.name} in time."
             + (" The request may still be executed." if self.sent else ""),
@@ -105,13 +100,9 @@ def error_from_reply(header: list[Any]) -> TfmqError:
     )
 
 
-Address = BrokerAddress | LocalBrokerAddress
-
-
 def connection_error(
     error: BaseException | None, server: Address, servers: Sequence[Address], was_connected: bool
 ) -> TfmqError:
-    """Return the user-visible error for `error` on the connection to `server`, one of `servers`."""
     if isinstance(error, BadFrame):
         failure: TfmqError = ConnectionFailed(f"{server}: {error.sentence}")
     elif isinstance(error, TfmqError):
@@ -129,7 +120,6 @@ def connection_error(
 
 
 def join_addresses(servers: Sequence[Address]) -> str:
-    """Return the addresses joined by " or "."""
     return " or ".join(map(str, servers))
 
 
@@ -138,50 +128,49 @@ log = logging.getLogger("tfmq.connection")
 Clock = Callable[[], float]
 
 BACK_OFF_SECONDS = 0.05
-"""The pause after the first failed attempt; doubled after each further one."""
+"""The pause after the first failed attempt to connect; doubled after each further failed attempt."""
 BACK_OFF_SECONDS_MAX = 2.0
 BACK_OFF_SECONDS_FIRST = 0.25
-"""The longest pause before the first successful connection: a user waits for the result."""
+"""The longest pause before the first successful connection: short, because a user waits for the result."""
 FIRST_CONNECT_TIMEOUT = 2.0
-"""Long enough for a broker started with its clients, short enough for a wrong address."""
+"""When requests fail that wait for the first connection.
+
+Long enough if broker and client are started together, short enough to report a wrong address soon.
+"""
 SILENT_ATTEMPTS = 3
-"""Failed rounds over all addresses, about 0.15 s, before the first log line."""
+"""After so many failed attempts for all addresses, about 0.15 s, the first line is logged."""
 REQUEST_TIMEOUT_SECONDS = 30.0
 """The default timeout of a request."""
 HELLO_TIMEOUT_SECONDS = 10.0
-OUTPUT_BUFFERS = 64
-"""Maximum buffers for one write. Far below IOV_MAX; more do not increase the throughput."""
 
 HELLO = BY_REQUEST[Hello]
 _CORRELATION_IDS = 1 << 32
 
 
 class ConnectionState(StrEnum):
-    """State of a client's connection."""
-
     DOWN = "down"
     GREETING = "greeting"
-    """HELLO is sent, its reply is not received."""
+    """HELLO is sent, and its reply is not received yet."""
     READY = "ready"
     CLOSED = "closed"
 
 
 READY: Final = ConnectionState.READY
-"""For comparisons in each request: on Python 3.11 access to a member is a call."""
+"""A constant, because access to an enum member is a call on Python 3.11, and each request compares states."""
 
 
 class ClientConnection:
     """A connection to one of `servers`, without I/O. Reconnects with back-off.
 
-    A driver connects and moves bytes when this object asks for it. Every request completes exactly once. After a lost
-    connection, requests with `repeat` are sent again in their original order before any newer one; the others fail with
-    outcome "unknown" if they were already sent, else they wait for the next connection. An abandoned request leaves the
-    connection usable: its reply is dropped. Not thread-safe: callers hold the driver's lock.
+    A driver connects when `wants_connection` says so, and moves the bytes. Every request completes exactly once. After
+    a lost connection, requests with `repeat` are sent again in their original order before any newer request. Requests
+    without `repeat` fail with outcome "unknown" if they were sent, else they wait for the next connection. If a request
+    is abandoned, its reply is ignored, and the connection stays usable. Not thread-safe: callers hold the lock.
     """
 
     def __init__(
         self,
-        servers: Sequence[BrokerAddress | LocalBrokerAddress],
+        servers: Sequence[Address],
         clock: Clock,
         *,
         client: str = "tfmq-python",
@@ -191,35 +180,35 @@ class ClientConnection:
         self.servers = tuple(servers)
         self.client = client
         self.operator = False
-        """Whether a person uses the client: the broker then logs the requested changes."""
+        """Whether a person uses the client, so that the broker logs the changes that it requests."""
         self.first_connect_timeout = first_connect_timeout
         self.now = clock
-        """Returns the time in seconds of the clock that deadlines use."""
+        """Returns the time in seconds, by the clock of all deadlines."""
         self._jitter = jitter
         self.on_ready: list[Callable[[ClientConnection], None]] = []
-        """Called after every HELLO reply. A group member renews its session on the server here."""
+        """Functions called after every HELLO reply. For example, a group member then sends a heartbeat."""
         self.reset()
 
     def reset(self) -> None:
-        """Start anew, in a forked child too: open requests, which are the parent's, are dropped."""
+        """Set the initial state. In a forked child this forgets the open requests, which belong to the parent."""
         self.state = ConnectionState.DOWN
         self.hello: HelloReply | None = None
         self.limits = limits.limits_to_send({})
         """The broker's limits by name; the defaults before its HELLO reply."""
         self.connection_count = 0
-        """How many HELLO replies arrived. A change means that the session on the server is new."""
+        """How many HELLO replies have arrived. If this changes, there is a new connection."""
         self.background_requests = 0
         """How many background requests are open."""
         self.last_error: TfmqError | None = None
         self._server_index = self._attempts = 0
-        self._got_response = False  # Whether this connection received a reply, or a part of one.
+        self._got_response = False  # Whether this connection received at least a part of a reply.
         self._trying_since: float | None = None
         self._retry_at, self._hello_deadline = 0.0, NEVER
         self._correlation_ids = itertools.count(1)
         self._pending: dict[int, PendingRequest] = {}
         self._deadlines: list[tuple[float, int, PendingRequest]] = []
         self.output: deque[memoryview] = deque()
-        """What the driver has to write, see `next_output`."""
+        """The bytes that the driver must write; `output_written` removes them."""
         self._queued_bytes = self._written_bytes = 0
         self._complete_when_written: deque[tuple[int, PendingRequest]] = deque()
         self._decoder = Decoder(limits.FRAME_BYTES)
@@ -227,8 +216,8 @@ class ClientConnection:
     # Used by code that sends requests
 
     @property
-    def server(self) -> BrokerAddress | LocalBrokerAddress:
-        """The address in use, or the next one to try."""
+    def server(self) -> Address:
+        """The address of the current connection, or else the address to try next."""
         return self.servers[self._server_index % len(self.servers)]
 
     def send_request(
@@ -241,12 +230,12 @@ class ClientConnection:
         wants_reply: bool = True,
         update: UpdateRequest | None = None,
     ) -> PendingRequest:
-        """Send `request`, now or as soon as there is a connection. It fails after `seconds`.
+        """Send `request` now, or as soon as there is a connection. The request fails after `seconds`.
 
         Use `repeat=False` for requests that must not be executed twice. With `wants_reply=False` the request is done
-        once it is written. `update(request)` returns the request to send, at each sending. `body` buffers are not
-        copied; do not change them before the request is done. Raises `Closed` after `close`, `BadRequest` for fields
-        that cannot be packed.
+        once it is written. `update(request)` is called before each attempt, and returns the request to send. The `body`
+        buffers are not copied; do not change them before the request is done. Raises `Closed` after `close`,
+        `BadRequest` for fields that cannot be packed.
         """
         if self.state == ConnectionState.CLOSED:
             raise Closed("The client is closed; make a new one.")
@@ -254,11 +243,14 @@ class ClientConnection:
         number = next(self._correlation_ids) % _CORRELATION_IDS
         while number == 0 or number in self._pending:
             number = next(self._correlation_ids) % _CORRELATION_IDS
-        call = PendingRequest(request, body, number, deadline, repeat, in_background, wants_reply, update)
+        command = BY_REQUEST[type(request)]
+        call = PendingRequest(request, command, body, number, deadline, repeat, in_background, wants_reply, update)
         if self.state == READY:
             self._send(call)
         elif self.state == ConnectionState.DOWN and self.connection_count and not self._pending:
-            self._shorten_back_off()
+            # No request was waiting: shorten the pause between attempts, which may exceed this request's timeout.
+            self._attempts = 0
+            self._retry_at = min(self._retry_at, self.now() + BACK_OFF_SECONDS)
         self._pending[call.correlation_id] = call
         self.background_requests += in_background
         if deadline != NEVER:
@@ -266,12 +258,11 @@ class ClientConnection:
         return call
 
     def abandon(self, call: PendingRequest, error: TfmqError | None = None) -> None:
-        """Fail the request with `error` (default `Abandoned`). Its reply will be dropped."""
+        """Fail the request with `error` (default: `Abandoned`). Its reply will be ignored."""
         if not call.done:
             self._fail(call, error or Abandoned(outcome=UNKNOWN if call.sent else NOT_DONE))
 
     def close(self, error: TfmqError | None = None) -> None:
-        """Fail all open requests and reject new ones."""
         self.state = ConnectionState.CLOSED
         self.output.clear()
         for call in list(self._pending.values()):
@@ -285,11 +276,10 @@ class ClientConnection:
         return bool(self._pending)
 
     def wants_connection(self) -> bool:
-        """Return whether the driver must connect to `server` now."""
         return self.state == ConnectionState.DOWN and bool(self._pending) and self.now() >= self._retry_at
 
     def next_time(self) -> float:
-        """Return when `tick` must be called next; infinity if never."""
+        """Return when `tick` must be called next; infinity if no call is needed."""
         while self._deadlines and self._deadlines[0][2].done:
             heapq.heappop(self._deadlines)
         due = self._deadlines[0][0] if self._deadlines else NEVER
@@ -298,10 +288,7 @@ class ClientConnection:
         return min(due, self._hello_deadline)
 
     def tick(self) -> None:
-        """Fail the requests whose deadline has passed.
-
-        Raises `ConnectionFailed` if HELLO was not answered in time; the driver then disconnects.
-        """
+        """Fail the requests whose time is over. Raises `ConnectionFailed` if it is HELLO: then disconnect."""
         now = self.now()
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
             call = heapq.heappop(self._deadlines)[2]
@@ -333,21 +320,14 @@ class ClientConnection:
         self._queue(encode([HELLO.code, 0, *hello]))
 
     def received(self, data: bytes | bytearray) -> None:
-        """Process received bytes. `data` must not be changed afterwards.
-
-        Raises `TfmqError` if the bytes are invalid; the driver then disconnects.
-        """
+        """Process received bytes, which must not change any more. If this raises, the driver must disconnect."""
         for frame in self._decoder.feed(data):
             self._process_frame(frame)
         if not self._got_response and self._decoder.is_incomplete and self.state == READY:
             self._got_response = True
 
-    def next_output(self) -> list[memoryview]:
-        """Return the next buffers to write, at most `OUTPUT_BUFFERS`; see `output_written`."""
-        return list(itertools.islice(self.output, OUTPUT_BUFFERS))
-
     def output_written(self, size: int) -> None:
-        """Record that `size` bytes of `next_output` were written."""
+        """Remove the first `size` bytes of `output`, which the driver has written."""
         self._written_bytes += size
         output = self.output
         while size:
@@ -380,8 +360,14 @@ class ClientConnection:
             return
         self._attempts += 1
         self._trying_since = now if self._trying_since is None else self._trying_since
-        self._schedule_reconnect(now)
-        if self._should_give_up(error, now):
+        self._retry_at = now
+        rounds, tried = divmod(self._attempts, len(self.servers))
+        if tried:
+            return  # Not all servers are tried since the last pause: try the next one at once.
+        most = BACK_OFF_SECONDS_MAX if self.connection_count else BACK_OFF_SECONDS_FIRST
+        self._retry_at += backoff_seconds(rounds, BACK_OFF_SECONDS, most) * (0.75 + 0.5 * self._jitter())
+        too_long = not self.connection_count and now - (self._trying_since or now) >= self.first_connect_timeout
+        if too_long or (isinstance(error, TfmqError) and not error.retriable):
             self._trying_since = None
             for call in list(self._pending.values()):
                 outcome = UNKNOWN if call.sent else NOT_DONE
@@ -389,12 +375,9 @@ class ClientConnection:
                 failure.__cause__ = failed.__cause__
                 self._fail(call, failure)
             return
-        waiting = self._attempts == SILENT_ATTEMPTS * len(self.servers) and not self.connection_count
-        if waiting and isinstance(error, ConnectionRefusedError):
+        if rounds == SILENT_ATTEMPTS and not self.connection_count and isinstance(error, ConnectionRefusedError):
             addresses = join_addresses(self.servers)
             log.info("Nothing listens at %s yet: waiting %g s.", addresses, self.first_connect_timeout)
-
-    # Internal
 
     def _queue(self, buffers: list[Buffer]) -> None:
         for buffer in buffers:
@@ -413,7 +396,6 @@ class ClientConnection:
             self._complete_when_written.append((self._queued_bytes, call))
 
     def _process_frame(self, frame: Frame) -> None:
-        """Process one received frame. Raises `TfmqError` for an invalid one."""
         header = frame.header
         kind, correlation = header[:2]
         if kind > 0:
@@ -424,7 +406,7 @@ class ClientConnection:
         call = self._pending.get(correlation)
         if call is None:
             if kind < 0 and correlation == 0:
-                # No request has correlation id 0: the error concerns the connection.
+                # No request has correlation id 0, so the error concerns the connection.
                 raise error_from_reply(header)
             return
         self._got_response = True
@@ -457,7 +439,7 @@ class ClientConnection:
             listener(self)
 
     def _complete(self, call: PendingRequest) -> None:
-        # A request that is not in the table belongs to the parent process, before a fork.
+        # A request that is not in the table was sent before a fork, and belongs to the parent process.
         if self._pending.get(call.correlation_id) is call:
             del self._pending[call.correlation_id]
             self.background_requests -= call.in_background
@@ -466,28 +448,3 @@ class ClientConnection:
     def _fail(self, call: PendingRequest, error: TfmqError) -> None:
         call.error = error
         self._complete(call)
-
-    def _schedule_reconnect(self, now: float) -> None:
-        """Wait before the next round over all servers, not between two servers of a round."""
-        if self._attempts % len(self.servers):
-            self._retry_at = now
-            return
-        rounds = self._attempts // len(self.servers)
-        most = BACK_OFF_SECONDS_MAX if self.connection_count else BACK_OFF_SECONDS_FIRST
-        pause = backoff_seconds(rounds, BACK_OFF_SECONDS, most)
-        self._retry_at = now + pause * (0.75 + 0.5 * self._jitter())
-
-    def _shorten_back_off(self) -> None:
-        """Shorten the pause for the first request after an idle time.
-
-        The pause after the last attempt, up to 2.5 s, may be longer than the timeout of the new request.
-        """
-        self._attempts = 0
-        self._retry_at = min(self._retry_at, self.now() + BACK_OFF_SECONDS)
-
-    def _should_give_up(self, error: BaseException | None, now: float) -> bool:
-        if self._attempts % len(self.servers):
-            return False
-        if isinstance(error, TfmqError) and not error.retriable:
-            return True
-        return not self.connection_count and now - (self._trying_since or now) >= self.first_connect_timeout

@@ -1,7 +1,7 @@
 """Creation of a client's connection and driver.
 
-The broker may run in this process: tests register a broker under an address in `in_process_brokers`. A client
-for that address gets a driver and a clock from that broker instead of a network connection.
+In tests the broker may run in this process: tests register it under an address in `in_process_brokers`. A client for
+that address gets driver and clock from this broker, instead of a network connection.
 """
 
 from __future__ import annotations
@@ -36,22 +36,20 @@ class ClientParts(NamedTuple, Generic[Driver]):
 
 
 class InProcessBroker(Protocol):
-    """A broker in this process."""
-
     def make_client_parts(
         self, servers: Sequence[BrokerAddress], driver_type: Callable[[ClientConnection], Driver]
     ) -> ClientParts[Driver]:
-        """Return a connection to it and a driver equivalent to `driver_type`."""
+        """Return a connection to the broker, and a driver that can be used like one of `driver_type`."""
 
     def state_folder(self) -> str:
-        """Return the default folder for the local files of its clients."""
+        """Return the default folder for local files of the broker's clients."""
 
 
 in_process_brokers: dict[BrokerAddress, InProcessBroker] = {}
 
 
 def in_process_state_folder(link: ClientConnection) -> str | None:
-    """Return the folder for local files of clients of an in-process broker; None for others."""
+    """Return the default folder for a client's local files if its broker is in this process, else None."""
     server = link.servers[0]
     broker = in_process_brokers.get(server) if isinstance(server, BrokerAddress) else None
     return None if broker is None else broker.state_folder()
@@ -66,9 +64,9 @@ def make_client_parts(
 ) -> ClientParts[Driver]:
     """Create the connection to `servers` and its driver. Does no network I/O.
 
-    `client_id`: the client's name in member lists and in the broker's log; None: $TFMQ_CLIENT_ID. `operator`: a person
-    uses the client, so the broker logs the changes that it requests. Raises as `parse_servers`, and `BadRequest` for an
-    invalid client id.
+    `client_id`: the client's name in member lists and in the broker's log; None: $TFMQ_CLIENT_ID. `operator`: whether a
+    person uses the client, so that the broker logs the changes that it requests. Raises as `parse_servers`, and
+    `BadRequest` for an invalid client id.
     """
     name = os.environ.get(CLIENT_ID_VARIABLE) or None if client_id is None else client_id
     if name is not None:
@@ -79,13 +77,11 @@ def make_client_parts(
     if broker is not None:
         parts = broker.make_client_parts(found, driver_type)
     else:
-        link = (
-            ClientConnection(found, time.monotonic)
-            if path is None
-            else ClientConnection(
-                (LocalBrokerAddress(path),), time.monotonic, first_connect_timeout=START_TIMEOUT_SECONDS
-            )
-        )
+        if path is None:
+            link = ClientConnection(found, time.monotonic)
+        else:
+            local = LocalBrokerAddress(path)
+            link = ClientConnection((local,), time.monotonic, first_connect_timeout=START_TIMEOUT_SECONDS)
         parts = ClientParts(link, driver_type(link), time.time)
     if name is not None:
         parts.link.client = name
@@ -94,7 +90,6 @@ def make_client_parts(
 
 
 def check_client_id(name: object) -> None:
-    """Raises `BadRequest` if `name` is not a valid client id."""
     if not is_valid_name(name) or len(str(name)) > CLIENT_ID_LENGTH:
         raise BadRequest(
             f"client_id must be 1 to {CLIENT_ID_LENGTH} letters, digits, '.', '_' or '-', not {str(name)[:120]!r}."

@@ -1,12 +1,13 @@
 """Requests with retries, topic metadata, and the operations made of them.
 
-Each operation takes the connection, and the metadata cache where it needs topics, and returns plain values. All raise
-`TfmqError`: the broker's error, `ConnectionFailed`, `TimedOut`.
+Each operation takes the connection, and the metadata cache if it needs topics, and returns plain values. All operations
+raise `TfmqError`: the broker's error, `ConnectionFailed`, `TimedOut`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from tfmq.backoff import Backoff
@@ -20,20 +21,19 @@ from tfmq.protocol.commands import TopicRow
 
 PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
-"""Maximum pause between two attempts, besides the connection's own back-off."""
+"""Maximum pause between two attempts. While there is no connection, the pauses of reconnecting are added."""
 ATTEMPT_TIMEOUT_SECONDS: Final = 30.0
-"""Timeout of one attempt."""
 
 
 def request_with_retries(
     link: ClientConnection, request: Any, until: float, *, in_background: bool = False, while_busy: bool = True
 ) -> Generator[Wait, None, Any]:
-    """Send `request` until it succeeds or `until` (the connection's clock) is reached.
+    """Send `request` until it succeeds, and return the reply. `until`: the time limit, in the connection's clock.
 
-    Return the reply. Raises an error that is not retriable at once, a retriable one at `until`. The error of a
-    connection that never reached a broker is also raised at once. Without `while_busy`, `Busy` is raised at once.
-    `in_background`: no caller waits; the background thread reads the reply. The request may be executed more than once,
-    so do not use this for PRODUCE.
+    An error that is not retriable is raised at once, a retriable error at `until`. If the connection never reached a
+    broker, its error is also raised at once; without `while_busy`, so is `Busy`. `in_background`: no caller waits, so
+    the background thread reads the reply. The request may be executed more than once, so use this only for requests
+    for which that does no harm.
     """
     call = yield from call_with_retries(link, request, until=until, in_background=in_background, while_busy=while_busy)
     return call.reply
@@ -47,7 +47,7 @@ def call_with_retries(
     in_background: bool = False,
     while_busy: bool = True,
 ) -> Generator[Wait, None, PendingRequest]:
-    """Return the completed request, otherwise as `request_with_retries`."""
+    """Send a request with `body` as `request_with_retries` does. Return the completed request."""
     backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
     while True:
         seconds = max(0.0, min(ATTEMPT_TIMEOUT_SECONDS, until - link.now()))
@@ -67,11 +67,11 @@ def call_with_retries(
 
 
 REFRESH_SECONDS = 60.0
-"""A producer refreshes the metadata of a topic after this time, at its next send to it."""
+"""When metadata are older than this, a producer requests them again at its next send to the topic."""
 
 
 class Topic(NamedTuple):
-    """One topic, as in the broker's last description. `partitions[n].number == n`."""
+    """One topic, as the broker last described it. `partitions[n].number == n`."""
 
     name: str
     incarnation: int
@@ -82,8 +82,8 @@ class Topic(NamedTuple):
 class MetadataCache:
     """A cache of topic metadata by name. Does no I/O.
 
-    An entry is valid until a request for it is rejected and the caller invalidates it. So the first request with an old
-    incarnation detects a deleted and re-created topic. New partitions are detected at the next refresh.
+    An entry is used until the broker rejects a request with its incarnation, because the topic was deleted; then the
+    caller invalidates it. New partitions are detected when the metadata are requested again after `REFRESH_SECONDS`.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -91,27 +91,23 @@ class MetadataCache:
         self._topics: dict[str, tuple[Topic, float]] = {}
 
     def topic(self, name: str) -> Topic | None:
-        """Return the topic, or None if it is not cached."""
         known = self._topics.get(name)
         return known[0] if known else None
 
     def is_stale(self, name: str) -> bool:
-        """Return whether the topic must be requested again."""
         known = self._topics.get(name)
         return known is None or self._clock() - known[1] >= REFRESH_SECONDS
 
     def update(self, rows: Iterable[TopicRow]) -> list[Topic]:
-        """Store the rows of a METADATA reply. Return the topics."""
-        learned = []
+        """Store the rows of a METADATA reply. Return these topics."""
+        found = []
         for row in rows:
-            partitions = tuple(
-                Partition(row.name, each.partition, each.state)
-                for each in sorted(row.partitions, key=lambda each: each.partition)
-            )
+            rows_in_order = sorted(row.partitions, key=attrgetter("partition"))
+            partitions = tuple([Partition(row.name, each.partition, each.state) for each in rows_in_order])
             topic = Topic(row.name, row.incarnation, partitions, row.settings)
             self._topics[row.name] = (topic, self._clock())
-            learned.append(topic)
-        return learned
+            found.append(topic)
+        return found
 
     def invalidate(self, name: str) -> None:
         self._topics.pop(name, None)
@@ -127,14 +123,14 @@ def request(
     seconds: float | None = REQUEST_TIMEOUT_SECONDS,
     repeat: bool = True,
 ) -> Operation[Any]:
-    """Send one request and return its reply (a NamedTuple of `protocol.commands`)."""
+    """Send one request and return its reply. `message`, `repeat`: see `ClientConnection.send_request`."""
     call = link.send_request(message, *body, seconds=seconds, repeat=repeat)
     yield from wait_for_reply(link, call)
     return call.result()
 
 
 def wait_for_reply(link: ClientConnection, *calls: PendingRequest) -> Operation[None]:
-    """Wait until all of `calls` are done. Abandon them if the operation ends early."""
+    """Wait until all of `calls` are done. If this operation is ended before, abandon them."""
     try:
         for call in calls:
             while not call.done:
@@ -165,19 +161,18 @@ def fetch_topics(
     retry_while_busy: bool = False,
     seconds: float = REQUEST_TIMEOUT_SECONDS,
 ) -> Operation[list[Topic]]:
-    """Request metadata of topics (None: all) and cache it. Unknown topics are left out.
+    """Request and cache the metadata of the topics `names` (None: all). Unknown topics are left out.
 
-    `create`: create missing topics where the broker allows it. `retry_while_busy`: retry until `seconds` have passed
-    while the broker is busy or stopping.
+    `create`: create missing topics if the broker allows that. `retry_while_busy`: while the broker is busy or stopping,
+    repeat the request until `seconds` have passed.
     """
     asked = commands.Metadata(None if names is None else list(names), create)
     if retry_while_busy:
         reply = yield from request_with_retries(link, asked, link.now() + seconds)
     else:
         reply = yield from request(link, asked, seconds=seconds)
-    if names is not None:
-        for name in names:
-            cluster.invalidate(name)
+    for name in names or ():
+        cluster.invalidate(name)
     return cluster.update(reply.topics)
 
 
@@ -190,22 +185,21 @@ def get_topic(
     retry_while_busy: bool = False,
     seconds: float = REQUEST_TIMEOUT_SECONDS,
 ) -> Operation[Topic]:
-    """Return the topic from the cache, or else as `fetch_topics` does. Raises `UnknownTopic`."""
-    known = cluster.topic(name)
-    if known is None:
-        found = yield from fetch_topics(
-            link, cluster, [name], create=create, retry_while_busy=retry_while_busy, seconds=seconds
-        )
-        if not found:
-            raise UnknownTopic(f"There is no topic {name}: create it (tfmq topic create), or look at the list.")
-        known = found[0]
-    return known
+    """Return the topic from the cache, or else request it as `fetch_topics` does. Raises `UnknownTopic`."""
+    if (known := cluster.topic(name)) is not None:
+        return known
+    found = yield from fetch_topics(
+        link, cluster, [name], create=create, retry_while_busy=retry_while_busy, seconds=seconds
+    )
+    if not found:
+        raise UnknownTopic(f"There is no topic {name}: create it (tfmq topic create), or look at the list.")
+    return found[0]
 
 
 TRANSACTION_PAUSE_SECONDS: Final = 0.01
 TRANSACTION_PAUSE_SECONDS_MAX: Final = 1.0
 UNCHECKED_ERRORS: Final = (Busy, Closed, ConnectionFailed, TimedOut)
-"""Errors from before the check for duplicates: an earlier sending may have been executed."""
+"""Errors that do not show whether an earlier attempt was executed: the broker has not checked for duplicates."""
 
 
 def request_until_not_busy(
@@ -217,14 +211,14 @@ def request_until_not_busy(
     repeat: bool = True,
     maybe_sent: bool = False,
 ) -> Operation[PendingRequest]:
-    """Send a transaction request until the broker is not busy or `until` has passed.
+    """Send a transaction request, again while the broker is busy and the time `until` (connection's clock) is not over.
 
-    Return the completed request with its reply or error; the error is `Busy` only at `until` (the connection's clock).
-    With `repeat` the connection sends it again after a reconnect, so the broker must recognise duplicates of it.
+    Return the completed request with its reply or error; the error is `Busy` only if the time is over. With `repeat`
+    the connection sends the request again after a reconnect, so the broker must recognise duplicates of it.
 
-    `maybe_sent`: the caller sent it before, with unknown outcome. Then, and where it was sent more than once here, an
-    error of `UNCHECKED_ERRORS` gets the outcome "unknown". `send_count` of the result includes the earlier sending.
-    Raises `UNCHECKED_ERRORS` if the request cannot be sent.
+    `maybe_sent`: whether the caller has sent the request before, with unknown outcome. In this case, and if the request
+    is sent more than once here, an error of `UNCHECKED_ERRORS` gets the outcome "unknown". `send_count` of the result
+    includes the earlier attempt. Raises `UNCHECKED_ERRORS` if the request cannot be sent.
     """
     backoff = Backoff(TRANSACTION_PAUSE_SECONDS, TRANSACTION_PAUSE_SECONDS_MAX)
     while True:

@@ -1,14 +1,10 @@
 """Partition discovery of a consumer: which partitions it reads, and from which position.
 
-In a group the consumer reads its assigned partitions only; a new one is claimed from the offset storage
-before its first message is read. Missing topics, a transaction in doubt that contains the group's offsets,
-and an offset storage that does not respond are retried. The start position of a partition is, in this order:
-the group's committed offset for this incarnation of the topic; the earliest offset, for a partition that
-appeared later; the user's `start`.
-
-"latest" is resolved once, at the first metadata response, for all partitions of topics without a committed
-offset of the group, so that it does not depend on the time of the assignment. It is committed before anything
-is read, so that the successor of a crashed member starts there as well.
+A partition is read from the group's committed offset for this incarnation of the topic. Without such an offset, a
+partition that was created after the consumer started is read from its earliest offset, any other from the user's
+`start`. With "latest", the offsets are requested once, after the first metadata response, for all partitions of topics
+without a committed offset of the group, so that they do not depend on when a partition is assigned. The start offset is
+committed before anything is read, so that after a crash the next owner starts at the same offset.
 """
 
 from __future__ import annotations
@@ -18,14 +14,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from tfmq.backoff import Backoff
-from tfmq.client.connection.connection import NEVER, ClientConnection
+from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.connection.requests import request_with_retries
 from tfmq.client.consumer.decoder import Decoder
 from tfmq.client.consumer.fetcher import Fetcher, PartitionFetchState
 from tfmq.client.consumer.options import EARLIEST, LATEST, ConsumerOptions, StartPosition
 from tfmq.client.consumer.positions import UNKNOWN, Positions, ReadPosition
 from tfmq.client.consumer.rebalance import Rebalance
-from tfmq.client.operation import Event, Operation, Wait
+from tfmq.client.operation import NEVER, Event, Operation, Wait
 from tfmq.codecs import select_codec
 from tfmq.errors import Busy, NotSupported, TfmqError, UnknownTopic
 from tfmq.offsets.storage import PartitionName, StoredOffset
@@ -35,19 +31,19 @@ log = logging.getLogger("tfmq.consumer")
 
 MISSING_SECONDS: Final = 0.1
 MISSING_SECONDS_MAX: Final = 1.0
-"""Delay before a missing topic is requested again, doubled up to the maximum."""
+"""The delay before a missing topic is requested again doubles each time, up to this maximum."""
 NOTIFIED_REFRESH_SECONDS: Final = 600.0
-"""Refresh interval where changes are reported anyway: cheap even with many idle consumers."""
+"""Interval of metadata requests if the broker reports changes by itself: cheap even with many idle consumers."""
 
 
 class Assignment:
     """Updates fetcher and positions according to the subscription and the group's assignment.
 
-    The metadata is requested at the start, and every `refresh` seconds where changes are not reported: for a
-    pattern, for missing topics, and while some topic has no fetch in flight. Changes are reported to a group
-    by its assignment, to other consumers by the partition count in fetch responses.
+    The metadata is requested at the start. Later changes reach a group member by its assignment, and other consumers by
+    the partition count in fetch responses. If a change cannot be noticed so, the metadata is requested at each
+    `refresh_interval`: for a topic pattern, for missing topics, and while some topic has no fetch in flight.
 
-    `changed` is called after each check, `void` for a partition whose reading stops.
+    `changed` is called after each check, `void` to cancel the fetch of a partition that is no longer read.
     """
 
     def __init__(
@@ -62,15 +58,15 @@ class Assignment:
     ) -> None:
         self.discovered = False
         self.wanted: dict[PartitionName, int] = {}
-        """Subscribed partitions that exist now, with the incarnations of their topics."""
+        """Subscribed partitions that exist, with the incarnations of their topics."""
         self._options = options
         self._link = link
         self._initial: dict[PartitionName, int] | None = None
         """Subscribed partitions at the first metadata response."""
         self._missing = False
-        """Whether something named in the subscription does not exist."""
+        """Whether a topic or partition named in the subscription does not exist."""
         self._count_changed = False
-        """Whether a topic has another partition count than in the last metadata."""
+        """Whether a fetch response had another partition count than the last metadata."""
         self._notified_by_group = options.group is not None and options.coordinator is None
         self._refreshed_at = 0.0
         self._counts: dict[str, int] = {}
@@ -85,13 +81,13 @@ class Assignment:
         self._topics: dict[str, int] = {}
         self._generations: dict[PartitionName, int] = {}
         self._latest_positions: dict[PartitionName, ReadPosition] = {}
-        """Resolved positions of "latest"."""
+        """Positions that "latest" stands for."""
         self._latest_unresolved: dict[PartitionName, int] | None = None if group and options.start_latest else {}
-        """Incarnations of partitions whose "latest" is unresolved; None before the first metadata."""
+        """Partitions (with incarnation) whose position for "latest" is still unknown; None: not computed yet."""
         self._wake_event = Event()
 
     def run(self) -> Operation[None]:
-        """Refresh the metadata and apply the assignment, until an error that is not retriable."""
+        """Refresh the metadata and apply the assignment. Never returns. Raises errors that are not retriable."""
         backoff, due, again = Backoff(MISSING_SECONDS, MISSING_SECONDS_MAX), 0.0, True
         while True:
             self._wake_event = Event()
@@ -121,7 +117,7 @@ class Assignment:
             yield Wait((self._wake_event,), max(0.0, wait))
 
     def partition_count_seen(self, topic: str, count: int) -> None:
-        """Process a topic's partition count from a fetch response; a change causes a refresh."""
+        """Process a topic's partition count from a fetch response. If it has changed, request the metadata."""
         if self._seen_counts.get(topic) == count:
             return
         self._seen_counts[topic] = count
@@ -150,7 +146,7 @@ class Assignment:
             self._group.membership.subscribe(topics, subscription.requested_partitions(wanted), wanted)
 
     def _is_notified_of_changes(self) -> bool:
-        """Return whether a change would have been reported, given the fetches in flight."""
+        """Return whether the broker reports changes of the subscribed topics, by the group or by fetches in flight."""
         old = self._link.now() >= self._refreshed_at + NOTIFIED_REFRESH_SECONDS
         if self._missing or self._options.subscription.pattern is not None or old:
             return False
@@ -158,14 +154,13 @@ class Assignment:
         return self._notified_by_group or {name.topic for name in self.wanted} <= fetching
 
     def _has_unknown_incarnation(self) -> bool:
-        """Return whether a partition is assigned whose topic incarnation is not in the metadata."""
         if self._group is None:
             return False
         share = self._group.membership.assigned
         return any(self.wanted.get(name) != each.incarnation for name, each in share.items())
 
     def _apply_assignment(self) -> Operation[bool]:
-        """Start new partitions. Return whether some of them must be tried again."""
+        """Start reading newly assigned partitions. Return whether this failed for some and must be tried again."""
         yield from self._resolve_latest()
         mine = self._partitions_to_read()
         fresh = {name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.partitions}
@@ -187,7 +182,7 @@ class Assignment:
     # The share
 
     def assignment_changed(self) -> None:
-        """Stop partitions that are no longer assigned at once; `run` starts the new ones later."""
+        """Stop reading partitions that are no longer assigned. `run` starts newly assigned partitions later."""
         if self._group is None:
             return
         membership, handover = self._group.membership, self._group
@@ -205,18 +200,18 @@ class Assignment:
             elif handover.unrevoke(name):
                 self._add_partition(name, held.incarnation, self._positions.delivered_position(name))
         leaving = membership.owned.keys() - membership.assigned.keys()
-        # Reading of these never started.
+        # Partitions that are not in `_positions` were never read, so they can be released at once.
         membership.release([name for name in leaving if name not in self._positions])
         self._wake_event.complete()
 
     def partitions_fenced(self, names: Iterable[PartitionName]) -> None:
-        """Drop partitions that were fenced in a commit, because another member owns them."""
+        """Stop reading partitions whose commit was fenced, because another member owns them."""
         if self._group is not None:
             self._group.membership.partitions_fenced(names)
             self.assignment_changed()
 
     def _stop_reading(self, name: PartitionName) -> None:
-        """Stop fetching and delivering a partition; a loop ends after the current message."""
+        """Stop fetching and delivering a partition. A loop over its messages ends after the current message."""
         self._cancel_fetch(name)
         if name in self._fetcher.partitions:
             self._fetcher.remove(name)
@@ -224,7 +219,6 @@ class Assignment:
             self._positions.drop_ready_batch()
 
     def reset_after_fork(self) -> None:
-        """Reset the state in a forked child: all partitions belong to the parent."""
         for name in list(self._positions.names()):
             self._stop_reading(name)
             self._positions.remove_lost(name)
@@ -234,13 +228,12 @@ class Assignment:
     # Positions
 
     def locate(self, name: PartitionName, incarnation: int, start: StartPosition) -> Operation[ReadPosition]:
-        """Ask the broker for the position that `start` names."""
         request = Locate(name.topic, incarnation, name.partition, start.by, start.value)
         reply = yield from request_with_retries(self._link, request, self._link.now() + self._options.timeout)
         return ReadPosition(reply.offset, reply.ordinal, reply.epoch)
 
     def _drop_recreated(self) -> None:
-        """Drop failed partitions of a re-created topic once that was raised; they start anew."""
+        """Forget partitions of a re-created topic whose failure was raised, so that they are read from the start."""
         for name, feed in list(self._fetcher.partitions.items()):
             if (
                 feed.failure_raised
@@ -251,7 +244,6 @@ class Assignment:
                 self._positions.remove(name)
 
     def _resolve_latest(self) -> Operation[None]:
-        """Resolve "latest" for the partitions where this is still to be done."""
         if self._latest_unresolved is None:
             assert self._group is not None and self._initial is not None
             initial = self._initial
@@ -270,10 +262,11 @@ class Assignment:
     def _read_unlocked(
         self, names: list[PartitionName], *, others: bool = False
     ) -> Operation[tuple[dict[PartitionName, StoredOffset], dict[PartitionName, Busy]]]:
-        """Return the stored offsets, and the broker's error for each partition that a transaction has in doubt.
+        """Return the stored offsets, and the broker's error for each partition whose offset is in doubt.
 
-        The broker refuses a request that names one such partition, so this halves the request to find them:
-        the group continues with the other partitions.
+        An offset is in doubt while a prepared transaction that commits it has not ended. The broker refuses a request
+        that names such a partition. So a refused request is halved until these partitions are found, and the group
+        continues with the others. `others`: the offsets of more partitions than `names` may be returned.
         """
         assert self._group is not None
         try:
@@ -291,10 +284,7 @@ class Assignment:
         return stored | more, locked | more_locked
 
     def _read_all(self, wanted: Mapping[PartitionName, int]) -> Operation[dict[PartitionName, StoredOffset]]:
-        """Return the offsets of the group, without those in doubt.
-
-        Raises Busy if it depends on a transaction in doubt whether the group has any offset of some topic.
-        """
+        """Return the group's offsets, without those in doubt. Raises Busy if all offsets of a topic are in doubt."""
         stored, locked = yield from self._read_unlocked(list(wanted), others=True)
         known = {(name.topic, each.incarnation) for name, each in stored.items()}
         for name, busy in locked.items():
@@ -321,9 +311,9 @@ class Assignment:
                 for name, each in fresh.items()
                 if name not in locked
             ):
-                # No offset for some partition: find out whether the group has any for their topics. Only then
-                # ask for all partitions, since each of a thousand members may do so. With EARLIEST the answer
-                # makes no difference.
+                # Some partition has no offset: find out whether the group has offsets in its topic at all. Offsets
+                # of all partitions are requested only in this case, since each of a thousand members may do so.
+                # With EARLIEST the result makes no difference.
                 wanted = self.wanted
                 stored = (yield from self._read_all(wanted)) | stored
             self._log_refused(refused)
@@ -356,9 +346,9 @@ class Assignment:
         positions: dict[PartitionName, ReadPosition],
         stored: Mapping[PartitionName, StoredOffset],
     ) -> Operation[dict[PartitionName, StoredOffset]]:
-        """Commit start positions that the group does not have, whatever `commits` is.
+        """Commit the start positions of partitions for which the group has no offset. Return what was committed.
 
-        Fenced partitions are removed from `positions`. Return the committed rows.
+        `grants`: the generation of each assignment. Partitions whose commit is fenced are removed from `positions`.
         """
         if self._group is None:
             return {}
@@ -385,7 +375,7 @@ class Assignment:
         places: Mapping[PartitionName, ReadPosition],
         stored: Mapping[PartitionName, StoredOffset],
     ) -> None:
-        """Start reading partitions whose position is known and whose assignment did not change."""
+        """Start reading the partitions in `places`, except those whose assignment has changed meanwhile."""
         share = {} if self._group is None else self._group.membership.assigned
         taken = []
         for name, place in places.items():
@@ -408,7 +398,7 @@ class Assignment:
         log.debug("Reading %s from offset %d.", name, place.offset)
 
     def _is_new_partition(self, name: PartitionName, incarnation: int) -> bool:
-        """Return whether it was created after the first metadata, so that it is read from its start."""
+        """Return whether a partition was created after the first metadata response, and is read from its start."""
         if self._initial is None or self._initial.get(name) == incarnation:
             return False
         return self._options.start_latest or self._topics.get(name.topic) == incarnation
@@ -418,8 +408,8 @@ class Assignment:
     ) -> Operation[dict[PartitionName, ReadPosition]]:
         """Return the positions for `questions`, all requested at once.
 
-        Retriable failures and unknown topics are left out and tried again at the next check; other errors are
-        raised.
+        Partitions with a retriable error or an unknown topic are left out, and tried again at the next check; other
+        errors are raised.
         """
         found, calls = {}, {}
         for name, each in questions.items():
@@ -438,10 +428,8 @@ class Assignment:
                 self._link.abandon(call)
         return found
 
-    # Logging
-
     def _log_trouble(self, trouble: TfmqError) -> None:
-        """Log once why the offsets cannot be read: a transaction in doubt, or a storage failure."""
+        """Log once why the group's offsets cannot be read: a transaction in doubt, or a failure of the storage."""
         if trouble.sentence != self._logged_trouble:
             self._logged_trouble = trouble.sentence
             advice = SQL_ADVICE if str(trouble.details.get("xid", "")).startswith(SQL_XID_PREFIX) else ""
@@ -450,8 +438,8 @@ class Assignment:
     def _log_refused(self, refused: Iterable[PartitionName]) -> None:
         """Log once which partitions the offset storage refused.
 
-        This is transient if another member has just got them, and permanent if the storage has generations of
-        another broker's lifetime.
+        The refusal is transient if another member has just got the partitions, and permanent if the storage has later
+        generations than this broker will assign, for example those of another broker.
         """
         names = ", ".join(map(str, sorted(refused)))
         if names and names != self._logged_trouble:
@@ -461,7 +449,7 @@ class Assignment:
 
 
 SQL_XID_PREFIX: Final = "tfmq.sql."
-"""Names of the transactions of `tfmq.sql` begin with this."""
+"""Names of transactions that `tfmq.sql` begins start with this."""
 SQL_ADVICE: Final = (
     " It is a transaction of tfmq.sql: it ends when a program of its producer group that has called"
     " tfmq.sql.check(producer, engine) answers the broker's check. If this program is the only one, call that"
@@ -470,7 +458,7 @@ SQL_ADVICE: Final = (
 
 
 def read_position_of(name: PartitionName, kept: StoredOffset) -> ReadPosition:
-    """Return the read position of a stored offset. Raises NotSupported for one inside a batch."""
+    """Return the read position of a stored offset. Raises NotSupported for an offset inside a compressed batch."""
     if kept.index:
         raise NotSupported(
             f"{name}: the group's offset is inside a compressed batch, which this release cannot read;"

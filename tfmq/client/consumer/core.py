@@ -1,23 +1,18 @@
 """Consumer core: fetching, delivery, acks and commits, as operations that any driver runs.
 
-`ConsumerCore.next_batch` and `poll` deliver messages; a call acks what the call before delivered. Partition
-discovery, heartbeats, offset commits and the release of revoked partitions run as background tasks. A failure
-that ends a partition (lost offsets, damage, a deleted topic) is raised by the next of these calls, after all
-messages that were read before the failure. A rebalance is not a failure: the consumer continues with its
-remaining partitions.
-
-The module also has the consumer's statistics and lag, and the redelivery after a rollback or a lost
-partition.
+Work for which no caller waits (partition discovery, heartbeats, commits, release of partitions) is done by background
+tasks. If a partition cannot be read further (lost offsets, damage, a deleted topic), the error is raised by a call that
+asks for messages, once all messages that were read before the failure are delivered. A rebalance raises no error.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from tfmq.client.connection.connection import NEVER, ClientConnection, ConnectionState, PendingRequest
+from tfmq.client.connection.connection import ClientConnection, ConnectionState, PendingRequest
 from tfmq.client.connection.requests import wait_for_reply
 from tfmq.client.consumer.assignment import Assignment, read_position_of
 from tfmq.client.consumer.fetcher import Fetcher, FetchSession, PartitionFetchState
@@ -27,25 +22,25 @@ from tfmq.client.consumer.offset_commit import GroupOffsets
 from tfmq.client.consumer.options import ConsumerOptions, seek_position
 from tfmq.client.consumer.positions import UNKNOWN, Positions, ReadPosition, partition_of
 from tfmq.client.consumer.rebalance import Rebalance
-from tfmq.client.operation import BackgroundTasks, Event, Executor, Operation, Task, Wait, run_inline
+from tfmq.client.operation import NEVER, BackgroundTasks, Event, Executor, Operation, Task, Wait, run_inline
 from tfmq.errors import BadRequest, Closed, StorageStopped, TfmqError, TimedOut, UnknownPartition, UnknownTopic
-from tfmq.offsets.storage import PartitionName, StoredOffset
+from tfmq.offsets.storage import PartitionName
 from tfmq.protocol.commands import BY_LATEST, BY_OFFSET, Locate
 
 log = logging.getLogger("tfmq.consumer")
 
 POLL_CHECKS_MAX: Final = 3
-"""Checks of a `poll` after its timeout, while news arrive: partitions, offsets, messages."""
+"""How often a `poll` checks for messages after its timeout, while each check finds new data or a new assignment."""
 HEARTBEAT_CHECK_SECONDS: Final = 0.1
-"""Interval for checking an overdue heartbeat; until one succeeds, nothing is delivered."""
+"""While heartbeats are overdue, nothing is delivered; this is the interval at which waiting callers check again."""
 
 
 class ConsumerCore:
     """State and operations of one consumer, shared by the blocking, asyncio and Twisted APIs.
 
-    The driver runs `tasks` with its timers. `run` executes calls of offset storages, which may block.
-    `wake_driver` wakes the driver for due tasks when no caller waits, `flush` makes the driver send requests
-    now, and `raise_flag` sets an event from another thread.
+    The driver runs the background tasks in `tasks` together with its timers. `run` executes calls of offset storages,
+    which may block. `wake_driver` wakes the driver for due tasks while no caller waits, `flush` makes the driver send
+    requests now, and `raise_flag` completes an event from any thread.
     """
 
     def __init__(
@@ -65,7 +60,7 @@ class ConsumerCore:
         self.message_count = 0
         self.stop_requested = Event()
         self.suspended: set[PartitionName] = set()
-        """Partitions withheld from delivery: handlers have enough, or a rewind is pending."""
+        """Partitions of which nothing is delivered for now: handlers have enough messages, or a rewind is pending."""
         self.tasks = BackgroundTasks(link.now)
         self.positions = Positions(manual=options.commits == "manual")
         self.fetcher = Fetcher(options)
@@ -91,7 +86,7 @@ class ConsumerCore:
             self.offsets.on_fenced = self.assignment.partitions_fenced
         self._change_event = Event()
         self._background_tasks: dict[Callable[[], Operation[None]], Task | None] = {self.assignment.run: None}
-        """None of the operations ever ends by itself."""
+        """The operation of each background task, and the running task. No operation ends without an error."""
         if self.membership is not None:
             self._background_tasks |= {self.membership.run: None, self.rebalance.run: None}
             if options.commits == "auto":
@@ -101,7 +96,7 @@ class ConsumerCore:
     # Delivery
 
     def next_batch(self) -> Operation[list[ReceivedMessage] | None]:
-        """Return messages for a loop, which sets `positions.current` to each, or None after `stop`."""
+        """Return messages for a loop, or None after `stop`. The loop sets `positions.current` to each message."""
         self._ack_delivered()
         while (yield from self._wait_for_batch(NEVER)):
             if self.options.commits != "before":
@@ -112,7 +107,7 @@ class ConsumerCore:
         return None
 
     def poll(self, seconds: float | None, count: int) -> Operation[list[ReceivedMessage]]:
-        """Return up to `count` messages as soon as there are any, or [] after `seconds`."""
+        """Return up to `count` messages as soon as any can be delivered, or [] after `seconds`."""
         if count < 1:
             raise BadRequest(f"max_messages={count} is not possible; it must be at least 1.")
         until = NEVER if seconds is None else self.link.now() + seconds
@@ -129,23 +124,54 @@ class ConsumerCore:
                 return found
         return []
 
+    def start_columns(self, columns: Iterable[str] | None) -> None:
+        """Deliver Arrow record batches from now on, until `end_columns`. Raises: BadRequest, ImportError."""
+        from tfmq.client.consumer.columns import column_decoder_factory  # pyarrow is an optional dependency
+
+        options = self.options
+        if options.tags is not None or options.where is not None or options.codec is not None:
+            raise BadRequest("arrow_batches delivers the columns as they are: leave out tags, where and codec.")
+        if options.commits == "before":
+            raise BadRequest('arrow_batches does not commit before delivery: use commits="auto" or "manual".')
+        create = column_decoder_factory(columns)
+        self.check_tasks()
+        self._ack_delivered()
+        self._rewind_to_delivered()
+        self.fetcher.set_column_decoders(create)
+
+    def end_columns(self) -> None:
+        """Deliver messages again, from the first one after the last batch."""
+        if not self.closed:
+            self._rewind_to_delivered()
+        self.fetcher.set_column_decoders(None)
+
+    def next_columns(self, seconds: float | None) -> Operation[Any]:
+        """Return the next record batch; None after `seconds` without one (None: wait on) or after `stop`."""
+        self._ack_delivered()
+        until = NEVER if seconds is None else self.link.now() + seconds
+        if not (yield from self._wait_for_batch(until)):
+            return None
+        [message] = self.positions.take_ready_messages(1)
+        rows: Any = message.payload
+        self.message_count += rows.num_rows
+        return rows
+
     def _ack_delivered(self) -> None:
-        """Ack what was delivered, because the caller asks for more, and wake what waits for that."""
+        """Ack the delivered messages, because the caller asks for more, and wake a rebalance that waits for this."""
         self.positions.ack_trackers.raise_if_run_active()
         self.positions.ack_delivered()
         if self.membership is not None:
             self.rebalance.poll_called()
 
     def _wait_for_batch(self, until: float) -> Operation[bool]:
-        """Wait for a batch with messages.
+        """Wait for a batch until `stop` or the time `until`. Return whether there is one.
 
-        Return False after `stop`, or when `until` passed without one. The connection is checked at least
-        once, also when `until` is already over.
+        The driver reads from the connection at least once, also if `until` has passed.
         """
         looks = 0
         while True:
             came = self._change_event.done
-            self._check_tasks()
+            self.check_tasks()
             if self.membership is not None and self.rebalance.has_pending_callbacks:
                 yield from self.rebalance.run_callbacks()
                 continue
@@ -158,28 +184,24 @@ class ConsumerCore:
             yield self.wait_for_change(max(0.0, remaining))
 
     def prepare_batch(self) -> bool:
-        """Return whether a batch is ready; decode the next fetch response if none is.
-
-        Raises the failure of a partition or of a background task.
-        """
-        self._check_tasks()
+        """Return whether a batch is ready; decode a response if none is. Raises the failure of a partition."""
         self._change_event = Event() if self._change_event.done else self._change_event
         if self.heartbeat_overdue:
             return False
-        # A batch may be left over by a poll() in another thread.
+        # A poll() in another thread may have left a batch.
         if self.positions.ready_messages() or self._decode_next_batch():
             return True
-        if (failure := self.fetcher.next_failure() or self.fetcher.all_stopped_failure()) is not None:
+        if (failure := self.fetcher.next_failure()) is not None:
             raise failure
         return False
 
     @property
     def heartbeat_overdue(self) -> bool:
-        """Whether the heartbeat is so old that other members may own the partitions read here."""
+        """Whether the last heartbeat is so old that other members may own the partitions that this consumer reads."""
         return self.membership is not None and bool(self.fetcher.partitions) and not self.membership.may_deliver()
 
     def wait_for_change(self, seconds: float, *flags: Event) -> Wait:
-        """Return an effect that waits for news since `prepare_batch`, `stop`, or one of `flags`."""
+        """Return a `Wait` for a change since the last `prepare_batch`, for `stop`, or for one of `flags`."""
         retry = self.fetcher.next_retry()
         if retry is not None:
             seconds = min(seconds, max(0.0, retry - self.link.now()))
@@ -188,22 +210,24 @@ class ConsumerCore:
         return Wait((self._change_event, self.stop_requested, *flags), None if seconds == NEVER else seconds)
 
     def _decode_next_batch(self) -> bool:
-        """Decode fetch responses until a batch has messages. Return False if there is none."""
-        self.fetch_session.send_fetches()  # the broker works on the next response while this one is decoded
+        """Decode fetch responses up to the first with messages, for delivery. Return False if none has messages."""
+        if self.fetcher.fetchable:
+            self.fetch_session.send_fetches()  # So the broker prepares the next response while this one is decoded.
         held = self.suspended if self.membership is None else self.suspended | self.rebalance.unannounced
         try:
             while (batch := self.fetch_session.next_batch(held)) is not None:
                 self.positions.set_ready_batch(batch)
                 if batch.messages:
                     break
-        except BaseException:  # For example Ctrl-C during decoding: read again what was not delivered.
+        except BaseException:  # For example Ctrl-C while decoding: fetch again all messages that were not delivered.
             self._rewind_to_delivered()
             raise
-        self.fetch_session.send_fetches()
+        if self.fetcher.fetchable:
+            self.fetch_session.send_fetches()
         return batch is not None
 
     def _commit_before_delivery(self, count: int) -> Operation[list[ReceivedMessage]]:
-        """Commit up to `count` ready messages and return them; after a failure deliver them later."""
+        """Commit up to `count` ready messages and return them. If the commit fails, deliver these messages later."""
         messages = self.positions.take_ready_messages(count)
         if not messages:
             return []
@@ -227,25 +251,23 @@ class ConsumerCore:
     # Positions
 
     def set_position(self, name: PartitionName, position: ReadPosition) -> None:
-        """Continue reading and delivering the partition at `position`."""
         self.suspended.discard(name)
         self.fetch_session.cancel(name)
         self.positions.seek(name, position)
         self.fetcher.seek(name, position)
 
     def redeliver_from(self, message: ReceivedMessage) -> None:
-        """Redeliver `message` and those after it, unless its partition is already rewound that far."""
+        """Redeliver `message` and all later messages of its partition, unless the partition is rewound already."""
         name = partition_of(message)
         if name in self.fetcher.partitions and not self.will_redeliver(message):
             self.set_position(name, ReadPosition(message.offset, message.ordinal, message.origin.epoch))
 
     def will_redeliver(self, message: ReceivedMessage) -> bool:
-        """Return whether a rewind or seek causes `message` to be delivered again."""
         name = partition_of(message)
         return name in self.positions and self.positions.delivered_position(name).offset <= message.offset
 
     def _rewind_to_delivered(self) -> None:
-        """Drop what was prefetched: continue after the last delivered message of each partition."""
+        """Discard all prefetched messages, and fetch again after the last delivered message of each partition."""
         self.positions.drop_ready_batch()
         for name, feed in self.fetcher.partitions.items():
             if feed.failure is None:
@@ -263,23 +285,23 @@ class ConsumerCore:
     ) -> Operation[None]:
         """Set the read position in one partition.
 
-        A partition that had stopped with an error is read again.
+        If the partition had stopped with an error, it is read again.
 
-        The new position is the record at or before `offset`, the `ordinal`-th message, the first message
-        appended at or after `time`, or an end of the log.
+        The new position is the record at or before `offset`, the `ordinal`-th message, the first message appended at or
+        after `time`, or an end of the log.
         """
-        name, start = PartitionName(topic, partition), seek_position(offset, ordinal, time, to)
-        feed = yield from self._require_partition(name)
+        start = seek_position(offset, ordinal, time, to)
+        feed = yield from self._require_partition(topic, partition)
+        name = feed.name
         place = yield from self.assignment.locate(name, feed.incarnation, start)
-        # also if the partition was revoked and assigned again: it has another position now
+        # This also refuses if the partition was revoked and assigned again, because its position has changed then.
         if self.fetcher.partitions.get(name) is not feed:
             raise UnknownPartition(f"{name} was assigned to another member of the group meanwhile.")
         self.set_position(name, place)
 
     def pause(self, topic: str, partition: int) -> Operation[None]:
         """Deliver no messages of the partition until `resume`."""
-        name = PartitionName(topic, partition)
-        yield from self._require_partition(name)
+        name = (yield from self._require_partition(topic, partition)).name
         if (ready := self.positions.ready) is not None and ready.name == name:
             self.positions.drop_ready_batch()
             self.fetch_session.cancel(name)
@@ -288,16 +310,13 @@ class ConsumerCore:
 
     def resume(self, topic: str, partition: int) -> Operation[None]:
         """Deliver messages of the partition again."""
-        name = PartitionName(topic, partition)
-        yield from self._require_partition(name)
-        self.fetcher.resume(name)
+        feed = yield from self._require_partition(topic, partition)
+        self.fetcher.resume(feed.name)
         self._change_event.complete()
 
-    def _require_partition(self, name: PartitionName) -> Operation[PartitionFetchState]:
-        """Return the fetch state of a partition.
-
-        Raises UnknownPartition if this consumer does not read it once the partitions are known, TimedOut.
-        """
+    def _require_partition(self, topic: str, partition: int) -> Operation[PartitionFetchState]:
+        """Return the fetch state. Raises UnknownPartition if this consumer does not read the partition, TimedOut."""
+        name = PartitionName(topic, partition)
         yield from self._wait_for_partitions(self.link.now() + self.options.timeout)
         feed = self.fetcher.partitions.get(name)
         if feed is None:
@@ -305,9 +324,8 @@ class ConsumerCore:
         return feed
 
     def _wait_for_partitions(self, until: float) -> Operation[None]:
-        """Wait until the partitions are known. Raises TimedOut at `until`."""
         while True:
-            self._check_tasks()
+            self.check_tasks()
             if self.assignment.discovered:
                 return
             if self.link.now() >= until:
@@ -320,7 +338,7 @@ class ConsumerCore:
     def lag(self) -> Operation[Lag]:
         """Return the number of undelivered messages, with `.partitions` for each partition."""
         yield from self._wait_for_partitions(self.link.now() + self.options.timeout)
-        # All requests are sent at once: the ends of all logs, and the ordinals of positions that have none.
+        # All requests are sent at once: for the ends of all logs, and for positions whose ordinal is unknown.
         fetcher, positions = self.fetcher, self.positions
         places = {name: positions.delivered_position(name) for name in fetcher.partitions}
         ends = {name: self._locate(name, BY_LATEST, 0) for name in places}
@@ -344,20 +362,17 @@ class ConsumerCore:
 
     def position(self, topic: str, partition: int) -> Operation[int]:
         """Return the offset after the last delivered message of the partition."""
-        name = PartitionName(topic, partition)
-        yield from self._require_partition(name)
-        return self.positions.delivered_position(name).offset
+        feed = yield from self._require_partition(topic, partition)
+        return self.positions.delivered_position(feed.name).offset
 
     def committed(self, topic: str, partition: int) -> Operation[int | None]:
         """Return the offset that the group has committed for the partition, or None."""
-        name = PartitionName(topic, partition)
         self.require_membership()
-        feed = yield from self._require_partition(name)
-        stored = (yield from self.offsets.read([name])).get(name)
+        feed = yield from self._require_partition(topic, partition)
+        stored = (yield from self.offsets.read([feed.name])).get(feed.name)
         return stored.offset if stored is not None and stored.incarnation == feed.incarnation else None
 
     def stats(self) -> dict[str, Any]:
-        """Return counters since the start, and the state of the membership and the partitions."""
         positions, fetcher, member = self.positions, self.fetcher, self.membership
         group: Mapping[str, Any] = {"generation": 0} if member is None else member.stats()
         return {
@@ -387,11 +402,10 @@ class ConsumerCore:
     def commit(self, message: ReceivedMessage[Any] | None = None) -> Operation[None]:
         """Commit all delivered messages, the current one included.
 
-        With `message`: only those up to and including it.
+        With `message`: only the messages of its partition up to and including `message`.
 
-        The offsets are durable when it returns. Raises Fenced, with their names, if some of the partitions
-        are now assigned to another member; the offsets of all others are committed, and the consumer
-        continues with them.
+        The offsets are durable when the call returns. Raises Fenced, with the names of the partitions, if some are now
+        assigned to another member; the offsets of all others are committed, and the consumer continues with these.
         """
         self.require_membership()
         self.positions.ack_trackers.check_commit_method("commit")
@@ -400,7 +414,6 @@ class ConsumerCore:
         self.rebalance.wake()
 
     def commit_acked(self) -> Operation[Collection[PartitionName]]:
-        """Commit what is acked. Return the fenced partitions; raises what the store raises."""
         until = self.link.now() + self.options.timeout
         return self.offsets.commit_positions(self.positions.uncommitted_positions, until)
 
@@ -422,11 +435,10 @@ class ConsumerCore:
         self._change_event.complete()
 
     def task_failed(self, error: Exception) -> None:
-        """Record the failure of a background task; the next call raises it."""
         self._task_failures.append(error)
         self._change_event.complete()
 
-    def _check_tasks(self) -> None:
+    def check_tasks(self) -> None:
         """Raise the failure of a background task, or start the tasks that do not run."""
         if self.closed or self.link.state == ConnectionState.CLOSED:
             raise Closed("The consumer is closed; make a new one.")
@@ -442,7 +454,7 @@ class ConsumerCore:
     # Shutdown
 
     def reset_after_fork(self) -> None:
-        """Reset the state in a forked child: same positions, own reader; a group is joined again."""
+        """Reset the state in a forked child. The child reads from the same positions, and joins the group by itself."""
         self.fetch_session.clear()
         self.tasks.cancel()
         self._background_tasks = dict.fromkeys(self._background_tasks)
@@ -456,10 +468,10 @@ class ConsumerCore:
             self.membership.reset_after_fork()
 
     def close(self, ack_delivered: bool) -> Operation[None]:
-        """Commit what is acked and leave the group. A second call does nothing.
+        """Commit the offsets of acked messages and leave the group. A second call does nothing.
 
-        With `ack_delivered` everything delivered is acked first. Raises what prevented the commit; partitions
-        that belong to another member by now are only logged.
+        With `ack_delivered` all delivered messages are acked first. Raises the error that prevented the commit; a
+        commit refused because another member owns the partition by now is only logged.
         """
         if self.closed:
             return
@@ -484,15 +496,15 @@ class ConsumerCore:
 
 
 RETRY_SECONDS: Final = 1.0
-"""Pause before the group's offsets are requested again."""
+"""Pause before the group's offsets are requested again after an error."""
 
 
 def redeliver_lost_partitions(core: ConsumerCore, message: ReceivedMessage | None = None) -> None:
-    """Redeliver partitions that were lost and assigned again.
+    """Redeliver the unacked messages of partitions that were lost and assigned again.
 
-    Called before the loss is reported to the user, after which the user discards all uncommitted work; so this consumer
-    must deliver it again. `message` limits this to its partition. Raises BadRequest if `message` is no
-    message of a consumer.
+    Called before the loss is reported to the user by `Fenced`. The user then discards all uncommitted work, so this
+    consumer must deliver the messages again. With `message`, only its partition is redelivered. Raises BadRequest if
+    `message` is no message of a consumer.
     """
     if message is not None and not isinstance(message, ReceivedMessage):
         raise BadRequest(
@@ -506,10 +518,10 @@ def redeliver_lost_partitions(core: ConsumerCore, message: ReceivedMessage | Non
 def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) -> None:
     """Rewind partitions to their committed offsets after a rolled back transaction.
 
-    Call it under the driver's lock. Partitions assigned to handlers of `run` are left alone, because `run`
-    calls the handlers again with the same messages. Nothing of the other partitions is delivered until the
-    broker has returned the group's offsets, because another commit may be newer than the last one of this
-    consumer. A `seek` in the meantime takes precedence.
+    Call this under the driver's lock. Partitions that handlers of `run` work on are not rewound, because `run` calls
+    the handlers again with the same messages. Nothing of the other partitions is delivered until the group's offsets
+    are read, because another member may have committed later than this consumer. A `seek` in the meantime takes
+    precedence.
     """
     positions = core.positions
     found = [n for n in names if n in core.fetcher.partitions and n not in positions.ack_trackers]
@@ -523,10 +535,18 @@ def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) ->
 
 
 def _rewind_when_read(core: ConsumerCore, names: Collection[PartitionName]) -> Operation[None]:
-    """Read the group's offsets and move to those that differ from what this consumer knew."""
+    """Read the group's offsets, and move partitions whose offset differs from the one that this consumer knew."""
     positions = core.positions
     try:
-        stored = yield from _read_committed(core, names)
+        while True:
+            try:
+                stored = yield from core.offsets.read(names)
+                break
+            except TfmqError as error:
+                if not error.retriable:
+                    raise
+                log.warning("Group %s waits for its offsets: %s", core.options.group, error)
+            yield Wait((), RETRY_SECONDS)
         for name in core.suspended.intersection(names, stored, core.fetcher.partitions):
             row, known = stored[name], positions.committed[name]
             if row.incarnation == positions.incarnations[name] and row.offset != known:
@@ -538,20 +558,6 @@ def _rewind_when_read(core: ConsumerCore, names: Collection[PartitionName]) -> O
     _wake_waiters(core)
 
 
-def _read_committed(
-    core: ConsumerCore, names: Collection[PartitionName]
-) -> Operation[dict[PartitionName, StoredOffset]]:
-    """Read the group's offsets; retry every `RETRY_SECONDS` on retriable errors, with a warning."""
-    while True:
-        try:
-            return (yield from core.offsets.read(names))
-        except TfmqError as error:
-            if not error.retriable:
-                raise
-            log.warning("Group %s waits for its offsets: %s", core.options.group, error)
-        yield Wait((), RETRY_SECONDS)
-
-
 def _wake_waiters(core: ConsumerCore) -> None:
     """Send due requests now and wake the callers that wait, in any thread."""
     core.fetch_session.send_fetches()
@@ -560,10 +566,10 @@ def _wake_waiters(core: ConsumerCore) -> None:
 
 
 class Lag(int):
-    """Number of messages not delivered yet: the value is the total, `partitions` has the parts.
+    """Number of messages not delivered yet: the value is the total, `partitions` has the number of each partition.
 
-    A part is -1 if the lag is unknown: the position is in a damaged range, or the log is not open. The total
-    counts it as 0.
+    The number of a partition is -1 if its lag is unknown: the position is in a damaged range, or the log is not open.
+    The total counts this partition as 0.
     """
 
     partitions: dict[PartitionName, int]

@@ -1,9 +1,9 @@
 """Decoder of fetch responses: verifies every block and creates the messages. No I/O.
 
-A body contains whole blocks. Each is verified as a whole: its block trailer (checksum, log id, offset), the
-CRC-32 over the block, and that its records fill it without gaps. The checksums of single records are used
-only to name the bad one. Fillers and block trailers are not returned. With a tag filter the broker leaves
-blocks out, so gaps are allowed then.
+The body of a response contains whole blocks. Each block is verified: its block trailer (checksum, log id, offset), the
+CRC-32 over the block, and that its records fill it without gaps. The checksums of single records are used only to find
+out which record of a damaged block is wrong. Fillers (zeros in place of lost records) and block trailers are not
+returned. With a tag filter the broker leaves blocks out, so gaps between blocks are allowed then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import chain, count, repeat
 from struct import Struct
 from struct import error as StructError
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 from zlib import crc32
 
 from journal.record.block import trailer_position
@@ -44,11 +44,11 @@ from tfmq.client.consumer.message import Codec, LazyAttribute, Origin, ReceivedM
 from tfmq.errors import Damaged, DecodeFailed
 
 SAME_SIZE_COUNT_MIN: Final = 4
-"""With fewer records the set-up of the column-wise path costs more than it saves."""
+"""Minimum number of records to decode column by column: with fewer, the set-up costs more than it saves."""
 _BODY_SIZE: Final = TRAILER_SIZE - HEADER_SIZE
 _MARK_BEGIN: Final = HEADER_SIZE - 12
 LAYOUTS_MAX: Final = 512
-"""Record sizes repeat, but a sender that uses every size must not fill the memory."""
+"""Size of the cache of struct layouts, one per record size; limited because a sender may use every size."""
 BAD_RECORDS_NAMED: Final = 5
 """Maximum number of bad records that an error sentence names."""
 
@@ -61,10 +61,10 @@ _new = tuple.__new__
 
 
 class DecodedBlock(NamedTuple):
-    """One decoded block, or several consecutive ones of one record each.
+    """One decoded block, or several consecutive blocks of one record each.
 
-    `messages` is in order. The block has offsets `offset` to `next_offset`, and ordinals below
-    `next_ordinal`; `epoch` is that of the log when it was written.
+    `messages` is in order. The block has offsets `offset` to `next_offset`, and its ordinals end before `next_ordinal`;
+    `epoch` is the log's epoch when the block was written.
     """
 
     messages: list[ReceivedMessage]
@@ -75,10 +75,9 @@ class DecodedBlock(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """User records of a block as columns; `positions` are indexes into the body.
+    """The user's records of a block as columns. `positions`: where each record begins in the body.
 
-    `ordinals` is relative to the block's first ordinal and ends with the next block's; None: there are no
-    gaps.
+    `ordinals`: the ordinal of each record, relative to the block's first, then the end of the block; None: 0, 1, 2 …
     """
 
     positions: Sequence[int]
@@ -88,7 +87,7 @@ class _Columns(NamedTuple):
     ordinals: Sequence[int] | None = None
 
     def shared_attributes(self) -> Iterable[LazyAttribute | bytes | None]:
-        """Return the attributes; if all are equal, one shared object that is decoded once."""
+        """Return the attributes. If all are equal, return one shared object, which is decoded only once."""
         attributes = self.attributes
         first = attributes[0] if attributes else None
         if first is None or attributes[-1] != first or attributes.count(first) < len(attributes):
@@ -96,8 +95,16 @@ class _Columns(NamedTuple):
         return repeat(LazyAttribute(first))
 
 
+class BlockDecoder(Protocol):
+    """Decodes the fetch responses of one partition, to messages or to Arrow record batches."""
+
+    def decode(
+        self, body: bytes, start: int, skip_to: int, next_offset: int, *, gaps: bool = False
+    ) -> Iterator[DecodedBlock]: ...
+
+
 class Decoder:
-    """Decodes the fetch responses of one partition. It has no state between calls except caches."""
+    """Decodes the fetch responses of one partition. Between calls a decoder keeps nothing but caches."""
 
     def __init__(self, topic: str, partition: int, incarnation: int, codec: Codec | None = None) -> None:
         self.topic = topic
@@ -106,7 +113,7 @@ class Decoder:
         self.log_id = make_log_id(incarnation, partition)
         self.codec = codec
         self.failure_handler: Any = None
-        """The handler of failures that the messages' origins refer to."""
+        """What creates the contexts of `message.handling()`; it is passed on to the `Origin` of each message."""
         self._mark = trailer_key(self.log_id)
 
     def decode(
@@ -114,9 +121,9 @@ class Decoder:
     ) -> Iterator[DecodedBlock]:
         """Decode the blocks of `body`, which has offsets `start` to `next_offset`.
 
-        Records before `skip_to` are left out. `gaps`: a tag filter was requested, so blocks may be missing.
-        Raises Damaged(first, next) where the bytes are wrong, after all blocks before were returned;
-        DecodeFailed where the bytes are valid but this release cannot read them.
+        Records before `skip_to` are left out. `gaps`: whether a tag filter was requested, so that blocks may be
+        missing. At wrong bytes raises Damaged(first, next), once all blocks before the damage are returned; at bytes
+        that are valid but that this release cannot read, DecodeFailed.
         """
         place, position, end = start, 0, len(body)
         while position < end:
@@ -137,12 +144,12 @@ class Decoder:
             raise self._damaged(body, end, place, next_offset, gaps, reason)
 
     def _decode_single_blocks(self, body: bytes, position: int, place: int, limit: int) -> tuple[DecodedBlock, int]:
-        """Fast path for blocks of one plain record each, which senders of single messages cause.
+        """Decode consecutive blocks of one plain record each, which arise when messages are sent one by one.
 
-        Decoding a block takes about 9 us, which is little for a thousand records and much for one. Here such
-        blocks are decoded in one loop with the same verification: the trailer by its checksum, log id and offset,
-        the record by the CRC of the block. The loop ends at any other block and at any error; the slow path
-        continues there and reports it.
+        `_verify_block` and `_create_messages` take about 9 us per block, which is much for a single record. Here one
+        loop decodes such blocks with the same verification: the trailer by its checksum, log id and offset, the record
+        by the CRC of the block. The loop ends at any other block and at any error; the caller then continues with those
+        methods, which report the error.
 
         `body` is decoded from `position`, which is offset `place`, up to offset `limit`. Return the messages, perhaps
         none, and the position in the body after them.
@@ -180,13 +187,12 @@ class Decoder:
                 messages.append(_new(ReceivedMessage, fields))
                 position, place = behind, following
         except StructError:
-            pass  # end of the body: either nothing is left, or the slow path reports the error
+            pass  # The end of the body is reached. If it ends inside a block, the caller's other methods report that.
         return DecodedBlock(messages, start, place, ordinal + 1, epoch), position
 
     def _verify_block(
         self, body: bytes, position: int, place: int, next_offset: int, gaps: bool
     ) -> tuple[int, BlockTrailer]:
-        """Return the verified block's trailer and its position. Raises Damaged, DecodeFailed."""
         try:
             at = trailer_position(body, position)
             control = decode_trailer(body, at, self.log_id)
@@ -243,7 +249,6 @@ class Decoder:
         return DecodedBlock(messages, control.offset, following, control.next_ordinal, control.epoch)
 
     def _damaged(self, body: bytes, position: int, place: int, next_offset: int, gaps: bool, reason: str) -> Damaged:
-        """Return the error for the block at `position`, with the next readable offset."""
         following = next_offset
         if not gaps:
             claim = find_next_trailer(body, position, offset=place - position, log_id=self.log_id)
@@ -267,7 +272,7 @@ class _UnreadableRecord(Exception):
 
 
 def _trailer_mismatch(control: BlockTrailer, size: int, place: int, next_offset: int, gaps: bool) -> str:
-    """Return why the trailer does not match the block of `size` bytes; "" if it does."""
+    """Return why the trailer does not match the block of `size` bytes at offset `place`; "" if it does."""
     if control.size != size:
         return f"the block trailer is for {control.size} bytes, the block has {size}"
     if control.offset != place and not (gaps and control.offset > place):
@@ -278,7 +283,7 @@ def _trailer_mismatch(control: BlockTrailer, size: int, place: int, next_offset:
 
 
 def _split_same_size(body: bytes, start: int, end: int) -> _Columns | None:
-    """Split records column-wise if all have one size, kind and attribute size; otherwise None."""
+    """Split records column by column if all have the same size, kind and attribute size; else return None."""
     length, _, flag, attribute_size = _PREFIX.unpack_from(body, start)
     size = HEADER_SIZE + length
     number, rest = divmod(end - start, size)
@@ -303,7 +308,7 @@ def _split_same_size(body: bytes, start: int, end: int) -> _Columns | None:
 
 
 def _split_plain(body: bytes, start: int, end: int) -> _Columns:
-    """Split plain records with attributes one by one; other records are left to `_split_any`."""
+    """Split plain records with attributes one by one. If there is a record of another kind, call `_split_any`."""
     positions: list[int] = []
     ids: list[int] = []
     attributes: list[bytes | None] = []
@@ -332,7 +337,7 @@ def _split_plain(body: bytes, start: int, end: int) -> _Columns:
 
 
 def _split_any(body: bytes, start: int, end: int) -> _Columns:
-    """Split records of every kind, the slow path. The last ordinal is the number of records."""
+    """Split records of any kind, more slowly. A filler takes the ordinals of lost records."""
     columns = _Columns([], [], [], [], ordinals := [0])
     rows: list[tuple[int, int, bytes | None, bytes | None]] = []
     for record in records_of(memoryview(body)[start:end]):
@@ -352,7 +357,7 @@ def _split_any(body: bytes, start: int, end: int) -> _Columns:
 
 
 def _split_record(body: bytes, position: int, size: int, kind: int) -> tuple[bytes | None, bytes | None]:
-    """Return attribute and payload of one record; the payload of a tombstone is None."""
+    """Return attribute and payload of one record. The payload of a tombstone is None."""
     begins, end = position + HEADER_SIZE, position + size
     attribute = None
     if kind & FLAG_ATTRIBUTE:
@@ -381,7 +386,7 @@ def _unreadable_reason(kind: int) -> str:
 
 
 def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iterable[int], Iterable[int]]:
-    """Return the offset and the next offset of each record; the last next offset is `following`."""
+    """Return the offsets of the records, and their next offsets, of which the last is `following`."""
     if isinstance(positions, range):
         begin, end, size = positions.start + shift, positions.stop + shift, positions.step
         return range(begin, end, size), chain(range(begin + size, end, size), (following,))
@@ -390,7 +395,7 @@ def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iter
 
 
 def _describe_bad_records(records: bytes, offset: int) -> str:
-    """Return which records fail their own checksum, as the end of a sentence."""
+    """Return the end of an error text, which names the records that do not match their own checksum."""
     bad: list[int] = []
     try:
         for record in records_of(records):

@@ -1,7 +1,7 @@
-"""Consumer offsets in a transaction: one of the user's storage, or one of the broker.
+"""Consumer offsets that a transaction commits, in the user's storage or in the broker.
 
-`ExternalOffsets` is for a transaction of the user's storage, `TransactionPositions` for one of the broker. In
-both a commit acks what was delivered, and a rollback delivers it again.
+`ExternalOffsets` is for a transaction of the user's storage, `TransactionPositions` for a transaction of the broker.
+With both, a commit of the transaction acks the delivered messages, and after a rollback they are delivered again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tfmq.protocol.commands import GroupOffset, TransactionOffsets
 
 
 class ExternalOffsets(NamedTuple):
-    """Consumer snapshot for a storage transaction: `offsets` to store, and their `positions`.
+    """Snapshot of a consumer for a transaction of a storage: the `offsets` to store, and their `positions`.
 
-    `lock` is the consumer's; all methods acquire it. `fenced`: a partition with delivered messages was lost
-    before; the transaction may contain results of it and must not be committed.
+    `lock`: the consumer's lock, which all methods acquire. `fenced`: an error if a partition with delivered messages
+    was lost; the transaction may contain results of these messages and must not be committed.
     """
 
     core: ConsumerCore
@@ -35,26 +35,25 @@ class ExternalOffsets(NamedTuple):
     fenced: Fenced | None = None
 
     def mark_committed(self) -> None:
-        """Record the commit of the transaction, so that the consumer does not commit the same again."""
+        """Record the commit of the transaction, so that the consumer does not repeat it."""
         with self.lock:
             self.core.positions.mark_committed_by_transaction(self.positions)
 
     def mark_delegated(self) -> None:
-        """Record that a transaction has the offsets; do not wait for its end, which is not reported."""
+        """Record that a transaction has the offsets, so that the consumer does not wait for their commit.
+
+        Called if the consumer will not be told how the transaction ends.
+        """
         with self.lock:
             self.core.positions.delegate_to_transaction(self.positions)
 
     def mark_fenced(self, lost: Collection[PartitionName], kept: Mapping[PartitionName, StoredOffset]) -> None:
-        """Record that the transaction was fenced: the partitions in `lost` belong to another member.
-
-        Messages of the other partitions are delivered again, from the committed offsets in `kept`. The lost
-        ones are not read any more.
-        """
+        """Stop reading the partitions `lost`, and deliver the others again from their committed offsets in `kept`."""
         consuming, positions = self.core, self.core.positions
         with self.lock:
             for name in self.positions.keys() - set(lost):
                 row = kept.get(name)
-                if name not in consuming.fetcher.partitions:  # removed meanwhile
+                if name not in consuming.fetcher.partitions:  # The partition was removed meanwhile.
                     continue
                 if row is not None and row.incarnation == positions.incarnations[name]:
                     consuming.set_position(name, read_position_of(name, row))
@@ -70,9 +69,9 @@ class ExternalOffsets(NamedTuple):
 def external_offsets(consumer: Any, message: ReceivedMessage[Any] | None) -> ExternalOffsets:
     """Return a snapshot of `consumer` after all delivered messages, or after `message`.
 
-    Raises TypeError for what is no consumer, BadRequest for one that commits by itself and for a message that
-    it did not deliver, Closed, and Fenced for a message whose partition belongs to another member. Also
-    raises NotAllowed in a handler if handlers use `commit()`, and a permanent failure of the membership.
+    Raises TypeError if `consumer` is no consumer; BadRequest if it commits by itself or has not delivered `message`;
+    Closed; Fenced if another member owns the partition of `message`. Also raises NotAllowed in a handler if handlers
+    use `commit()`, and a permanent failure of the membership.
     """
     consuming, lock = _consumer_core(consumer), consumer._driver.lock
     with lock:
@@ -104,7 +103,7 @@ def _consumer_core(consumer: Any) -> ConsumerCore:
 
 
 def _check_consumer(consuming: ConsumerCore, in_broker: bool = False) -> Membership:
-    """Raises as `external_offsets`; with `in_broker` also for offsets that are stored elsewhere."""
+    """Return the membership. Raises as `external_offsets`; with `in_broker` also if the offsets are in a storage."""
     membership = consuming.require_membership()
     if consuming.options.commits != "manual":
         raise BadRequest(
@@ -124,9 +123,9 @@ def _check_consumer(consuming: ConsumerCore, in_broker: bool = False) -> Members
 class TransactionPositions(NamedTuple):
     """Snapshot of a consumer for a broker transaction.
 
-    `row` is sent to the broker, `positions` are the consumer's once it commits, `generations` those of the
-    partitions. `lock` is the consumer's; the methods acquire it, and it must never be acquired while another
-    consumer's lock is held.
+    `row`: the offsets as the broker gets them. `positions`: the consumer's committed positions after the commit.
+    `generations`: those of the partitions' assignments. `lock`: the consumer's lock, which the methods acquire. To
+    avoid a deadlock, call them only while no other consumer's lock is held.
     """
 
     core: ConsumerCore
@@ -136,12 +135,12 @@ class TransactionPositions(NamedTuple):
     generations: Mapping[PartitionName, int]
 
     def mark_committed(self) -> None:
-        """Record the commit of the transaction; the consumer's next commit continues there."""
+        """Record that the transaction was committed. The consumer's next commit continues after its offsets."""
         with self.lock:
             self.core.positions.mark_committed_by_transaction(self.positions)
 
     def mark_rolled_back(self) -> None:
-        """Deliver the messages again after a rollback, for partitions that are still owned."""
+        """Deliver the messages again after a rollback, in the partitions that the consumer still owns."""
         with self.lock:
             membership = self.core.membership
             if membership is not None and not self.core.closed:
@@ -154,9 +153,9 @@ class TransactionPositions(NamedTuple):
 def transaction_positions(consumer: Any) -> TransactionPositions:
     """Return a snapshot of `consumer` for a broker transaction.
 
-    Raises BadRequest for a consumer whose offsets cannot be part of a transaction, TypeError for what is no
-    consumer, Closed, Fenced. Also raises NotAllowed in a handler if handlers use `commit()`, and a permanent
-    failure of the membership.
+    Raises BadRequest if the consumer's offsets cannot be part of a transaction; TypeError if `consumer` is no consumer;
+    Closed; Fenced. Also raises NotAllowed in a handler if handlers use `commit()`, and a permanent failure of the
+    membership.
     """
     consuming, lock = _consumer_core(consumer), consumer._driver.lock
     with lock:

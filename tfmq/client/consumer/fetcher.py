@@ -1,14 +1,10 @@
 """Fetching of a consumer: fetch planning, buffered fetch responses, skipped ranges.
 
-`Fetcher` decides without I/O, `FetchSession` sends the requests and processes the responses. At most one
-fetch per partition is in flight. The broker holds a fetch without data (long poll), so that an idle partition
-costs nothing and a new message is returned at once. The next response is fetched while the current one is
-processed. All buffered responses take at most `prefetch_bytes`, shared by the partitions. They are delivered
-round-robin, one response per partition, so that no partition starves another; the order inside a partition is
-kept.
-
-A failure stops its partition only, after everything that was read before it, and is raised once
-(`Fetcher.next_failure`).
+`Fetcher` decides what to fetch, without I/O; `FetchSession` sends the requests and processes the responses. At most one
+fetch per partition is in flight. If there is no data, the broker delays its response (long poll), so that an idle
+partition costs nothing and a new message is returned at once. All buffered responses together take at most
+`prefetch_bytes`, shared equally by the partitions, and are delivered round-robin. A failure stops only its partition,
+after all messages that were fetched before the failure are delivered.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from journal.record.format import tag_hash
 from tfmq.backoff import backoff_seconds
 from tfmq.client.connection.connection import READY, ClientConnection, PendingRequest
-from tfmq.client.consumer.decoder import Decoder
+from tfmq.client.consumer.decoder import BlockDecoder, Decoder
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.options import FETCH_BYTES, ConsumerOptions
 from tfmq.client.consumer.positions import UNKNOWN, Batch, ReadPosition, reset_offset
@@ -44,24 +40,30 @@ log = logging.getLogger("tfmq.consumer")
 
 LARGE_MESSAGE_BYTES: Final = 512
 FETCH_BYTES_LARGE: Final = MIB
-"""For larger messages, unless the user chose a size: else too few share the cost of a fetch."""
+"""Fetch size for messages above `LARGE_MESSAGE_BYTES`, unless the user chose a size.
+
+With the default size too few large messages would share the cost of a fetch.
+"""
 FETCH_BYTES_MIN: Final = 16 * KIB
-"""With very many partitions; what is buffered may then exceed `prefetch_bytes`."""
+"""Smallest fetch size. With very many partitions the buffered responses may therefore exceed `prefetch_bytes`."""
 WAIT_MS: Final = 50_000
-"""How long the broker holds a fetch without data: long, so that idle consumers are cheap."""
+"""How long the broker waits for data before it answers a fetch: long, so that idle consumers are cheap."""
 FETCHES_MAX: Final = 1024
-"""In flight, well below the broker's limit per connection; more partitions take turns."""
+"""Maximum number of fetches in flight, well below the broker's limit per connection. More partitions take turns."""
 TURN_WAIT_MS: Final = 250
-"""How long the broker holds a fetch without data where partitions take turns."""
+"""How long the broker waits for data before it answers a fetch if the partitions take turns."""
 RETRY_SECONDS: Final = 0.01
 RETRY_SECONDS_MAX: Final = 2.0
-"""Delay after a retriable error such as Busy, doubled up to this."""
+"""Each retriable error such as Busy doubles the delay before the next fetch, up to this maximum."""
 SKIPPED_MAX: Final = 100
-"""Skipped ranges that are kept individually; all of them are counted."""
+"""How many of the latest skipped ranges are kept for the user; older ranges are only counted."""
 
 
 class FetchPlan(NamedTuple):
-    """A fetch to send. `fetch_version` identifies responses that a seek made obsolete."""
+    """A fetch to send. `filtered`: whether the broker selects messages by the consumer's tags.
+
+    A response is ignored if the `fetch_version` of the partition has changed since, for example by a seek.
+    """
 
     name: PartitionName
     incarnation: int
@@ -74,7 +76,9 @@ class FetchPlan(NamedTuple):
 
 
 class FetchResponse(NamedTuple):
-    """Undecoded response: `body` has offsets `start` to `next_offset`, wanted from `skip_to` on."""
+    """An undecoded response. `body` has whole blocks from offset `start` to `next_offset`, perhaps without some
+    blocks if `filtered`. Messages before `skip_to` were not requested and are not delivered.
+    """
 
     body: bytes
     start: int
@@ -90,7 +94,8 @@ class PartitionFetchState:
     def __init__(self, name: PartitionName, incarnation: int, position: ReadPosition, decoder: Decoder) -> None:
         self.name = name
         self.incarnation = incarnation
-        self.decoder = decoder
+        self.message_decoder = decoder
+        self.decoder: BlockDecoder = decoder
         self.fetch_version = 0
         self.paused = False
         self.in_ready_queue = False
@@ -99,7 +104,7 @@ class PartitionFetchState:
         self.restart_at(position)
 
     def restart_at(self, position: ReadPosition) -> None:
-        """Restart at `position`: drop all responses, fetches in flight and the failure."""
+        """Restart at `position`: discard buffered responses and the failure, and ignore a fetch in flight."""
         self.fetch_version += 1
         self.position = position
         self.fetch_offset = position.offset
@@ -113,14 +118,12 @@ class PartitionFetchState:
         self.retries = 0
 
     def stop(self, failure: TfmqError) -> None:
-        """Read no further than what was decoded; `restart_at` continues."""
+        """Stop reading after the last decoded message, because of `failure`. `restart_at` continues."""
         self.restart_at(self.position)
         self.failure = failure
 
 
 class SkippedRange(NamedTuple):
-    """A range that was not delivered, because it is unreadable or was deleted."""
-
     name: PartitionName
     first: int
     next_offset: int
@@ -128,16 +131,14 @@ class SkippedRange(NamedTuple):
 
 
 class Fetcher:
-    """Decides what to fetch for the partitions of one consumer, and buffers the responses.
-
-    No I/O. A damaged range that is skipped, as the option says, is recorded in `skipped`.
-    """
+    """Decides what to fetch for the partitions of one consumer, and buffers the responses. No I/O."""
 
     def __init__(self, options: ConsumerOptions) -> None:
         self.partitions: dict[PartitionName, PartitionFetchState] = {}
         self.skipped: list[SkippedRange] = []
         self.skipped_count = 0
         self.failure_handler: Any = None
+        self._create_column_decoder: Callable[[PartitionName, int], BlockDecoder] | None = None
         self.fetch_count = 0
         self.bytes_read = 0
         self._ready: deque[PartitionFetchState] = deque()
@@ -153,12 +154,13 @@ class Fetcher:
     # Partitions
 
     def add(self, feed: PartitionFetchState) -> None:
-        feed.decoder.failure_handler = self.failure_handler
+        feed.message_decoder.failure_handler = self.failure_handler
+        self._set_decoder(feed)
         self.partitions[feed.name] = feed
         self.fetchable[feed] = None
 
     def remove(self, name: PartitionName) -> None:
-        """Stop reading a partition; the response to a fetch in flight will be ignored."""
+        """Stop reading a partition. The response to a fetch in flight will be ignored."""
         feed = self.partitions.pop(name)
         feed.restart_at(feed.position)
         self.fetchable.pop(feed, None)
@@ -179,6 +181,16 @@ class Fetcher:
             feed.paused = False
             self._enqueue_ready(feed)
             self.fetchable[feed] = None
+
+    def set_column_decoders(self, create: Callable[[PartitionName, int], BlockDecoder] | None) -> None:
+        """Decode the responses of all partitions to record batches from now on; None: to messages."""
+        self._create_column_decoder = create
+        for feed in self.partitions.values():
+            self._set_decoder(feed)
+
+    def _set_decoder(self, feed: PartitionFetchState) -> None:
+        create = self._create_column_decoder
+        feed.decoder = feed.message_decoder if create is None else create(feed.name, feed.incarnation)
 
     def reset_after_fork(self) -> None:
         self._in_flight = 0
@@ -209,7 +221,7 @@ class Fetcher:
         return found
 
     def next_retry(self) -> float | None:
-        """Return when the next fetch is due that waits after a failure; None if there is none."""
+        """Return the earliest time at which a fetch that failed may be repeated; None if no fetch waits for that."""
         if not self.fetchable:
             return None
         return min([feed.retry_at for feed in self.fetchable if feed.retry_at], default=None)
@@ -236,7 +248,6 @@ class Fetcher:
             self._enqueue_ready(feed)
 
     def fetch_failed(self, plan: FetchPlan, error: TfmqError, now: float) -> None:
-        """Process the failure of `plan`: schedule a retry, skip the range, or stop the partition."""
         feed = self._finish_fetch(plan)
         if feed is None:
             return
@@ -257,14 +268,14 @@ class Fetcher:
         self._continue_at(feed, place, UNKNOWN)
 
     def _continue_at(self, feed: PartitionFetchState, offset: int, epoch: int) -> None:
-        # An empty response moves the reader's position there too, after what was read before: perhaps no
-        # message ever follows, and a reader that waits for the current end has reached it.
+        # The empty response moves the read position to `offset` too, once all responses before it are delivered.
+        # Otherwise, if no message ever followed, a reader that waits for the current end would never return.
         feed.fetch_offset, feed.fetch_epoch = offset, epoch
         feed.responses.append(FetchResponse(b"", offset, offset, offset, epoch, filtered=False))
         self._enqueue_ready(feed)
 
     def _finish_fetch(self, plan: FetchPlan) -> PartitionFetchState | None:
-        """Count the fetch as complete. Return its partition, or None if the response is obsolete."""
+        """Count the fetch as complete. Return its partition; None if a seek or removal made the response obsolete."""
         self._in_flight -= 1
         feed = self.partitions.get(plan.name)
         if feed is None or feed.fetch_version != plan.fetch_version:
@@ -276,7 +287,7 @@ class Fetcher:
     # Delivery
 
     def next_batch(self, held: Collection[PartitionName] = ()) -> Batch | None:
-        """Decode and return the next response of the partitions in turn, without `held` ones."""
+        """Decode the next response, of the partitions in turn, and return its messages. Skip the partitions `held`."""
         passed = 0
         while passed < len(self._ready):
             feed = self._ready.popleft()
@@ -296,23 +307,25 @@ class Fetcher:
         return None
 
     def next_failure(self) -> TfmqError | None:
-        """Return a stopped partition's failure, once, after everything before it was delivered."""
+        """Return the failure of a stopped partition once, after the messages fetched before the failure are delivered.
+
+        If all partitions are stopped, return a failure at every call, because the reader would wait for nothing.
+        """
+        failure = None
+        all_stopped = True
         for feed in self.partitions.values():
-            if feed.failure is not None and not (feed.failure_raised or feed.responses or feed.paused):
+            if feed.failure is None:
+                all_stopped = False
+            elif not (feed.failure_raised or feed.responses or feed.paused):
                 feed.failure_raised = True
                 return feed.failure
-        return None
-
-    def all_stopped_failure(self) -> TfmqError | None:
-        """Return a failure if all partitions are stopped, so that no message can ever follow."""
-        failures = [feed.failure for feed in self.partitions.values()]
-        return failures[0] if failures and None not in failures else None
+            failure = failure or feed.failure
+        return failure if all_stopped else None
 
     def _decode_first_response(self, feed: PartitionFetchState) -> Batch | None:
-        """Decode the first response of a partition.
+        """Decode the first buffered response, up to the first damage or undecodable record.
 
-        Damage or an undecodable record stops the partition, or is skipped, after the valid messages before
-        it.
+        An undecodable record stops the partition; damage does so too unless the option `skip_damage` skips it.
         """
         chunk = feed.responses.popleft()
         feed.buffered_bytes -= len(chunk.body)
@@ -340,7 +353,7 @@ class Fetcher:
 
     def _handle_damage(self, feed: PartitionFetchState, chunk: FetchResponse, damaged: Damaged) -> None:
         """Fetch a damaged range again without a filter, stop the partition, or skip the range."""
-        # With a filter the end of the damage is unknown, because blocks may be missing.
+        # In a filtered response the end of the damage is unknown, because the broker may have left blocks out.
         if chunk.filtered:
             feed.restart_at(ReadPosition(damaged.first, UNKNOWN, chunk.epoch))
             feed.unfiltered_until = chunk.next_offset
@@ -348,7 +361,7 @@ class Fetcher:
             feed.stop(damaged)
         else:
             self._record_skipped(feed, damaged.first, damaged.next, str(damaged))
-            # even without bytes it moves the reader's position
+            # The rest is queued even if it is empty, because the response also moves the read position.
             rest = chunk.body[damaged.next - chunk.start :]
             feed.responses.appendleft(chunk._replace(body=rest, start=damaged.next, skip_to=damaged.next))
             feed.buffered_bytes += len(rest)
@@ -366,7 +379,7 @@ class Fetcher:
 
 
 def add_partition_to_error(error: TfmqError, name: PartitionName, offset: int) -> TfmqError:
-    """Add the partition and, where offsets are lost, the lost range to the sentence of `error`."""
+    """Return `error` with the partition and, if offsets are lost, the lost range added to the error's text."""
     if isinstance(error, OffsetOutOfRange):
         if offset < error.first:
             lost = f"offsets {offset} to {error.first} were removed and are lost to this reader"
@@ -385,15 +398,11 @@ def add_partition_to_error(error: TfmqError, name: PartitionName, offset: int) -
 
 
 FETCH_GRACE_SECONDS: Final = 30.0
-"""How much longer than the broker may hold a fetch the client waits for the response."""
+"""The client waits for a response so much longer than the broker may wait for data."""
 
 
 class FetchSession:
-    """Sends the fetches that a `Fetcher` plans and processes the responses.
-
-    `arrived` is called after each response, `flush` makes the driver send requests now. `on_partition_count`
-    is called with a topic and its number of partitions, which every response contains.
-    """
+    """Sends planned fetches. `arrived` is called after each response; `flush` makes the driver send requests now."""
 
     def __init__(
         self,
@@ -415,8 +424,6 @@ class FetchSession:
         self._requests: dict[PartitionName, PendingRequest] = {}
 
     def send_fetches(self) -> None:
-        if not self._fetcher.fetchable:
-            return
         plans = self._fetcher.plan_fetches(self._link.now())
         for plan in plans:
             name, hashes = plan.name, self._hashes if plan.filtered else None
@@ -429,11 +436,7 @@ class FetchSession:
             self._flush()
 
     def next_batch(self, held: Collection[PartitionName] = ()) -> Batch | None:
-        """Return the next batch without the messages that the user's filter rejects.
-
-        `held` partitions wait. Raises what the filter raises, after the messages before that one were
-        returned.
-        """
+        """Return the next batch without the messages that the user's filter rejects. Raises errors of the filter."""
         batch = self._fetcher.next_batch(held)
         if batch is None or self._where is None:
             return batch
@@ -443,7 +446,7 @@ class FetchSession:
         return batch
 
     def cancel(self, name: PartitionName) -> None:
-        """Cancel the fetch in flight for the partition, also at the broker so that it stops waiting."""
+        """Cancel the fetch in flight for the partition. The broker is told, so that it stops waiting for data."""
         call = self._requests.pop(name, None)
         if call is not None and not call.done:
             self._link.abandon(call)
@@ -451,7 +454,6 @@ class FetchSession:
                 self._link.send_request(Cancel(call.correlation_id))
 
     def clear(self) -> None:
-        """Drop all fetches in flight: at the end, or in a forked child."""
         self._requests.clear()
 
     def _request_done(self, plan: FetchPlan, call: PendingRequest) -> None:
@@ -465,7 +467,7 @@ class FetchSession:
                 self.on_partition_count(plan.name.topic, reply.partitions)
                 fields = (reply.start, reply.skip_to, reply.next, reply.epoch, plan.filtered)
                 self._fetcher.add_response(plan, FetchResponse(body, *fields))
-        except BaseException:  # Ctrl-C in the thread that runs the network I/O: fetch again.
+        except BaseException:  # Ctrl-C raised in this thread, which does the network I/O: let the fetch be repeated.
             self._fetcher.fetch_failed(plan, Abandoned(), self._link.now())
             raise
         finally:
@@ -475,8 +477,8 @@ class FetchSession:
 def filter_batch(batch: Batch, where: Callable[[ReceivedMessage[Any]], object]) -> tuple[Batch, ReadPosition | None]:
     """Return `batch` without the messages that `where` rejects.
 
-    If `where` raises, return the part before that message and the position at which to read again, so that
-    the filter is called again for it. For the first message the exception is raised here.
+    If `where` raises for a message, return the part before it and the message's position: reading continues there, so
+    that the filter is called for that message again. If the message is the first of the batch, the exception is raised.
     """
     kept: list[ReceivedMessage[Any]] = []
     for number, message in enumerate(batch.messages):
@@ -498,5 +500,5 @@ def _raise_if_awaitable(wanted: object) -> None:
     """Raise BadRequest for an awaitable, which would be true for every message."""
     if isinstance(wanted, Awaitable):
         if isinstance(wanted, Coroutine):
-            wanted.close()  # else Python logs a "never awaited" warning elsewhere
+            wanted.close()  # Otherwise Python logs a "never awaited" warning later.
         raise BadRequest(f"where= returned neither True nor False, but a {type(wanted).__name__} to be awaited.")

@@ -1,12 +1,9 @@
 """Group membership of a consumer: joining, heartbeats, assigned partitions.
 
-The broker assigns each partition of a group to one member at a time. A heartbeat is a long poll: it contains
-what this member still owns, and is answered at once when the assignment is to change. A revoked partition is
-removed from `assigned` and remains in `owned` until it is released. A member that was silent for a session
-timeout has lost everything and joins again by itself. A broken connection or a restart of the broker does not
-end the membership.
-
-`ZooKeeperMembership` is the same for a group that ZooKeeper coordinates.
+A heartbeat is a long poll: the request names the partitions that this member still owns, and the broker replies at once
+when the assignment changes. A member that sent no heartbeat for a session timeout has lost all partitions, and joins
+the group again by itself. A broken connection or a restart of the broker does not end the membership.
+`ZooKeeperMembership` is for a group that ZooKeeper coordinates.
 """
 
 from __future__ import annotations
@@ -17,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
-from tfmq.client.connection.connection import NEVER, READY, ClientConnection, PendingRequest
+from tfmq.client.connection.connection import READY, ClientConnection, PendingRequest
 from tfmq.client.connection.requests import PAUSE_SECONDS, request_with_retries
 from tfmq.client.consumer.options import ConsumerOptions
-from tfmq.client.operation import Event, Operation, Wait
+from tfmq.client.operation import NEVER, Event, Operation, Wait
 from tfmq.errors import Fenced, TfmqError
 from tfmq.offsets.storage import PartitionName
 from tfmq.protocol.commands import GrantedPartition, Heartbeat, HeldPartition, JoinGroup, LeaveGroup
@@ -30,20 +27,17 @@ from tfmq.protocol.commands import Subscription as SubscriptionRow
 log = logging.getLogger("tfmq.consumer")
 
 HEARTBEATS_PER_SESSION: Final = 3
-"""Heartbeats in one session timeout: two may be lost before the broker expires the member."""
+"""Number of heartbeats in one session timeout, so that two may be lost before the broker expires the member."""
 RETRY_SECONDS: Final = 0.25
-"""Pause after a failed heartbeat; without a connection its own back-off comes first."""
+"""Pause after a failed heartbeat. While there is no connection, the back-off of reconnecting comes first."""
 NOTE_VARIABLE_PARTS: Final = re.compile(r"[0-9a-f]{16}|\d+")
-"""The parts of a note that differ between heartbeats: member ids, seconds, partitions."""
+"""The parts of the broker's note (see `Membership.note`) that differ between heartbeats: ids and numbers."""
 DISCONNECTED_SESSION_FRACTION: Final = 10
-"""A member without a connection expires after this fraction of the session timeout."""
+"""A member without a connection stops delivering after the session timeout divided by this."""
 
 
 class Membership:
-    """Membership of one consumer in a group that the broker coordinates.
-
-    `changed` is called under the driver's lock when `assigned` changed.
-    """
+    """Membership of one consumer in a group. `changed` is called under the driver's lock when assignments change."""
 
     def __init__(
         self, options: ConsumerOptions, link: ClientConnection, changed: Callable[[], None] = lambda: None
@@ -54,13 +48,13 @@ class Membership:
         self.generation = 0
         self.joined = False
         self.failure: TfmqError | None = None
-        """A permanent failure, after which nothing can be assigned."""
+        """A permanent failure, after which no partition can be assigned."""
         self.note = ""
-        """Why less is assigned than was requested, as the broker reported; "" if nothing is missing."""
+        """The broker's text why it assigned fewer partitions than requested; "" if none is missing."""
         self.assigned: dict[PartitionName, GrantedPartition] = {}
-        """Assigned partitions, without revoked ones."""
+        """Partitions assigned to this member, without those that the group has requested back (revoked)."""
         self.owned: dict[PartitionName, GrantedPartition] = {}
-        """Assigned partitions and revoked ones that are not released yet."""
+        """All partitions of this member: the assigned ones, and revoked partitions that are not released yet."""
         self._link = link
         self._session_ms = int(options.session_timeout * 1000)
         self._strategy = options.strategy
@@ -85,10 +79,10 @@ class Membership:
         only: Iterable[PartitionName] | None = None,
         wanted: Mapping[PartitionName, int] | None = None,
     ) -> None:
-        """Set the topics and partitions to request; the first call makes the member join.
+        """Set the topics and partitions that this member wants. The first call makes the member join.
 
-        `only`: no other partitions than these. `wanted`: the existing partitions of the subscription, with
-        incarnations.
+        `only`: the only partitions wanted; None: all of the topics. `wanted`: the wanted partitions that exist, with
+        their incarnations.
         """
         rows = None if only is None else [PartitionRow(*name) for name in only]
         subscription = SubscriptionRow(list(topics), self._session_ms, self._strategy, rows)
@@ -97,10 +91,7 @@ class Membership:
             self._wake_event.complete()
 
     def release(self, names: Iterable[PartitionName]) -> None:
-        """Release partitions so that other members may get them.
-
-        No message of them may be in progress, and acked offsets must be committed.
-        """
+        """Release partitions of which no message is in progress and all acked offsets are committed."""
         for name in names:
             self.assigned.pop(name, None)
             if self.owned.pop(name, None) is not None:
@@ -114,7 +105,7 @@ class Membership:
     # State
 
     def generation_of(self, name: PartitionName) -> int:
-        """Return the generation that fences commits of the partition in offset storages."""
+        """Return the generation of the partition's assignment; storages refuse commits with an older one."""
         held = self.owned.get(name)
         return self.generation if held is None else held.grant
 
@@ -132,7 +123,7 @@ class Membership:
     # Protocol
 
     def run(self) -> Operation[None]:
-        """Join, send heartbeats, and join again when expired, until `leave` or another error."""
+        """Join, send heartbeats, and join again if expired, until `leave`. Raises errors that are not retriable."""
         while not self._left:
             if self._subscription is None:
                 yield Wait((self._fresh_wake_event(),))
@@ -142,7 +133,7 @@ class Membership:
                 yield from self._send_heartbeat()
 
     def _join(self, subscription: SubscriptionRow) -> Operation[None]:
-        """Join with nothing owned, and take the assignment in the response."""
+        """Join the group without owning partitions, and take the assignment from the response."""
         began = self._link.now()
         self._subscription_unsent = False
         reply = yield from request_with_retries(
@@ -154,7 +145,6 @@ class Membership:
         self._set_assigned(reply.partitions)
 
     def _send_heartbeat(self) -> Operation[None]:
-        """Send one heartbeat, and wait for the response or for changes to report."""
         news, began = self._fresh_wake_event(), self._link.now()
         telling, self._subscription_unsent = self._subscription_unsent, False
         call = self._link.send_request(
@@ -164,7 +154,7 @@ class Membership:
             while not call.done and not news.done:
                 yield Wait((call, news))
         finally:
-            self._link.abandon(call)  # the broker ends it, too, when a newer one is received
+            self._link.abandon(call)  # The broker ends a heartbeat too when it receives a newer one.
             self._subscription_unsent = self._subscription_unsent or (telling and call.error is not None)
         if self._left:
             return
@@ -198,12 +188,11 @@ class Membership:
         if lapsed and not fresh:
             self._changed()
         early = call.request.wait_ms and waits < self.heartbeat_seconds / 2
-        # An early response without a change: pause, so that no cause makes this a busy loop.
+        # Pause after an early response without a change, so that heartbeats never become a busy loop.
         if early and not fresh and not self._subscription_unsent:
             yield Wait((self._fresh_wake_event(),), PAUSE_SECONDS)
 
     def _set_assigned(self, rows: Iterable[GrantedPartition]) -> bool:
-        """Replace the assignment. Return whether it changed."""
         share = {PartitionName(each.topic, each.partition): each for each in rows}
         fresh = share != self.assigned
         self.owned = {**self.owned, **share}
@@ -212,18 +201,17 @@ class Membership:
         return fresh
 
     def _rejoin_after_expiry(self, fenced: Fenced) -> None:
-        """Drop everything after the broker expired this member, and join under a new member id."""
         log.warning("This member of group %s expired, and joins again. %s", self.group, fenced.sentence)
-        # A new id, because another process may have the old one, where a machine was copied; the two would
-        # expire each other for ever.
+        # The member takes a new id: if a machine was copied, another process may have the old id, and the two members
+        # would expire each other again and again.
         self._drop_membership()
         self.member_id = token_hex(8)
         self._changed()
 
     def _log_note(self, note: str) -> None:
-        """Log why less is assigned than was requested, if it lasts half a heartbeat interval.
+        """Log why fewer partitions are assigned than requested, if this lasts half a heartbeat interval.
 
-        Each reason is logged once. Shorter ones are normal: partitions change owners whenever a member starts.
+        Each reason is logged once. A shorter lack is normal: partitions change owners whenever a member starts.
         """
         self.note = note
         reason, now = NOTE_VARIABLE_PARTS.sub("", note), self._link.now()
@@ -237,12 +225,12 @@ class Membership:
                 log.warning("This member of group %s reads nothing: %s", self.group, note)
 
     def _on_connected(self, _: object) -> None:
-        """Exchange the state with the broker at once, because the connection is new."""
+        """Send a heartbeat on a new connection, with an immediate reply, to exchange the state with the broker."""
         self._respond_immediately = True
         self._wake_event.complete()
 
     def _fresh_wake_event(self) -> Event:
-        """Return an event that is not set yet and wakes the heartbeat."""
+        """Return an event that is not set yet. Setting it ends the wait of `run`."""
         if self._wake_event.done:
             self._wake_event = Event()
         return self._wake_event
@@ -250,7 +238,7 @@ class Membership:
     # Shutdown
 
     def leave(self, until: float) -> Operation[None]:
-        """Leave the group, so that other members get the partitions without delay; best effort."""
+        """Leave the group, so that other members get the partitions at once and not after a session timeout."""
         self._left = True
         self._wake_event.complete()
         if not self.joined:
@@ -259,7 +247,7 @@ class Membership:
         yield from request_with_retries(self._link, LeaveGroup(self.group, self.member_id, self.generation), until)
 
     def reset_after_fork(self) -> None:
-        """Reset the state in a forked child, which joins under a new id; the parent stays a member."""
+        """Reset the state in a forked child, which joins the group under a new id. The parent stays a member."""
         self._drop_membership()
         self.member_id, self.generation, self.note = token_hex(8), 0, ""
         self._wake_event, self._note_reason = Event(), ""
@@ -279,7 +267,7 @@ class Membership:
 
 
 ZOOKEEPER_CHECK_SECONDS: Final = 0.5
-"""Polling interval for changes whose notification came while the client was busy."""
+"""Interval of checks for changes that ZooKeeper notified while the client was busy."""
 CLOSE_SECONDS: Final = 10.0
 
 
@@ -293,7 +281,7 @@ class ZooKeeperMembership(Membership):
         changed: Callable[[], None],
         raise_flag: Callable[[Event], None],
     ) -> None:
-        # kazoo is an optional dependency
+        # Imported here because kazoo is an optional dependency.
         from tfmq.zookeeper.group_coordinator import GroupMembership as Coordination
 
         super().__init__(options, link, changed)
@@ -329,7 +317,7 @@ class ZooKeeperMembership(Membership):
         self._coordination.release(gone)
 
     def may_deliver(self) -> bool:
-        """Return False if the session may be over, or while a revocation is not processed yet."""
+        """Return False if ZooKeeper's session may be over, or while a revocation is not processed yet."""
         share = self._coordination.assignment()
         if self._assignment_differs(share.assigned, share.revoked):
             self._zookeeper_event.complete()
@@ -362,7 +350,7 @@ class ZooKeeperMembership(Membership):
         self._changed()
 
     def leave(self, until: float) -> Operation[None]:
-        """Leave the group; waits up to `CLOSE_SECONDS` for ZooKeeper."""
+        """Leave the group. Waits for ZooKeeper for `CLOSE_SECONDS` at most."""
         self._drop_membership()
         self._coordination.close(max(0.0, min(CLOSE_SECONDS, until - self._link.now())))
         yield from ()

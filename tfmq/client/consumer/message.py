@@ -1,8 +1,8 @@
 """A message as a consumer receives it; the attribute is decoded on first access.
 
-A message is a tuple, because no other object is created as cheaply a million times a second; use the names,
-not the indexes. What all messages of one block share is in their `Origin`, and an attribute that all of them
-share is decoded once.
+A message is a tuple, because a tuple is the object that is created fastest; use the names of the fields, not the
+indexes. Values that all messages of one block share are in their `Origin`. If all messages of a block have the same
+attribute, it is decoded once.
 """
 
 import json
@@ -17,7 +17,7 @@ from tfmq.errors import DecodeFailed, NotAllowed
 from tfmq.message import Attribute, decode_attribute
 
 DECODED_MAX: Final = 64
-"""Decoded attributes in the cache: several fields of one message are usually read in a row."""
+"""Size of the cache of decoded attributes, which helps because several fields of one message are read in a row."""
 NO_ATTRIBUTE: Final = Attribute()
 REPR_CHARACTERS: Final = 40
 """Maximum length of a key or a tag in a `repr`."""
@@ -66,10 +66,10 @@ class FailureHandler(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Origin:
-    """What the messages of one block share.
+    """Values that the messages of one block share.
 
-    `incarnation` is that of the topic, `append_ms` when the broker appended the block (ms since 1970),
-    `epoch` that of the log then, `codec` the consumer's, and `handler` creates the contexts of `handling()`.
+    `incarnation`: the topic's · `append_ms`: when the broker appended the block, in ms since 1970 · `epoch`: the log's
+    epoch at that time · `codec`: the consumer's · `handler`: creates the contexts of `handling()`.
     """
 
     incarnation: int
@@ -89,10 +89,7 @@ class Origin:
 
 
 class LazyAttribute:
-    """Attribute of a record, decoded once, when the first field is accessed.
-
-    `data` is the encoded form; `born_at` is aware, in UTC, and None if the sender did not set it.
-    """
+    """Attribute of a record, decoded when the first field is accessed. `data` is the encoded form."""
 
     __slots__ = ("attempts", "born_at", "data", "key", "properties", "redrives", "tag")
 
@@ -121,7 +118,6 @@ _cached_attribute = lru_cache(DECODED_MAX)(LazyAttribute)
 
 
 def shortened(text: str) -> str:
-    """Shorten `text` to at most `REPR_CHARACTERS`."""
     return text if len(text) <= REPR_CHARACTERS else f"{text[: REPR_CHARACTERS - 3]}..."
 
 
@@ -137,9 +133,9 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
     """One received message.
 
     `payload`: bytes, None for a tombstone · `topic`, `partition` · `offset`: byte position in the partition ·
-    `next_offset`: offset at which reading continues after it · `ordinal`: number of messages before it in the
-    partition · `id`: unique in the broker for ever. Other properties are decoded on access; what cannot be
-    decoded raises DecodeFailed.
+    `next_offset`: offset at which reading continues after this message · `ordinal`: number of messages before it in the
+    partition · `id`: unique in the broker. The other properties are decoded when they are accessed, and raise
+    DecodeFailed if that fails.
     """
 
     payload: bytes | None
@@ -185,9 +181,9 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
 
     @property
     def attempts(self) -> int:
-        """How often handling failed before the message was sent, for a dead letter that was sent again.
+        """If the message is a dead letter that was sent again: how often its handling had failed before; else 0.
 
-        It stays 0 while `run` repeats a handler's calls.
+        The number does not grow while `run` repeats a handler's calls.
         """
         attribute = self.attribute
         found = attribute if attribute.__class__ is LazyAttribute else _cached_attribute(attribute)
@@ -202,7 +198,7 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
 
     @property
     def attribute_bytes(self) -> bytes | None:
-        """The encoded attribute, decodable or not; None without one."""
+        """The encoded attribute, also if it cannot be decoded; None if the message has none."""
         attribute = self.attribute
         return attribute.data if isinstance(attribute, LazyAttribute) else attribute
 
@@ -226,9 +222,8 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
     def handling(self, *, tracebacks: bool = True) -> "MessageContext":
         """Return a context for a loop's body: `with message.handling():` (asyncio: `async with`).
 
-        If the body raises, the message is delivered again, and finally becomes a dead letter, as in `run`.
-        `tracebacks` False logs only the class of the exception. Raises NotAllowed for a message that no
-        consumer delivered.
+        If the body raises, the message is delivered again, and finally becomes a dead letter, as in `run`. `tracebacks`
+        False logs only the class of the exception. Raises NotAllowed for a message that no consumer delivered.
         """
         if self.origin.handler is None:
             raise NotAllowed("handling() is for a message that a consumer gave to a loop.")
@@ -236,9 +231,9 @@ class ReceivedMessage(NamedTuple, Generic[Value]):
 
     @property
     def value(self) -> Value:
-        """The payload decoded by the consumer's codec, or the bytes without one.
+        """The payload decoded by the consumer's codec; the bytes if there is no codec; None for a tombstone.
 
-        None for a tombstone. Raises DecodeFailed.
+        Raises DecodeFailed.
         """
         codec = self.origin.codec
         if codec is None or self.payload is None:

@@ -1,10 +1,8 @@
 """Offset commits of a consumer group: in the broker, or in a storage of the user's choice.
 
-Every commit has a generation. Partitions that belong to another member by now are fenced one by one and
-returned; all others are committed.
-
-Commits of one consumer never overlap, and each takes the positions at its start. So an older commit cannot
-overtake a newer one, also where requests are repeated over a broken connection.
+If another member owns some of the partitions by now, only the commit of these is refused (fenced); all others are
+committed. A consumer starts a commit only after the former one has ended, and each commit takes the positions of its
+start. So an older commit cannot overtake a newer one, even if requests are repeated after a broken connection.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from tfmq.protocol.commands import PartitionName as PartitionRow
 log = logging.getLogger("tfmq.consumer")
 
 READ_SECONDS: Final = 30.0
-"""How long a read waits for the end of a transaction that contains the offsets, if it waits."""
+"""How long a read with `while_busy` waits for the end of a transaction that commits the offsets."""
 
 
 class GroupOffsets:
-    """Reads and commits the offsets of one group member; without a storage in the broker."""
+    """Reads and commits the offsets of one group member: in the user's storage if there is one, else in the broker."""
 
     def __init__(
         self,
@@ -45,7 +43,7 @@ class GroupOffsets:
     ) -> None:
         self.commit_count = 0
         self.on_fenced: Callable[[Collection[PartitionName]], None] = lambda names: None
-        """Called with partitions that were fenced in a commit."""
+        """Called with the partitions whose commit was fenced."""
         self._options = options
         self._link = link
         self._positions = positions
@@ -54,15 +52,15 @@ class GroupOffsets:
         self._storage = options.storage
         self._commit_ended: Event | None = None
         self._last_save_ended: Event | None = None
-        """Set at the end of the last storage commit, which continues when its caller is cancelled."""
+        """Completed when the last commit in a storage has ended, which may be after its caller was cancelled."""
 
     def read(
         self, names: Iterable[PartitionName], while_busy: bool = True, *, others: bool = False
     ) -> Operation[dict[PartitionName, StoredOffset]]:
         """Return the stored offsets of these partitions; with `others` perhaps of more.
 
-        Raises Busy while a transaction in doubt contains some of them: immediately, or with `while_busy`
-        after `READ_SECONDS`. Raises what a storage raises.
+        Raises Busy while a prepared transaction that commits some of the offsets has not ended: immediately, or with
+        `while_busy` after `READ_SECONDS`. Errors of a storage are raised unchanged.
         """
         wanted, group = list(names), self._owner.group
         if self._storage is not None:
@@ -81,10 +79,10 @@ class GroupOffsets:
     def claim(
         self, names: Iterable[PartitionName]
     ) -> Operation[tuple[dict[PartitionName, StoredOffset], set[PartitionName]]]:
-        """Fence former owners of newly assigned partitions in the storage.
+        """Claim newly assigned partitions in the storage, which from then on refuses commits of former owners.
 
-        Return their stored offsets, and the partitions that the storage refused because it has a later
-        generation. In the broker nothing needs to be claimed, so both are empty.
+        Return the partitions' stored offsets, and the partitions that the storage refused because it has a later
+        generation. If the offsets are in the broker, which knows the owners, both results are empty.
         """
         storage, group = self._storage, self._owner.group
         found: dict[PartitionName, StoredOffset] = {}
@@ -100,14 +98,14 @@ class GroupOffsets:
                     found |= yield from run_work(self._run, partial(claim, storage, group, generation, granted))
                     break
                 except Fenced as fenced:
-                    # Claim the others again: the error has no offsets of them, and these may have changed.
+                    # Claim the other partitions again, because the error does not return their offsets.
                     late = fenced_partitions(fenced, granted)
                     refused.update(late)
                     granted = [name for name in granted if name not in late]
         return found, refused
 
     def save(self, offsets: Mapping[PartitionName, StoredOffset], until: float) -> Operation[Collection[PartitionName]]:
-        """Commit `offsets`, durably when this returns. Return the partitions that were fenced."""
+        """Commit `offsets`, which are durable when this returns. Return the partitions whose commit was fenced."""
         refused: Collection[PartitionName] = ()
         try:
             if self._storage is not None:
@@ -128,8 +126,8 @@ class GroupOffsets:
         return refused
 
     def _save_after_former(self, save: Callable[[], None], until: float) -> Operation[None]:
-        """Run `save` after the end of the former one. Raises TimedOut."""
-        # The caller of the former save may be cancelled; its thread still runs.
+        """Run `save` after the end of the former call. Raises TimedOut if that has not ended at the time `until`."""
+        # The caller of the former `save` may be cancelled while its thread still runs.
         while self._last_save_ended is not None and not self._last_save_ended.done:
             yield self._wait_for_former(self._last_save_ended, until)
         ended = self._last_save_ended = Event()
@@ -144,7 +142,7 @@ class GroupOffsets:
         yield from run_work(run, save)
 
     def _wait_for_former(self, ended: Event, until: float) -> Wait:
-        """Return an effect that waits for the end of a former commit. Raises TimedOut."""
+        """Return a `Wait` for the end of a former commit. Raises TimedOut at the time `until`."""
         if self._link.now() >= until:
             raise TimedOut("An earlier save of offsets has not ended yet.")
         return Wait((ended,), until - self._link.now())
@@ -152,8 +150,8 @@ class GroupOffsets:
     def commit(self, message: ReceivedMessage | None, until: float) -> Operation[None]:
         """Commit all delivered messages, or one partition up to and including `message`.
 
-        Raises Fenced if one of these partitions belongs to another member by now; the others are committed.
-        Also raises TimedOut at `until`, and what the store raises.
+        Raises Fenced if another member owns some of the partitions by now; the others are committed. Also raises
+        TimedOut at the time `until`, and errors of the storage.
         """
         positions = self._positions
         if message is None:
@@ -167,9 +165,9 @@ class GroupOffsets:
     def commit_positions(
         self, choose: Callable[[], Mapping[PartitionName, ReadPosition]], until: float
     ) -> Operation[Collection[PartitionName]]:
-        """Commit what `choose` returns once former commits ended. Return the fenced partitions.
+        """Commit the positions that `choose` returns when called after the end of former commits.
 
-        Raises TimedOut at `until`, and what the store raises.
+        Return the partitions whose commit was fenced. Raises TimedOut.
         """
         while self._commit_ended is not None:
             yield self._wait_for_former(self._commit_ended, until)
@@ -196,7 +194,7 @@ class GroupOffsets:
         return refused
 
     def commit_periodically(self) -> Operation[None]:
-        """Commit acked positions periodically, for ever. Raises errors that are not retriable."""
+        """Commit acked positions periodically. Never returns. Raises errors that are not retriable."""
         while True:
             yield Wait((), self._options.commit_interval)
             until = self._link.now() + self._options.timeout

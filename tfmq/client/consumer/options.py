@@ -1,6 +1,6 @@
 """Consumer configuration: arguments of all consumer APIs, validated into `ConsumerOptions`.
 
-Also the parsed forms of single arguments: offset storage (`offsets`), start position (`start` and seeks), and
+Here are also the parsed forms of single arguments: offset storage (`offsets`), start position (`start` and seeks), and
 subscription (`topics` and `partitions`).
 """
 
@@ -23,67 +23,48 @@ from tfmq.errors import BadRequest
 from tfmq.hooks import check_hooks
 from tfmq.limits import KIB, MIB
 from tfmq.message import Ordinal
-from tfmq.offsets.file import FileOffsets as FileOffsets
-from tfmq.offsets.storage import ClaimingStorage as ClaimingStorage
+from tfmq.offsets.file import FileOffsets
 from tfmq.offsets.storage import OffsetStorage, PartitionName, url_without_passwords
-from tfmq.offsets.storage import StoredOffset as StoredOffset
-from tfmq.offsets.storage import claim as claim
-from tfmq.offsets.storage import fenced_partitions as fenced_partitions
-from tfmq.protocol.commands import (
-    BY_EARLIEST,
-    BY_LATEST,
-    BY_OFFSET,
-    BY_ORDINAL,
-    BY_TIME_MS,
-    CONSISTENT_HASH,
-    RANGE,
-    READ,
-    STICKY,
-    TopicRow,
-)
+from tfmq.protocol import commands
 
 Topics = str | Sequence[str] | re.Pattern[str] | None
 Partitions = Sequence[tuple[str, int]] | Sequence[int] | None
 MessageFilter = Callable[[ReceivedMessage[Any]], object] | None
-"""A filter: returns whether the message is wanted."""
+"""A function that returns whether a message is wanted."""
 PartitionCallback = Callable[[list[PartitionName]], Any] | None
-"""Callback for assigned or revoked partitions; with asyncio it may be a coroutine function."""
+"""Called with partitions that were assigned or revoked. With asyncio a coroutine function is permitted."""
 
 FETCH_BYTES: Final = 256 * KIB
-"""Measured: smaller fetches cost round trips, larger ones exceed the processor's caches."""
+"""By measurement, smaller fetches cost round trips, and larger fetches exceed the processor's caches."""
 PREFETCH_BYTES: Final = 8 * MIB
-"""Enough for the next fetch response to be buffered; more only makes a seek expensive."""
+"""Enough for the next fetch response to be buffered. A larger buffer only makes a seek expensive."""
 SESSION_SECONDS: Final = 30.0
-"""Session timeout: longer than pauses of a busy process, short enough for a person to wait."""
+"""Session timeout: longer than a busy process pauses, and short enough to wait for after a member has died."""
 SAVE_SECONDS: Final = 5.0
 REFRESH_SECONDS: Final = 5.0
-"""Interval for detecting new partitions, and new topics of a pattern."""
+"""Interval of checks for new partitions, and for new topics that match a pattern."""
 TIMEOUT_SECONDS: Final = 30.0
 """Time limit of a commit, a seek or a close."""
 RETRIES: Final = 5
-"""Handler calls after the first failed one."""
+"""How often a handler is called again after its first call failed."""
 DEFAULT_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
-"""Default for `dead_letters`: a database per data directory and group."""
+"""Default of `dead_letters`: one database for each broker (NODE stands for its id) and group."""
 BROKER: Final = "broker"
 EVERY_TAG: Final = "*"
 TAG_SEPARATOR: Final = "||"
 TOPIC_PREFIX: Final = "topic:"
-"""Prefix of the topic that stores the dead letters."""
+"""In `dead_letters`, what precedes the name of a topic that stores the dead letters."""
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "read": tuple(READ),
+    "read": tuple(commands.READ),
     "on_damage": ("stop", "skip"),
     "on_out_of_range": ("stop", "earliest", "latest"),
     "commits": ("auto", "manual", "before"),
-    "strategy": (STICKY, RANGE, CONSISTENT_HASH),
+    "strategy": (commands.STICKY, commands.RANGE, commands.CONSISTENT_HASH),
 }
 
 
 class ConsumerOptions(NamedTuple):
-    """Validated consumer configuration, shared by the blocking, asyncio and Twisted APIs.
-
-    Times in seconds, sizes in bytes. `awaits`: whether results of `on_assigned` and `on_revoked` can be
-    awaited.
-    """
+    """Validated arguments. Times in seconds, sizes in bytes. `awaits`: whether callbacks may be coroutine functions."""
 
     subscription: Subscription
     group: str | None
@@ -114,14 +95,13 @@ class ConsumerOptions(NamedTuple):
 
 
 def check_arguments(arguments: Mapping[str, Any], *, awaits: bool = True) -> ConsumerOptions:
-    """Validate the arguments of a consumer's constructor.
-
-    For `awaits` see `ConsumerOptions`. Raises BadRequest for a wrong argument, NotSupported for a storage or a
-    coordinator whose library is missing.
-    """
+    """Validate a consumer's arguments. Raises BadRequest, and NotSupported if an argument needs a missing library."""
     given = SimpleNamespace(**arguments)
     subscription = Subscription.from_arguments(given.topics, given.partitions)
-    by_broker = _is_broker_coordinated(given.coordinator)
+    coordinator = given.coordinator
+    by_broker = coordinator == BROKER
+    if not by_broker and not (isinstance(coordinator, str) and coordinator.startswith(ZOOKEEPER_PREFIX)):
+        raise BadRequest(f'coordinator={coordinator!r}: it takes "broker" or "zookeeper://HOST:PORT/ROOT".')
     _check_values(given, by_broker)
     _check_functions(given, awaits)
     _check_dead_letters(given.dead_letters, subscription, given.group)
@@ -132,7 +112,7 @@ def check_arguments(arguments: Mapping[str, Any], *, awaits: bool = True) -> Con
     converted: dict[str, Any] = {
         "group": _group_name(given.group, given.broadcast),
         "start": start_position(given.start),
-        "read": READ[given.read],
+        "read": commands.READ[given.read],
         "storage": open_storage(given.offsets if by_broker or given.offsets != BROKER else given.coordinator),
         "tags": _parse_tags(given.tags),
         "hooks": check_hooks(given.hooks, "before_handle", "after_handle"),
@@ -152,7 +132,6 @@ def check_arguments(arguments: Mapping[str, Any], *, awaits: bool = True) -> Con
 
 
 def check_poll(timeout: Any, max_messages: Any) -> None:
-    """Validate the arguments of `poll`. Raises BadRequest."""
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (number and timeout >= 0):
         raise BadRequest(f"timeout={timeout!r} is no number of seconds from 0 on; None waits without a limit.")
@@ -161,7 +140,6 @@ def check_poll(timeout: Any, max_messages: Any) -> None:
 
 
 def _check_values(given: SimpleNamespace, by_broker: bool) -> None:
-    """Validate choices, numbers and combinations of arguments. Raises BadRequest."""
     for name, allowed in _CHOICES.items():
         if (value := getattr(given, name)) not in allowed:
             words = ", ".join(f'"{each}"' for each in allowed)
@@ -185,7 +163,7 @@ def _check_values(given: SimpleNamespace, by_broker: bool) -> None:
 
 
 def _check_functions(given: SimpleNamespace, awaits: bool) -> None:
-    """Raises BadRequest for functions whose body a call would not run: generators, coroutines."""
+    """Raises BadRequest for generator and coroutine functions, because calling them would not run their bodies."""
     for name in ("where", "on_assigned", "on_revoked"):
         value = getattr(given, name)
         if value is None:
@@ -213,11 +191,7 @@ def _matches(function: Any, kind: Callable[[Any], bool]) -> bool:
 
 
 def _check_dead_letters(where: Any, subscription: Subscription, group: str | None) -> None:
-    """Validate `dead_letters`. Raises BadRequest, also for a store without a group: letters belong to a group.
-
-    The consumer must not read the dead-letter topic itself, because letters would be delivered as messages
-    and fail again.
-    """
+    """Raises BadRequest for an invalid store, for a store without a group, and for a topic that the consumer reads."""
     if not isinstance(where, str | os.PathLike | None):
         raise BadRequest(f"dead_letters={where!r} names no store: it takes a path, a SQLAlchemy URL or topic:NAME.")
     if group is None and where not in (None, DEFAULT_STORE):
@@ -233,7 +207,7 @@ def _check_dead_letters(where: Any, subscription: Subscription, group: str | Non
 
 
 def _group_name(group: str | None, broadcast: bool | str) -> str | None:
-    """Return the group name, for a broadcast with that of this machine. Raises BadRequest."""
+    """Return the name of the group; for a broadcast, with the name of this machine appended. Raises BadRequest."""
     if group is None:
         return None
     name = group
@@ -250,17 +224,8 @@ def _group_name(group: str | None, broadcast: bool | str) -> str | None:
     return name
 
 
-def _is_broker_coordinated(coordinator: str) -> bool:
-    """Return whether the broker coordinates the group, not ZooKeeper. Raises BadRequest."""
-    if coordinator == BROKER:
-        return True
-    if isinstance(coordinator, str) and coordinator.startswith(ZOOKEEPER_PREFIX):
-        return False
-    raise BadRequest(f'coordinator={coordinator!r}: it takes "broker" or "zookeeper://HOST:PORT/ROOT".')
-
-
 def _parse_tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
-    """Return the tags to filter by. "a || b" is both; None, "*": no filter. Raises BadRequest."""
+    """Return the tags to filter by; "a || b" means both tags, None or "*" no filter. Raises BadRequest."""
     if tags is None:
         return None
     if not isinstance(tags, Iterable) or isinstance(tags, bytes):
@@ -292,11 +257,7 @@ STORAGE_FORMS: Final = '"broker", "file:PATH", "sql:URL" or "zookeeper://HOST:PO
 
 
 def open_storage(offsets: str | OffsetStorage, disk: Disk | None = None) -> OffsetStorage | None:
-    """Open the offset storage that `offsets` names.
-
-    None: the broker. No network access. Raises BadRequest for an unknown storage, NotSupported
-    where a library is missing, with the command to install it.
-    """
+    """Open an offset storage, without network access; None: the broker. Raises BadRequest, NotSupported."""
     if not isinstance(offsets, str):
         if isinstance(offsets, OffsetStorage):
             return offsets
@@ -324,29 +285,28 @@ Start = str | int | Ordinal | datetime
 
 
 class StartPosition(NamedTuple):
-    """As `by` and `value` of LOCATE. `exact`: `value` is the offset, no request is needed."""
+    """A position as in the fields `by` and `value` of a LOCATE request. `exact`: `value` is the offset itself."""
 
     by: int
     value: int = 0
     exact: bool = False
 
 
-EARLIEST = StartPosition(BY_EARLIEST)
-LATEST = StartPosition(BY_LATEST)
+EARLIEST = StartPosition(commands.BY_EARLIEST)
+LATEST = StartPosition(commands.BY_LATEST)
 
 
 def start_position(start: Start) -> StartPosition:
-    """Convert `start`. Raises BadRequest for an invalid one."""
     if start == "earliest":
         return EARLIEST
     if start == "latest":
         return LATEST
     if isinstance(start, Ordinal):
-        return StartPosition(BY_ORDINAL, _check_range(start.number, "an ordinal"))
+        return StartPosition(commands.BY_ORDINAL, _check_range(start.number, "an ordinal"))
     if isinstance(start, datetime):
-        return StartPosition(BY_TIME_MS, time_ms(start))
+        return StartPosition(commands.BY_TIME_MS, time_ms(start))
     if isinstance(start, int) and not isinstance(start, bool):
-        return StartPosition(BY_OFFSET, _check_range(start, "an offset"), exact=True)
+        return StartPosition(commands.BY_OFFSET, _check_range(start, "an offset"), exact=True)
     raise BadRequest(
         f'{start!r} is no place to start at; write "earliest", "latest", an offset, tfmq.Ordinal(n) or a datetime.'
     )
@@ -362,25 +322,20 @@ def time_ms(time: datetime) -> int:
 def seek_position(
     offset: int | None = None, ordinal: int | None = None, time: datetime | None = None, to: str | None = None
 ) -> StartPosition:
-    """Convert the arguments of a seek; exactly one must be given.
-
-    An offset inside of a record is moved to the start of the record. Raises BadRequest for no argument, more
-    than one, or a wrong one.
-    """
+    """Convert the arguments of a seek. Raises BadRequest unless exactly one argument is given and is valid."""
     given = [each for each in (offset, ordinal, time, to) if each is not None]
     if len(given) != 1:
         raise BadRequest("A seek takes exactly one of offset=, ordinal=, time= and to=.")
     if ordinal is not None:
-        return StartPosition(BY_ORDINAL, _check_range(ordinal, "an ordinal"))
+        return StartPosition(commands.BY_ORDINAL, _check_range(ordinal, "an ordinal"))
     if offset is not None:
-        return StartPosition(BY_OFFSET, _check_range(offset, "an offset"))
+        return StartPosition(commands.BY_OFFSET, _check_range(offset, "an offset"))
     if to is not None and to not in ("earliest", "latest"):
         raise BadRequest(f'to={to!r} is no place; write "earliest" or "latest".')
     return start_position(given[0])
 
 
 def _check_range(value: int, what: str) -> int:
-    """Return `value`. Raises BadRequest if it is no valid offset or ordinal."""
     if not 0 <= value <= OFFSET_MAX:
         raise BadRequest(f"{value} is not {what}: it must be from 0 to 2**63 - 1.")
     return value
@@ -412,7 +367,6 @@ class Subscription(NamedTuple):
         topics: str | Sequence[str] | re.Pattern[str] | None,
         partitions: Sequence[tuple[str, int]] | Sequence[int] | None,
     ) -> Subscription:
-        """Parse the arguments `topics` and `partitions` of a consumer. Raises BadRequest."""
         if topics is None:
             return Subscription(single_partitions=_parse_single_partitions(partitions))
         numbers = None
@@ -440,12 +394,11 @@ class Subscription(NamedTuple):
         return sorted({*self.topics, *(name.topic for name in self.single_partitions)})
 
     def reads(self, topic: str) -> bool:
-        """Return whether the subscription may include partitions of the topic."""
         if self.pattern is not None and self.pattern.fullmatch(topic) is not None:
             return True
         return topic in self.topics or any(name.topic == topic for name in self.single_partitions)
 
-    def subscribed_partitions(self, rows: Iterable[TopicRow]) -> dict[PartitionName, int]:
+    def subscribed_partitions(self, rows: Iterable[commands.TopicRow]) -> dict[PartitionName, int]:
         """Return the subscribed partitions among existing topics, with their topics' incarnations."""
         return {
             name: row.incarnation
@@ -455,14 +408,13 @@ class Subscription(NamedTuple):
         }
 
     def requested_partitions(self, found: Iterable[PartitionName]) -> list[PartitionName] | None:
-        """Return the partitions to request, with those not in `found` (the existing); None: all."""
+        """Return the partitions to request of the group, also if they do not exist (are not in `found`); None: all."""
         if not self.single_partitions and self.partition_numbers is None:
             return None
         named = (PartitionName(topic, number) for topic in self.topics for number in self.partition_numbers or ())
         return sorted({*named, *self.single_partitions, *found})
 
     def missing_names(self, found: Iterable[PartitionName]) -> list[str]:
-        """Return the named topics and partitions that do not exist."""
         names = set(found)
         topics = {name.topic for name in names}
         single = sorted(str(name) for name in self.single_partitions - names)

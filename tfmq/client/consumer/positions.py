@@ -1,15 +1,10 @@
 """Read positions of a consumer: what was delivered, acked and committed, by partition.
 
-A message delivered by a loop is acked when the next one is requested; messages delivered by `poll`, at the
-next `poll`; both also when the consumer is closed without an error. In manual mode only `commit` acks.
-`Positions` does no I/O; it knows per partition the position up to which everything is acked, which is what
-may be committed. Only `seek` and a rewind move a position backwards.
-
-A revoked partition stays here until it is released, because delivered messages may still be acked. A lost
-partition is removed at once.
-
-Messages delivered to handlers are acked in any order; an `AckTracker` per partition finds the lowest unacked
-one.
+An ack says that a message's handling is complete. A loop acks its message when it requests the next one, `poll` acks
+the messages of the `poll` before, and closing the consumer without an error acks all delivered messages. In manual mode
+only `commit` acks. Handlers of `run` ack in any order. A partition's offset may be committed up to its first unacked
+message. `Positions` keeps a revoked partition until the consumer has released it, because its messages may still be
+acked. A lost partition, which the group has taken away without asking, is removed.
 """
 
 from __future__ import annotations
@@ -29,26 +24,25 @@ from tfmq.offsets.storage import PartitionName as PartitionName
 class Positions:
     """Delivered, acked and committed positions of all partitions of one consumer.
 
-    `current` is the message that a loop works on. The consumer API sets it before it hands the message out;
-    nothing else is done per message. `ready` is the batch that is being delivered; a loop that got it by
-    `hand_out` iterates over its list until more is requested.
+    `current` is the message that a loop works on. To keep loops fast, setting `current` is the only work per message.
+    `ready` is the batch that is being delivered. A loop gets its list of messages from `hand_out` and iterates over it.
     """
 
     def __init__(self, *, manual: bool = False) -> None:
         self.current: ReceivedMessage | None = None
         self.ready: Batch | None = None
         self.ack_trackers = AckTrackers()
-        """Messages delivered to handlers of `run`; these are acked one by one."""
+        """For each partition, which messages delivered to handlers of `run` are acked."""
         self._manual = manual
         self._polled: dict[PartitionName, ReadPosition] = {}
         self._delivered: dict[PartitionName, ReadPosition] = {}
         self._acked: dict[PartitionName, ReadPosition] = {}
         self.committed: dict[PartitionName, int | None] = {}
-        """The last committed offset that this consumer knows of."""
+        """By partition, the last committed offset that this consumer knows of; None: no offset is committed."""
         self.incarnations: dict[PartitionName, int] = {}
         self._start_offsets: dict[PartitionName, int] = {}
         self.uncommitted: dict[PartitionName, int] = {}
-        """In manual mode: delivered messages up to this offset are not committed."""
+        """In manual mode, by partition: the offset after the last delivered message, while it is not committed."""
         self._delegated: dict[PartitionName, int] = {}
         self._loop_partition: PartitionName | None = None
         self._loop_messages: list[ReceivedMessage] = []
@@ -56,28 +50,27 @@ class Positions:
         self._invalidated_loop_partition: PartitionName | None = None
         self._removed: set[PartitionName] = set()
         self.lost: set[PartitionName] = set()
-        """Partitions lost with deliveries in progress, which the user does not know yet."""
+        """Partitions lost while their messages were being handled; the user is not told yet by a `Fenced`."""
 
     # Partitions
 
     def add(self, name: PartitionName, position: ReadPosition, saved: int | None = None, incarnation: int = 0) -> None:
-        """Start reading a partition. `saved`: the committed offset. `incarnation`: of the topic."""
+        """Start reading a partition at `position`. `saved`: the committed offset; `incarnation`: that of the topic."""
         self.committed[name] = saved
         self.incarnations[name] = incarnation
         if saved is None:
             self._start_offsets[name] = position.offset
-        # Last, because Ctrl-C can interrupt at any line, and a partition in this dict counts as read.
+        # This line is the last because Ctrl-C can interrupt at any line, and a partition in `_acked` counts as read.
         self._acked[name] = position
 
     def remove(self, name: PartitionName) -> None:
-        """Remove a partition that is not assigned to this consumer any more."""
         self._discard_delivered(name)
         self._removed.add(name)
         for places in (self._acked, self.committed, self.incarnations, self._start_offsets):
             places.pop(name, None)
 
     def remove_lost(self, name: PartitionName) -> bool:
-        """Remove a partition. Return True if the new owner gets delivered messages of it again."""
+        """Remove a partition that another member owns now. Return True if messages delivered here are repeated."""
         known = self._acked.get(name)
         unsaved = known is not None and known.offset != self.committed[name]
         open_ended = self.is_in_progress(name) or name in self.uncommitted
@@ -87,15 +80,17 @@ class Positions:
         return open_ended or unsaved
 
     def reassigned_after_loss(self, message: ReceivedMessage | None = None) -> list[PartitionName]:
-        """Return partitions assigned again whose loss is not reported yet; of `message` if given."""
+        """Return partitions that were lost and assigned again, while the user is not told yet of the loss.
+
+        With `message`, only the partition of this message is considered.
+        """
         own = None if message is None else partition_of(message)
         return [name for name in self.lost if name in self and own in (None, name)]
 
     def raise_if_lost(self, refused: Iterable[PartitionName] = (), message: ReceivedMessage | None = None) -> None:
-        """Raise Fenced, once, if a partition was lost before its delivered messages were committed.
+        """Raise Fenced if partitions were lost, or if a commit of the partitions in `refused` was refused.
 
-        `refused` partitions count as lost, too. For a `message`, and inside a handler, only its partition
-        matters.
+        Each loss is raised once. With `message`, or in a handler, only the partition of that message is considered.
         """
         lost = sorted(self.lost.union(refused))
         message = message or CURRENT_MESSAGE.get()
@@ -110,13 +105,13 @@ class Positions:
             )
 
     def is_in_progress(self, name: PartitionName) -> bool:
-        """Return whether a loop, `poll` caller or handler may be working on a message of it."""
+        """Return whether a loop, a caller of `poll` or a handler may be working on a message of the partition."""
         ledger = self.ack_trackers.get(name)
         active = ledger is not None and ledger.active_handlers > 0
         return active or name in self._polled or name == self._loop_partition
 
     def seek(self, name: PartitionName, position: ReadPosition) -> None:
-        """Continue at `position`: what is before it is acked, unacked deliveries are discarded."""
+        """Continue at `position`: everything before it counts as acked, and unacked deliveries are forgotten."""
         self._discard_delivered(name)
         self._start_offsets.pop(name, None)
         self._acked[name] = position
@@ -127,7 +122,7 @@ class Positions:
     # Delivery
 
     def set_ready_batch(self, batch: Batch) -> None:
-        """Make `batch` the next to be delivered. The former batch must be delivered completely."""
+        """Make `batch` the next batch to deliver. The former batch must be delivered completely."""
         self.ready = batch
         if batch.messages:
             return
@@ -139,22 +134,20 @@ class Positions:
             self._ack_through(batch.name, batch.end_position)
 
     def ready_messages(self) -> list[ReceivedMessage]:
-        """Return the messages of the ready batch, for a loop that sets `current` to each."""
         return [] if self.ready is None else self.ready.messages
 
     def hand_out(self) -> list[ReceivedMessage]:
-        """Return the ready messages, which a loop iterates over until more is requested."""
+        """Return the list of ready messages. A loop iterates over the list, and `stop` ends the loop by emptying it."""
         self._loop_partition = None if self.ready is None else self.ready.name
         self._loop_messages = self.ready_messages()
         return [] if self.stopped else self._loop_messages
 
     def stop(self) -> None:
-        """End a loop after the current message, without an ack. Safe in threads and signal handlers."""
+        """End a loop after the current message, without acking it. May be called in threads and signal handlers."""
         self.stopped = True
         self._loop_messages.clear()
 
     def take_ready_messages(self, count: int) -> list[ReceivedMessage]:
-        """Remove up to `count` messages from the ready batch and return them."""
         ready = self.ready
         if ready is None:
             return []
@@ -170,7 +163,10 @@ class Positions:
         return None if ready is None else self.ack_trackers.add_batch(ready, self._acked[ready.name])
 
     def ack_delivered(self) -> None:
-        """Ack everything delivered, when more is requested or the consumer is left without an error."""
+        """Ack all messages delivered to a loop or by `poll`; in manual mode only record their delivery.
+
+        Called when the user requests more messages, or leaves the consumer without an error.
+        """
         current, ready = self._loop_message(), self.ready
         for name, place in self._unacked_positions():
             self._ack_through(name, place)
@@ -188,7 +184,7 @@ class Positions:
             self._remove_first(ready, bisect_right(ready.messages, current.offset, key=_offset))
 
     def ack_all(self) -> None:
-        """Ack everything delivered, including the current message, for `commit()`."""
+        """Ack all delivered messages, including the message that the loop or handler works on, for `commit()`."""
         for name, place in (*self._delivered.items(), *self._unacked_positions()):
             self._advance_acked(name, place)
         for name in self.ack_trackers:
@@ -197,8 +193,8 @@ class Positions:
     def ack_through(self, message: ReceivedMessage) -> PartitionName:
         """Ack a partition up to and including `message`, for `commit(message)`.
 
-        Return the partition. With handlers only as far as all earlier messages are acked. Raises BadRequest
-        for a message that this consumer did not deliver, Fenced if its partition was reassigned.
+        Return the partition. If handlers receive the messages, the acked position stops at the first unacked message.
+        Raises BadRequest if this consumer did not deliver `message`, Fenced if its partition was reassigned.
         """
         name, next_position = self._check_delivered(message)
         ledger = self.ack_trackers.get(name)
@@ -211,15 +207,14 @@ class Positions:
     def position_after(self, message: ReceivedMessage) -> tuple[PartitionName, ReadPosition]:
         """Return the partition of `message` and the position after it.
 
-        Raises BadRequest for a message that this consumer did not deliver, and where an earlier message is
-        not acked; Fenced if its partition was reassigned.
+        Raises BadRequest if this consumer did not deliver `message`, or delivered it to a handler and has an earlier
+        message unacked. Raises Fenced if the partition was reassigned.
         """
         name, next_position = self._check_delivered(message)
         ledger = self.ack_trackers.get(name)
         return name, next_position if ledger is None else self._contiguous_position_after(name, message)
 
     def _check_delivered(self, message: ReceivedMessage) -> tuple[PartitionName, ReadPosition]:
-        """Check that this consumer delivered `message`. Return its partition, the position after it."""
         name, next_position = partition_of(message), self._batch_position_after(message)
         if name not in self._acked:
             self._raise_if_removed(name)
@@ -230,7 +225,7 @@ class Positions:
         return name, next_position
 
     def drop_ready_batch(self) -> None:
-        """Discard the undelivered rest of the ready batch; a loop over it ends at once."""
+        """Discard the undelivered messages of the ready batch. A loop over these ends at once."""
         if self.ready is not None:
             self.ready.messages.clear()
             self.ready = None
@@ -238,7 +233,6 @@ class Positions:
     # Queries
 
     def delivered_position(self, name: PartitionName) -> ReadPosition:
-        """Return the position after the last delivered message of the partition."""
         places = [self._acked[name], *(place for each, place in self._unacked_positions() if each == name)]
         if name in self._delivered:
             places.append(self._delivered[name])
@@ -258,18 +252,17 @@ class Positions:
         return self._acked[name]
 
     def uncommitted_positions(self, names: Iterable[PartitionName] | None = None) -> dict[PartitionName, ReadPosition]:
-        """Return the acked positions that are not committed yet; of `names` if given."""
+        """Return the acked positions that are not committed yet: of the partitions `names`, or of all."""
         read = self._acked if names is None else [name for name in names if name in self._acked]
         places = {name: self.acked_position(name) for name in read}
         return {name: place for name, place in places.items() if place.offset != self.committed[name]}
 
     def transaction_positions(self) -> dict[PartitionName, ReadPosition]:
-        """Return the positions that a transaction is to commit: after all delivered messages.
+        """Return the positions that a transaction is to commit: in each partition, after all delivered messages.
 
-        Positions that are committed already are left out. In a handler the result is the position after its
-        own message only: another handler's transaction may be committed first, and no commit may move an
-        offset back. Partitions without deliveries are left out: these may be reassigned at any time, which
-        would fence the transaction.
+        Called in a handler, return only the position after the handler's own message: the transaction of another
+        handler may be committed first, and no commit may move an offset back. Positions that are committed already are
+        left out. So are partitions without deliveries, because their reassignment would fence the transaction.
         """
         message = CURRENT_MESSAGE.get()
         if message is not None and self.ack_trackers.get(partition_of(message)) is not None:
@@ -281,22 +274,25 @@ class Positions:
         return {name: place for name, place in places.items() if place.offset != known[name]}
 
     def delegate_to_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
-        """Stop waiting for the commit of `positions`: the end of their transaction is not reported."""
+        """Record that a transaction commits `positions`: releasing a partition does not wait for their commit any more.
+
+        The consumer may never learn how that transaction ends.
+        """
         for name, place in positions.items():
             self._delegated[name] = place.offset
             if self.uncommitted.get(name, UNKNOWN) <= place.offset:
                 self.uncommitted.pop(name, None)
 
     def start_position(self, name: PartitionName) -> ReadPosition:
-        """Return where a partition without a committed offset was started."""
+        """Return where reading of the partition began if it has no committed offset, else its acked position."""
         offset = self._start_offsets.get(name)
         return self._acked[name] if offset is None else ReadPosition(offset, UNKNOWN, UNKNOWN)
 
     def mark_committed_by_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
-        """Record `positions` as committed by a transaction, and ack them."""
+        """Record that a transaction committed `positions`, and ack all messages before them."""
         self.mark_committed(positions)
         for name, place in positions.items():
-            # Otherwise a `seek` moved it back meanwhile.
+            # If the delivered position is lower, a `seek` has moved it back meanwhile, and its new position stays.
             if name in self and self.delivered_position(name).offset >= place.offset:
                 self._advance_acked(name, place)
 
@@ -310,10 +306,8 @@ class Positions:
     def names(self) -> Iterable[PartitionName]:
         return self._acked.keys()
 
-    # Internals
-
     def _contiguous_position_after(self, name: PartitionName, message: ReceivedMessage) -> ReadPosition:
-        """Return the position after a handler's message. Raises BadRequest for unacked ones before."""
+        """Return the position after a handler's message. Raises BadRequest if an earlier message is not acked."""
         ledger = self.ack_trackers.get(name)
         assert ledger is not None
         place = max(self._acked[name], ledger.position_if_acked(message))
@@ -335,13 +329,13 @@ class Positions:
 
     def _loop_message(self) -> ReceivedMessage | None:
         """Return the message of the loop, or None if its partition was removed."""
-        current = self.current  # A loop sets it without a lock, possibly after the removal.
+        current = self.current  # A loop sets `current` without a lock, possibly after the partition was removed.
         if current is None or partition_of(current) == self._invalidated_loop_partition:
             return None
         return current
 
     def _unacked_positions(self) -> list[tuple[PartitionName, ReadPosition]]:
-        """Return the positions after unacked delivered messages, except those of handlers."""
+        """Return the positions after the unacked messages that `poll` or a loop delivered."""
         current = self._loop_message()
         found = list(self._polled.items())
         if current is not None:
@@ -349,27 +343,26 @@ class Positions:
         return found
 
     def _ack_through(self, name: PartitionName, position: ReadPosition) -> None:
-        """Ack up to `position`; in manual mode only record it as delivered."""
+        """Ack all messages before `position`; in manual mode only record that they were delivered."""
         if self._manual and name in self:
             self._delivered[name] = position
         else:
             self._advance_acked(name, position)
 
     def _remove_first(self, ready: Batch, count: int) -> None:
-        """Remove the first `count` messages. The old list is emptied, so that a loop over it ends."""
+        """Remove the first `count` messages of `ready`. Empty the old list, so that a loop over it ends."""
         rest = ready.messages[count:]
         ready.messages.clear()
         self.ready = ready._replace(messages=rest) if rest else None
 
     def _batch_position_after(self, message: ReceivedMessage) -> ReadPosition:
-        """Return the position after `message` and after what was filtered out after it."""
+        """Return the position after `message`; after the last of a batch, also after messages filtered out there."""
         ready = self.ready
         if ready is not None and ready.ends_with(message):
             return ready.end_position
         return ReadPosition(message.next_offset, message.ordinal + 1, message.origin.epoch)
 
     def _raise_if_removed(self, name: PartitionName) -> None:
-        """Raise Fenced if the partition was removed after its messages were delivered."""
         if name in self._removed:
             self.lost.discard(name)
             raise Fenced(
@@ -404,37 +397,35 @@ CURRENT_MESSAGE: ContextVar[ReceivedMessage | None] = ContextVar("tfmq_message_i
 class AckTracker:
     """Unacked messages of one partition that were delivered to handlers.
 
-    Messages are delivered in order and acked in any order. `position` is the position before which everything
-    is acked, which may be committed; it never moves back. After a seek or the loss of the partition the
-    tracker is `invalid`: late acks are ignored.
+    Messages are delivered in order and acked in any order. All messages before `position` are acked, so `position` may
+    be committed; it never moves back. After a seek or the loss of the partition the tracker is `invalid`: callers then
+    ignore acks of its messages.
     """
 
     def __init__(self, name: PartitionName, position: ReadPosition) -> None:
         self.name = name
         self.position = position
-        """Everything before this position is acked."""
         self.end_position = position
         """Position after the last delivered message."""
         self.invalid = False
         self.revoked = False
-        """Whether the partition is revoked, so that no handler may start."""
+        """Whether the group has requested the partition back, so that no handler may start."""
         self.active_handlers = 0
-        """Number of running handlers."""
         self.delivered_count = self.acked_count = 0
         """Numbers of messages delivered and acked so far."""
         self.failing_offsets: frozenset[int] | None = None
-        """Offsets of messages of which the dead-letter store has failed calls; None: not looked up yet."""
+        """Offsets of messages for which the dead-letter store has recorded failed calls; None: not looked up yet."""
         self._unacked: deque[ReceivedMessage] = deque()
         self._acked_offsets: set[int] = set()
         self._positions_after: dict[int, ReadPosition] = {}
 
     @property
     def unacked_bytes(self) -> int:
-        """Bytes from the first unacked message to the end of what was delivered."""
+        """Bytes from the first unacked message to the end of the last delivered message."""
         return self.end_position.offset - self.position.offset if self._unacked else 0
 
     def add_batch(self, batch: Batch) -> None:
-        """Add a delivered batch; an empty one only moves the end past what was filtered out."""
+        """Add a delivered batch. A batch without messages only moves the end past messages that were filtered out."""
         self.end_position = batch.end_position
         self.delivered_count += len(batch.messages)
         self._unacked.extend(batch.messages)
@@ -459,7 +450,7 @@ class AckTracker:
             self.position = self._positions_after.pop(done.offset) if known else position_after(done)
 
     def position_if_acked(self, message: ReceivedMessage | None) -> ReadPosition:
-        """Return what the position would be if `message` were acked as well."""
+        """Return what `position` would be if `message` were acked as well."""
         place = self.position
         if message is not None and self._unacked and self._unacked[0].offset == message.offset:
             for each in self._unacked:
@@ -470,20 +461,17 @@ class AckTracker:
 
 
 class AckTrackers(dict[PartitionName, AckTracker]):
-    """Ack trackers of one consumer, by partition."""
-
     def __init__(self) -> None:
         super().__init__()
         self.on_handlers_idle: Callable[[], None] = lambda: None
         """Called when a revoked partition has no running handler any more."""
         self.on_unrevoked: Callable[[], None] = lambda: None
-        """Called when a revocation was withdrawn."""
+        """Called when the group leaves a revoked partition to this consumer after all."""
         self.is_run_active = False
-        """Whether `run` delivers the messages; stays True for the consumer's lifetime."""
+        """Whether `run` delivers the messages. Once True, this stays True for the consumer's lifetime."""
         self._commit_method = ""
 
     def raise_if_run_active(self) -> None:
-        """Raise NotAllowed if `run` delivers the messages."""
         if self.is_run_active:
             raise NotAllowed(
                 "run() hands out the messages of this consumer: poll(), next(), a loop or another run() would take them"
@@ -491,7 +479,7 @@ class AckTrackers(dict[PartitionName, AckTracker]):
             )
 
     def add_batch(self, batch: Batch, position: ReadPosition) -> AckTracker:
-        """Add a delivered batch. `position`: the acked one if the partition has no tracker yet."""
+        """Add a delivered batch to its partition's tracker. `position`: the acked position if a tracker is created."""
         ledger = self.get(batch.name)
         if ledger is None:
             ledger = self[batch.name] = AckTracker(batch.name, position)
@@ -499,7 +487,7 @@ class AckTrackers(dict[PartitionName, AckTracker]):
         return ledger
 
     def check_commit_method(self, method: str) -> None:
-        """Record how a handler commits. Raises NotAllowed if another method was used before."""
+        """Record that a handler commits by `method`. Raises NotAllowed if a handler used the other method before."""
         if not self or CURRENT_MESSAGE.get() is None:
             return
         if self._commit_method not in ("", method):
@@ -511,7 +499,7 @@ class AckTrackers(dict[PartitionName, AckTracker]):
         self._commit_method = method
 
     def revoke(self, name: PartitionName) -> None:
-        """Start no more handlers for the partition; running ones may end and ack."""
+        """Start no more handlers for the partition. Running handlers may end and ack."""
         ledger = self.get(name)
         if ledger is not None:
             ledger.revoked = True
@@ -528,7 +516,7 @@ class AckTrackers(dict[PartitionName, AckTracker]):
             self.on_handlers_idle()
 
     def invalidate(self, name: PartitionName) -> None:
-        """Remove the tracker of a lost or sought partition. Late acks are ignored."""
+        """Remove the tracker after a seek or the loss of the partition. Acks that arrive later are ignored."""
         ledger = self.pop(name, None)
         if ledger is not None:
             ledger.invalid = ledger.revoked = True
@@ -538,7 +526,7 @@ UNKNOWN = -1
 
 
 class ReadPosition(NamedTuple):
-    """Next offset, number of messages before it, epoch of the log; the latter two -1 if unknown."""
+    """Offset, ordinal and log epoch from which a consumer reads on. `ordinal` and `epoch` are -1 if unknown."""
 
     offset: int
     ordinal: int = UNKNOWN
@@ -546,25 +534,22 @@ class ReadPosition(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Messages of one partition in order, and the position after them.
-
-    `end_position` is also after messages that were filtered out; if all were, `messages` is empty.
-    """
+    """Messages of one partition in order. `end_position`: after these and after messages filtered out behind them."""
 
     name: PartitionName
     messages: list[ReceivedMessage]
     end_position: ReadPosition
 
     def ends_with(self, message: ReceivedMessage) -> bool:
-        """Return whether `message` is the last one. Another thread may clear the list at any moment."""
-        last = self.messages[-1:]
+        """Return whether `message` is the last of the batch."""
+        last = self.messages[-1:]  # A slice, because another thread may clear the list at any moment.
         return bool(last) and last[0] is message
 
 
 def reset_offset(error: TfmqError, reset: str | None) -> int | None:
-    """Return where to continue when the log has no longer what was to be read; None: stop with `error`.
+    """Return the offset at which to continue after the fetch error `error`; None if the partition must stop.
 
-    `reset`: "earliest" or "latest", None to stop. A log that lost its end is read on where it was cut.
+    `reset`: the option `on_out_of_range`, "earliest" or "latest"; None: stop. A truncated log continues at the cut.
     """
     if reset is None:
         return None
@@ -576,7 +561,6 @@ def reset_offset(error: TfmqError, reset: str | None) -> int | None:
 
 
 def partition_of(message: ReceivedMessage) -> PartitionName:
-    """Return the partition of `message`."""
     return PartitionName(message.topic, message.partition)
 
 

@@ -1,10 +1,9 @@
 """Rebalance of a consumer: revoked partitions are drained, committed and released.
 
-Callbacks are run. From the revocation on nothing more of a partition is delivered. The partition is released
-when none of its messages is in progress: a loop requested the next message, a polled batch was followed by
-the next `poll`, and `busy` is False. In manual mode also the delivered messages must be committed, or more
-requested a session timeout later without a commit. There is no other limit, because a handler may take
-minutes. Acked offsets are committed before the release.
+A partition is revoked when the group requests it back. From then on no more of its messages are delivered. The consumer
+releases the partition when none of its messages is in progress and the acked offsets are committed. In manual mode the
+delivered messages must be committed, or the user must have requested more messages a session timeout after the
+revocation without a commit. There is no other limit, because a handler may take minutes.
 """
 
 import inspect
@@ -29,12 +28,11 @@ RETRY_SECONDS: Final = 1.0
 
 
 StartAwait = Callable[[Awaitable[Any], Callable[[BaseException | None], None]], object]
-"""Awaits an object, then calls back with its error or None. The result must be kept alive."""
+"""Awaits an object, then calls the function with the error or None. The caller must keep a reference to the result."""
 
 
 def start_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
-    """Await in the running event loop."""
-    import asyncio  # not loaded where nothing is awaited
+    import asyncio  # Imported here, so that programs without awaitable callbacks do not load asyncio.
 
     def over(task: asyncio.Future[Any]) -> None:
         done(asyncio.CancelledError() if task.cancelled() else task.exception())
@@ -45,9 +43,8 @@ def start_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], N
 
 
 def refuse_await(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
-    """Raise NotAllowed, in a consumer that cannot await."""
     if isinstance(awaited, Coroutine):
-        awaited.close()  # else Python logs a "never awaited" warning elsewhere
+        awaited.close()  # Otherwise Python logs a "never awaited" warning later.
     raise NotAllowed(
         f"on_assigned or on_revoked returned a {type(awaited).__name__} to be awaited, and this consumer awaits none:"
         " write plain functions, or use tfmq.aio.Consumer."
@@ -62,7 +59,7 @@ def call_user_function(
 ) -> Operation[None]:
     """Call a user callback, which may commit and seek, and await its result if that is awaitable.
 
-    Raises what the callback raises. `over` is called when the callback has returned; that is after this
+    Raises what the callback raises. `over` is called when the callback has ended, which may be after the end of this
     operation if the operation is cancelled.
     """
     done, called, task = ResultFuture(), False, None
@@ -93,9 +90,9 @@ def call_user_function(
 
 
 class Rebalance:
-    """Revocations, assignments and user callbacks of one consumer.
+    """Releases revoked partitions, and calls the user's on_assigned and on_revoked.
 
-    `busy(name)` returns whether messages of a partition are in progress outside of `Positions`.
+    `busy(name)`: whether handlers have messages of a partition, so that it cannot be released yet.
     """
 
     def __init__(
@@ -111,9 +108,9 @@ class Rebalance:
         self.busy: Callable[[PartitionName], bool] = lambda name: False
         self.start_await: StartAwait = start_task if options.awaits else refuse_await
         self.unannounced: set[PartitionName] = set()
-        """Partitions withheld from delivery because on_assigned has not returned yet."""
+        """Partitions of which nothing is delivered yet, because on_assigned has not returned."""
         self.on_callback_returned: Callable[[], None] = lambda: None
-        """Called after a callback returned."""
+        """Called after on_assigned or on_revoked has returned."""
         self._options = options
         self._link = link
         self._positions = positions
@@ -139,13 +136,12 @@ class Rebalance:
         self.wake()
 
     def unrevoke(self, name: PartitionName) -> bool:
-        """Withdraw the revocation of a partition. Return False if it was not revoked."""
+        """Withdraw the revocation of a partition. Return False if the partition was not revoked."""
         self._revoked_pending.discard(name)
         self._positions.ack_trackers.unrevoke(name)
         return self._revoked.pop(name, None) is not None
 
     def partition_lost(self, name: PartitionName) -> None:
-        """Remove a partition that another member already owns."""
         if self._revoked.pop(name, None) is None:
             self._queue_revoked(name)
         if self._positions.remove_lost(name):
@@ -156,7 +152,7 @@ class Rebalance:
             )
 
     def poll_called(self) -> None:
-        """Record that the user requested more messages, which acks the former ones."""
+        """Record that the user has requested more messages, which acks the messages delivered before."""
         self._last_poll_at = self._link.now()
         self.wake()
 
@@ -166,8 +162,8 @@ class Rebalance:
             self._wake_event.complete()
 
     def _queue_revoked(self, name: PartitionName) -> None:
-        """Queue on_revoked, or withdraw a queued on_assigned."""
-        if name in self._assigned_pending:  # the user was never notified of it
+        """Queue a call of on_revoked, or withdraw a queued call of on_assigned."""
+        if name in self._assigned_pending:  # The user was never told of the assignment.
             self._assigned_pending.discard(name)
             self.unannounced.discard(name)
         elif self._options.on_revoked is not None:
@@ -180,7 +176,7 @@ class Rebalance:
         return bool(self._assigned_pending or self._revoked_pending) and not self._in_callback
 
     def run_callbacks(self) -> Operation[None]:
-        """Run the due user callbacks, in the thread that requested messages. Raises what they raise."""
+        """Run the due user callbacks, in the thread that requested messages. Raises the errors of the callbacks."""
         while self.has_pending_callbacks:
             if self._revoked_pending:
                 going = set(self._revoked_pending)
@@ -198,7 +194,7 @@ class Rebalance:
     def _run_callback(
         self, function: PartitionCallback, names: set[PartitionName], note: Callable[[], object]
     ) -> Operation[None]:
-        """Run one callback, if there are a function and partitions. `note` is called after it returned."""
+        """Run `function(names)`, unless there is no function or no name. `note` is called after that."""
 
         def over() -> None:
             self._in_callback = False
@@ -222,7 +218,7 @@ class Rebalance:
     # Release
 
     def run(self) -> Operation[None]:
-        """Release revoked partitions when they are ready. Raises a commit's error if not retriable."""
+        """Release revoked partitions once they are ready. Never ends. Raises commit errors that are not retriable."""
         while True:
             free = [name for name in self._revoked if self._is_releasable(name)]
             if free:
@@ -252,7 +248,7 @@ class Rebalance:
                 yield Wait((), RETRY_SECONDS)
                 return
             failure = error
-        # others were assigned again, or lost, meanwhile
+        # Partitions that are not revoked any more were assigned again, or lost, during the commit.
         going = [name for name in names if name in self._revoked]
         for name in going:
             del self._revoked[name]
@@ -264,7 +260,6 @@ class Rebalance:
             raise failure
 
     def reset_after_fork(self) -> None:
-        """Reset the state in a forked child: no revocation or callback is pending."""
         self._revoked.clear()
         for names in (self._assigned_pending, self._revoked_pending, self.unannounced):
             names.clear()

@@ -10,11 +10,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from operator import attrgetter
 from typing import Any, TypeVar
 
-from tfmq.client.drivers.callbacks import Driver, Timer, check_not_in_callback
-from tfmq.client.drivers.socket import choose_address, resolve_address
+from tfmq.client.drivers.driver import Driver, Timer, check_not_in_callback, is_done
+from tfmq.client.drivers.socket import resolve_address
 from tfmq.client.operation import CallUserCode, Event, Future, Operation, run_inline
 from tfmq.errors import Closed, NotAllowed
 
@@ -22,19 +21,18 @@ log = logging.getLogger("tfmq.client")
 
 Result = TypeVar("Result")
 POLL_SECONDS_MAX = 3600.0
-"""The longest single `poll`; afterwards the polling thread runs what is due and polls again."""
+"""The longest single `poll`. After it the polling thread runs due work and polls again."""
 CLOSE_SECONDS = 5.0
 READ_WRITE = select.POLLIN | select.POLLOUT
 
 
-_done = attrgetter("done")
 _warned_of_loop = False
 
 
 def _warn_of_running_loop() -> None:
     """Log once per process that a blocking call is made inside a running event loop.
 
-    Not in a notebook: its cells run in the loop of the kernel, one at a time.
+    A notebook is no reason for a warning: its cells run in the kernel's event loop, one at a time.
     """
     global _warned_of_loop
     events = sys.modules.get("asyncio.events")
@@ -58,31 +56,29 @@ class Waiter:
         self.gate.acquire()
 
     def is_done(self) -> bool:
-        """Return whether any of the futures is done."""
-        return any(map(_done, self.futures))
+        return any(map(is_done, self.futures))
 
-    def wake(self, _: object = None) -> None:
+    def wake(self, future: Future | None = None) -> None:
         """Let the thread continue. Called under the driver's lock."""
-        if _ is not None:  # The wait is over, because one of its futures calls this.
+        if future is not None:  # One of the futures calls this as its callback, so the wait is over.
             self.followers.pop(self, None)
         if self.gate.locked():  # A second wake-up has no effect.
             self.gate.release()
+
+    def sleep(self, seconds: float) -> bool:
+        """Sleep for at most `seconds`, and at most `POLL_SECONDS_MAX`. Return whether `wake` was called."""
+        return seconds > 0 and self.gate.acquire(timeout=min(seconds, POLL_SECONDS_MAX))
 
 
 class BlockingDriver(Driver):
     """Runs operations in the calling threads. Thread-safe.
 
-    One of the waiting threads polls the socket: the *polling thread*, the first that waits. It reads for all. When its
-    own wait is over, it wakes exactly one other thread to poll. So a round trip of a single thread needs no other
-    thread.
+    The first thread that waits is the *polling thread*: it polls the socket and reads the replies for all waiting
+    threads. When its own wait is over, it wakes exactly one other waiting thread to poll. So a round trip of a single
+    thread needs no other thread. The polling thread waits for reading and writing in one `poll` and reads first, so
+    client and broker cannot block each other while both write. While no caller waits, `NetworkThread` polls.
 
-    The socket is non-blocking, and no thread writes more than the socket accepts. The polling thread waits for reading
-    and writing in one `poll` and reads first, so two peers that both write cannot block each other. The background
-    thread `NetworkThread` starts once work must be done while no caller waits: lingering batches, their replies,
-    heartbeats.
-
-    The connection and everything built on it is used under `lock` only. User callbacks run outside of it. `close` ends
-    the driver; a forked child resets it.
+    The connection and all objects built on it are used only under `lock`. User callbacks run without the lock.
     """
 
     lock: threading.RLock
@@ -101,7 +97,6 @@ class BlockingDriver(Driver):
     # For the API variants
 
     def run(self, operation: Operation[Result]) -> Result:
-        """Run `operation` to its end. Return its result or raise its error."""
         check_not_in_callback()
         try:
             while True:
@@ -115,43 +110,45 @@ class BlockingDriver(Driver):
             self.callbacks.run()
             return end.value  # type: ignore[no-any-return]
         except BaseException:
-            with self.lock:  # The operation abandons its requests.
+            with self.lock:  # Closing the generator lets the operation abandon its requests.
                 operation.close()
             raise
 
     def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """Return whether any of `futures` is done within `seconds` (None: no limit).
-
-        Raises `Closed` if the driver is closed first, `NotAllowed` in a callback and under the driver's lock.
-        """
+        """Wait as `Driver` describes. Raises `NotAllowed` in a callback, and under the driver's lock."""
         check_not_in_callback()
-        waiter = Waiter(tuple(futures), self._waiters)
-        if waiter.is_done():
+        waited = tuple(futures)
+        if any(map(is_done, waited)):
             return True
         if not _warned_of_loop:
             _warn_of_running_loop()
         deadline = self.clock() + (POLL_SECONDS_MAX * 10_000 if seconds is None else seconds)
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise NotAllowed("Selectors, codecs and hooks must not wait for the broker.")
+        waiter = Waiter(waited, self._waiters)
         if not self._wait_once(waiter, deadline):
             with self.lock:
                 self._waiters.pop(waiter, None)
                 try:
-                    self._wait(waiter, deadline)
+                    while not waiter.is_done() and not self.closed:
+                        if self._may_poll():
+                            self._poll_until(waiter.is_done, deadline)
+                            break
+                        if not self._wait_for_turn(waiter, deadline):
+                            break
                 finally:
                     self._end_wait(waiter)
         if self.callbacks:
             self.callbacks.run()
-        done = waiter.is_done()
+        done = any(map(is_done, waited))
         if self.closed and not done:
             raise Closed("The client was closed before that was done.")
         return done
 
     def _wait_once(self, waiter: Waiter, deadline: float) -> bool:
-        """Register `waiter` and, if another thread polls, sleep once.
+        """Register `waiter` and, if another thread polls, sleep once. Return True if the wait is complete then.
 
-        Return True if that completed the wait. The future has then removed the waiter's callback, so that 64 woken
-        threads need not queue for the lock.
+        In that case nothing remains to be done under the lock, for which many woken threads would have to queue.
         """
         try:
             with self.lock:
@@ -160,19 +157,18 @@ class BlockingDriver(Driver):
                 if self._may_poll() or waiter.is_done() or self.closed:
                     return False
                 self._add_waiter(waiter)
-            remaining = deadline - self.clock()
-            woken = remaining > 0 and waiter.gate.acquire(timeout=min(remaining, POLL_SECONDS_MAX))
+            woken = waiter.sleep(deadline - self.clock())
         except BaseException:
             with self.lock:
                 self._end_wait(waiter)
             raise
         forgotten = len(waiter.futures) == 1 and waiter.futures[0].done
-        # This thread may have been woken to poll; some thread has to do it.
+        # If no thread polls and others wait, this thread was woken to poll, or must wake the next one.
         orphaned = self._polling_thread is None and bool(self._waiters)
         return woken and forgotten and not orphaned
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
-        """Call `function` once after `seconds`, under the lock. `cancel` of the timer prevents it."""
+        """Call `function` once after `seconds`, under the lock. The timer's `cancel` prevents the call."""
         with self.lock:
             timer = self.timers.add(seconds, function)
         self.wake()
@@ -187,37 +183,36 @@ class BlockingDriver(Driver):
                 if not self.closed:
                     self.poll_nonblocking()
             self.wake()
-            # A thread that drives the client while it waits for this work sleeps on the socket: wake it.
+            # If the thread that waits for this work is the polling thread, it sleeps on the socket: wake it.
             self.set_event(Event())
 
         threading.Thread(target=run_inline, args=(work, finished), name="tfmq-work", daemon=True).start()
 
     def set_event(self, event: Event) -> None:
-        """Set `event` from any thread, or from a signal handler."""
         if self.lock.acquire(blocking=False):
             try:
                 event.complete()
             finally:
                 self.lock.release()
         else:
-            event.done = True  # The polling thread, once woken, checks the futures of all waiting threads.
+            # No callbacks run here. Instead the polling thread is woken and checks the futures of all waiting threads.
+            event.done = True
         self._wake_polling_thread()
 
     def wake(self, at_once: bool = False) -> None:
-        """Wake the background thread, because work is due later, or now (`at_once`)."""
+        """Wake the background thread, because some work has become due at a later time, or now (`at_once`)."""
         self.network_thread.wake(at_once)
 
     def flush(self) -> None:
-        """Write as much output as the socket accepts. Called under the lock."""
         if self.link.output:
             self.channel.flush()
             if self.link.output:
-                self._wake_polling_thread()  # The polling thread does not wait for the socket to become writable.
+                self._wake_polling_thread()  # So that the polling thread also waits for the socket to become writable.
 
     def poll_nonblocking(self) -> None:
         """Read and write without blocking, if no other thread polls. Called under the lock."""
         if self._polling_thread is None:
-            self._poll_until(lambda: False, self.clock(), once=True)
+            self._poll_until(lambda: False, self.clock())
             self._wake_next_poller()
         else:
             self.flush()
@@ -245,25 +240,16 @@ class BlockingDriver(Driver):
 
     # Polling and waiting
 
-    def _wait(self, waiter: Waiter, deadline: float) -> None:
-        while not waiter.is_done() and not self.closed:
-            if self._may_poll():
-                if not self._poll_until(waiter.is_done, deadline):
-                    return
-            elif not self._wait_for_turn(waiter, deadline):
-                return
-
     def _may_poll(self) -> bool:
-        """Return whether this thread may poll; a signal handler may while its own thread polls."""
+        """Return whether no other thread polls. A signal handler may poll while the thread that it interrupts polls."""
         return self._polling_thread is None or self._polling_thread == threading.get_ident()
 
     def _wait_for_turn(self, waiter: Waiter, deadline: float) -> bool:
-        """Sleep until a future is done or this thread must poll. Return False on timeout."""
+        """Sleep until one of the waiter's futures is done, or this thread must poll. Return False after `deadline`."""
         self._add_waiter(waiter)
-        remaining = deadline - self.clock()
         self.lock.release()
         try:
-            woken = remaining > 0 and waiter.gate.acquire(timeout=min(remaining, POLL_SECONDS_MAX))
+            woken = waiter.sleep(deadline - self.clock())
         finally:
             self.lock.acquire()
             self._waiters.pop(waiter, None)
@@ -272,11 +258,11 @@ class BlockingDriver(Driver):
     def _add_waiter(self, waiter: Waiter) -> None:
         self._waiters[waiter] = None
         if self.network_thread.is_polling:
-            self._wake_polling_thread()  # The background thread yields to a thread that waits for its own reply.
+            self._wake_polling_thread()  # The background thread stops polling, so that a waiting caller polls itself.
         self.flush()
 
     def _end_wait(self, waiter: Waiter) -> None:
-        """Remove `waiter` after any end of its wait, and let another thread poll."""
+        """Remove `waiter` when its wait has ended for any reason, and let another thread poll."""
         self._waiters.pop(waiter, None)
         for target in waiter.futures:
             if not target.done:
@@ -293,23 +279,21 @@ class BlockingDriver(Driver):
             if self.link.background_requests or self.link.output:
                 self.network_thread.wake()
 
-    def _poll_until(self, done: Callable[[], bool], deadline: float, once: bool = False) -> bool:
-        """Poll for all threads until `done()`. Return False on timeout. Called under the lock."""
+    def _poll_until(self, done: Callable[[], bool], deadline: float) -> None:
+        """Poll for all threads until `done()` or the deadline; at least once. Called under the lock."""
         outer, self._polling_thread = self._polling_thread, threading.get_ident()
         try:
             while True:
                 self._run_turn(done, deadline)
-                if done() or self.closed:
-                    return True
-                if once or self.clock() >= deadline:
-                    return False
+                if done() or self.closed or self.clock() >= deadline:
+                    return
         finally:
             self._polling_thread = outer
             if outer is not None:
-                self._wake_polling_thread()  # The result that the interrupted `poll` waits for may have been read here.
+                self._wake_polling_thread()  # The `poll` that a signal interrupted may wait for what was read here.
 
     def _run_turn(self, done: Callable[[], bool], deadline: float) -> None:
-        """Run what is due, poll once, and process the result."""
+        """Run due timers and tickers, poll once, and process the result."""
         for ticker in self.tickers:
             ticker.tick()
         self.channel.tick()
@@ -319,7 +303,7 @@ class BlockingDriver(Driver):
             self.channel.flush()
         if self._waiters:
             self._wake_done()
-        # An expired request or a failed connection attempt may already have completed the wait.
+        # The wait may be complete already, because a request has expired or a connection attempt has failed.
         due = self.clock() if done() else min(deadline, self.next_time())
         events = self._poll_socket(max(0.0, min(due - self.clock(), POLL_SECONDS_MAX)))
         if events & select.POLLOUT or (events and self.channel.connecting):
@@ -339,9 +323,10 @@ class BlockingDriver(Driver):
 
     def _poll_socket(self, seconds: float) -> int:
         """Wait for the socket or a wake-up without the lock, and read. Return the socket's events."""
-        # Nested: a signal handler polls inside a `poll` of its thread.
+        # `nested` is true if a signal handler polls while its thread is inside `poll`.
         channel, nested = self.channel, self._in_poll
-        # The signal arrived between reading and processing: data read now would be processed out of order.
+        # The signal came after the outer poll had read data and before it processed them. Data read now would be
+        # processed before those, so give up the connection.
         if self._reading:
             channel.connection_failed(ConnectionResetError("a signal arrived while a reply was read"))
         source = channel.socket
@@ -371,15 +356,16 @@ class BlockingDriver(Driver):
             if self.closed:
                 channel.close()
             elif self._reading and not received:
-                # For example Ctrl-C. The data read is lost, so the rest of the stream cannot be decoded.
+                # An exception such as Ctrl-C interrupted reading. The data read are lost, so what follows in the
+                # stream cannot be decoded.
                 channel.connection_failed(ConnectionResetError("reading was interrupted"))
-            elif channel.socket is source:  # Otherwise that connection is closed, and its data is discarded.
+            elif channel.socket is source:  # Otherwise the connection was closed meanwhile, and its data are discarded.
                 channel.process_received(data)
             self._reading = False
         return events
 
     def _connect(self) -> None:
-        """Start connecting if the connection needs it. Resolves names without the lock."""
+        """Start to connect if a request waits for a connection. The address is resolved without the lock."""
         if self.closed or not self.link.wants_connection():
             return
         server = self.link.server
@@ -388,10 +374,10 @@ class BlockingDriver(Driver):
             found = resolve_address(server)
         finally:
             self.lock.acquire()
-        if not isinstance(found, list):
+        if isinstance(found, Exception):
             self.channel.connection_failed(found)
         elif not self.closed:
-            self.channel.start_connecting(choose_address(found))
+            self.channel.start_connecting(found)
 
     def _wake_polling_thread(self) -> None:
         if self._in_poll:
@@ -399,9 +385,9 @@ class BlockingDriver(Driver):
 
 
 ACTIVE_SECONDS = 1.0
-"""The background thread checks this long before it sleeps: waking it costs more."""
+"""After the last work the background thread checks for work during this time, because waking it costs more."""
 CHECK_SECONDS = 0.005
-"""The pause between two checks: the linger time, so that a batch waits at most twice as long."""
+"""The pause between two such checks: the default linger time, so that a batch waits at most twice that time."""
 CHECK_SECONDS_MIN = 0.0005
 POLLING_SECONDS_MAX = 60.0
 
@@ -409,9 +395,10 @@ POLLING_SECONDS_MAX = 60.0
 class NetworkThread:
     """The background thread of one driver.
 
-    It sends lingering batches, reads their replies and sends heartbeats while no caller waits. It starts when first
-    needed, sleeps until the next action is due, and polls only while background requests are open. A waiting caller
-    takes over the polling. The driver is referenced weakly: the thread ends when the client is garbage-collected.
+    While no caller waits, the thread sends batches whose linger time is over, reads the replies and sends heartbeats.
+    The thread starts when it is first needed, sleeps until the next action is due, and polls only while background
+    requests are open. A caller that begins to wait takes over the polling. The thread has only a weak reference to the
+    driver, and ends when the client is garbage-collected.
     """
 
     def __init__(self, driver: BlockingDriver) -> None:
@@ -424,7 +411,7 @@ class NetworkThread:
         self.is_polling = False
 
     def wake(self, at_once: bool = False) -> None:
-        """Wake the thread if it sleeps without limit; with `at_once` in any case."""
+        """Wake the thread if it has stopped its periodic checks; with `at_once` in any case."""
         if self._stopping or not (self._sleeping or at_once):
             return
         self._sleeping = False
@@ -434,11 +421,10 @@ class NetworkThread:
         self._gate.set()
 
     def stop(self, seconds: float) -> None:
-        """Stop the thread; wait at most `seconds` for its end."""
         self._stopping = True
         self._gate.set()
         thread = self._thread
-        started = thread is not None and thread.ident is not None  # Another thread may be about to start it.
+        started = thread is not None and thread.ident is not None  # False if `wake` is just about to start the thread.
         if thread is not None and started and thread is not threading.current_thread():
             thread.join(seconds)
 
@@ -455,14 +441,21 @@ class NetworkThread:
             del driver
 
     def _run_due(self, driver: BlockingDriver) -> float | None:
-        """Run what is due. Return the time to sleep (None: until woken)."""
+        """Do the due work. Return how long to sleep (None: until woken)."""
         with driver.lock:
             link = driver.link
             busy = bool(link.background_requests)
             if driver._polling_thread is None and not driver.closed:
                 driver.poll_nonblocking()
                 if link.background_requests and not driver._waiters:
-                    self._poll_in_background(driver)
+                    self.is_polling = True
+                    try:
+                        driver._poll_until(
+                            lambda: self._stopping or not link.background_requests or bool(driver._waiters),
+                            driver.clock() + POLLING_SECONDS_MAX,
+                        )
+                    finally:
+                        self.is_polling = False
                 driver._wake_next_poller()
             now = driver.clock()
             due = driver.next_time()
@@ -475,34 +468,21 @@ class NetworkThread:
             return None if due == float("inf") else max(CHECK_SECONDS, due - now)
         return min(CHECK_SECONDS, max(CHECK_SECONDS_MIN, due - now))
 
-    def _poll_in_background(self, driver: BlockingDriver) -> None:
-        """Poll until no background request is open, or a caller waits."""
-        link = driver.link
-        self.is_polling = True
-        try:
-            driver._poll_until(
-                lambda: self._stopping or not link.background_requests or bool(driver._waiters),
-                driver.clock() + POLLING_SECONDS_MAX,
-            )
-        finally:
-            self.is_polling = False
-
 
 class WakePipe:
-    """A pipe that wakes a thread from `poll`. Created when it is first polled."""
+    """A pipe that wakes a thread from `poll`. The pipe is created when it is first polled."""
 
     def __init__(self) -> None:
         self._read = self._write = -1
 
     @property
     def descriptor(self) -> int:
-        """The descriptor to poll for reading."""
         if self._read < 0:
             self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         return self._read
 
     def notify(self) -> None:
-        """Make the descriptor readable, if it was ever polled. Safe in threads and signal handlers."""
+        """Make the descriptor readable, if it was ever polled. May be called in any thread and in signal handlers."""
         if self._write >= 0:
             with contextlib.suppress(BlockingIOError):  # A full pipe wakes the thread, too.
                 os.write(self._write, b"w")

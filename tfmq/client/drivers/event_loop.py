@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from tfmq.client.drivers.blocking import POLL_SECONDS_MAX
-from tfmq.client.drivers.callbacks import Driver, Timer
-from tfmq.client.drivers.socket import ResolvedAddresses, choose_address
-from tfmq.client.operation import CallUserCode, Event, Future, Operation
+from tfmq.client.drivers.driver import Driver, Timer, is_done
+from tfmq.client.drivers.socket import SocketAddress
+from tfmq.client.operation import NEVER, CallUserCode, Event, Future, Operation
 from tfmq.errors import TfmqError
 
 Result = TypeVar("Result")
 
 
 class NoLock:
-    """A lock without effect, for a driver that runs in a single thread."""
+    """A lock without effect, for a driver that is used in a single thread."""
 
     def __enter__(self) -> None: ...
 
@@ -31,23 +31,21 @@ class NoLock:
 class EventDriver(Driver, ABC):
     """Runs operations as coroutines. Not thread-safe, except `set_event`.
 
-    `wake` schedules one turn after the current one of the loop. A turn runs what is due, writes the connection's
-    output, and registers the socket and a timer with the loop. A cancelled caller leaves no state: its request
-    continues, and the reply is dropped if no other caller needs it.
-
-    Subclasses implement the methods in "Event loop interface".
+    `wake` schedules a turn of the driver after the current turn of the loop. In a turn the driver runs due work, writes
+    the connection's output, and registers the socket and a timer with the loop. If a caller is cancelled, its request
+    continues, and the reply is ignored if no other caller waits for it.
     """
 
     _current: Callable[[], object]
-    """Return the running loop, or the thread, in which it is called. Written in C, because every send calls it."""
+    """Returns the running loop, or the current thread. Subclasses set a function in C, because every send calls it."""
     _owner: object
-    """What `_current` returns where the driver may be used; None before the first use."""
+    """The loop or thread (as `_current` returns it) in which the driver may be used; None before the first use."""
 
     lock = NoLock()
 
     def _reset_state(self) -> None:
         super()._reset_state()
-        self.channel.before_close = self._unwatch  # A loop must not use a closed descriptor.
+        self.channel.before_close = self._unwatch  # Otherwise the loop would continue to watch a closed descriptor.
         self._owner = None
         self._watched: tuple[int, bool] | None = None
         self._timer_handle: Any = None
@@ -56,8 +54,8 @@ class EventDriver(Driver, ABC):
     # For the API variants
 
     async def run(self, operation: Operation[Result]) -> Result:
-        """Run `operation` to its end. Return its result or raise its error; first as `check_caller`."""
-        if self._current() != self._owner:  # Inline, to save every send a call.
+        """Run `operation` to its end. Return its result or raise its error. Also raises as `check_caller`."""
+        if self._current() != self._owner:  # As `check_caller`; inline to save every send a call.
             self._check_other_caller()
         try:
             while True:
@@ -72,22 +70,41 @@ class EventDriver(Driver, ABC):
             operation.close()
             self.wake()
 
+    async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
+        """Wait until any of `futures` is done, for `seconds` (None: no limit). Return whether one is done."""
+        waited = tuple(futures)
+        if any(map(is_done, waited)):
+            return True
+        sleep, end = self._create_sleep()
+        for target in waited:
+            target.add_done_callback(end)
+        timer = None if seconds is None else self._call_later(max(0.0, seconds), end)
+        self.wake()
+        try:
+            await sleep
+        finally:
+            if timer is not None:
+                self._cancel_call(timer)
+            for target in waited:
+                target.remove_done_callback(end)
+        return any(map(is_done, waited))
+
     def check_caller(self) -> None:
-        """Raise `NotAllowed` outside of the loop, or the thread, that the client belongs to."""
+        """Raises `NotAllowed` outside of the loop or thread to which the client belongs."""
         if self._current() != self._owner:
             self._check_other_caller()
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
-        """Call `function` once in the loop after `seconds`. `cancel` of the timer prevents it."""
+        """Call `function` once in the loop after `seconds`. The timer's `cancel` prevents the call."""
         timer = self.timers.add(seconds, function)
         self.wake()
         return timer
 
     def wake(self) -> None:
-        """Schedule a turn after the current turn of the loop. Does nothing without a loop."""
+        """Schedule a turn of the driver after the current turn of the loop. Without a loop this does nothing."""
         if not self._turn_scheduled and not self.closed and self._has_loop():
             self._call_soon(self._run_turn)
-            self._turn_scheduled = True  # Only now: a loop in debug mode may have refused the call.
+            self._turn_scheduled = True  # Set only now, because a loop in debug mode may refuse the call by an error.
 
     def flush(self) -> None:
         """Write as much of the connection's output as the socket accepts without blocking."""
@@ -97,11 +114,12 @@ class EventDriver(Driver, ABC):
     poll_nonblocking = flush
 
     def close_now(self) -> None:
-        """Close the connection and fail all open requests. Needs no running loop."""
+        """Close the connection and fail all open requests. May be called when no loop runs."""
         self.closed = True
         self.link.close()
         self.channel.close()
-        self._stop_timer()
+        if self._timer_handle is not None:
+            self._cancel_call(self._timer_handle)
         self.callbacks.run()
 
     def reset_after_fork(self) -> None:
@@ -109,10 +127,6 @@ class EventDriver(Driver, ABC):
         super().reset_after_fork()
 
     # Event loop interface
-
-    @abstractmethod
-    async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        """Return whether any of `futures` is done within `seconds` (None: no limit)."""
 
     @abstractmethod
     def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
@@ -124,40 +138,41 @@ class EventDriver(Driver, ABC):
 
     @abstractmethod
     def _check_other_caller(self) -> None:
-        """Bind to the loop of a caller that is not known yet. Raises `NotAllowed` for a different one."""
+        """Bind the driver to the caller's loop if it has none yet. Raises `NotAllowed` if it has another one."""
 
     @abstractmethod
     def _has_loop(self) -> bool:
-        """Return whether there is an open loop for this driver; bind to the current one if possible."""
+        """Return whether the driver has an open loop. If it has none, bind it to the current loop if there is one."""
 
     @abstractmethod
     def _call_soon(self, function: Callable[[], None]) -> None:
         """Call `function` after the current turn of the loop."""
 
     @abstractmethod
-    def _start_timer(self, seconds: float) -> Any:
-        """Call `_run_turn` after `seconds`."""
+    def _call_later(self, seconds: float, function: Callable[[], None]) -> Any:
+        """Call `function` after `seconds`. Return a handle for `_cancel_call`."""
 
     @abstractmethod
-    def _stop_timer(self) -> None:
-        """Cancel the timer, if there is one."""
+    def _cancel_call(self, call: Any) -> None:
+        """Cancel a call that `_call_later` has scheduled. Does nothing if the call was made already."""
+
+    @abstractmethod
+    def _create_sleep(self) -> tuple[Awaitable[None], Callable[..., None]]:
+        """Return an awaitable for the caller of `wait`, and the function that completes it. The argument is ignored."""
 
     @abstractmethod
     def _watch_socket(self, fileno: int, to_write: bool) -> None:
-        """Call `_readable`, and with `to_write` also `_writable`, when the socket is."""
+        """Let the loop call `_readable` when the socket is readable; with `to_write` also `_writable` when writable."""
 
     @abstractmethod
     def _unwatch(self) -> None:
-        """Stop watching the socket. Ignored if it is not watched."""
+        """Stop watching the socket. Does nothing if the socket is not watched."""
 
     @abstractmethod
     def _start_resolving(self) -> None:
-        """Resolve `link.server`, unless that is in progress, and pass it to `_address_resolved`."""
-
-    # Internal
+        """Resolve `link.server`, unless that is in progress, and pass the result to `_address_resolved`."""
 
     def _run_turn(self) -> None:
-        """Run what is due, then watch the socket and the clock."""
         self._turn_scheduled = False
         if self.closed:
             return
@@ -178,10 +193,13 @@ class EventDriver(Driver, ABC):
             if wanted is not None:
                 self._watch_socket(*wanted)
             self._watched = wanted
-        self._stop_timer()
+        if self._timer_handle is not None:
+            self._cancel_call(self._timer_handle)
+            self._timer_handle = None
         due = self.next_time()
-        if due != float("inf"):
-            self._timer_handle = self._start_timer(min(max(0.0, due - self.clock()), POLL_SECONDS_MAX))
+        if due != NEVER:
+            pause = min(max(0.0, due - self.clock()), POLL_SECONDS_MAX)
+            self._timer_handle = self._call_later(pause, self._run_turn)
 
     def _readable(self) -> None:
         if self.channel.connecting:
@@ -193,9 +211,8 @@ class EventDriver(Driver, ABC):
         self.channel.on_writable()
         self._run_turn()
 
-    def _address_resolved(self, found: ResolvedAddresses | OSError | TfmqError) -> None:
-        """Connect to the address, or report the error of the resolution."""
-        if not isinstance(found, list):
+    def _address_resolved(self, found: SocketAddress | OSError | TfmqError) -> None:
+        if isinstance(found, Exception):
             self.channel.connection_failed(found)
         elif not self.closed and self.channel.socket is None:
-            self.channel.start_connecting(choose_address(found))
+            self.channel.start_connecting(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from tfmq.client.connection.addresses import BrokerAddress, LocalBrokerAddress
@@ -13,22 +14,28 @@ from tfmq.errors import TfmqError
 
 RECEIVE_BYTES_MIN = 16 << 10
 RECEIVE_BYTES_MAX = 1 << 20
-"""Bytes per read, which grow with full reads, so that small replies need small buffers."""
+"""The size of a read grows up to this while reads fill their buffer, so that small replies need small buffers."""
 SOCKET_BUFFER_BYTES = 1 << 20
-"""Requested in both directions, so that a batch is sent in one write."""
+"""Send buffer requested of the operating system, so that a batch is sent in one write."""
+
+OUTPUT_BUFFERS = 64
+"""Maximum number of buffers for one write, far below IOV_MAX. More buffers do not increase the throughput."""
 
 _AGAIN = (BlockingIOError, InterruptedError)
 
+SocketAddress = tuple[int, Any]
+"""An address family, and an address in the form that `connect` takes."""
+
 
 class SocketChannel:
-    """The socket of one connection. Raises no errors: they are reported to the connection."""
+    """The socket of one connection. Errors are not raised but reported to the connection."""
 
     def __init__(self, link: ClientConnection) -> None:
         self.link = link
         self.socket: socket.socket | None = None
         self.connecting = False
         self.before_close: Callable[[], None] | None = None
-        """Called before the socket is closed. An event loop then stops watching its descriptor."""
+        """Called before the socket is closed. An event loop driver stops watching the descriptor here."""
         self._receive_bytes = RECEIVE_BYTES_MIN
 
     def fileno(self) -> int:
@@ -38,8 +45,8 @@ class SocketChannel:
     def wants_write(self) -> bool:
         return self.connecting or bool(self.link.output)
 
-    def start_connecting(self, address: tuple[int, Any]) -> None:
-        """Start to connect to `address` (family, address). `on_writable` completes it."""
+    def start_connecting(self, address: SocketAddress) -> None:
+        """Start to connect. `on_writable` completes the attempt."""
         family, place = address
         try:
             made = self.socket = socket.socket(family, socket.SOCK_STREAM)
@@ -55,9 +62,9 @@ class SocketChannel:
             self.connection_failed(OSError(code, errno.errorcode.get(code, "")) if code else None)
 
     def receive(self) -> bytes | OSError | None:
-        """Read bytes (b"" at the end of the stream), None without any, or the connection's error.
+        """Return received bytes (b"" at the end of the stream), None if there are none, or the error. Never blocks.
 
-        Never blocks. Needs no lock; only one thread may read at a time.
+        Only one thread at a time may call this, but without the driver's lock.
         """
         if self.socket is None or self.connecting:
             return None
@@ -74,7 +81,6 @@ class SocketChannel:
         return data
 
     def process_received(self, data: bytes | OSError | None) -> None:
-        """Pass the result of `receive` to the connection."""
         if data is None:
             return
         if isinstance(data, OSError):
@@ -91,7 +97,7 @@ class SocketChannel:
                 raise
 
     def on_writable(self) -> None:
-        """Complete the connection attempt, or write. Call when the socket is writable."""
+        """Complete the connection attempt, or write. Call this when the socket is writable."""
         if self.socket is None:
             return
         if self.connecting:
@@ -110,7 +116,7 @@ class SocketChannel:
             return
         try:
             while link.output:
-                buffers = link.next_output()
+                buffers = list(islice(link.output, OUTPUT_BUFFERS))
                 size = self.socket.sendmsg(buffers)
                 link.output_written(size)
                 if size < sum(map(len, buffers)):
@@ -127,7 +133,6 @@ class SocketChannel:
             self.connection_failed(error)
 
     def connection_failed(self, error: BaseException | None) -> None:
-        """Close the socket and report the error to the connection."""
         self.close()
         self.link.disconnected(error)
 
@@ -140,23 +145,16 @@ class SocketChannel:
             self.socket = None
 
 
-def choose_address(found: list[tuple[Any, ...]]) -> tuple[int, Any]:
-    """Return the address to use. IPv4 comes first: a broker listens on 127.0.0.1 by default."""
-    best = sorted(found, key=lambda each: each[0] != socket.AF_INET)[0]
-    return best[0], best[4]
-
-
-ResolvedAddresses = list[tuple[Any, ...]]
-"""The result of `getaddrinfo`."""
-
-
-def resolve_address(server: BrokerAddress | LocalBrokerAddress) -> ResolvedAddresses | OSError | TfmqError:
-    """Return a broker's addresses, or the error. May block, and start a broker for a folder."""
+def resolve_address(server: BrokerAddress | LocalBrokerAddress) -> SocketAddress | OSError | TfmqError:
+    """Return a broker's address, or the error. May block, and may start a broker on a data folder."""
     try:
         place = server.resolve() if isinstance(server, LocalBrokerAddress) else server
     except TfmqError as error:
         return error
     try:
-        return list(socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM))
+        found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
     except OSError as error:
         return OSError(f"the name {place.host} cannot be looked up ({error.strerror})")
+    # IPv4 comes first: a broker listens on 127.0.0.1 by default.
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, address

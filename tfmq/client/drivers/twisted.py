@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial, wraps
 from threading import get_ident
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -21,7 +21,7 @@ from zope.interface import implementer
 from tfmq.client.api_variants import return_annotation, set_result
 from tfmq.client.drivers.event_loop import EventDriver
 from tfmq.client.drivers.socket import resolve_address
-from tfmq.client.operation import Event, Future
+from tfmq.client.operation import Event
 from tfmq.errors import NotAllowed
 
 Parameters = ParamSpec("Parameters")
@@ -33,8 +33,8 @@ def deferred(
 ) -> Callable[Concatenate[Any, Parameters], Deferred[Result]]:
     """Return a method that starts the coroutine of `method` and returns a Deferred. Also a decorator.
 
-    `method` may be one of another class with the same parts. `doc` replaces its docstring. Cancelling the Deferred
-    cancels the coroutine.
+    `method` may belong to another class if this class has the attributes that `method` uses. `doc` replaces the
+    docstring. Cancelling the Deferred cancels the coroutine.
     """
 
     @wraps(method)
@@ -48,7 +48,7 @@ def deferred(
 
 
 def start_deferred(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
-    """Start an awaitable in the reactor; `done` is called with its error, or None."""
+    """Start an awaitable in the reactor. `done` is called at its end, with the error or None."""
 
     async def wait() -> None:
         error: BaseException | None = None
@@ -63,7 +63,7 @@ def start_deferred(awaited: Awaitable[Any], done: Callable[[BaseException | None
 
 @implementer(IReadDescriptor, IWriteDescriptor)
 class SocketDescriptor:
-    """A socket as the reactor sees it. The descriptor stays valid after the socket is closed."""
+    """The object by which the reactor watches a socket. `fileno` returns the number also after the socket is closed."""
 
     def __init__(self, driver: DeferredDriver, fileno: int) -> None:
         self._driver = driver
@@ -82,18 +82,17 @@ class SocketDescriptor:
         self._driver._writable()
 
     def connectionLost(self, reason: Failure) -> None:
-        """Report a lost connection. The reactor has removed the descriptor already."""
         self._driver._connection_lost(self)
 
 
 class DeferredDriver(EventDriver):
-    """Runs operations as coroutines that wait for Deferreds, which may be cancelled."""
+    """Runs operations as coroutines that wait for Deferreds. A caller may cancel its Deferred."""
 
     _current = staticmethod(get_ident)
     uses_reactor = True
-    """Lets an in-process broker recognise this driver without importing Twisted."""
+    """By this attribute a broker in this process recognises the driver without importing Twisted."""
     reactor: Any = None
-    """The reactor; None before the first wait, unless it was passed."""
+    """The reactor; None before the first wait, unless the user has passed one."""
 
     def _reset_state(self) -> None:
         super()._reset_state()
@@ -102,29 +101,6 @@ class DeferredDriver(EventDriver):
         self._firing = False
         self._resolving = False
 
-    async def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
-        waited = tuple(futures)
-        if any(target.done for target in waited):
-            return True
-        reactor = self.get_reactor()
-        over: Deferred[None] = Deferred()
-
-        def wake(_: object = None) -> None:
-            self._fire_soon(over)
-
-        for target in waited:
-            target.add_done_callback(wake)
-        timer = None if seconds is None else reactor.callLater(max(0.0, seconds), wake)
-        self.wake()
-        try:
-            await over
-        finally:
-            if timer is not None and timer.active():
-                timer.cancel()
-            for target in waited:
-                target.remove_done_callback(wake)
-        return any(target.done for target in waited)
-
     def run_in_threads(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         reactor = self.get_reactor()
 
@@ -132,7 +108,7 @@ class DeferredDriver(EventDriver):
             done(*((result, None) if succeeded else (None, result.value)))
             self.wake()
 
-        # The thread pool calls `back` in its own thread.
+        # The thread pool calls `back` in one of its threads, so `finished` is handed to the reactor's thread.
         back = partial(reactor.callFromThread, finished)
         reactor.getThreadPool().callInThreadWithCallback(back, work)
 
@@ -146,12 +122,12 @@ class DeferredDriver(EventDriver):
         self.close_now()
 
     def reset_after_fork(self) -> None:
-        # The child's reactor watches the same descriptors as the parent's, so nothing is removed.
+        # The child's reactor shares watched descriptors with the parent's, so the child must not remove any.
         self._descriptor = None
         super().reset_after_fork()
 
     def get_reactor(self) -> Any:
-        """Return the reactor, by default the installed one. Raises `NotAllowed` in another thread."""
+        """Return the reactor, by default the installed one. Raises `NotAllowed` outside of the reactor's thread."""
         if self.reactor is None:
             from twisted.internet import reactor
 
@@ -163,16 +139,19 @@ class DeferredDriver(EventDriver):
             )
         return self.reactor
 
-    # Internal
-
     def _check_other_caller(self) -> None:
         if self.reactor is None and "twisted.internet.reactor" not in sys.modules:
-            return  # The program may still install one.
+            return  # The program has not chosen a reactor yet, and importing one would install the default.
         if self.get_reactor().running:
             self._owner = get_ident()
 
+    def _create_sleep(self) -> tuple[Deferred[None], Callable[..., None]]:
+        self.get_reactor()
+        over: Deferred[None] = Deferred()
+        return over, lambda _=None: self._fire_soon(over)
+
     def _fire_soon(self, over: Deferred[None]) -> None:
-        """Resume the caller in a later turn, never inside the code that woke it."""
+        """Resume a waiting caller in a later turn of the reactor, never inside the code that completed its wait."""
         self._ready.append(over)
         if not self._firing:
             self._firing = True
@@ -191,13 +170,12 @@ class DeferredDriver(EventDriver):
     def _call_soon(self, function: Callable[[], None]) -> None:
         self.reactor.callLater(0, function)
 
-    def _start_timer(self, seconds: float) -> Any:
-        return self.reactor.callLater(seconds, self._run_turn)
+    def _call_later(self, seconds: float, function: Callable[[], None]) -> Any:
+        return self.reactor.callLater(seconds, function)
 
-    def _stop_timer(self) -> None:
-        if self._timer_handle is not None and self._timer_handle.active():
-            self._timer_handle.cancel()
-        self._timer_handle = None
+    def _cancel_call(self, call: Any) -> None:
+        if call.active():
+            call.cancel()
 
     def _watch_socket(self, fileno: int, to_write: bool) -> None:
         self._descriptor = SocketDescriptor(self, fileno)
@@ -216,7 +194,7 @@ class DeferredDriver(EventDriver):
         if descriptor is not self._descriptor:
             return
         self._descriptor = self._watched = None
-        self._readable()  # Process the data that was received before the end, then the end itself.
+        self._readable()  # Process the data that were received before the connection ended, then the end itself.
 
     def _start_resolving(self) -> None:
         if self._resolving:

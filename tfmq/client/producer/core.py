@@ -12,10 +12,9 @@ from tfmq.client.connection.requests import wait_for_all
 from tfmq.client.operation import CallUserCode, Event, Operation, Wait
 from tfmq.client.producer.store_and_forward import StoreAndForward
 from tfmq.client.send.accumulator import RecordAccumulator, SendOptions
-from tfmq.client.send.batch import Batch, Deliveries, Delivery
-from tfmq.client.send.chunking import PayloadChunker, batch_ends, with_delivery_time
+from tfmq.client.send.batch import Batch, Deliveries, Delivery, PayloadChunker, batch_ends, with_delivery_time
 from tfmq.client.send.delivery_time import IMMEDIATE, Delay, DeliveryTime, Moment, StampedDueTime, due_number
-from tfmq.client.send.partitioner import StrictPartitions, load_selector
+from tfmq.client.send.partitioner import KeyHash, StrictPartitions, load_selector
 from tfmq.client.transaction.transaction import ProducerTransactions
 from tfmq.codecs import Codec, check_codec, select_codec
 from tfmq.errors import BadRequest, Busy, Closed, DeliveryFailed, TimedOut
@@ -27,15 +26,14 @@ from tfmq.protocol.commands import ACKS
 LINGER_MS = 5.0
 """How long an open batch waits for further messages if no caller waits for it."""
 BATCH_BYTES = 256 << 10
-"""Larger batches do not increase the throughput, and one rejection affects a whole batch."""
+"""Larger batches would not increase the throughput, and a rejection affects a whole batch."""
 BUFFER_BYTES = 32 << 20
 TIMEOUT_SECONDS = 30.0
 BATCH_BYTES_MAX = 8 << 20
-"""A broker rejects frames of 16 MiB and more. A single message may be larger than a batch."""
+"""Limited because brokers reject frames of 16 MiB and more. A single message may be larger than a batch."""
 
 
 def send_options(given: Mapping[str, Any]) -> SendOptions:
-    """Validate a producer's arguments and return the send options. Raises `BadRequest`."""
     acks, group = given["acks"], given["group"]
     if acks is not None and acks not in ACKS:
         raise BadRequest(f"acks={acks!r} is not known; it takes None or one of {', '.join(map(repr, ACKS))}.")
@@ -56,10 +54,10 @@ def send_options(given: Mapping[str, Any]) -> SendOptions:
 
 
 class ProducerCore:
-    """A producer without the waiting: it checks messages, and sends, flushes and closes.
+    """The parts of a producer that all API variants share: checking messages, sending, flushing and closing.
 
-    The methods that take several steps are operations. `driver_type(connection)` creates the driver that waits.
-    `owner_type(core)` creates the object that delivery handles use for waiting. `arguments`: those of the constructor.
+    The methods that wait are operations. `driver_type(connection)` creates the driver, which runs operations.
+    `owner_type(core)` creates the object by which delivery handles wait. `arguments`: those of `Producer`.
     """
 
     def __init__(
@@ -75,9 +73,9 @@ class ProducerCore:
         self.group: str | None = arguments["group"]
         self.closed = False
         self.closed_event = Event()
-        """Set when closing has finished, for further callers of `close`."""
+        """Set when `close` has finished, because further callers of `close` wait for that."""
         self.has_fast_path = self.codec is None and not self.hooks and self.selector.per_batch
-        """Whether payloads without key, tag and properties may be appended at once."""
+        """Whether `send` may append a payload without key, tag and properties directly to an open batch."""
         self.link, self.driver, self.wall_clock = make_client_parts(
             arguments["servers"], driver_type, client_id=arguments["client_id"]
         )
@@ -108,7 +106,6 @@ class ProducerCore:
     # Messages
 
     def check_open(self) -> None:
-        """Raises `Closed` after the producer was closed."""
         if self.closed:
             raise Closed("The producer is closed; make a new one.")
 
@@ -123,13 +120,12 @@ class ProducerCore:
         deliver_at: Any = None,
         partition: int | None = None,
     ) -> Message:
-        """Return the message to send, after the hooks. Raises `BadRequest`, `TypeError`, `Closed`."""
-        if isinstance(payload, Message):
-            if any(each is not None for each in (key, tag, properties, delay, deliver_at, partition)):
-                raise TypeError("A Message has its key, tag and so on in it: give them there, not beside it.")
-            return self.prepare_message(topic, payload)
-        made = Message(payload, key, tag, properties, partition, delay, deliver_at)
-        return self.prepare_message(topic, made)
+        """Return the message to send, as the hooks have changed it. Raises `BadRequest`, `TypeError`, `Closed`."""
+        if not isinstance(payload, Message):
+            payload = Message(payload, key, tag, properties, partition, delay, deliver_at)
+        elif any(each is not None for each in (key, tag, properties, delay, deliver_at, partition)):
+            raise TypeError("A Message has its key, tag and so on in it: give them there, not beside it.")
+        return self.prepare_message(topic, payload)
 
     def prepare_message(self, topic: str, message: Message) -> Message:
         """Check the message and run `before_send`. Raises `Closed`, `BadRequest`, `TypeError`."""
@@ -140,7 +136,7 @@ class ProducerCore:
             raise TypeError(f"A partition is a number, not {type(message.partition).__name__}.")
         for hook in self.hooks:
             message = hook.before_send(topic, message)
-        # Called for its exceptions only: rejects invalid delivery times.
+        # Called only to raise an error for an invalid delivery time.
         due_number(message.delay, message.deliver_at)
         if message.key is not None and not isinstance(message.key, str | bytes):
             if not isinstance(message.key, bytearray | memoryview):
@@ -149,7 +145,7 @@ class ProducerCore:
         return message
 
     def encode_payload(self, topic: str, message: Message) -> bytes | None:
-        """Return the payload, encoded, and copied if the caller could change it. Raises `TypeError`."""
+        """Return the encoded payload, as a copy if the caller could change it. Raises `TypeError`."""
         value = message.payload
         if self.codec is not None and value is not None:
             codec = select_codec(self.codec, topic)
@@ -160,53 +156,57 @@ class ProducerCore:
     # Sending
 
     def can_append(self, topic: str, message: Message) -> bool:
-        """Return whether there is buffer space, and the partition depends on no unknown metadata."""
-        if self.store_and_forward is not None:
-            return self.accumulator.has_room()
-        free = message.partition is None and message.key is None and self.selector.per_batch
-        return self.accumulator.has_room() and (free or self.accumulator.is_known(topic))
+        """Return whether `append` may be called now: there is buffer space, and needed metadata is known."""
+        return self.accumulator.has_room() and (not self._needs_topic(message) or self.accumulator.is_known(topic))
+
+    def _needs_topic(self, message: Message) -> bool:
+        """Return whether the topic's metadata must be known before a message is appended.
+
+        Not with a store, which is configured with its partitions. Not if any partition will do: then the batch waits.
+        """
+        any_partition = message.partition is None and message.key is None and self.selector.per_batch
+        return self.store_and_forward is None and not any_partition
 
     def append(self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None) -> Delivery:
-        """Append the message; a delay starts at `called_at` (None: now). Raises as the accumulator."""
+        """Append the message; a delay starts at `called_at` (None: now). Raises as `RecordAccumulator.append`."""
         self.check_open()
         if self.store_and_forward is not None:
             delivery = self.store_and_forward.append(topic, message, payload)
         else:
             delivery = self.accumulator.append(topic, message, payload, called_at)
-        self.add_hook_callback(topic, message, delivery)
+        if self.hooks:
+            self.add_hook_callback(topic, message, delivery)
         return delivery
 
     def add_hook_callback(self, topic: str, message: Message, delivery: Delivery) -> None:
         """Call the `after_send` hooks when the delivery is done."""
-        if self.hooks:
-            delivery.add_callback(lambda done: self._call_after_send(topic, message, done))
 
-    def _call_after_send(self, topic: str, message: Message, delivery: Delivery) -> None:
-        error = delivery.peek()
-        result = None if error is not None else delivery.result()
-        for hook in self.hooks:
-            hook.after_send(topic, message, result, error)
+        def call_hooks(done: Delivery) -> None:
+            error = done.peek()
+            result = None if error is not None else done.result()
+            for hook in self.hooks:
+                hook.after_send(topic, message, result, error)
+
+        delivery.add_callback(call_hooks)
 
     def send(self, topic: str, message: Message, payload: bytes | None) -> Operation[Delivery]:
-        """Wait for buffer space, and for metadata where the partition needs it; then append."""
+        """Wait for buffer space, and for metadata if it is needed to choose the partition; then append."""
         called_at = self.link.now()
         if not self.can_append(topic, message):
             yield from self._wait_for_room()
-            if self.store_and_forward is None and not (
-                message.key is None and message.partition is None and self.selector.per_batch
-            ):
+            if self._needs_topic(message):
                 yield from self.wait_for_topic(topic)
         return self.append(topic, message, payload, called_at)
 
     def send_many(self, topic: str, payloads: Iterable[Any], when: DeliveryTime = IMMEDIATE) -> Operation[Deliveries]:
-        """Append all payloads. Ends when the last one is in a batch that will be sent without delay."""
+        """Append all payloads, and let the last batch be sent without waiting for the linger time."""
         due = due_number(*when)
         self.prepare_message(topic, Message(b"")) if not self.hooks else self.check_open()
         deliveries = Deliveries(self.owner)
         chunker = PayloadChunker(payloads)
         while True:
             yield CallUserCode(chunker.read)
-            yield Wait((), 0.0)  # sends and receives between two chunks
+            yield Wait((), 0.0)  # Lets the driver send and receive between two chunks.
             if not chunker.chunk:
                 break
             called_at = self.link.now()
@@ -222,6 +222,48 @@ class ProducerCore:
         self.accumulator.expedite(deliveries.batches)
         return deliveries
 
+    def send_arrow(self, table: Any, topic: str) -> Operation[Deliveries]:
+        """Send each row of an Arrow table as a message, without a Python object for each; return one handle for all.
+
+        `table` is a table or record batch of pyarrow, or a data frame that exports an Arrow stream (pandas, polars,
+        DuckDB). Its columns are those of docs/arrow.md: `value` (binary or string; null is a tombstone), and if wanted
+        `key`, `tag` and `attributes`; others are ignored. Rows with a key are sent to the partition that the default
+        selector chooses for it; rows of a table without keys, as batches of any partition. Waits for buffer space as
+        `send` does; `result()` of the handle is a list with one entry for each batch.
+
+        Raises `BadRequest` for columns that cannot be sent and for a producer with a codec, hooks or a selector of its
+        own, `TypeError` for what is no table, `ImportError` without pyarrow, `MessageTooLarge`, and like `send`.
+        """
+        from tfmq.client.send.columns import TableReader  # pyarrow is an optional dependency
+
+        self.prepare_message(topic, Message(b"")) if not self.hooks else self.check_open()
+        if not self.has_fast_path or not isinstance(self.selector, KeyHash) or self.store_and_forward is not None:
+            raise BadRequest(
+                "send_arrow sends the columns as they are: use a producer without codec, hooks and a selector of its"
+                " own, or send_many."
+            )
+        yield from self.wait_for_topic(topic)
+        deliveries = Deliveries(self.owner)
+        reader = TableReader(
+            table,
+            self.accumulator.partition_count(topic),
+            batch_bytes=self.options.batch_bytes,
+            message_bytes=self.link.limits["message_bytes"],
+        )
+        while True:
+            yield CallUserCode(reader.read)  # outside of the lock: it takes long
+            if not reader.parts:
+                break
+            for partition, records in reader.parts:
+                yield from self._wait_for_room()
+                self.check_open()
+                batch = self.accumulator.append_prepared(topic, partition, records)
+                deliveries.add(batch, 0, records.count)
+                yield Wait((), 0.0)
+                self._raise_early_failure(deliveries)
+        self.accumulator.expedite(deliveries.batches)
+        return deliveries
+
     def _send_raw(
         self,
         topic: str,
@@ -230,7 +272,6 @@ class ProducerCore:
         deliveries: Deliveries,
         given: StampedDueTime | None,
     ) -> Operation[None]:
-        """Append payloads without key, tag and properties as whole batches."""
         sizes = list(map(len, chunk))
         overhead = self.accumulator.overhead_bytes
         start = 0
@@ -258,14 +299,14 @@ class ProducerCore:
         self._raise_early_failure(deliveries)
 
     def _raise_early_failure(self, deliveries: Deliveries) -> None:
-        """Raise the error of a batch that has failed already, so that the rest is not read."""
+        """Raise the error of a batch that has failed already, so that no further payloads are read."""
         if self.accumulator.failed_messages:
             for batch, first, count in deliveries.runs:
                 if batch.error is not None:
                     batch.result_of(first, count)
 
     def _wait_for_room(self) -> Operation[None]:
-        """Wait for buffer space. Raises `Busy` if there is none within the timeout."""
+        """Wait for buffer space. Raises `Busy` if the buffer stays full for the timeout."""
         until = self.link.now() + self.options.timeout
         while not self.accumulator.has_room():
             remaining = until - self.link.now()
@@ -296,10 +337,10 @@ class ProducerCore:
     def cancel(self, handle: str) -> Operation[str]:
         """Cancel a delayed message of any sender. `handle` is `SendResult.delayed`.
 
-        Returns "cancelled": the message will never be delivered; "delivered": it was delivered before;
-        "unknown": the broker does not know the handle, or no longer. The result is durable, and the same when
-        the call is repeated. Raises `BadRequest` for a mistyped handle, `TimedOut` and `ConnectionFailed` if
-        there was no reply: then repeat the call.
+        Returns "cancelled": the message will never be delivered; "delivered": it was delivered before; "unknown": the
+        broker does not know the handle, or has forgotten it. The result is durable, and a repeated call returns it too.
+        Raises `BadRequest` for a mistyped handle, `TimedOut` and `ConnectionFailed` if there was no reply: then repeat
+        the call.
         """
         self.check_open()
         return cancel_delayed_message(self.link, handle, self.options.timeout)
@@ -307,30 +348,24 @@ class ProducerCore:
     def reschedule(
         self, handle: str, delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Operation[Rescheduled]:
-        """Change the due time of a delayed message, to a time from now or an absolute one.
+        """Change the due time of a delayed message: to `delay` from now, or to the time `deliver_at`.
 
-        The change is atomic: the message is never lost and never delivered twice. The result's `handle` is
-        the new handle, which replaces the old one, or "" if nothing was changed; its `state` is
-        "rescheduled", or "delivered", "cancelled", "unknown". Raises like `cancel`, and `TypeError` like
-        `send` for the time.
+        The change is atomic: the message is never lost and never delivered twice. The result's `handle` is the new
+        handle, which replaces the old one, or "" if nothing was changed; its `state` is "rescheduled", or "delivered",
+        "cancelled", "unknown". Raises like `cancel`, and `TypeError` like `send` for the time.
         """
         self.check_open()
         return reschedule_delayed_message(self.link, handle, delay, deliver_at, self.options.timeout)
 
     # Waiting
 
-    def wait_for_batches(
-        self, batches: Iterable[Batch], timeout: float | None, *, at_once: bool = True
-    ) -> Operation[None]:
-        """Send the batches and wait until all are done. Raises `TimedOut`."""
+    def wait_for_batches(self, batches: Iterable[Batch]) -> Operation[None]:
+        """Send the batches at the driver's next tick, so that more messages can join them, and wait for all batches."""
         waited = list(batches)
-        self.accumulator.expedite(waited, at_once)
-        done = yield from wait_for_all(waited, timeout, self.link)
-        if not done:
-            raise self.wait_error(timeout)
+        self.accumulator.expedite(waited, at_once=False)
+        yield from wait_for_all(waited, None, self.link)
 
     def wait_error(self, timeout: float | None) -> TimedOut:
-        """Return the error for a wait that ended before the deliveries were done."""
         if self.driver.closed:
             return TimedOut("The producer was closed during the wait.")
         return TimedOut(f"The broker has not replied within {timeout:g} s; the messages are still being sent.")
@@ -356,24 +391,20 @@ class ProducerCore:
             return
         self.closed = True
         self.has_fast_path = False
+        reason = "The producer was closed before it was delivered: the waiting in close() was cancelled."
         try:
             yield from self.transactions.close(timeout)
         finally:
-            yield from self._flush_and_stop(timeout)
-
-    def _flush_and_stop(self, timeout: float) -> Operation[None]:
-        waited = self.accumulator.close_open_batches()
-        reason = "The producer was closed before it was delivered: the waiting in close() was cancelled."
-        try:
-            yield from wait_for_all(waited, timeout, self.link)
-            reason = f"The producer was closed, and it was not delivered within {timeout:g} s."
-        finally:
-            self.transactions.stop()
-            if self.store_and_forward is not None:
-                self.store_and_forward.close()
-            self.accumulator.fail_outstanding(TimedOut(reason))
-            self.closed_event.complete()
-        self._raise_failures()
+            try:
+                yield from wait_for_all(self.accumulator.close_open_batches(), timeout, self.link)
+                reason = f"The producer was closed, and it was not delivered within {timeout:g} s."
+            finally:
+                self.transactions.stop()
+                if self.store_and_forward is not None:
+                    self.store_and_forward.close()
+                self.accumulator.fail_outstanding(TimedOut(reason))
+                self.closed_event.complete()
+            self._raise_failures()
 
     def _raise_failures(self) -> None:
         if failed := self.accumulator.pop_failures():
@@ -383,7 +414,6 @@ class ProducerCore:
             )
 
     def stats(self) -> dict[str, Any]:
-        """Return counters since the start, and the current state."""
         sender, link = self.accumulator, self.link
         return {
             "messages": sender.sent_messages,

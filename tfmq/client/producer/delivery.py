@@ -1,8 +1,8 @@
 """Waiting for deliveries, and the closing of open producers when the interpreter exits.
 
-A producer that goes out of scope still delivers its messages: it is referenced here until it is closed. At exit all
-open producers are flushed for a limited time, and undelivered messages are logged: those that fail then, and those
-that failed before without that anything read their result.
+A producer that the program no longer refers to still delivers its messages: `open_producers` refers to it until it is
+closed. At exit all open producers are flushed for a limited time, and the number of undelivered messages is logged: of
+those that fail then, and of those that failed before and whose result the program never read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tfmq.client.drivers.callbacks import check_not_in_callback
+from tfmq.client.drivers.driver import check_not_in_callback
 from tfmq.client.operation import Operation
 from tfmq.errors import DeliveryFailed, NotAllowed, TfmqError, TimedOut, TransactionRolledBack
 
@@ -68,24 +68,21 @@ class BlockingDeliveryOwner:
                 raise core.wait_error(timeout)
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
-        """Raises `NotAllowed`."""
         raise NotAllowed("Deliveries of the blocking producer are not awaited: use tfmq.aio.Producer, or result().")
 
     def run(self, operation: Operation[None]) -> None:
-        """Run `operation` in the calling thread."""
         self._core.driver.run(operation)
 
     def run_async(self, operation: Operation[None]) -> Generator[Any, None, None]:
-        """Raises `NotAllowed`."""
         return self.wait_async(())
 
     def schedule_callback(self, callback: Callable[[], object]) -> None:
-        """Schedule `callback` to run outside of every lock."""
+        """Run `callback` soon, without any lock."""
         self._core.driver.callbacks.append(callback)
         self._core.driver.wake()
 
     def run_in_executor(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` in a thread of its own; it may block and may use this producer. An `Executor`."""
+        """Run `work`, which may block and may use this producer, in its own thread. An `Executor`."""
         self._core.driver.run_in_thread(work, done)
 
     def close(self, seconds: float) -> None:
@@ -98,8 +95,8 @@ class BlockingDeliveryOwner:
     def close_at_exit(self, seconds: float) -> tuple[int, TfmqError | None]:
         """Close when the interpreter exits.
 
-        Return the number of messages that were not delivered, and whose result no caller has read, with the
-        first error. It may be above the number of known failures: only the last failed batches are remembered.
+        Return the number of undelivered messages whose failure the program has not read, and the first error. The
+        number is above that of known failures if more batches failed than are remembered.
         """
         accumulator = self._core.accumulator
         unread = accumulator.pop_failures()
@@ -111,7 +108,7 @@ class BlockingDeliveryOwner:
         except DeliveryFailed as lost:
             unread += lost.deliveries
         except TfmqError:
-            pass  # What failed is in `failed_messages`.
+            pass  # The failed messages are counted in `failed_messages`.
         return (count + accumulator.failed_messages, unread[0].peek()) if unread else (0, None)
 
 
@@ -119,26 +116,23 @@ class AsyncDeliveryOwner(BlockingDeliveryOwner):
     """Lets the delivery handles of an asyncio or Twisted producer wait in the event loop."""
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
-        """Raises `NotAllowed`."""
         raise NotAllowed("The delivery is not done, and an event loop must not be blocked: await the delivery.")
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
         """Wait until all of `batches` are done."""
-        yield from self._core.driver.run(self._core.wait_for_batches(batches, None, at_once=False)).__await__()
+        yield from self.run_async(self._core.wait_for_batches(batches))
 
     def run(self, operation: Operation[None]) -> None:
-        """Raises `NotAllowed`."""
         self.wait_for((), None)
 
     def run_async(self, operation: Operation[None]) -> Generator[Any, None, None]:
-        """Run `operation` in the event loop."""
         yield from self._core.driver.run(operation).__await__()
 
     def run_in_executor(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         self._core.driver.run_in_threads(work, done)
 
     def close_at_exit(self, seconds: float) -> tuple[int, TfmqError | None]:
-        """Fail what is not delivered; the event loop no longer runs. Return as the base class."""
+        """Fail all undelivered messages, because the event loop no longer runs. Return as the base class."""
         self._core.transactions.drop_all()
         accumulator = self._core.accumulator
         unread = accumulator.pop_failures()

@@ -1,9 +1,9 @@
-"""The outbox: an SQLite file with batches that wait for their partition.
+"""The outbox: an SQLite file with batches that wait until their partition accepts writes.
 
 Each row is a batch of encoded records, with the id under which it may have been sent: topic incarnation, producer id,
 sequence, and the end of the log before the send. A row without such an id was never sent. So after a crash the next
-process can ask the broker which rows arrived. Only one process can use the file; it holds the lock on DATABASE.lock,
-which the kernel releases when the process ends.
+process can ask the broker which rows arrived. Only one process at a time can use the outbox: it holds the lock on
+DATABASE.lock, which the kernel releases when the process ends.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ _TABLE: Final = """create table if not exists kept (
 _INDEX: Final = "create index if not exists kept_by_partition on kept (topic, partition, id)"
 _COLUMNS: Final = "id, count, blocks, data, incarnation, producer_id, sequence, from_offset"
 
-
 SCHEMA_VERSION: Final = 1
-"""Schema version; 0 in files from before versions were recorded."""
+"""Version of the tables; files that were created before versions were recorded have 0."""
 LOCK_SUFFIX: Final = ".lock"
 FILE_NUMBER_SHIFT: Final = 40
-"""Upper bits of a batch id count the files at the path: those of a removed one are invalid."""
+"""The bits of a batch id from this one on count the opened files, so that ids of a removed file are detected."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 """Only the user may read payloads."""
 
 
 class SentAs(NamedTuple):
-    """The id under which a batch was, or may have been, sent. `producer_id` 0: never sent."""
+    """The id under which a batch was, or may have been, sent. `producer_id` 0: the batch was never sent.
+
+    `from_offset`: the end of the log before the batch was sent, from which its records are searched.
+    """
 
     incarnation: int
     producer_id: int
@@ -51,7 +53,7 @@ NEVER_SENT: Final = SentAs(0, 0, 0, 0)
 
 
 class StoredBatch(NamedTuple):
-    """A stored batch. `id` increases in the order of storing. `blocks`: as in PRODUCE."""
+    """A stored batch. `id` increases in the order of storing. `blocks`: as in a PRODUCE request."""
 
     id: int
     count: int  # type: ignore[assignment]
@@ -82,7 +84,7 @@ class Outbox:
             return list(database.execute("select distinct topic, partition from kept"))
 
     def append(self, topic: str, partition: int, batches: Iterable[tuple[int, Sequence[Any], bytes, SentAs]]) -> None:
-        """Append (count, blocks, data, id) of each, or none; fsynced on return. Raises `Busy` if full."""
+        """Append all `batches` (count, blocks, data, id), or none. Fsynced on return. Raises `Busy` if full."""
         rows = [
             (topic, partition, count, json.dumps(list(map(tuple, blocks))), data, *place)
             for count, blocks, data, place in batches
@@ -99,7 +101,7 @@ class Outbox:
             self._bytes += size
 
     def read_oldest(self, topic: str, partition: int, count_max: int, bytes_max: int) -> list[StoredBatch]:
-        """Return the oldest batches of a partition, at least one if there is any."""
+        """Return the oldest batches of a partition up to the limits, but at least one batch if there is any."""
         found: list[StoredBatch] = []
         size = 0
         with self._open_database() as database:
@@ -117,7 +119,7 @@ class Outbox:
         return found
 
     def record_sent_as(self, places: Iterable[tuple[int, SentAs]]) -> None:
-        """Record the ids under which these batches are about to be sent. Fsynced on return."""
+        """Record the ids under which batches are about to be sent; `places`: (batch id, id). Fsynced on return."""
         with self._open_database() as database:
             database.executemany(
                 "update kept set incarnation = ?, producer_id = ?, sequence = ?, from_offset = ? where id = ?",
@@ -126,7 +128,6 @@ class Outbox:
             database.commit()
 
     def remove(self, rows: Iterable[StoredBatch]) -> None:
-        """Delete batches that the broker has stored."""
         gone = list(rows)
         with self._open_database() as database:
             database.executemany("delete from kept where id = ?", [(self._row_id(row.id),) for row in gone])
@@ -134,12 +135,12 @@ class Outbox:
             self._bytes -= sum(len(row.data) for row in gone)
 
     def close(self) -> None:
-        """Close the file and release the lock. The next call opens it again."""
+        """Close the file and release the lock. The next call of another method opens the file again."""
         with self._mutex:
             self._close_file()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: drop the parent's file unclosed: SQLite would release its locks."""
+        """Forget the parent's file in a forked child, without closing it: SQLite would release the parent's locks."""
         self._mutex = threading.Lock()
         self._parent_databases.append(self._database)
         self._database = None
@@ -151,20 +152,20 @@ class Outbox:
             database.close()
         self._release_lock()
 
-    def _was_replaced(self) -> bool:
-        """Return whether the database or lock file at the path was removed or replaced.
+    def _discard_if_replaced(self) -> bool:
+        """Close the outbox if its file or lock file was removed or replaced. Return whether it was.
 
-        SQLite would continue to write into the removed file, and another process could get the lock.
+        Otherwise SQLite would continue to write into the removed file, while another process could get the lock. The
+        batch ids of the closed file become invalid.
         """
-        return self._opened_identity != (_file_identity(self.path), _file_identity(self.path + LOCK_SUFFIX))
-
-    def _discard_file(self) -> None:
-        """Close the removed file. Ids of its rows become invalid."""
-        self._close_file()
-        self._file_number += 1
+        replaced = self._opened_identity != (_file_identity(self.path), _file_identity(self.path + LOCK_SUFFIX))
+        if replaced:
+            self._close_file()
+            self._file_number += 1
+        return replaced
 
     def _row_id(self, id: int) -> int:
-        """Return the row id in the open file. Raises `StoreFailed` for an id from an earlier file."""
+        """Return the row id in the open file for a batch id. Raises `StoreFailed` for an id from an earlier file."""
         if id >> FILE_NUMBER_SHIFT != self._file_number:
             raise self._lost_error()
         return id & ((1 << FILE_NUMBER_SHIFT) - 1)
@@ -179,19 +180,18 @@ class Outbox:
 
     @contextlib.contextmanager
     def _open_database(self) -> Iterator[sqlite3.Connection]:
-        """Yield the open database under the lock; roll back on errors. Raises `StoreFailed`."""
+        """Yield the database, opened and locked, and roll back after an error. Raises `StoreFailed`."""
         with self._mutex:
             try:
-                if self._database is not None and self._was_replaced():
-                    self._discard_file()
+                if self._database is not None:
+                    self._discard_if_replaced()
                 database = self._database or self._open()
                 try:
                     yield database
                 except BaseException:
                     database.rollback()
                     raise
-                if self._was_replaced():
-                    self._discard_file()
+                if self._discard_if_replaced():
                     raise self._lost_error()
             except (OSError, sqlite3.Error) as error:
                 if isinstance(error, Busy | NotAllowed | StoreFailed):
@@ -220,7 +220,7 @@ class Outbox:
                     f" up to {SCHEMA_VERSION}. Start the newer version, or give this one a store of its own."
                 )
             database.execute("pragma journal_mode = wal")
-            database.execute("pragma synchronous = full")  # With WAL this fsyncs at every commit.
+            database.execute("pragma synchronous = full")  # In WAL mode this makes every commit fsync.
             database.execute(_TABLE)
             database.execute(_INDEX)
             if version < SCHEMA_VERSION:
@@ -230,13 +230,12 @@ class Outbox:
         except BaseException:
             os.close(descriptor)
             raise
-        self._lock_descriptor, self._database = descriptor, database
-        self._opened_identity = opened
+        self._lock_descriptor, self._database, self._opened_identity = descriptor, database, opened
         return database
 
 
 def _create_file(path: str) -> None:
-    """Create the file and its missing parent folders, and fsync each one's parent folder."""
+    """Create the file and its missing parent folders. Fsync the folder that contains each, so that all are durable."""
     folder = os.path.dirname(path)
     missing = [] if os.path.exists(path) else [path]
     while not os.path.exists(folder):

@@ -1,14 +1,13 @@
-"""Store-and-forward: `StrictPartitions(store=...)` without the waiting.
+"""Store-and-forward: the operations of `StrictPartitions(store=...)`.
 
-Each partition has one queue of batches. While the outbox has no batch for the partition, the oldest batch is sent, and
-the next one after its reply. If the partition does not accept a batch in time, the whole queue is stored in the outbox.
-From then on stored batches are forwarded first, in order, until the outbox has none for the partition. So the order
-never depends on the path of a batch.
+Each partition has one queue of batches, which are sent one after the other. If the partition does not accept a batch in
+time, the whole queue is stored in the outbox (an SQLite file). As long as the outbox has batches for the partition, new
+batches are stored too, and the stored ones are forwarded in order. So messages are never reordered.
 
-Delivery is exactly once. A batch with unknown outcome is stored with the id under which it was sent, and the id for a
-stored batch is recorded before it is sent. Before such a batch is sent again, its producer id is closed at the broker;
-the reply contains the last stored sequence. If the broker no longer knows the producer id, the records are searched in
-the log.
+Delivery is exactly once. If it is unknown whether a sent batch arrived, it is stored with the id (producer id and
+sequence) under which it was sent; for a batch that is stored already, the id is recorded before it is sent. Before such
+a batch is sent again, its producer id is closed at the broker, which replies with the last stored sequence. If the
+broker no longer knows the producer id, the records are searched in the log.
 """
 
 from __future__ import annotations
@@ -58,15 +57,15 @@ log = logging.getLogger("tfmq.producer")
 Result = TypeVar("Result")
 
 REPLY_TIMEOUT_SECONDS: Final = 2.0
-"""The batches for a partition that does not reply within this time are stored in the outbox."""
+"""If the broker does not reply for a partition within this time, the partition's batches are stored in the outbox."""
 PAUSE_SECONDS: Final = 0.05
-"""The pause before a partition is tried again; doubled each time up to the maximum."""
+"""The pause before stored batches are forwarded again after an error; doubled each time up to the maximum."""
 PAUSE_SECONDS_MAX: Final = 2.0
 CHUNK_COUNT: Final = 64
-"""Stored batches sent per chunk, which costs two fsyncs: recording the ids, and the removal."""
+"""How many stored batches are sent at a time. Each time costs two fsyncs: to record ids, and to remove batches."""
 CHUNK_BYTES: Final = 4 << 20
 _STORE_ERRORS: Final = (StorageStopped, SequenceGap, StaleProducer, UnknownProducer)
-"""Errors, besides the retriable ones, after which a batch, which itself is valid, is stored."""
+"""Errors that are not the batch's fault: after these, and after retriable errors, the batch is stored."""
 
 
 class PartitionOutbox:
@@ -76,7 +75,7 @@ class PartitionOutbox:
         self.topic, self.partition = topic, partition
         self.batches: deque[StorableBatch] = deque()
         self.has_stored = kept
-        """Whether the outbox has batches for the partition, or is about to get some."""
+        """Whether the outbox has batches for the partition, or batches are being stored there."""
         self._owner = forwarding
         self._link = forwarding.link
         self._storing = False
@@ -96,11 +95,7 @@ class PartitionOutbox:
         news.complete()
 
     def _task_failed(self, error: Exception) -> None:
-        """Stop both tasks after an unexpected error and fail the queued batches.
-
-        If only one task continued, the order would be lost. The next message starts new tasks, which begin with the
-        outbox.
-        """
+        """Stop both tasks, because one task alone would send batches out of order. The next message starts new ones."""
         for task in self._tasks:
             task.cancel()
         if not isinstance(error, Closed):
@@ -123,7 +118,7 @@ class PartitionOutbox:
                     yield from self._send(self.batches[0])
 
     def _send(self, batch: StorableBatch) -> Operation[None]:
-        """Send the batch. If the partition does not accept it, store it or leave it queued."""
+        """Send the batch. If the partition does not accept it, store all queued batches, or leave them queued."""
         batch.seal()
         until = self._link.now() + REPLY_TIMEOUT_SECONDS
         place = NEVER_SENT
@@ -157,7 +152,10 @@ class PartitionOutbox:
         self._owner.core.accumulator.complete_batch(batch, reply.positions, reply.durability)
 
     def _store_queued(self, place: SentAs = NEVER_SENT) -> Operation[None]:
-        """Append all queued batches to the outbox in one commit; `place`: of the first, maybe sent."""
+        """Append all queued batches to the outbox in one commit.
+
+        `place`: the id under which the first batch may have been sent.
+        """
         batches = list(self.batches)
         rows = []
         for batch in batches:
@@ -187,7 +185,6 @@ class PartitionOutbox:
     # Stored batches
 
     def _forward_stored(self) -> Operation[None]:
-        """Forward stored batches until there are none, with a pause after errors."""
         backoff, told = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX), ""
         while True:
             while not self.has_stored:
@@ -237,7 +234,7 @@ class PartitionOutbox:
         return True
 
     def _remove_arrived(self, rows: list[StoredBatch]) -> Operation[list[StoredBatch]]:
-        """Remove the batches that arrived from the outbox. Return the other `rows`."""
+        """Remove those of `rows` from the outbox that the broker has stored. Return the others."""
         streams = dict.fromkeys(
             ProducerPartition(self.topic, row.sent_as.incarnation, self.partition, row.sent_as.producer_id)
             for row in rows
@@ -267,7 +264,7 @@ class PartitionOutbox:
         start = min(row.sent_as.from_offset for row in rows)
         try:
             found = yield from find_records(self._link, stream, wanted, start, until)
-        except OffsetOutOfRange:  # Retention deleted the older part.
+        except OffsetOutOfRange:  # Retention has deleted the part of the log at `start`: search the rest.
             earliest = yield from locate_log_end(self._link, stream, BY_EARLIEST, until)
             found = yield from find_records(self._link, stream, wanted, earliest, until)
         return {wanted[sequence] for sequence in found}
@@ -277,16 +274,14 @@ class PartitionOutbox:
 
 
 class OutboxState(StrEnum):
-    """State of a producer's outbox file."""
-
     CLOSED = "closed"
-    """It is opened with the next batch."""
+    """The outbox is opened with the next batch."""
     OPENING = "opening"
     OPEN = "open"
 
 
 class StoreAndForward:
-    """Store-and-forward of one producer, under its driver's lock. `tasks` is a ticker there."""
+    """Store-and-forward of one producer, used under its driver's lock. The driver runs `tasks` as a ticker."""
 
     def __init__(self, core: ProducerContext, selector: StrictPartitions, path: str) -> None:
         self.core = core
@@ -302,10 +297,7 @@ class StoreAndForward:
         self._open: dict[tuple[str, int], StorableBatch] = {}
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Append one message. Returns its delivery handle.
-
-        Raises as `RecordAccumulator.append`, and `BadRequest` for a topic that is not configured and for a delay.
-        """
+        """Append one message. Raises as `RecordAccumulator.append`; `BadRequest` for a delay or an unknown topic."""
         if message.delay is not None or message.deliver_at is not None:
             raise BadRequest("StrictPartitions with a store takes no delayed messages: use another producer.")
         sender = self.core.accumulator
@@ -323,8 +315,13 @@ class StoreAndForward:
         sender.used_bytes += room - batch.room_bytes
         if batch.room_bytes <= 0:
             batch.is_gathering = False
-        if fresh:
-            self._queue_batch(batch)
+        if fresh and self._state is OutboxState.OPEN:
+            self._partition(topic, partition).add(batch)
+        elif fresh:
+            self._waiting.append(batch)
+            if self._state == OutboxState.CLOSED:  # Opened first, because an earlier process's batches go first.
+                self._state = OutboxState.OPENING
+                self.tasks.start(self._open_outbox(), self._open_failed)
         return Delivery((batch, index))
 
     def _create_batch(self, topic: str, partition: int) -> StorableBatch:
@@ -334,15 +331,6 @@ class StoreAndForward:
         core.accumulator.outstanding[batch] = None
         self._open[topic, partition] = batch
         return batch
-
-    def _queue_batch(self, batch: StorableBatch) -> None:
-        if self._state is OutboxState.OPEN:
-            self._partition(batch.topic, batch.partition).add(batch)
-        else:
-            self._waiting.append(batch)
-            if self._state == OutboxState.CLOSED:  # Batches of an earlier process are sent first.
-                self._state = OutboxState.OPENING
-                self.tasks.start(self._open_outbox(), self._open_failed)
 
     def _partition(self, topic: str, partition: int, kept: bool = False) -> PartitionOutbox:
         key = (topic, partition)
@@ -369,41 +357,39 @@ class StoreAndForward:
 
     @contextmanager
     def reading_in_background(self) -> Iterator[None]:
-        """Let the background thread read replies during the `with` block."""
+        """Let the background thread read replies during the `with` block, because no caller waits for them."""
         self.link.background_requests += 1
         try:
             yield
         finally:
-            if not self._belongs_to_parent:  # In a forked child the connection has reset its counter.
+            if not self._belongs_to_parent:  # In a forked child the connection has reset this counter.
                 self.link.background_requests -= 1
 
     def fail_batch(self, batch: StorableBatch, error: TfmqError) -> None:
-        """Fail a batch that was not stored. The outcome is "unknown" if it was sent."""
+        """Fail a batch that the outbox has not stored. The outcome is "unknown" if the broker may have stored it."""
         batch.seal()
         told = copy(error)
         told.outcome = UNKNOWN if batch.attempts else NOT_DONE
         self.core.accumulator.fail_batch(batch, told)
 
     def remove_partition(self, line: PartitionOutbox) -> None:
-        """Remove a partition whose tasks have ended. The next message creates it again."""
+        """Remove a `PartitionOutbox` whose tasks have ended. The next message to the partition creates a new one."""
         self._failed.add((line.topic, line.partition))
         if self._partitions.get((line.topic, line.partition)) is line:
             del self._partitions[line.topic, line.partition]
 
     def close(self) -> None:
-        """Stop all tasks. Stored batches remain for the next process."""
         self.tasks.cancel()
         self.outbox.close()
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: drop the parent's tasks and file."""
         self._belongs_to_parent = True
         self.tasks.cancel()
         self.outbox.abandon_after_fork()
 
 
 class StorableBatch(Batch):
-    """A batch that the broker or the outbox stores; never open for the accumulator."""
+    """A batch that the broker or the outbox stores. The accumulator never appends to it, so `is_open` is False."""
 
     __slots__ = ("is_gathering", "is_in_outbox")
 
@@ -414,18 +400,17 @@ class StorableBatch(Batch):
         self.is_in_outbox = False
 
     def seal(self) -> None:
-        """Close the batch for further messages. Ignored if already closed."""
+        """Close the batch for further messages. A second call does nothing."""
         self.is_gathering = False
         self.count = len(self.payloads) or self.count
 
     def set_stored(self, positions: Sequence[tuple[int, int]], durability: int) -> None:
-        """Complete the batch as stored by the broker, or by the outbox (`is_in_outbox`)."""
         super().set_stored(positions, durability)
         if self.is_in_outbox:
             self.durability = "kept"
 
-    def result_of(self, index: int, count: int = 1) -> SendResult:
-        """Return the result as the base class; in the outbox a batch has no offset and no id yet."""
+    def result_of(self, index: int, count: int | None = None) -> SendResult:
+        """Return the result as the base class does; a batch in the outbox has no offset and no id yet."""
         if self.is_in_outbox and self.error is None:
-            return SendResult(self.topic, self.partition, None, 0, "kept", count)
+            return SendResult(self.topic, self.partition, None, 0, "kept", count or 1)
         return super().result_of(index, count)

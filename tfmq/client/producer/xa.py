@@ -1,7 +1,8 @@
 """XA branches as transactions of a producer, shared by all API variants of `XAResource`.
 
-XA has rules that a plain transaction does not have. Work must end (`end`) before a branch is prepared. A branch that is
-not prepared is committed only if the transaction manager passes `one_phase`, and a prepared one only without it.
+A branch is one resource's part of a distributed transaction. XA has rules that a plain transaction does not have: work
+must end (`end`) before a branch is prepared; a branch that is not prepared is committed only if the transaction manager
+passes `one_phase`, and a prepared branch only without `one_phase`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ RECOVERABLE_STATES = ["prepared", "heuristic_committed", "heuristic_rolled_back"
 
 
 def check_xa_producer(producer: Any, driver: type, face: str) -> Any:
-    """Return `producer`. Raises TypeError if it is not a producer of the API variant `face`."""
+    """Return `producer`. Raises TypeError if it is no producer of the API variant `face`, for example "tfmq.aio"."""
     known = isinstance(getattr(producer, "_core", None), ProducerCore)
     if known and isinstance(producer._driver, driver):
         return producer
@@ -36,7 +37,7 @@ def notify_committed(branch: TransactionCore) -> str:
 class XaBranches:
     """The operations of `XAResource`, with the branches that this producer has started and not finished.
 
-    Others are loaded from the broker.
+    Other branches are loaded from the broker when they are needed.
     """
 
     def __init__(self, transactions: ProducerTransactions) -> None:
@@ -44,12 +45,10 @@ class XaBranches:
         self._branches: dict[str, TransactionCore] = {}
 
     def start(self, xid: str, timeout: float | None = None, *, resume: bool = False) -> Operation[TransactionCore]:
-        """Begin a branch, or with `resume` continue one that was ended here.
+        """Begin a branch, or with `resume` continue a branch of this producer after `end`. Raises `TransactionExists`.
 
-        Raises `TransactionExists`.
-
-        Messages that are sent in the returned transaction belong to the branch. A branch that is not prepared
-        is rolled back after `timeout` seconds (None: the broker's setting).
+        Messages that are sent in the returned transaction belong to the branch. A branch that is not prepared is rolled
+        back after `timeout` seconds (None: the broker's setting).
         """
         if resume:
             branch = self._branches.get(check_xid(xid))
@@ -70,13 +69,11 @@ class XaBranches:
         branch = self._branches.get(xid)
         if branch is None:
             raise UnknownTransaction(f"No work in {xid!r} was started here.", outcome="not done")
-        branch.suspend()
+        branch.suspended = True
+        branch.shared_batches.clear()
 
     def prepare(self, xid: str) -> Operation[str]:
-        """Run the first phase.
-
-        Return "prepared", or "read_only" for an empty branch, which is then ended.
-        """
+        """Run the first phase. Return "prepared"; "read_only" for an empty branch, which needs no second phase."""
         branch = yield from self._get_ended(xid)
         state = yield from branch.prepare()
         if state == READ_ONLY:
@@ -105,9 +102,9 @@ class XaBranches:
         return state
 
     def recover(self, group: str | None = None) -> Operation[list[str]]:
-        """Return the xids of all prepared or operator-ended branches, oldest first.
+        """Return the xids of all branches that are prepared or that an operator ended, oldest first.
 
-        `group`: only those of producers of this group.
+        `group`: only branches of producers of this group.
         """
         found: list[str] = []
         after, more = 0, True
@@ -121,17 +118,14 @@ class XaBranches:
         return found
 
     def forget(self, xid: str) -> Operation[bool]:
-        """XA forget: discard the outcome of a branch that an operator ended.
-
-        Returns whether there was one.
-        """
+        """Discard the outcome of a branch that an operator ended (XA forget). Returns whether there was an outcome."""
         branch = yield from self._transactions.resume(xid)
         reply = yield from self._transactions.send_request(ForgetTransaction(xid, branch.requests.epoch))
         self._branches.pop(xid, None)
         return bool(reply.forgotten)
 
     def _get_ended(self, xid: str) -> Operation[TransactionCore]:
-        """Return the branch, perhaps from the broker. Raises `TransactionState` during its work."""
+        """Return a branch of this producer, or else of the broker. Raises `TransactionState` before its `end`."""
         branch = self._branches.get(check_xid(xid))
         if branch is None:
             return (yield from self._transactions.resume(xid))

@@ -1,7 +1,7 @@
 """The record accumulator: gathers messages into batches for the partition senders.
 
-Messages for a topic without known metadata wait in a `ProducerTopic`. There is one sender per partition and one for all
-delayed messages.
+Batches for a topic without known metadata wait in a `ProducerTopic`. Each partition has a sender, and one more sender
+sends all delayed messages.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from journal.record.format import HEADER_SIZE
 from tfmq.client.connection.connection import READY, ClientConnection, PendingRequest
 from tfmq.client.connection.requests import MetadataCache, Topic
 from tfmq.client.operation import Event, Operation
-from tfmq.client.send.batch import Batch, Delivery, DeliveryOwner
+from tfmq.client.send.batch import Batch, Delivery, DeliveryOwner, PreparedBatch
 from tfmq.client.send.delivery_time import DueTimes, StampedDueTime, due_number
 from tfmq.client.send.partition_sender import (
     DelayedPartitionBuffer,
@@ -41,11 +42,11 @@ from tfmq.message import Message, encode_attribute
 from tfmq.protocol.commands import ACKS_SYNCED, Metadata
 
 KEYLESS = Message(None)
-"""Stands for any message without a key when a selector chooses for a whole batch."""
+"""Passed to the selector when it chooses a partition for a whole batch of messages without a key."""
 
 
 class ProducerTopic:
-    """A topic of a producer, its metadata if known, and the batches that wait for the metadata."""
+    """A topic to which a producer sends, its metadata if known, and the batches that wait for the metadata."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -57,9 +58,9 @@ class ProducerTopic:
 
 
 FAILURES_REMEMBERED = 1000
-"""Failed batches kept for the next flush; older ones are only counted: memory is bounded."""
+"""Maximum number of failed batches kept for the next flush. Older failures are only counted, to limit memory."""
 IN_FLIGHT_RESERVE = 4
-"""The broker remembers this many more batches for duplicate detection than may be in flight."""
+"""How many fewer batches may be in flight than the broker remembers for the detection of duplicates."""
 
 
 class SendOptions(NamedTuple):
@@ -76,9 +77,10 @@ class RecordAccumulator:
     """Gathers messages into batches and sends them to their partitions, without I/O.
 
     A message is appended to the open batch of its partition. A batch is closed and sent when it is full, when its
-    linger time has passed, or when a caller waits for it and its partition sender is idle. Messages sent in the
-    meantime fill the next batch, so waiting threads form batches without a linger time. Order is kept per partition.
-    Memory is bounded: callers check `has_room` before they append. Everything runs under the driver's lock.
+    linger time has passed, or when a caller waits for it and its partition sender has nothing in flight. While a batch
+    is in flight, the messages of other threads fill the next one, so batches form also without a linger time. Order is
+    kept per partition. Memory is bounded: callers check `has_room` before they append. All methods must be called
+    under the driver's lock.
     """
 
     def __init__(self, producer: ProducerContext) -> None:
@@ -89,7 +91,7 @@ class RecordAccumulator:
         self.timeout = options.timeout
         self.producer_ids = ProducerIds(link)
         self.outstanding: dict[Batch, None] = {}
-        """Every batch that is not acked or failed, oldest first."""
+        """All batches that are neither stored nor failed, oldest first."""
         self.failures: deque[Batch] = deque(maxlen=FAILURES_REMEMBERED)
         self.used_bytes = 0
         self.lost_messages = self.failed_messages = 0
@@ -102,13 +104,14 @@ class RecordAccumulator:
         self.partition_senders: dict[tuple[str, int], PartitionSender] = {}
         self.delayed_sender = DelayedSender(self)
         self.shared_batches: dict[str, Batch] = {}
-        """Open batches, by topic, for any message without a key; the fast path appends to them."""
+        """By topic, the open batch that takes any message without a key; `send` appends to it by a shorter path."""
         self.shared_delayed: dict[str, Batch] = {}
-        """The same for delayed messages."""
+        """By topic, the open batch that takes any delayed message without a key."""
         self._lingering: deque[Batch] = deque()
         self._expedited: list[Batch] = []
         self._room_event: Event | None = None
-        self.overhead_bytes = self._create_batch("", -1, remember=False).overhead_bytes
+        born_ms = int(self.wall_clock() * 1000)
+        self.overhead_bytes = HEADER_SIZE + len(attribute_part(encode_attribute(born_ms)))
         """Bytes that a record without key, tag and properties adds to its payload."""
 
     # Used by partition senders
@@ -121,11 +124,9 @@ class RecordAccumulator:
 
     @property
     def in_flight_limit(self) -> int:
-        """How many batches of one partition may be in flight."""
         return max(1, self.link.limits["batches_remembered"] - IN_FLIGHT_RESERVE)
 
     def timeout_error(self, batch: Batch) -> TfmqError:
-        """Return the error for a batch that was not acked before its deadline."""
         outcome = UNKNOWN if batch.attempts else NOT_DONE
         if self.link.state != READY and self.link.last_error is not None:
             return ConnectionFailed(self.link.last_error.sentence, outcome=outcome)
@@ -156,7 +157,7 @@ class RecordAccumulator:
         batch.set_failed(error)
 
     def remove_partition(self, stream: PartitionSender, moving: Sequence[Batch] = ()) -> None:
-        """Remove the sender of a partition of a deleted topic; reroute `moving`, not stored, first."""
+        """Remove the sender of a partition of a deleted topic. Reroute the batches `moving`, which are not stored."""
         key = (stream.topic.name, stream.partition)
         if self.partition_senders.get(key) is stream:
             del self.partition_senders[key]
@@ -166,13 +167,12 @@ class RecordAccumulator:
             self.close_batch(stream.open_batch)
 
     def reroute_batch(self, batch: Batch, gone: Topic) -> None:
-        """Reroute a batch, of which nothing was stored, from a deleted topic to the re-created one."""
+        """Reroute a batch that is not stored from the deleted topic `gone` to the re-created topic of the name."""
         batch.clear_sequence()
         batch.attempts, batch.last_error, batch.rerouted_from_partitions = 0, None, len(gone.partitions)
         self._route_or_wait(batch)
 
     def invalidate_topic(self, topic: Topic) -> None:
-        """Discard the metadata of this incarnation of the topic."""
         self.metadata.invalidate(topic.name)
         entry = self._topics.get(topic.name)
         known = None if entry is None else entry.metadata
@@ -180,17 +180,17 @@ class RecordAccumulator:
             entry.metadata, entry.known_event = None, Event()
 
     def close_batch(self, batch: Batch) -> None:
-        """Close an open batch and queue it for sending."""
         if not batch.is_open:
             return
         self._close(batch)
         buffer = self.find_buffer(batch)
         if buffer is not None and buffer.open_batch is batch:
             buffer.open_batch = None
-        self._enqueue(batch)
+        self._route_or_wait(batch)
 
     def _close(self, batch: Batch) -> None:
         batch.close(self.options.batch_bytes)
+        self.used_bytes += batch.size_bytes
         shared = self.shared_batches if batch.due_times is None else self.shared_delayed
         if shared.get(batch.topic) is batch:
             del shared[batch.topic]
@@ -209,8 +209,8 @@ class RecordAccumulator:
     def append(self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None) -> Delivery:
         """Append one message; `payload` is its encoded value (None: a tombstone).
 
-        The caller has checked `has_room`. `called_at` is the start of a relative delay, in the connection's clock;
-        None: now. Raises `MessageTooLarge`, `UnknownPartition`, and errors of the partition selector.
+        The caller must have checked `has_room`. `called_at`: when the message's delay started, in the connection's
+        clock; None: now. Raises `MessageTooLarge`, `UnknownPartition`, and errors of the partition selector.
         """
         self.check_size(0 if payload is None else len(payload))
         part = self.encode_attribute_part(message)
@@ -233,32 +233,50 @@ class RecordAccumulator:
     def append_many(
         self, topic: str, payloads: list[bytes], size_bytes: int, given: StampedDueTime | None = None
     ) -> Batch:
-        """Make one closed batch of `payloads`: all without a key and with the same due time.
+        """Make one closed batch of `payloads`, as messages without a key, and queue it for sending.
 
-        Takes ownership of the list. The batch waits until the topic is known. Raises `MessageTooLarge`.
+        `size_bytes`: the sum of the payload sizes; `given`: the due time of all, None: not delayed. The caller must not
+        use the list `payloads` again. Raises `MessageTooLarge`.
         """
         self.check_size(max(map(len, payloads)))
-        entry, delayed = self.topic_entry(topic), given is not None
-        before = (self.shared_delayed if delayed else self.shared_batches).get(topic)
-        if before is not None:
-            self.close_batch(before)
-        partition = -1
-        if entry.metadata is not None:
-            partition = choose_partition(self.selector, entry.metadata, KEYLESS)
-            buffer = self.buffer_for(entry.metadata, partition, delayed)
-            if buffer.open_batch is not None:
-                self.close_batch(buffer.open_batch)
-        batch = self._create_batch(topic, partition, delayed)
+        batch = self._create_closed_batch(topic, None, given is not None)
         batch.payloads = payloads
         if given is not None and batch.due_times is not None:
             batch.due_times.add(given, len(payloads))
         batch.room_bytes -= size_bytes + len(payloads) * batch.overhead_bytes
-        batch.close(self.options.batch_bytes)
-        self._enqueue(batch)
+        self._close(batch)
+        self._route_or_wait(batch)
         return batch
 
+    def append_prepared(self, topic: str, partition: int | None, prepared: PreparedBatch) -> Batch:
+        """Make one closed batch of prepared records. `partition` None: the selector chooses one."""
+        batch = self._create_closed_batch(topic, partition, False)
+        batch.prepared = prepared
+        batch.room_bytes -= prepared.size_bytes
+        self._close(batch)
+        self._route_or_wait(batch)
+        return batch
+
+    def _create_closed_batch(self, topic: str, partition: int | None, delayed: bool) -> Batch:
+        """Return a new batch, after the open ones for the same partition were closed, so that the order stays."""
+        entry = self.topic_entry(topic)
+        before = (self.shared_delayed if delayed else self.shared_batches).get(topic)
+        if before is not None:
+            self.close_batch(before)
+        chosen = -1 if partition is None else partition
+        if entry.metadata is not None:
+            if partition is None:
+                chosen = choose_partition(self.selector, entry.metadata, KEYLESS)
+            buffer = self.buffer_for(entry.metadata, chosen, delayed)
+            if buffer.open_batch is not None:
+                self.close_batch(buffer.open_batch)
+        return self._create_batch(topic, chosen, delayed)
+
     def expedite(self, batches: Iterable[Batch], at_once: bool = True) -> None:
-        """Close awaited `batches` once their senders are idle; not `at_once`: at the next tick."""
+        """Close `batches`, for which a caller waits, once their senders are idle.
+
+        `at_once` False: check for idle senders only at the driver's next tick, so that more messages can be added.
+        """
         for batch in batches:
             if batch.is_open and not batch.is_urgent:
                 batch.is_urgent = True
@@ -274,13 +292,13 @@ class RecordAccumulator:
         return list(self.outstanding)
 
     def pop_failures(self) -> list[Delivery]:
-        """Return the failed deliveries that no caller has inspected. Each is returned once."""
+        """Return the failed deliveries whose error no caller has seen. Each is returned once."""
         found = [delivery for batch in self.failures for delivery in batch.unseen_failures()]
         self.failures.clear()
         return found
 
     def fail_outstanding(self, error: TfmqError) -> int:
-        """Fail all batches that are not done. Return their number of messages."""
+        """Fail all batches that are not done. Return how many messages these have."""
         count = 0
         for batch in list(self.outstanding):
             batch.count = batch.count or len(batch.payloads)
@@ -289,12 +307,12 @@ class RecordAccumulator:
         return count
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: fail all batches without callbacks. The parent process sends them."""
+        """Fail all batches in a forked child process, without callbacks. The parent process sends these batches."""
         for batch in list(self.outstanding):
             batch.callbacks, batch.user_callbacks = [], None
             batch.set_failed(Abandoned("The message belongs to the parent process, which sends it.", outcome=UNKNOWN))
 
-    # A ticker of the driver
+    # Called by the driver, of which the accumulator is a ticker
 
     def next_time(self) -> float:
         if self._expedited:
@@ -304,9 +322,12 @@ class RecordAccumulator:
             lingering.popleft()
         soonest = lingering[0].closes_at if lingering else float("inf")
         if len(self.outstanding) > len(lingering):
-            queues = [stream.queue[0].deadline for stream in self.senders() if stream.queue]
-            waiting = [entry.waiting_batches[0][0].deadline for entry in self._topics.values() if entry.waiting_batches]
-            soonest = min([soonest, *queues, *waiting])
+            for stream in self.senders():
+                if stream.queue:
+                    soonest = min(soonest, stream.queue[0].deadline)
+            for entry in self._topics.values():
+                if entry.waiting_batches:
+                    soonest = min(soonest, entry.waiting_batches[0][0].deadline)
         return soonest
 
     def tick(self) -> None:
@@ -325,10 +346,8 @@ class RecordAccumulator:
                 stream.expire(now)
                 stream.pump()
 
-    # Internal
-
     def _close_if_idle(self, batch: Batch) -> None:
-        """Close an urgent batch if its partition sender is idle, else when that is answered."""
+        """Close a batch if its partition sender is idle. Otherwise the sender closes urgent batches once it is idle."""
         buffer = self.find_buffer(batch)
         if buffer is None or buffer.idle:
             self.close_batch(batch)
@@ -344,14 +363,13 @@ class RecordAccumulator:
             )
 
     def encode_attribute_part(self, message: Message) -> bytes | None:
-        """Return the attribute bytes of the message; None if the batch's shared ones are sufficient."""
+        """Return the encoded attribute of the message; None if the message can use the batch's shared attribute."""
         if message.key is None and not message.tag and not message.properties:
             return None
         born_ms = int(self.wall_clock() * 1000)
         return attribute_part(encode_attribute(born_ms, message.key, message.tag, message.properties))  # type: ignore[arg-type]
 
     def _open_batch_for(self, entry: ProducerTopic, message: Message, delayed: bool) -> Batch:
-        """Return the open batch for `message`; create one if there is none."""
         topic, all_shared = entry.metadata, self.shared_delayed if delayed else self.shared_batches
         any_partition = message.partition is None and message.key is None and self.selector.per_batch
         if any_partition:
@@ -364,7 +382,7 @@ class RecordAccumulator:
             if any_partition:
                 all_shared[entry.name] = batch
                 self._lingering.append(batch)
-            else:  # Its partition is chosen when the topic is known, so the message gets a batch of its own.
+            else:  # The message's partition can be chosen only when the topic is known, so its batch takes no other.
                 batch.closes_at = 0.0
                 self._add_waiting(entry, batch, message)
             return batch
@@ -378,23 +396,18 @@ class RecordAccumulator:
             all_shared[entry.name] = buffer.open_batch
         return buffer.open_batch
 
-    def _create_batch(self, topic: str, partition: int, delayed: bool = False, remember: bool = True) -> Batch:
+    def _create_batch(self, topic: str, partition: int, delayed: bool) -> Batch:
         born_ms = int(self.wall_clock() * 1000)
         leaves_at = self.now() + self.options.linger_seconds
         batch = Batch(self._owner, topic, partition, self.options.batch_bytes, born_ms, leaves_at)
         batch.deadline = leaves_at + self.timeout
         if delayed:
             batch.due_times = DueTimes()
-        if remember:
-            self.outstanding[batch] = None
+        self.outstanding[batch] = None
         return batch
 
-    def _enqueue(self, batch: Batch) -> None:
-        """Queue a closed batch at its partition sender, or until its topic is known."""
-        self.used_bytes += batch.size_bytes
-        self._route_or_wait(batch)
-
     def _route_or_wait(self, batch: Batch) -> None:
+        """Queue a closed batch at its partition sender, or let the batch wait until its topic is known."""
         entry = self.topic_entry(batch.topic)
         if entry.metadata is None:
             self._add_waiting(entry, batch)
@@ -402,7 +415,7 @@ class RecordAccumulator:
             self._route(entry.metadata, batch, KEYLESS)
 
     def _route(self, topic: Topic, batch: Batch, message: Message) -> None:
-        """Queue a closed batch at its partition sender; `message` decides a partition not chosen."""
+        """Queue a closed batch at its partition sender. If no partition is chosen yet, `message` decides it."""
         try:
             partition = batch.partition
             if partition < 0:
@@ -425,11 +438,10 @@ class RecordAccumulator:
         """Fail a batch, open or closed, that has no partition sender yet."""
         if batch.is_open:
             self._close(batch)
-            self.used_bytes += batch.size_bytes
         self.fail_batch(batch, error)
 
     def _remove_outstanding(self, batch: Batch) -> None:
-        """Release the memory accounting of a batch and wake callers that wait for buffer space."""
+        """Subtract the size of a batch from the buffer space in use, and wake callers that wait for space."""
         if self.outstanding.pop(batch, self) is None:
             self.used_bytes -= batch.size_bytes
         if self._room_event is not None:
@@ -439,19 +451,22 @@ class RecordAccumulator:
     # Topics
 
     def topic_entry(self, topic: str) -> ProducerTopic:
-        """Return the entry of the topic; create it if missing."""
         entry = self._topics.get(topic)
         if entry is None:
             entry = self._topics[topic] = ProducerTopic(topic)
             entry.metadata = self.metadata.topic(topic)
         return entry
 
+    def partition_count(self, topic: str) -> int:
+        """Return the number of partitions of a topic that is known."""
+        known = self.topic_entry(topic).metadata
+        assert known is not None, "the caller has waited for it"
+        return len(known.partitions)
+
     def is_known(self, topic: str) -> bool:
-        """Return whether the topic's metadata is known."""
         return self.topic_entry(topic).metadata is not None
 
     def request_metadata(self, entry: ProducerTopic) -> None:
-        """Request the topic's metadata, which may create it. The reply sets `entry.known_event`."""
         if not entry.metadata_requested:
             entry.metadata_requested = True
             call = self.link.send_request(Metadata([entry.name], True), seconds=self.timeout, in_background=True)
@@ -488,8 +503,8 @@ class RecordAccumulator:
         return [batch for batch in found if batch is not None and batch.partition < 0]
 
     def _add_waiting(self, entry: ProducerTopic, batch: Batch, message: Message = KEYLESS) -> None:
-        """Hold a batch until the topic is known. `message` then decides its partition."""
-        # A batch can be added twice in a row.
+        """Let a batch wait until the topic is known. `message` then decides its partition."""
+        # The batch may be the one added last: it is added when it is created, and again when it is closed.
         if not entry.waiting_batches or entry.waiting_batches[-1][0] is not batch:
             entry.waiting_batches.append((batch, message))
         self.request_metadata(entry)
@@ -500,7 +515,10 @@ class RecordAccumulator:
         return (*self.partition_senders.values(), self.delayed_sender)
 
     def buffer_for(self, topic: Topic, partition: int, delayed: bool) -> PartitionSender | DelayedPartitionBuffer:
-        """Return the buffer of a partition of this incarnation of the topic; create it if missing."""
+        """Return what gathers messages for a partition: its sender, or its buffer for delayed messages.
+
+        The sender or buffer is created if it is missing, or if it belongs to a former incarnation of the topic.
+        """
         if delayed:
             return self.delayed_sender.buffer_for(topic, partition)
         key = (topic.name, partition)
@@ -509,12 +527,12 @@ class RecordAccumulator:
             before = stream
             if before is not None and before.open_batch is not None:
                 open_batch, before.open_batch = before.open_batch, None
-                # Closing the batch may create the sender that was asked for.
+                # Closing the batch may create the sender that is to be returned, so look again.
                 self.close_batch(open_batch)
                 return self.buffer_for(topic, partition, delayed)
             stream = self.partition_senders[key] = PartitionSender(self, topic, partition)
             if before is not None and (not before.idle or before.state == SenderState.BLOCKED):
-                # Batches in flight there may have to be rerouted to the new topic, ahead of its own batches.
+                # Batches of the old sender may have to be rerouted to the new topic, ahead of the new sender's batches.
                 stream.state, before.replacement = SenderState.BLOCKED, stream
         return stream
 
@@ -534,7 +552,7 @@ class ProducerContext(Protocol):
     options: SendOptions
     driver: Any
     owner: Any
-    """What delivery handles call."""
+    """The object that delivery handles call to wait for their batch."""
     selector: PartitionSelector
     group: str | None
     hooks: tuple[Any, ...]

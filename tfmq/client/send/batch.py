@@ -1,34 +1,30 @@
-"""Batches of messages, and the delivery handles of their messages.
+"""Batches of messages, the delivery handles of their messages, and the division of `send_many` into batches.
 
-A batch gathers payloads while it is open, is encoded once when its producer sequence is assigned, and is done when the
-broker has replied or it failed. A handle is a tuple of batch and index. The offset of a message is computed only on
-request, so that no other object is created per message.
+An open batch gathers payloads. A batch is encoded once, when its producer sequence is assigned, and is done when the
+broker has stored it or it has failed. The delivery handle of a message is a tuple of its batch and its index there. The
+offset of a message is computed only on request, so that sending creates no other object per message.
 """
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
+from itertools import accumulate, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Final, Protocol
 
 from journal.record.format import FLAG_TOMBSTONE, HEADER_SIZE, tag_flag
+from tfmq.client.connection.requests import Topic
 from tfmq.client.operation import Future
-from tfmq.client.send.delivery_time import DueTimes
+from tfmq.client.send.delivery_time import IMMEDIATE, DeliveryTime, DueTimes
 from tfmq.client.send.record_encoder import EncodedRecords, attribute_part, encode_each, encode_shared, rewrite_ids
 from tfmq.errors import TfmqError
 from tfmq.ids import pack_id
-from tfmq.message import SendResult, encode_attribute
-from tfmq.protocol.commands import DUE_MAX, DURABILITY
+from tfmq.message import Message, SendResult, encode_attribute, text_bytes
+from tfmq.protocol.commands import DUE_MAX, DURABILITY, DelayedBatch, TransactionDelayed
 from tfmq.protocol.delayed_handle import Handles, decode_due_times
-
-if TYPE_CHECKING:
-    from tfmq.client.connection.requests import Topic
-    from tfmq.protocol.commands import DelayedBatch as Told
-    from tfmq.protocol.commands import TransactionDelayed
 
 
 class DeliveryOwner(Protocol):
@@ -41,9 +37,21 @@ class DeliveryOwner(Protocol):
     def schedule_callback(self, callback: Callable[[], object]) -> None: ...
 
 
+class PreparedBatch(Protocol):
+    """Records that are encoded except for their ids."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def encode(self, producer_id: int, sequence: int) -> EncodedRecords: ...
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Batch(Future):
-    """Messages for one partition that are sent together. `partition` -1: not chosen yet."""
+    """Messages for one partition that are sent together. `partition`: its number; -1: not chosen yet."""
 
     owner: DeliveryOwner
     topic: str
@@ -52,10 +60,10 @@ class Batch(Future):
     """Bytes that can still be added."""
     born_ms: InitVar[int]
     closes_at: float
-    """When the batch is closed at the latest."""
+    """When the batch is closed at the latest, in the connection's clock."""
     size_bytes: int = 0
     deadline: float = float("inf")
-    """When the batch fails."""
+    """When the batch fails if it is not delivered, in the connection's clock."""
     shared_attribute: bytes = field(init=False)
     overhead_bytes: int = field(init=False)
     """Bytes that a record without key, tag and properties adds to its payload."""
@@ -71,18 +79,20 @@ class Batch(Future):
     attempts: int = 0
     last_error: TfmqError | None = None
     rerouted_from_partitions: int = 0
-    """Number of partitions of the deleted topic that the batch was rerouted from; else 0."""
+    """If the batch was rerouted from a deleted topic: how many partitions that topic had; else 0."""
     error: TfmqError | None = None
     positions: Sequence[tuple[int, int]] = ()
     durability: str = ""
     seen_indexes: set[int] | None = None
     user_callbacks: list[Callable[[Batch], object]] | None = None
     due_times: DueTimes | None = None
-    """Of delayed messages, which the broker holds until each is due; else None."""
+    """The due times of the messages if they are delayed; else None."""
     routed_topic: Topic | None = None
     """The topic's metadata at the time when the partition was chosen."""
     handles: Handles | None = None
-    """Of delayed messages, which have these instead of offsets."""
+    """The handles of delayed messages, which have no offsets before they are delivered; else None."""
+    prepared: PreparedBatch | None = None
+    """The records of a batch that was made from Arrow columns; it has no payloads."""
 
     def __post_init__(self, born_ms: int) -> None:
         self.shared_attribute = attribute_part(encode_attribute(born_ms))
@@ -91,7 +101,7 @@ class Batch(Future):
     # While the batch is open
 
     def add(self, payload: bytes | None, part: bytes | None, tag: str | None) -> int:
-        """Append one message and return its index. `part` None: the shared attribute bytes."""
+        """Append one message; return its index. `part`: its attribute, encoded; None: the one shared by the batch."""
         index = len(self.payloads)
         flag = tag_flag(tag) if tag else 0
         if payload is None:
@@ -110,7 +120,7 @@ class Batch(Future):
         return index
 
     def add_plain(self, payload: bytes) -> Delivery | None:
-        """Append a message without key, tag and properties, unless it would fill the batch."""
+        """Append a message without key, tag and properties. Return None if the message would fill the batch."""
         room = self.room_bytes - len(payload) - self.overhead_bytes
         if room <= 0:
             return None
@@ -121,17 +131,19 @@ class Batch(Future):
     def close(self, full_room: int) -> None:
         """Close the batch for further messages. `full_room` is its initial capacity in bytes."""
         self.is_open = False
-        self.count = len(self.payloads)
+        self.count = len(self.payloads) if self.prepared is None else self.prepared.count
         self.size_bytes = full_room - self.room_bytes
         self.room_bytes = 0
 
     # While the batch is being sent
 
     def assign_sequence(self, producer_id: int, sequence: int) -> EncodedRecords:
-        """Assign the producer sequence. Encode the records, or change the ids of encoded records."""
+        """Assign the producer sequence. Encode the records, or change their ids if they are encoded already."""
         if self.encoded is not None:
             if (self.producer_id, self.sequence) != (producer_id, sequence):
                 self.encoded = rewrite_ids(self.encoded, producer_id, sequence)
+        elif self.prepared is not None:
+            self.encoded = self.prepared.encode(producer_id, sequence)
         elif self.attribute_parts is None or self.flags is None:
             self.encoded = encode_shared(self.payloads, self.shared_attribute, producer_id, sequence)
         else:
@@ -140,11 +152,11 @@ class Batch(Future):
             flags = self.flags + [0] * missing
             self.encoded = encode_each(self.payloads, parts, flags, producer_id, sequence)
         self.producer_id, self.sequence = producer_id, sequence
-        self.payloads, self.attribute_parts, self.flags = [], None, None
+        self.payloads, self.attribute_parts, self.flags, self.prepared = [], None, None, None
         return self.encoded
 
     def clear_sequence(self) -> None:
-        """Clear the producer sequence; `assign_sequence` sets the next one."""
+        """Clear the producer sequence, so that `assign_sequence` must be called before the batch is sent."""
         self.producer_id = 0
 
     @property
@@ -152,24 +164,22 @@ class Batch(Future):
         return self.sequence + self.count - 1
 
     def set_stored(self, positions: Sequence[tuple[int, int]], durability: int) -> None:
-        """Complete the batch as stored. `positions` may be () where they are unknown."""
         self.positions = positions
         self.durability = DURABILITY[durability]
         self._complete()
 
     def set_failed(self, error: TfmqError) -> None:
-        """Complete the batch with an error."""
         self.error = error
         self._complete()
 
     def _complete(self) -> None:
         if self.done:
             return
-        self.payloads, self.attribute_parts, self.flags = [], None, None
+        self.payloads, self.attribute_parts, self.flags, self.prepared = [], None, None, None
         if self.due_times is not None:
             self.due_times = DueTimes()
         if self.encoded is not None:
-            self.encoded = self.encoded._replace(data=bytearray(), blocks=[])
+            self.encoded = EncodedRecords(bytearray(), [], self.encoded.record_size, self.encoded.ends)
         self.is_open = False
         self.complete()
         if self.user_callbacks:
@@ -179,48 +189,48 @@ class Batch(Future):
 
     # Results
 
-    def set_handles(self, told: Told | TransactionDelayed | None) -> None:
-        """Store the handles of the reply. Ignored if it has none, or if they do not match the batch."""
+    def set_handles(self, told: DelayedBatch | TransactionDelayed | None) -> None:
+        """Store the delayed-message handles that the reply `told` describes.
+
+        Nothing is stored if `told` is None, or if it does not match the number of messages.
+        """
         if told is None:
             return
-        dues = self._decode_due_times(told.dues)
+        dues = decode_due_times(told.dues)
+        if isinstance(told, TransactionDelayed) and len(dues) == 1:  # The single due time applies to all messages.
+            dues *= self.count
         if len(dues) == self.count and max(dues) <= DUE_MAX >= told.first_number + self.count:
             self.handles = Handles(told.store_id, told.log_id, told.first_number, dues)
 
-    def _decode_due_times(self, packed: bytes) -> array[int]:
-        return decode_due_times(packed)
-
     def offset_of(self, index: int) -> int | None:
-        """Return the offset of message `index`; None where the broker did not return it."""
+        """Return the offset of message `index`; None if the broker did not return it."""
         if not self.positions or self.encoded is None:
             return None
         place = bisect_right(self.positions, index, key=itemgetter(0)) - 1
         first, offset = self.positions[place]
         return offset + self.encoded.start_of(index) - self.encoded.start_of(first)
 
-    def result_of(self, index: int, count: int = 1) -> SendResult:
-        """Return the result of `count` messages from `index` on. Raises the error of the batch."""
+    def result_of(self, index: int, count: int | None = None) -> SendResult:
+        """Return the result of message `index`. Raises the error of the batch.
+
+        With `count`, return one result for so many messages from `index` on, with a list of their delayed handles.
+        """
         if self.error is not None:
-            self.mark_seen(index, count)
+            self.mark_seen(index, count or 1)
             raise self.error
         message_id = pack_id(self.producer_id, self.sequence + index)
         offset = self.offset_of(index)
-        result = SendResult(self.topic, self.partition, offset, message_id, self.durability, count)
-        return result if self.handles is None else result._replace(delayed=self.handles[index])
-
-    def results_of(self, first: int, count: int) -> SendResult:
-        """Return one result for `count` messages sent together. Raises as `result_of`."""
-        result = self.result_of(first, count)
-        return result if self.handles is None else result._replace(delayed=self.handles[first : first + count])
+        result = SendResult(self.topic, self.partition, offset, message_id, self.durability, count or 1)
+        if self.handles is None:
+            return result
+        return result._replace(delayed=self.handles[index if count is None else slice(index, index + count)])
 
     def mark_seen(self, index: int, count: int) -> None:
-        """Record that the caller has seen the outcome of these messages."""
         if self.seen_indexes is None:
             self.seen_indexes = set()
         self.seen_indexes.update(range(index, index + count))
 
     def unseen_failures(self) -> list[Delivery]:
-        """Return the deliveries of a failed batch whose outcome no caller has seen."""
         if self.error is None:
             return []
         seen = self.seen_indexes or ()
@@ -237,15 +247,15 @@ class Batch(Future):
 
 
 class Delivery(tuple[Batch, int]):
-    """The handle on one sent message. It costs little memory; keep as many as needed, or none."""
+    """The handle on one sent message. A handle costs little memory; keep as many as needed, or none."""
 
     __slots__ = ()
 
     def result(self, timeout: float | None = None) -> SendResult:
         """Return the send result. Waits at most `timeout` seconds (None: until delivered or failed).
 
-        Raises the error of the send, `TimedOut` if it is not done in time, and in the asyncio API `NotAllowed` if it is
-        not done: use `await` there.
+        Raises the error of the send, `TimedOut` if the time is over before, and in the asyncio API `NotAllowed` if the
+        message is not delivered yet: use `await` there.
         """
         batch, index = self
         if not batch.done:
@@ -257,18 +267,18 @@ class Delivery(tuple[Batch, int]):
         return self[0].done
 
     def error(self) -> TfmqError | None:
-        """Return the error, or None if there is none so far. Marks the outcome as seen."""
+        """Return the error of the send, or None if it has not failed so far. `flush` does not report a seen error."""
         batch, index = self
         if batch.error is not None:
             batch.mark_seen(index, 1)
         return batch.error
 
     def peek(self) -> TfmqError | None:
-        """Return the error as `error` does, without marking the outcome as seen."""
+        """Return the error as `error` does, without marking it as seen."""
         return self[0].error
 
     def add_callback(self, callback: Callable[[Delivery], object]) -> None:
-        """Call `callback(self)` once it is done, in the thread that reads replies.
+        """Call `callback(self)` once the message is delivered or failed, in the thread that reads replies.
 
         The callback must not wait for the broker.
         """
@@ -287,12 +297,11 @@ class Delivery(tuple[Batch, int]):
 
 
 class Deliveries:
-    """The handle on all messages of one `send_many`: runs of (batch, first index, count)."""
+    """The handle on all messages of one `send_many`. `runs`: (batch, first index, count) of neighbouring messages."""
 
     def __init__(self, owner: DeliveryOwner) -> None:
         self.owner = owner
         self.runs: list[tuple[Batch, int, int]] = []
-        self.complete = False
 
     def add(self, batch: Batch, first: int, count: int) -> None:
         """Add `count` messages of `batch`, starting at index `first`."""
@@ -312,7 +321,7 @@ class Deliveries:
         return list(dict.fromkeys(batch for batch, _, _ in self.runs))
 
     def result(self, timeout: float | None = None) -> list[SendResult]:
-        """Return the results, one per batch: with its `count` and the first message's offset and id.
+        """Return the results, one per batch: each with the number of messages, and the first one's offset and id.
 
         Waits at most `timeout` seconds. Raises the error of the first failed batch, or `TimedOut`.
         """
@@ -320,14 +329,14 @@ class Deliveries:
         return self._results()
 
     def _results(self) -> list[SendResult]:
-        return [batch.results_of(first, count) for batch, first, count in self.runs]
+        return [batch.result_of(first, count) for batch, first, count in self.runs]
 
     def done(self) -> bool:
         """Return whether `result` would return or raise at once."""
         return all(batch.done for batch, _, _ in self.runs)
 
     def add_callback(self, callback: Callable[[Deliveries], object]) -> None:
-        """Call `callback(self)` once all are done, in the thread that reads replies.
+        """Call `callback(self)` once all messages are delivered or failed, in the thread that reads replies.
 
         The callback must not wait for the broker.
         """
@@ -349,3 +358,66 @@ class Deliveries:
 
     def __repr__(self) -> str:
         return f"<Deliveries of {len(self)} messages in {len(self.batches)} batches>"
+
+
+CHUNK_COUNT: Final = 500
+"""How many payloads the first chunk has. Their size decides how many the next chunk has."""
+CHUNK_COUNT_MAX: Final = 50_000
+FILL_RATIO: Final = 0.95
+"""Fraction of a batch that the next chunk is to fill, estimated from the average record size in the last chunk."""
+PLAIN_TYPES: Final = frozenset((bytes, str))
+
+
+class PayloadChunker:
+    """Reads the user's iterable in chunks. The iterable may block or send: so call `read` through `CallUserCode`."""
+
+    def __init__(self, payloads: Iterable[Any]) -> None:
+        if isinstance(payloads, str | bytes | bytearray | memoryview | Message | Mapping):
+            raise TypeError(
+                f"send_many takes an iterable of payloads, not one {type(payloads).__name__}: use send, or a list."
+            )
+        if not isinstance(payloads, Iterable) and not hasattr(payloads, "__getitem__"):
+            raise TypeError(f"send_many takes an iterable of payloads, not {payloads!r}: use a list.")
+        self._iterator = iter(payloads)
+        self.count = CHUNK_COUNT
+        self.chunk: list[Any] = []
+
+    def read(self) -> None:
+        """Read the next chunk; it is empty at the end."""
+        self.chunk = list(islice(self._iterator, self.count))
+
+    def as_bytes(self) -> list[bytes] | None:
+        """Return the chunk's payloads as bytes; None if an item is neither bytes nor text."""
+        types = set(map(type, self.chunk))
+        if not types <= PLAIN_TYPES:
+            return None
+        if str not in types:
+            return self.chunk
+        return [text_bytes(each) if type(each) is str else each for each in self.chunk]
+
+    def adjust_count(self, size_bytes: int, batch_bytes: int) -> None:
+        """Set the number of payloads in the next chunk, by `size_bytes`, the size of the last chunk's records."""
+        fitting = FILL_RATIO * batch_bytes * len(self.chunk) / size_bytes
+        self.count = max(1, min(CHUNK_COUNT_MAX, int(fitting)))
+
+
+def with_delivery_time(item: Any, when: DeliveryTime) -> Message:
+    """Return the item as a message, to be delivered at its own delivery time or, if it has none, at `when`."""
+    message = item if isinstance(item, Message) else Message(item)
+    own = message.delay is not None or message.deliver_at is not None
+    if own or when == IMMEDIATE:
+        return message
+    return message._replace(delay=when.delay, deliver_at=when.deliver_at)
+
+
+def batch_ends(sizes: Sequence[int], batch_bytes: int, overhead: int) -> list[int]:
+    """Divide payloads of these `sizes` into batches; return the end index of each. A batch has at least one payload."""
+    ends = list(accumulate([size + overhead for size in sizes]))
+    if ends[-1] <= batch_bytes:
+        return [len(sizes)]
+    cuts, first, start = [], 0, 0
+    while first < len(sizes):
+        first = max(bisect_right(ends, start + batch_bytes), first + 1)
+        start = ends[first - 1]
+        cuts.append(first)
+    return cuts

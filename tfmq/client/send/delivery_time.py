@@ -1,8 +1,8 @@
 """Delivery times of delayed messages: from user values to the values in requests.
 
 A due time is one number, see `docs/protocol.md`: a delay in ms with the top bit set, or a time in ms since 1970. A
-delay starts at the call of `send`. The time that a message waits in the client, for its batch, for buffer space or for
-a connection, is subtracted each time it is sent.
+delay starts at the call of `send`. Until a message is sent, it waits in the client: for its batch, for buffer space or
+for a connection. This time is subtracted from the delay each time the message is sent.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class DeliveryTime(NamedTuple):
 IMMEDIATE: Final = DeliveryTime()
 
 DELAY_DAYS_MAX: Final = 36_525
-"""The longest delay, 100 years: a longer one is a mistake in the unit or in the number."""
+"""The longest permitted delay, 100 years: a longer delay is a mistake in the unit or in the number."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _DUE_BYTES: Final = 8
 ROUNDING_TOLERANCE_MS: Final = 0.0005
-"""In ms: the tolerance for rounding errors of floats, such as 0.1 + 0.2."""
+"""Tolerance for rounding errors of floats, such as 0.1 + 0.2, before ms are rounded up."""
 
 
 def due_number(delay: Delay | None, deliver_at: Moment | None) -> int | None:
     """Return the due time as a number; None if neither argument is given.
 
-    Raises `TypeError` for both at once, for what is neither a number nor a time, and for a datetime without a time
-    zone; `BadRequest` for numbers that are no time, a delay below 0 or above `DELAY_DAYS_MAX`, and a moment after the
-    year 9999. A moment that is over is none to be refused: the clocks of two machines differ.
+    Raises `TypeError` if both arguments are given, for a value that is neither a number nor a time, and for a datetime
+    without a time zone; `BadRequest` for a number that is no time, for a delay below 0 or above `DELAY_DAYS_MAX`, and
+    for a moment after the year 9999. A moment in the past is accepted, because the clocks of two machines differ.
     """
     if delay is not None:
         if deliver_at is not None:
@@ -65,7 +65,7 @@ def _delay_ms(delay: Delay) -> int:
     if not isinstance(delay, timedelta) and not _is_number(delay):
         raise TypeError(f"A delay is a number of seconds or a timedelta, not {type(delay).__name__}.")
     is_negative = delay < timedelta() if isinstance(delay, timedelta) else delay < 0
-    # A negative delay is usually the difference of two times in the wrong order; it would be sent at once.
+    # A negative delay is usually the difference of two times in the wrong order. The message would be sent at once.
     if is_negative:
         raise BadRequest(
             f"A delay of {delay}{'' if isinstance(delay, timedelta) else ' seconds'} is before now: give 0 or more, or"
@@ -85,7 +85,7 @@ def _after_year_9999(moment: float) -> BadRequest:
 
 
 def moment_ms(moment: Moment) -> int:
-    """Return ms since 1970; 0 for earlier times. Raises as `due_of`."""
+    """Return a moment in ms since 1970; 0 for earlier times. Raises `TypeError` and `BadRequest` as `due_number`."""
     if isinstance(moment, datetime):
         if moment.tzinfo is None or moment.utcoffset() is None:
             raise TypeError(
@@ -101,7 +101,7 @@ def moment_ms(moment: Moment) -> int:
 
 
 def _is_number(value: object) -> bool:
-    """Exclude booleans, and numpy's times, which are integers of another unit."""
+    """Return whether `value` is a real number; False for booleans, and for numpy's times, which have other units."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     return not isinstance(value, Integral) or hasattr(value, "__index__")
@@ -110,8 +110,8 @@ def _is_number(value: object) -> bool:
 def _to_ms(what: str, seconds: float) -> int:
     """Convert seconds to ms, rounded up so that no message is early. Raises `BadRequest`.
 
-    A float is rounded to the microsecond first. Conversion to int or float comes before the product, because the number
-    types of other libraries can overflow.
+    Fractions of a microsecond are ignored, because floats have rounding errors. `seconds` is converted to int or float
+    before the multiplication, because the number types of other libraries can overflow.
     """
     try:
         whole = isinstance(seconds, Integral)
@@ -124,14 +124,14 @@ def _to_ms(what: str, seconds: float) -> int:
 
 
 class StampedDueTime(NamedTuple):
-    """A due time, and the time of the call in the clock of `DueTimes.pack`."""
+    """A due time as a number, and when its delay started (the call of `send`), in the connection's clock."""
 
     due: int
     called_at: float
 
 
 class DueTimes:
-    """The due times of a batch's messages in order, as runs of equal values of 20 bytes each."""
+    """The due times of a batch's messages, in order. Equal values in a row are stored once, in 20 bytes."""
 
     __slots__ = ("_called_at", "_counts", "_due_times", "count")
 
@@ -152,7 +152,7 @@ class DueTimes:
         self._called_at.append(called_at)
 
     def pack(self, now: float) -> bytes:
-        """Return the request field at `now`, one u64 per message: delays are reduced."""
+        """Return the request field, one u64 per message. Delays are reduced by the time that has passed until `now`."""
         columns = zip(self._counts, self._due_times, self._called_at, strict=True)
         return b"".join(
             [
@@ -162,13 +162,13 @@ class DueTimes:
         )
 
     def pack_original(self) -> bytes:
-        """Return the request field with the original delays, for delays that start at a commit."""
+        """Return the request field with unreduced delays, for a transaction: there delays start at the commit."""
         columns = zip(self._counts, self._due_times, strict=True)
         return b"".join([due.to_bytes(_DUE_BYTES, "big") * count for count, due in columns])
 
 
 def remaining_due(due: int, called_at: float, now: float) -> int:
-    """Return the rest at `now` of a delay set at `called_at`; an absolute time is unchanged."""
+    """Return `due` at the time `now`: a delay that started at `called_at` is reduced, a time since 1970 unchanged."""
     if due < DUE_RELATIVE:
         return due
     over_ms = max(0, int((now - called_at) * 1000))

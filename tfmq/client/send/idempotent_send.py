@@ -1,15 +1,14 @@
 """Idempotent sending with producer sequences that the caller records before sending.
 
-After a crash the caller sends the same records with the same sequences again, and the broker stores them
-once. The broker requires that records of a producer id in a partition have consecutive sequences
-(docs/protocol.md, Producing). So a caller leases its own producer id (`lease_producer_id`), assigns the
-sequences of a run of records, records these, sends the run, records that it is stored, and only then
-continues with the next run.
+After a crash the caller sends the same records with the same sequences again, and the broker stores them once. The
+broker requires that records of a producer id in a partition have consecutive sequences (docs/protocol.md, Producing).
+So a caller leases its own producer id (`lease_producer_id`) and assigns sequences to some records. The caller writes
+down these sequences, sends the records, writes down that they are stored, and only then continues with more records.
 
-After an exception of `send_idempotent` the result is unknown: another process may have the same sequences and
-send them later. `close_producer` makes it certain: it returns the last stored sequence, and nothing is stored
-after that. If the producer id expired at the broker, which then rejects it for ever, `find_records` searches
-the log.
+After an exception of `send_idempotent` it is unknown whether the records are stored, and another process that has read
+the same sequences may still send them. `close_producer` ends this: it returns the last stored sequence, and the broker
+stores nothing more under that producer id. If the producer id has expired at the broker, which then rejects the id for
+ever, `find_records` searches the log.
 """
 
 from __future__ import annotations
@@ -26,18 +25,7 @@ from tfmq.client.operation import Operation
 from tfmq.client.send.record_encoder import EncodedRecords, attribute_part, encode_each
 from tfmq.errors import UnknownPartition, UnknownTopic
 from tfmq.ids import pack_id
-from tfmq.protocol.commands import (
-    ACKS_SYNCED,
-    BY_LATEST,
-    EPOCH_UNKNOWN,
-    Fetch,
-    LeaseProducerIds,
-    Locate,
-    Metadata,
-    Produce,
-    ProduceReply,
-    SucceedProducer,
-)
+from tfmq.protocol import commands
 
 FETCH_BYTES: Final = 1 << 20
 """Fetch size for searching records."""
@@ -53,7 +41,7 @@ class ProducerPartition(NamedTuple):
 
 
 class RecordContent(NamedTuple):
-    """Record to send: `payload` (None: a tombstone), encoded `attribute`, and the `tag` in it."""
+    """A record to send: `payload` (None: a tombstone), the encoded `attribute`, and the `tag` that `attribute` has."""
 
     payload: bytes | None
     attribute: bytes
@@ -61,16 +49,16 @@ class RecordContent(NamedTuple):
 
 
 def lease_producer_id(link: ClientConnection, until: float) -> Operation[int]:
-    """Lease an unused producer id; it is valid while the broker remembers idle producers."""
-    reply = yield from request_with_retries(link, LeaseProducerIds(1), until)
+    """Lease an unused producer id. The id expires if it is idle for longer than the broker remembers producers."""
+    reply = yield from request_with_retries(link, commands.LeaseProducerIds(1), until)
     return int(reply.first)
 
 
 def start_producer(
     link: ClientConnection, topic: str, partition: int, until: float
 ) -> Operation[tuple[ProducerPartition, int]]:
-    """Lease a producer id; return it with the end of the log. Raises UnknownTopic."""
-    reply = yield from request_with_retries(link, Metadata([topic], True), until)
+    """Lease a producer id for a partition. Return it with the end of the partition's log. Raises UnknownTopic."""
+    reply = yield from request_with_retries(link, commands.Metadata([topic], True), until)
     if not reply.topics:
         raise UnknownTopic(f"There is no topic {topic}, and the broker makes none by itself.")
     row = reply.topics[0]
@@ -78,24 +66,25 @@ def start_producer(
         raise UnknownPartition(f"{topic} has partitions 0 to {len(row.partitions) - 1}, not {partition}.")
     producer_id = yield from lease_producer_id(link, until)
     stream = ProducerPartition(topic, row.incarnation, partition, producer_id)
-    end = yield from locate_log_end(link, stream, BY_LATEST, until)
+    end = yield from locate_log_end(link, stream, commands.BY_LATEST, until)
     return stream, end
 
 
 def locate_log_end(link: ClientConnection, stream: ProducerPartition, by: int, until: float) -> Operation[int]:
-    """Return an end of the log: `by` BY_EARLIEST, or BY_LATEST for the end of what is fsynced."""
-    reply = yield from request_with_retries(link, Locate(stream.topic, stream.incarnation, stream.partition, by), until)
+    """Return the first offset of the log with `by` BY_EARLIEST, its durable offset with BY_LATEST."""
+    reply = yield from request_with_retries(
+        link, commands.Locate(stream.topic, stream.incarnation, stream.partition, by), until
+    )
     return int(reply.offset)
 
 
 def send_idempotent(
     link: ClientConnection, stream: ProducerPartition, sequence: int, contents: Sequence[RecordContent], until: float
 ) -> Operation[list[int]]:
-    """Store `contents` from `sequence` on, all or none, and once for repeated calls.
+    """Store the records `contents`, all or none, with the sequences from `sequence` on. Repeated calls store them once.
 
-    Return their offsets when they are durable; -1 where the broker does not know the offset any more.
-    Requests are repeated until `until` (the connection's clock) on retriable errors; then the last error is
-    raised.
+    Return the records' offsets once they are durable; -1 where the broker does not know the offset any more. After a
+    retriable error the request is repeated; at the time `until` (in the connection's clock) the last error is raised.
     """
     flags = [
         (tag_flag(each.tag) if each.tag else 0) | (FLAG_TOMBSTONE if each.payload is None else 0) for each in contents
@@ -109,32 +98,32 @@ def send_idempotent(
 
 def send_encoded(
     link: ClientConnection, stream: ProducerPartition, sequence: int, encoded: EncodedRecords, count: int, until: float
-) -> Operation[ProduceReply]:
+) -> Operation[commands.ProduceReply]:
     """Like `send_idempotent`, for records that are already encoded. Return the PRODUCE response."""
     place = (stream.topic, stream.incarnation, stream.partition, stream.producer_id, sequence, count)
-    request = Produce(*place, ACKS_SYNCED, encoded.blocks)  # type: ignore[arg-type]
+    request = commands.Produce(*place, commands.ACKS_SYNCED, encoded.blocks)  # type: ignore[arg-type]
     call = yield from call_with_retries(link, request, encoded.data, until=until)
-    reply: ProduceReply = call.reply
+    reply: commands.ProduceReply = call.reply
     return reply
 
 
 def close_producer(link: ClientConnection, stream: ProducerPartition, until: float) -> Operation[int]:
-    """Close the producer for ever. Return its last stored sequence, durable; -1: none.
+    """Close the producer id permanently. Return its last stored sequence, which is durable; -1: none is stored.
 
-    A repeated call returns the same. Raises UnknownProducer if the producer id expired or never existed,
-    which is permanent as well.
+    A repeated call returns the same. Raises UnknownProducer if the id expired or never existed; then too the broker
+    will never store anything under the id.
     """
-    reply = yield from request_with_retries(link, SucceedProducer(*stream), until)
+    reply = yield from request_with_retries(link, commands.SucceedProducer(*stream), until)
     return int(reply.last_sequence)
 
 
 def find_records(
     link: ClientConnection, stream: ProducerPartition, sequences: Collection[int], from_offset: int, until: float
 ) -> Operation[dict[int, int]]:
-    """Search `sequences` from `from_offset` to the end of the fsynced log. Return their offsets.
+    """Search the log for a producer's `sequences`, from `from_offset` to the durable offset. Return sequence -> offset.
 
-    Raises OffsetOutOfRange if the log was deleted up to a later offset, and Damaged; then it is unknown what
-    is stored.
+    Raises OffsetOutOfRange if messages from `from_offset` on were removed, Damaged if part of the log is unreadable;
+    then it is unknown which sequences are stored.
     """
     wanted = {pack_id(stream.producer_id, each): each for each in sequences}
     found: dict[int, int] = {}
@@ -149,7 +138,7 @@ def find_records(
 
 
 class FetchedMessages(NamedTuple):
-    """Messages of one fetch response. `at_end`: the end of the fsynced log is reached."""
+    """Messages of one fetch response. `at_end`: whether they reach the durable offset, up to which logs are read."""
 
     messages: list[ReceivedMessage[Any]]
     next_offset: int
@@ -159,8 +148,10 @@ class FetchedMessages(NamedTuple):
 def fetch_messages(
     link: ClientConnection, stream: ProducerPartition, offset: int, until: float, bytes_max: int = FETCH_BYTES
 ) -> Operation[FetchedMessages]:
-    """Fetch messages from `offset`. Raises OffsetOutOfRange, Damaged."""
-    fetch = Fetch(stream.topic, stream.incarnation, stream.partition, offset, EPOCH_UNKNOWN, bytes_max)
+    """Fetch messages from `offset` on. Raises OffsetOutOfRange, Damaged."""
+    fetch = commands.Fetch(
+        stream.topic, stream.incarnation, stream.partition, offset, commands.EPOCH_UNKNOWN, bytes_max
+    )
     call = yield from call_with_retries(link, fetch, until=until)
     reply, decoder = call.reply, Decoder(stream.topic, stream.partition, stream.incarnation)
     blocks = decoder.decode(bytes(call.reply_body), reply.start, reply.skip_to, reply.next)
@@ -169,7 +160,7 @@ def fetch_messages(
 
 
 def _offsets(encoded: EncodedRecords, count: int, positions: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the offset of each record; -1 for those before the first position in the response."""
+    """Return the offset of each record; -1 for records before the first entry of `positions` (index, offset)."""
     offsets, runs = [], list(positions)
     first, offset = -1, -1
     for index in range(count):

@@ -33,17 +33,13 @@ from tfmq.limits import PRODUCER_IDS_PER_LEASE
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, LeaseProducerIds, Produce, SucceedProducer
 
 LEASE_COUNT = 16
-"""Minimum of ids per lease. In advance: that saves the first send to a partition a round trip."""
+"""Minimum number of ids per lease. An id leased in advance saves a round trip at the first send to a partition."""
 
 ProducerIdCallback = Callable[[int, TfmqError | None], None]
 
 
 class ProducerIds:
-    """Leases producer ids in advance and gives each partition sender a new one.
-
-    Unused ids are not returned. They are discarded after half of the broker's idle time, because the broker rejects an
-    id that was leased too long ago as unknown.
-    """
+    """Leases producer ids from the broker in advance. Discards unused ids before the broker forgets them."""
 
     def __init__(self, link: ClientConnection) -> None:
         self._link = link
@@ -53,7 +49,7 @@ class ProducerIds:
         self._call: PendingRequest | None = None
 
     def acquire(self, callback: ProducerIdCallback) -> None:
-        """Call `callback(id, None)`, at once if an id is available, or `callback(0, error)`."""
+        """Get an id for `callback(id, None)`, at once if one is available. If a lease fails: `callback(0, error)`."""
         self._waiting.append(callback)
         self._serve_waiting()
 
@@ -87,27 +83,27 @@ LOST: Final = {
     " An older copy of its data folder was started, or its disk lost what was synced.",
     ACKS_WRITTEN: "%d %s were acknowledged as written and lost in a crash of the broker: ids from %d on.",
 }
-"""What is said of lost messages, by what was promised: how many, of what, the first id."""
+"""Log texts for lost messages, by the durability that was promised. Values: their number, description and first id."""
 LOST_WITH_TOPIC: Final = (
     "The topic %s was deleted, or an older copy of the broker's data folder was started: %d messages that were"
     " acknowledged as %s in partition %d, or more, are gone with it."
 )
 
 IN_FLIGHT_BYTES_MAX = 8 << 20
-"""More do not help: 1.6 M messages of 100 bytes/s with 20 batches of 256 KiB."""
+"""Limit per partition. More bytes do not help: with 20 batches of 256 KiB, 1.6 M messages of 100 bytes/s were sent."""
 IN_FLIGHT_BATCHES_MAX = 20
 _RESEND_ERRORS = SequenceGap | StaleProducer | UnknownProducer | Busy
-"""Errors after which a batch is sent again: it was not stored, and is itself valid."""
+"""Errors after which a batch is sent again: the batch is valid, and this attempt did not store it."""
 
 PAUSE_SECONDS = 0.05
-"""The pause after a "busy" error; doubled each time up to the maximum."""
+"""The pause after the first "busy" error; each further error doubles the pause, up to the maximum."""
 PAUSE_SECONDS_MAX = 1.0
 BUSY_LOG_SECONDS = 1.0
-"""A line is logged if the broker is busy for longer than this."""
+"""If the broker is busy for longer than this, a line is logged."""
 
 
 class BatchAccumulator(Protocol):
-    """The part of the accumulator that a partition sender uses."""
+    """The part of the accumulator (the client's open batches) that a partition sender uses."""
 
     link: ClientConnection
     producer_ids: ProducerIds
@@ -139,40 +135,37 @@ class BatchAccumulator(Protocol):
 
 
 class SenderState(StrEnum):
-    """State of a partition sender."""
-
     NO_ID = "no id"
-    """It has no producer id, and requests one for its first batch."""
+    """The sender has no producer id. It requests one when its first batch arrives."""
     REQUESTING_ID = "requesting id"
     READY = "ready"
-    """It assigns sequences and sends."""
+    """The sender assigns producer sequences and sends."""
     DRAINING = "draining"
-    """After an error, until all requests in flight are answered."""
+    """The sender waits after an error until all requests in flight are answered."""
     BACKING_OFF = "backing off"
-    """The broker was busy: the same batches are sent again later."""
+    """The broker was busy: the sender sends the same batches again after a pause."""
     REQUESTING_SUCCESSOR = "requesting successor"
     SUCCESSOR_FAILED = "successor failed"
-    """The request for a successor is repeated when there is a batch to send."""
+    """The request for a successor id failed. It is repeated when there is a batch to send."""
     TOPIC_DELETED = "topic deleted"
-    """Until all requests in flight are answered; then the batches that are not stored are rerouted."""
+    """The sender waits until all requests in flight are answered; then the batches that are not stored are rerouted."""
     BLOCKED = "blocked"
-    """The topic was re-created: it starts when the sender of the deleted topic is idle."""
+    """This sender for a re-created topic starts when the sender of the deleted topic is idle."""
 
 
 _READY: Final = SenderState.READY
-"""On Python 3.11 access to a member is a call, and `push` and `pump` are called for each batch."""
+"""A constant, because access to an enum member is a call on Python 3.11; `push` and `pump` run for each batch."""
 
 
 class PartitionSender:
     """Sends the batches for one partition in order, with consecutive producer sequences.
 
-    The broker accepts the sequences of a producer id on a partition only without a gap. So it recognises a batch that
-    is sent again after a lost connection, and after a rejected batch it rejects all following ones. The sender then
-    waits for the replies of all requests in flight and requests a *successor* of its id. The reply closes the old id
-    and has the last sequence that is stored under it. This resolves batches of unknown outcome, and shows which
-    acknowledged messages are lost: in a crash, or with an older copy of the broker's data.
-
-    All methods run under the driver's lock.
+    The broker accepts the sequences of a producer id on a partition only without a gap. So the broker recognises a
+    batch that is sent again after a lost connection, and after a rejected batch it rejects all following batches. The
+    sender then waits for the replies of all requests in flight and requests a *successor* of its producer id. With
+    that request the broker closes the old id and returns the last sequence that is stored under it. This sequence tells
+    which batches of unknown outcome are stored, and which acknowledged messages the broker has lost: in a crash, or
+    because an older copy of its data was started.
     """
 
     ends_with_topic: ClassVar[bool] = True
@@ -194,27 +187,27 @@ class PartitionSender:
         self._open_requests = 0
         self._in_flight_bytes = 0
         self._stored_through = [-1, -1, -1]
-        """The last sequence of what was answered, by the durability that the answer promised."""
+        """The last acknowledged sequence, by the promised durability (the index is one of `ACKS_NONE` …)."""
         self._has_gap = False
         self._outcome_unknown = False
         self._backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         self._busy_since = float("inf")
-        """When the broker first reported "busy"; inf if it is not busy, -inf once that is logged."""
+        """Since when the broker has been busy; inf: the broker is not busy; -inf: this is logged already."""
+        self._description = f"messages to {topic.name}/{partition}"
 
     @property
     def idle(self) -> bool:
         return not self.in_flight and not self.queue
 
     def push(self, batch: Batch) -> None:
-        """Queue a closed batch whose partition is chosen."""
         follows_numbered = not self.queue or self.queue[-1].producer_id == self.producer_id
         if self.state is _READY and follows_numbered and batch.count <= remaining_sequences(self.sequence):
-            self._assign_sequence(batch)  # Encode now, while the broker works on the preceding batches.
+            # This also encodes the batch: now rather than before sending, while the broker works on earlier batches.
+            self._assign_sequence(batch)
         self.queue.append(batch)
         self.pump()
 
     def pump(self) -> None:
-        """Send the queued batches that may be sent."""
         if self.state is not _READY and self.queue:
             if self.state == SenderState.NO_ID:
                 self.state = SenderState.REQUESTING_ID
@@ -233,7 +226,7 @@ class PartitionSender:
             self._on_idle()
 
     def start_replacement(self, first: Sequence[Batch] = ()) -> None:
-        """Start the blocked replacement. The batches in `first` are queued ahead of its own."""
+        """Start the blocked sender of the re-created topic. The batches `first` are queued ahead of its own batches."""
         held, self.replacement = self.replacement, None
         waiting: list[Batch] = []
         if held is not None:
@@ -247,14 +240,13 @@ class PartitionSender:
             held.pump()
 
     def _on_idle(self) -> None:
-        """Start the replacement, and close the open batch if a caller waits for it."""
         if self.replacement is not None:
             self.start_replacement()
         if self.open_batch is not None and self.open_batch.is_urgent:
             self._accumulator.close_batch(self.open_batch)
 
     def expire(self, now: float) -> None:
-        """Fail queued batches that are late and were never sent, or found the broker always busy."""
+        """Fail queued batches past their deadline that were never sent, or that the broker always refused as busy."""
         while self.queue and self.queue[0].deadline <= now and not self.queue[0].attempts:
             batch = self.queue.popleft()
             if batch.producer_id == self.producer_id:
@@ -276,7 +268,7 @@ class PartitionSender:
         self.sequence += batch.count
 
     def _clear_sequences(self, sequence: int) -> None:
-        """Clear the sequences of the queued batches. The next batch sent gets `sequence`."""
+        """Clear the sequences of the queued batches. The batch that is sent next gets `sequence`."""
         self.sequence = sequence
         for batch in self.queue:
             batch.clear_sequence()
@@ -316,7 +308,7 @@ class PartitionSender:
         self._restart(producer_id)
 
     def _restart(self, producer_id: int) -> None:
-        """Go on under `producer_id`, from sequence 0."""
+        """Send all batches that are in flight or queued under `producer_id`, from sequence 0 on."""
         self.producer_id, self._stored_through = producer_id, [-1, -1, -1]
         self._has_gap = self._outcome_unknown = False
         self.state = _READY
@@ -327,7 +319,7 @@ class PartitionSender:
         self.pump()
 
     def _requeue(self) -> None:
-        """Move the batches in flight, all answered but not done, to the head of the queue."""
+        """Move the batches in flight to the head of the queue. All their requests must be answered."""
         self.queue.extendleft(reversed(self.in_flight))
         self.in_flight.clear()
         self._in_flight_bytes = 0
@@ -339,7 +331,7 @@ class PartitionSender:
         batch.attempts += max(0, call.send_count - 1)
         error = call.error
         if isinstance(error, Busy | SequenceGap) and call.send_count == 1:
-            batch.attempts -= 1  # This error proves that the last sending stored nothing.
+            batch.attempts -= 1  # The error proves that this attempt stored nothing, so it does not count.
         if error is None:
             self._handle_stored(call, batch)
         elif self.ends_with_topic and isinstance(error, UnknownTopic):
@@ -362,7 +354,7 @@ class PartitionSender:
             self.pump()
 
     def _handle_error(self, batch: Batch, error: TfmqError) -> None:
-        """Keep a batch that may be sent again or may be stored by an earlier sending; else fail it."""
+        """Keep a batch in flight if it may be sent again, or if an earlier attempt may have stored it; else fail it."""
         batch.last_error = error
         if isinstance(error, _RESEND_ERRORS):
             return
@@ -394,30 +386,27 @@ class PartitionSender:
             self.in_flight.remove(batch)
 
     def _resolve_errors(self) -> None:
-        """Continue with the first batch that is not done. All requests are answered."""
+        """Resend after a pause, or under a new id. All requests must be answered; unresolved batches are in flight."""
         first = self.in_flight[0].last_error if self.in_flight else None
         if not self._has_gap and isinstance(first, Busy):
             self.state = SenderState.BACKING_OFF
             self._log_busy(first)
             self._accumulator.call_later(self._backoff.advance(), self._resume_after_pause)
-        elif max(self._stored_through) < 0 and not self._outcome_unknown and not self._id_may_be_closed():
-            self._restart(self.producer_id)  # nothing was ever stored under it, so it is as good as new
+            return
+        closed = StaleProducer | UnknownProducer
+        rejected = all(each.attempts <= 1 and not isinstance(each.last_error, closed) for each in self.in_flight)
+        if rejected and max(self._stored_through) < 0 and not self._outcome_unknown:
+            self._restart(self.producer_id)  # Nothing was ever stored under this id, so it can be used from 0 again.
         else:
             self._request_successor()
 
     def _log_busy(self, error: Busy) -> None:
-        """Log once that the broker has been busy for `BUSY_LOG_SECONDS`."""
         now = self._accumulator.now()
         self._busy_since = min(self._busy_since, now)
         if float("-inf") < self._busy_since <= now - BUSY_LOG_SECONDS:
             self._busy_since = float("-inf")
             seconds = max(0.0, self.in_flight[0].deadline - now)
             log.info("Waiting up to %.0f s for room for %s: %s", seconds, self._description, error)
-
-    def _id_may_be_closed(self) -> bool:
-        """Return whether the broker may have closed the producer id, or may have stored a batch."""
-        closed = StaleProducer | UnknownProducer
-        return any(isinstance(each.last_error, closed) or each.attempts > 1 for each in self.in_flight)
 
     def _resume_after_pause(self) -> None:
         if self.state == SenderState.BACKING_OFF:
@@ -453,7 +442,10 @@ class PartitionSender:
             self._fail_all(error)
 
     def _resolve_in_flight(self, last_sequence: int, durability: int) -> None:
-        """Complete the batches that are stored although their reply was lost. Report lost messages."""
+        """Complete or fail batches of unknown outcome by `last_sequence`, the last that the broker has stored.
+
+        `durability`: that of the stored messages. Log the acknowledged messages that the broker has lost.
+        """
         for batch in list(self.in_flight):
             if batch.last_sequence <= last_sequence:
                 self._remove_in_flight(batch)
@@ -462,7 +454,7 @@ class PartitionSender:
                 self._remove_in_flight(batch)
                 self._accumulator.fail_batch(batch, batch.last_error)
         first = max(last_sequence, -1) + 1
-        # Messages are synced in order: what was answered before a synced one is synced too.
+        # Messages are synced in order: a message before a synced message was synced too, whatever its reply promised.
         for durability in (ACKS_SYNCED, ACKS_WRITTEN):
             lost = self._stored_through[durability] + 1 - first
             if lost > 0:
@@ -471,7 +463,10 @@ class PartitionSender:
                 first += lost
 
     def _id_unknown(self, error: UnknownProducer) -> None:
-        """Get a new id. The outcome of batches is unknown, unless sent once and rejected."""
+        """Get a new id after the broker has forgotten the old one.
+
+        Fail batches that may be stored under the old id: their outcome can no longer be found out.
+        """
         for batch in list(self.in_flight):
             if batch.attempts > 1 or self._outcome_unknown:
                 self._remove_in_flight(batch)
@@ -479,21 +474,15 @@ class PartitionSender:
         self.state = SenderState.REQUESTING_ID
         self._accumulator.producer_ids.acquire(self._id_received)
 
-    @property
-    def _description(self) -> str:
-        return f"messages to {self.topic.name}/{self.partition}"
-
-    # Errors
-
     def _topic_deleted(self, error: TfmqError) -> None:
-        """Reroute or fail all batches of a deleted topic. All requests are answered.
+        """Reroute or fail all batches of a deleted topic. All requests must be answered.
 
-        Batches that cannot be stored are rerouted to the re-created topic in their original order. Batches that may be
-        stored fail with outcome "unknown". The acknowledged messages that are gone with the topic are logged.
+        Batches that are certainly not stored are rerouted to the re-created topic in their original order. Batches that
+        may be stored fail with outcome "unknown". The number of acknowledged messages that the deletion lost is logged.
         """
         for durability, promised in ((ACKS_SYNCED, "synced"), (ACKS_WRITTEN, "written")):
             if count := self._stored_through[durability] + 1:
-                # The broker of an older copy does not know that the topic existed, so it cannot tell the cause.
+                # A broker started on an older copy of its data never knew the topic, so the cause cannot be told.
                 log.warning(LOST_WITH_TOPIC, self.topic.name, count, promised, self.partition)
                 break
         moving: list[Batch] = []
@@ -505,7 +494,7 @@ class PartitionSender:
         self._accumulator.remove_partition(self, moving)
 
     def _reroute_or_fail(self, batch: Batch, error: TfmqError, moving: list[Batch]) -> None:
-        """Add the batch to `moving`, or fail it if it may be stored or was rerouted once."""
+        """Add the batch to `moving`, or fail it if it may be stored or was rerouted before."""
         if batch.attempts <= 1 and not batch.rerouted_from_partitions:
             moving.append(batch)
         else:
@@ -513,7 +502,7 @@ class PartitionSender:
             self._accumulator.fail_batch(batch, with_outcome(error, batch))
 
     def _fail_all(self, error: TfmqError) -> None:
-        """Fail the queued batches and the answered ones in flight; the others await their replies."""
+        """Fail queued batches, and batches in flight whose request failed. Others in flight await their replies."""
         waiting = [each for each in self.in_flight if each.last_error is not None]
         for batch in waiting:
             self._remove_in_flight(batch)
@@ -528,19 +517,19 @@ class PartitionSender:
 
 
 def with_outcome(error: TfmqError, batch: Batch) -> TfmqError:
-    """Return a copy of `error`, "unknown" if the batch was sent twice: the first may be stored."""
+    """Return a copy of `error` with the batch's outcome: "unknown" if an earlier attempt may have stored it."""
     told = copy(error)
     told.outcome = UNKNOWN if batch.attempts > 1 else NOT_DONE
     return told
 
 
 def _renew_due_times(dues: DueTimes, now: Callable[[], float], request: Produce) -> Produce:
-    """Return the request for delayed messages with the delays that are left now."""
+    """Return `request`, which sends delayed messages, with their remaining delays at `now()`."""
     return request._replace(due=dues.pack(now()))
 
 
 DELAYED_TOPIC = Topic("", 0, (), {})
-"""The topic in successor requests for the ids of delayed messages."""
+"""Stands for all delayed messages in requests for the successor of a producer id."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -557,40 +546,34 @@ class DelayedPartitionBuffer:
         return self.sender.idle
 
     def push(self, batch: Batch) -> None:
-        """Queue a closed batch whose partition is chosen."""
         self.sender.push(batch)
 
 
 class DelayedSender(PartitionSender):
-    """Sends a producer's delayed messages for all topics and partitions, under ids of its own.
+    """Sends a producer's delayed messages for all topics and partitions, under separate producer ids.
 
-    The broker stores delayed messages in one log, and producer sequences apply to that log. So plain and delayed
-    messages never share a sequence. Unlike for a plain sender, a deleted topic affects only the batches for that topic.
-    A delay continues while a batch waits: the remaining delay is computed at each sending.
+    The broker stores all delayed messages in one log, and producer sequences apply to that log. So plain and delayed
+    messages never share a sequence. Here a deleted topic ends only the batches for that topic, not the sender. A delay
+    continues while a batch waits: the remaining delay is computed each time the batch is sent.
     """
 
     ends_with_topic: ClassVar[bool] = False
 
     def __init__(self, sender: BatchAccumulator) -> None:
         super().__init__(sender, DELAYED_TOPIC, 0)
+        self._description = "delayed messages"
         self.buffers: dict[tuple[str, int], DelayedPartitionBuffer] = {}
         self._deleted_topics: dict[tuple[str, int], Topic] = {}
         self._rerouted: list[Batch] = []
-        """Batches for deleted topics, not stored there, to be rerouted to the re-created topics."""
+        """Batches that were refused because their topic is deleted; they go to the re-created topic of that name."""
 
     def buffer_for(self, topic: Topic, partition: int) -> DelayedPartitionBuffer:
-        """Return the buffer of a partition of this incarnation of the topic; create it if missing."""
         buffer = self.buffers.get((topic.name, partition))
         if buffer is None or buffer.topic.incarnation != topic.incarnation:
             buffer = self.buffers[topic.name, partition] = DelayedPartitionBuffer(self, topic, partition)
         return buffer
 
     # Overrides
-
-    @property
-    def _description(self) -> str:
-        return "delayed messages"
-
     def _on_idle(self) -> None:
         waited_for = [
             buffer.open_batch
@@ -615,11 +598,7 @@ class DelayedSender(PartitionSender):
             super()._handle_error(batch, error)
 
     def _restart(self, producer_id: int) -> None:
-        """Continue with `producer_id`; first take out the batches for deleted topics.
-
-        They would be rejected and make the next gap. After the start they are rerouted to the re-created topics in
-        their original order.
-        """
+        """Continue under `producer_id`. Reroute the batches for deleted topics, in their original order."""
         moving, self._rerouted = self._rerouted, []
         strays = self._batches_of_deleted_topics(self.in_flight)
         for batch in strays:
@@ -649,7 +628,7 @@ class DelayedSender(PartitionSender):
         super()._fail_all(error)
 
     def _remove_deleted_buffers(self) -> list[DelayedPartitionBuffer]:
-        """Remove and return the buffers of deleted topics, whose metadata is requested again."""
+        """Remove and return the buffers of deleted topics. Invalidate the topics' metadata, so that it is requested."""
         gone, self._deleted_topics = self._deleted_topics, {}
         for home in gone.values():
             self._accumulator.invalidate_topic(home)
@@ -659,7 +638,6 @@ class DelayedSender(PartitionSender):
         return closed
 
     def _batches_of_deleted_topics(self, batches: Iterable[Batch]) -> list[Batch]:
-        """Return those of `batches` whose topic is deleted."""
         gone = self._deleted_topics
         return [
             each

@@ -1,7 +1,7 @@
 """Choice of the partition for a message: the plug-in interface and the built-in selectors.
 
-`Producer(selector=...)` takes an object, or the name of an entry point of the group `tfmq.partition_selectors`. A
-selector is called under the producer's lock and must not block.
+`Producer(selector=...)` takes a `PartitionSelector`, or the name of an entry point of the group
+`tfmq.partition_selectors`. A selector is called under the producer's lock and must not block.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class PartitionSelector(ABC):
     """Chooses a partition for each message. `get_partition` returns one of `partitions`."""
 
     per_batch = False
-    """True: one choice may serve all messages without a key in a batch.
+    """True: messages without a key need not be distributed one by one; a whole batch of them may get one choice.
 
     This avoids many small batches on topics with many partitions.
     """
 
     strict = False
-    """True: called for every message, also if it names a partition or its topic has only one."""
+    """True: the selector is called also for a message that names a partition, and if the topic has only one."""
 
     @abstractmethod
     def get_partition(self, topic: str, partitions: Sequence[Partition], message: Message) -> Partition:
@@ -40,10 +40,7 @@ class PartitionSelector(ABC):
 
 
 class RoundRobin(PartitionSelector):
-    """Uses the partitions in turn, without those that accept no writes.
-
-    Advances with every batch.
-    """
+    """Chooses the partitions in turn, one per batch, and leaves out partitions that accept no writes."""
 
     per_batch = True
 
@@ -65,7 +62,8 @@ class RoundRobin(PartitionSelector):
 class KeyHash(PartitionSelector):
     """Chooses the partition by the CRC-32 of the key, the same in every process and language.
 
-    Messages of one key stay in order as long as the topic does not grow. Without a key: round robin.
+    Messages of one key stay in order as long as the topic gets no more partitions. Messages without a key are
+    distributed as by `RoundRobin`.
     """
 
     per_batch = True
@@ -82,7 +80,7 @@ class KeyHash(PartitionSelector):
 
 
 class Random(PartitionSelector):
-    """Chooses a random partition that accepts writes; `choose` picks one item of a sequence."""
+    """Chooses a random partition that accepts writes. `choose` returns a random item of a sequence."""
 
     per_batch = True
 
@@ -97,9 +95,9 @@ class Random(PartitionSelector):
 
 
 def load_selector(selector: PartitionSelector | str | None) -> PartitionSelector:
-    """Return the selector: an object unchanged, a name by entry point, None as `KeyHash`.
+    """Return the selector: the given object, the one of the named entry point, or `KeyHash` for None.
 
-    Raises `BadRequest` for a name without an entry point and for an object without `get_partition`.
+    Raises `BadRequest` if no entry point has the name, or the object is no selector.
     """
     if selector is None:
         return KeyHash()
@@ -130,7 +128,7 @@ def choose_partition(selector: PartitionSelector, topic: Topic, message: Message
 
 
 STORE_BYTES_MAX: Final = 1 << 30
-"""Bytes kept for partitions that accept no writes; further sends fail. A day at 12 kB/s."""
+"""Default size limit of the store of `StrictPartitions`; sends beyond it fail. Enough for a day at 12 kB/s."""
 
 
 class StrictPartitions(PartitionSelector):
@@ -139,17 +137,17 @@ class StrictPartitions(PartitionSelector):
         selector = tfmq.StrictPartitions({"orders": [0, 1]}, store="/var/lib/shop/orders.db")
         producer = tfmq.Producer(selector=selector)
 
-    Among several partitions the key decides, always the same partition for a key; messages without a key use them in
-    turn.
+    Among several partitions of a topic the key decides: messages of one key always go to the same partition. Messages
+    without a key go to the partitions in turn.
 
     `partitions`: topic -> partition numbers. Other topics are rejected (`BadRequest`), and so is a message for another
     partition (`UnknownPartition`).
 
     `store`: path of an SQLite file, created if missing. While a partition accepts no writes, or the broker does not
     respond, its messages are stored there. `SendResult.durability` is then "kept", and the result is returned after the
-    file is fsynced. The messages are sent in order, each once, before any later one, by this process or by the next one
-    that opens the store. None: such sends fail. Only one running process can use a store. With a store, `acks` is
-    always "synced", and delayed sends are not possible.
+    file is fsynced. This process, or the next process that opens the store, sends the stored messages in order, each
+    once, before any later message. `store` None: sends fail while the partition accepts no writes. Only one running
+    process can use a store. With a store, `acks` is always "synced", and delayed sends are not possible.
 
     `store_bytes`: size limit of the store; sends beyond it fail (`Busy`).
     """
@@ -185,7 +183,7 @@ class StrictPartitions(PartitionSelector):
         self._turns: dict[str, int] = {}
 
     def get_partition(self, topic: str, partitions: Sequence[Partition], message: Message) -> Partition:
-        """Return the configured partition, also if it accepts no writes.
+        """Return the partition for a message among the configured ones, also if the partition accepts no writes.
 
         Raises `UnknownPartition` if the topic has no such partition or the message names one that is not configured,
         `BadRequest` for a topic that is not configured.
@@ -196,7 +194,7 @@ class StrictPartitions(PartitionSelector):
         return partitions[number]
 
     def choose(self, topic: str, message: Message) -> int:
-        """Return the partition from the configuration alone. Raises as `get_partition`."""
+        """Return the partition as `get_partition` does, but without the topic's metadata."""
         numbers = self.partitions.get(topic)
         if numbers is None:
             raise BadRequest(f"{topic} is not among the topics of StrictPartitions; add it with its partitions.")

@@ -1,8 +1,9 @@
 """Encodes a batch of records; docs/formats/record.md describes the format.
 
-This is the hottest code of the send path. Records of equal size are joined on a template, then the CRC and id columns
-are assigned with a stride (about 0.2 us per record of 100 bytes). Other records take one `Struct.pack` each and one
-join (0.3 us). The attribute bytes that all records of a batch share enter each CRC as its start value.
+Sending spends most of its time here. If all records have the same size, payloads and copies of a template header are
+joined, then the bytes of all CRCs and ids are written by slice assignments with a stride (about 0.2 us per record of
+100 bytes). Other records take one `Struct.pack` each and one join (0.3 us). The CRC of attribute bytes that all records
+of a batch share is computed once, as the start value of each record's CRC.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from tfmq.ids import SEQUENCE_BITS
 
 Buffer = bytes | bytearray | memoryview
 Blocks = list[tuple[int, int, int]]
-"""[bytes, count, CRC-32] of each block, as in PRODUCE."""
+"""(size in bytes, number of records, CRC-32) of each block, as in a PRODUCE request."""
 
 _ID: Final = Struct(">Q")
 _ID_POSITION: Final = 8
 _STRIDED_COUNT: Final = 8
-"""Fewer records than this are encoded faster one by one."""
+"""Minimum number of records for slice assignments; fewer records are encoded faster one by one."""
 
 
 class EncodedRecords(NamedTuple):
-    """The records of a batch. `ends`: of each record; None if all have `record_size` bytes."""
+    """The encoded records of a batch. `ends`: where each record ends in `data`; None: all have `record_size` bytes."""
 
     data: bytearray
     blocks: Blocks
@@ -47,12 +48,12 @@ class EncodedRecords(NamedTuple):
 
 
 def attribute_part(attribute: bytes) -> bytes:
-    """Return the bytes between a record's header and payload: the attribute's size and itself."""
+    """Return the bytes between a record's header and payload: the attribute's size and the attribute."""
     return ATTRIBUTE_SIZE.pack(len(attribute)) + attribute if attribute else b""
 
 
 def encode_shared(payloads: Sequence[bytes], part: bytes, producer_id: int, sequence: int) -> EncodedRecords:
-    """Encode records that share `part` (see `attribute_part`), with ids from `sequence` on."""
+    """Encode records that have the same attribute, encoded as `part` (see `attribute_part`), from `sequence` on."""
     sizes = list(map(len, payloads))
     size = sizes[0]
     if len(sizes) >= _STRIDED_COUNT and sizes.count(size) == len(sizes):
@@ -75,10 +76,10 @@ def encode_each(
     sequence: int,
     sizes: Sequence[int] | None = None,
 ) -> EncodedRecords:
-    """Encode records with individual attribute bytes and flags.
+    """Encode records with individual attributes (`parts`, see `attribute_part`) and flags.
 
-    `flags` do not contain the attribute flag; None: all records have the same attribute bytes and no other flag.
-    `sizes`: the payload sizes, if known.
+    `flags` do not contain the attribute flag; None: all records have the same attribute and no other flag. `sizes`: the
+    payload sizes, if the caller knows them.
     """
     count = len(payloads)
     first_id = producer_id << SEQUENCE_BITS | sequence
@@ -100,7 +101,7 @@ def encode_each(
 
 
 def rewrite_ids(encoded: EncodedRecords, producer_id: int, sequence: int) -> EncodedRecords:
-    """Return the records with other ids and block CRCs; record checksums do not cover the id."""
+    """Return the records with ids from `sequence` on. Only the block CRCs change: record CRCs do not cover the id."""
     data = bytearray(encoded.data)
     first_id = producer_id << SEQUENCE_BITS | sequence
     for number, position in enumerate(record_positions(bytes(data))):
@@ -166,7 +167,7 @@ def _counting_bytes(first: int, count: int) -> bytes:
 
 
 def _divide_blocks(data: bytearray, lengths: Sequence[int]) -> EncodedRecords:
-    """Divide records into blocks of at most `BLOCK_BYTES`, at least one whole record each."""
+    """Divide records into blocks of at most `BLOCK_BYTES`. Each block has at least one whole record."""
     ends = list(accumulate([HEADER_SIZE + length for length in lengths]))
     blocks: Blocks = []
     first = start = 0

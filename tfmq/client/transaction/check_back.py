@@ -1,8 +1,8 @@
-"""The check-back: the broker asks a producer to decide prepared transactions.
+"""The check-back: the broker asks a producer group how its prepared transactions ended.
 
-One request of the producer's group always waits at the broker. It needs no thread: any thread that reads sees its
-reply, and otherwise the reply is polled every `POLL_SECONDS`. The user's functions run in an executor, because they may
-block. The first one that returns "commit" or "rollback" decides.
+A producer with check functions always has a request waiting at the broker, which replies with the transactions. The
+request needs no thread: its reply is received with others, or looked for every `POLL_SECONDS`. The user's functions run
+in an executor, because they may block. The first function that returns "commit" or "rollback" decides.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tfmq.protocol.commands import AwaitChecks, CommitTransaction, RollbackTrans
 log = logging.getLogger("tfmq.transaction")
 
 WAIT_SECONDS: Final = 30.0
-"""How long the broker holds one request; its limit is a minute."""
+"""How long a request waits at the broker, which permits a minute at most."""
 POLL_SECONDS: Final = 5.0
-"""Delay of reading a reply while no thread sends: the broker asks after a minute anyway."""
+"""The longest delay of a reply while no thread reads. It matters little: the broker only asks after a minute."""
 GRACE_SECONDS: Final = 30.0
 PAUSE_SECONDS: Final = 5.0
-"""The pause after an error: the broker is unreachable, or has too many waiting requests."""
+"""The pause after an error, for example because the broker is unreachable or has too many waiting requests."""
 
 
 class InDoubt(NamedTuple):
     """A prepared transaction that the broker asks about.
 
-    Its name, its epoch, when it was prepared, and the first of the topics that it sends to.
+    `xid`: its name · `epoch`: its number · `topics`: the first of the topics to which it sends.
     """
 
     xid: str
@@ -42,7 +42,7 @@ class InDoubt(NamedTuple):
 
 
 Check = Callable[[InDoubt], Any]
-"""Returns "commit", "rollback", or None to be asked again later."""
+"""A check function: returns "commit", "rollback", or None to be called again later."""
 DECISION_REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
     "commit": lambda asked: CommitTransaction(asked.xid, asked.epoch, False, False, []),
     "rollback": lambda asked: RollbackTransaction(asked.xid, asked.epoch, False),
@@ -50,7 +50,7 @@ DECISION_REQUESTS: Final[Mapping[Any, Callable[[InDoubt], Any]]] = {
 
 
 def answer_checks(link: ClientConnection, group: str, run: Executor, functions: Sequence[Check]) -> Operation[None]:
-    """Answer the checks of the broker with `functions`, which `run` executes, until cancelled."""
+    """Answer the broker's checks by `functions`, which `run` executes, until this operation is cancelled."""
     told = ""
     while True:
         try:
@@ -62,7 +62,7 @@ def answer_checks(link: ClientConnection, group: str, run: Executor, functions: 
                 log.warning("The check of transactions of group %s is paused: %s", group, error)
             told = error.code
             yield Wait((), PAUSE_SECONDS)
-        except Exception:  # For example no thread can be started: the next check may succeed.
+        except Exception:  # For example because no thread can be started. The next check may succeed.
             log.exception("The check of transactions of group %s failed; it continues.", group)
             yield Wait((), PAUSE_SECONDS)
 
@@ -93,7 +93,7 @@ def _answer_check(link: ClientConnection, run: Executor, functions: Sequence[Che
 
 
 def _decide(functions: Sequence[Check], asked: InDoubt) -> str | None:
-    """Return the decision of the first function that has one. A function that raises has none."""
+    """Return the decision of the first function that returns one. A function that raises decides nothing."""
     for function in list(functions):
         try:
             decision = function(asked)
@@ -109,6 +109,5 @@ def _decide(functions: Sequence[Check], asked: InDoubt) -> str | None:
 
 
 def parse_in_doubt(row: Mapping[str, Any]) -> InDoubt:
-    """Return the transaction in one row of the AWAIT_CHECKS reply."""
     prepared_at = datetime.fromtimestamp(int(row.get("prepared_ms", 0)) / 1000, UTC)
     return InDoubt(str(row["xid"]), int(row["epoch"]), prepared_at, tuple(row.get("topics", ())))

@@ -1,6 +1,6 @@
 """Requests of one transaction: a single TRANSACT, or begin, prepare, commit and roll back.
 
-The broker recognises every repeated request. So a request is sent again over a new connection, and when the user
+The broker recognises a repeated request. So a request can be sent again over a new connection, and also when the user
 repeats a step whose reply was lost.
 """
 
@@ -34,27 +34,16 @@ from tfmq.errors import (
     TransactionState,
     UnknownTransaction,
 )
-from tfmq.protocol.commands import (
-    CommitTransaction,
-    CommitTransactionReply,
-    PrepareTransaction,
-    RollbackTransaction,
-    Transact,
-    TransactionDelayed,
-    TransactionOffsets,
-    TransactReply,
-)
-from tfmq.protocol.commands import TransactionBatch as BatchRow
+from tfmq.protocol import commands
 
 log = logging.getLogger("tfmq.transaction")
 
 BACKGROUND_ROLLBACK_SECONDS: Final = 30.0
-"""How long a background rollback is retried; the transaction's timeout ends it later."""
+"""How long a background rollback is retried. After that the transaction's timeout ends it at the broker."""
 SEQUENCES_TRIED: Final = 4
-"""Maximum producer sequences tried for one TRANSACT request that was certainly not executed.
+"""How many producer ids are tried for one TRANSACT request, while it is certain that it was not executed.
 
-The second one is for a sequence that expired while idle; each further one for a power cut while the request was in
-flight.
+The broker may have forgotten the first id because it was idle, and each further one in a power loss during the request.
 """
 
 
@@ -72,21 +61,21 @@ class TransactionServices(Protocol):
 
 
 class TransactionRequests:
-    """The requests of one transaction. `maybe_executed`: the step may have been executed."""
+    """The requests of one transaction. `maybe_executed`: whether the broker may have executed the current step."""
 
     def __init__(self, home: TransactionServices, gathering: TransactionAccumulator, beginning: BeginFields) -> None:
         self.prepared = False
-        """Whether the broker confirmed the prepare; the offsets are then stored as well."""
+        """Whether the broker has confirmed the prepare, which included the consumer offsets."""
         self.maybe_executed = False
         self.pipeline: Pipeline | None = None
-        self.offsets: dict[str, TransactionOffsets] = {}
-        """By consumer group."""
+        self.offsets: dict[str, commands.TransactionOffsets] = {}
+        """The consumer offsets to commit, by group."""
         self.batch_offsets: Sequence[int] = ()
         """The offsets in the commit reply, one per batch in the order of sending."""
-        self.delayed_replies: dict[int, TransactionDelayed] = {}
+        self.delayed_replies: dict[int, commands.TransactionDelayed] = {}
         """Handles of delayed messages in the commit reply, by the index of the batch."""
         self.dropped_messages = 0
-        """Messages dropped at the commit because their topics were deleted."""
+        """Number of messages that the broker dropped at the commit because their topics were deleted."""
         self._found_xid, self._found_epoch = beginning.xid, 0
         self._manager = home
         self._link = home.link
@@ -102,12 +91,10 @@ class TransactionRequests:
 
     @property
     def xid(self) -> str:
-        """The name; "" before the broker has assigned one."""
         return self.pipeline.xid if self.pipeline is not None else self._found_xid
 
     @property
     def epoch(self) -> int:
-        """The epoch; 0 before the broker has assigned one."""
         return self.pipeline.epoch if self.pipeline is not None else self._found_epoch
 
     @property
@@ -117,16 +104,14 @@ class TransactionRequests:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no message or offset was added in this process."""
+        """Whether this process has added no message and no offset."""
         return self.pipeline is None and self._accumulator.is_empty and not self.offsets
 
     @property
     def one_request_sent(self) -> bool:
-        """Whether the TRANSACT request was sent."""
         return self._sequence is not None
 
     def attach(self, xid: str, epoch: int, prepared: bool) -> None:
-        """Attach to a transaction that the broker has already."""
         self._found_xid, self._found_epoch, self.prepared, self._began_here = xid, epoch, prepared, False
 
     def begin_and_send_full(self) -> Pipeline:
@@ -141,7 +126,6 @@ class TransactionRequests:
         return pipeline
 
     def begin(self) -> Operation[None]:
-        """Begin the transaction now and wait for the reply."""
         pipeline = self.begin_and_send_full()
         while not pipeline.begun:
             _raise_if_failed(pipeline.failure)
@@ -150,22 +134,21 @@ class TransactionRequests:
     # Steps: each returns the state after it
 
     def prepare(self, ttl_ms: int | None) -> Operation[str]:
-        """Prepare. `ttl_ms`: the time limit in the prepared state (None: the broker's default)."""
+        """Prepare. `ttl_ms`: how long the transaction may stay prepared (None: the broker's default)."""
         if not self.begun and self.is_empty:
             return READ_ONLY
         yield from self._send_all()
         self.maybe_executed = self._prepare_sent = True
-        request = PrepareTransaction(self.xid, self.epoch, ttl_ms, list(self.offsets.values()))
+        request = commands.PrepareTransaction(self.xid, self.epoch, ttl_ms, list(self.offsets.values()))
         call = yield from self._send_request(request)
         state = str(call.result().state)
         self.prepared = state == PREPARED
         return state
 
     def commit(self) -> Operation[str]:
-        """Commit the transaction. Raises `TransactionRolledBack` and the broker's errors."""
         if not self.begun:
             if self._sent_batches:
-                return APPLYING  # Only the broker's targets know more: report the state as "applying".
+                return APPLYING  # Committed before by one request, whose reply said so. No later state is reported.
             if self.is_empty:
                 return READ_ONLY
             if self.one_request_sent or self._manager.fits_one_request(self._accumulator):
@@ -176,9 +159,9 @@ class TransactionRequests:
             yield from self._send_all()
         self.maybe_executed = True
         offsets = [] if self.prepared else list(self.offsets.values())
-        request = CommitTransaction(self.xid, self.epoch, not self.prepared, False, offsets)
+        request = commands.CommitTransaction(self.xid, self.epoch, not self.prepared, False, offsets)
         call = yield from self._send_request(request)
-        # Other clients may end a prepared transaction.
+        # Not if the transaction was prepared, because then another client may have committed it.
         never_began = self._began_here and not self.prepared and call.send_count == 1
         if isinstance(call.error, UnknownTransaction) and never_began:
             raise TransactionRolledBack(
@@ -189,7 +172,7 @@ class TransactionRequests:
         return str(reply.state)
 
     def roll_back(self, seconds: float | None) -> Operation[str]:
-        """Roll back within `seconds`; None: the timeout of any step. Raises `TransactionState`."""
+        """Roll back. `seconds`: timeout; None: that of all steps. Raises `TransactionState`."""
         if self.one_request_sent:
             raise TransactionState(
                 "Whether the transaction was committed is not known, so it cannot be rolled back: call commit() again,"
@@ -201,14 +184,14 @@ class TransactionRequests:
         if self.pipeline is not None and not (yield from self._halt_sending(self.pipeline, until)):
             return ROLLED_BACK
         self.maybe_executed = True
-        request = RollbackTransaction(self.xid, self.epoch, False)
+        request = commands.RollbackTransaction(self.xid, self.epoch, False)
         call = yield from self._send_request(request, until=until)
         if call.error is not None and self._ends_by_itself(call.error):
             return ROLLED_BACK
         return str(call.result().state)
 
     def _halt_sending(self, pipeline: Pipeline, until: float) -> Operation[bool]:
-        """Stop sending. Return whether there is a transaction to roll back at the broker."""
+        """Stop sending. Return whether the broker has begun the transaction, so that it must be rolled back there."""
         while not pipeline.begun and pipeline.failure is None:
             remaining = until - self._link.now()
             if remaining <= 0:
@@ -218,12 +201,12 @@ class TransactionRequests:
         return pipeline.begun
 
     def _ends_by_itself(self, error: TfmqError) -> bool:
-        """Return whether only this client could commit the transaction, which it will not do."""
+        """Return whether the transaction is certain to be rolled back, although its rollback failed with `error`."""
         if self.prepared or not self._began_here:
             return False
         if isinstance(error, TransactionRolledBack):
             return True
-        if CommitTransaction in self._unresolved:
+        if commands.CommitTransaction in self._unresolved:
             return False
         if isinstance(error, UnknownTransaction):
             return True
@@ -233,7 +216,7 @@ class TransactionRequests:
     # Parts of steps
 
     def _send_request(self, request: Any, *bodies: Buffer, until: float | None = None) -> Operation[PendingRequest]:
-        """Send a request whose type is unresolved until the broker has reported the outcome."""
+        """Send the request of a step. Its type stays in `_unresolved` until the broker has reported the outcome."""
         kind, until = type(request), self._link.now() + self._manager.seconds if until is None else until
         doubtful = kind in self._unresolved
         self._unresolved.add(kind)
@@ -242,7 +225,7 @@ class TransactionRequests:
             self._unresolved.discard(kind)
         return call
 
-    def _store_commit_reply(self, reply: CommitTransactionReply | TransactReply) -> None:
+    def _store_commit_reply(self, reply: commands.CommitTransactionReply | commands.TransactReply) -> None:
         self.batch_offsets, self.dropped_messages, dropped = reply.offsets, reply.dropped, reply.dropped
         self.delayed_replies = {each.batch: each for each in reply.delayed}
         if dropped:
@@ -250,7 +233,7 @@ class TransactionRequests:
             log.warning(lost, dropped, self.xid)
 
     def _send_all(self) -> Operation[None]:
-        """Wait until the broker has all batches. Raises the error that prevents it."""
+        """Send all batches, and wait until the broker has acknowledged them. Raises the error that prevents this."""
         if self._accumulator.is_empty and self.pipeline is None and self.epoch:
             return  # A resumed transaction without new messages.
         pipeline = self.begin_and_send_full()
@@ -260,21 +243,18 @@ class TransactionRequests:
         _raise_if_failed(pipeline.failure)
 
     def _commit_in_one_request(self) -> Operation[str]:
-        """Send begin, batches and commit as one TRANSACT request."""
         until = self._link.now() + self._manager.seconds
         batches = self._accumulator.drain_all()
         done = False
         try:
-            stream = yield from self._sequence_for(batches, until)
-            self.maybe_executed = True
-            call = yield from self._send_transact(stream, batches, until)
-            for _ in range(1, SEQUENCES_TRIED):
-                if not _sequence_rejected(call):
-                    break
-                self._sequence, self.maybe_executed = None, False
-                stream = yield from self._sequence_for(batches, until, fresh=True)
+            for attempt in range(SEQUENCES_TRIED):
+                if attempt:
+                    self._sequence, self.maybe_executed = None, False
+                stream = yield from self._sequence_for(batches, until, fresh=attempt > 0)
                 self.maybe_executed = True
                 call = yield from self._send_transact(stream, batches, until)
+                if not _sequence_rejected(call):
+                    break
             reply = call.result()
             done = True
         except TfmqError as error:
@@ -286,19 +266,22 @@ class TransactionRequests:
                 self._accumulator.requeue(batches)
         self._sent_batches = batches
         self._store_commit_reply(reply)
-        stream.sequence += sum(batch.count for batch in batches)
+        stream.sequence += sum([batch.count for batch in batches])
         self._manager.sequences.release(stream)
         return str(reply.state)
 
     def _sequence_for(
-        self, batches: Sequence[TransactionBatch], until: float, fresh: bool = False
+        self, batches: Sequence[TransactionBatch], until: float, fresh: bool
     ) -> Operation[ProducerSequence]:
-        """Return the producer sequence of the earlier TRANSACT request, or one for the first."""
+        """Return the producer id of the earlier TRANSACT request if there was one, else another from the pool.
+
+        `fresh`: take a newly leased id instead of one from the pool.
+        """
         stream = self._sequence
         if stream is None:
             streams = self._manager.sequences
             stream = yield from (streams.lease_new(until) if fresh else streams.acquire(until))
-            if not stream.has_room_for(sum(batch.count for batch in batches)):
+            if not stream.has_room_for(sum([batch.count for batch in batches])):
                 stream = yield from streams.lease_new(until)
             stream.number += 1
             self._sequence = stream
@@ -312,10 +295,10 @@ class TransactionRequests:
             encoded = batch.assign_sequence(stream.producer_id, sequence)
             size = len(encoded.data)
             place = (batch.topic, batch.incarnation, batch.partition, sequence, batch.count, size)
-            rows.append(BatchRow(*place, encoded.blocks, batch.due_field))  # type: ignore[arg-type]
+            rows.append(commands.TransactionBatch(*place, encoded.blocks, batch.due_field))  # type: ignore[arg-type]
             bodies.append(encoded.data)
             sequence += batch.count
-        request = Transact(stream.producer_id, stream.number, rows, list(self.offsets.values()))
+        request = commands.Transact(stream.producer_id, stream.number, rows, list(self.offsets.values()))
         return self._send_request(request, *bodies, until=until)
 
     # End
@@ -330,24 +313,22 @@ class TransactionRequests:
         self.stop_sending()
         pipeline = self.pipeline
         if pipeline is not None and pipeline.begun and self._link.state != ConnectionState.CLOSED:
-            request = RollbackTransaction(pipeline.xid, pipeline.epoch, False)
+            request = commands.RollbackTransaction(pipeline.xid, pipeline.epoch, False)
             self._link.send_request(request, seconds=BACKGROUND_ROLLBACK_SECONDS, in_background=True)
 
     def finish(self) -> None:
-        """Stop after the final state is known."""
         self.stop_sending()
         if self.pipeline is not None:
             self.pipeline.stop()
 
     def sent_counts(self) -> tuple[int, int, int]:
-        """Return the number of messages, batches and bytes sent."""
         if self.pipeline is not None:
             return self.pipeline.message_count, self.pipeline.batch_count, self.pipeline.sent_bytes
         framed = self._sent_batches
-        return sum(each.count for each in framed), len(framed), sum(each.size_bytes for each in framed)
+        return sum([each.count for each in framed]), len(framed), sum([each.size_bytes for each in framed])
 
     def batches(self) -> Iterator[TransactionBatch | None]:
-        """Yield all batches in order, sent or not; None for one without references."""
+        """Yield all batches in order, sent or not; None for a batch that was freed because no handle refers to it."""
         yield from self._sent_batches
         if self.pipeline is not None:
             yield from (held() for held in self.pipeline.journalled_batches)
@@ -355,10 +336,10 @@ class TransactionRequests:
 
 
 def _sequence_rejected(call: PendingRequest) -> bool:
-    """Return whether the broker rejected the producer sequence without executing the request.
+    """Return whether the broker rejected the producer sequence and has certainly not executed the request.
 
-    `SequenceGap` is raised after the check for duplicates, so it is certain for earlier sendings, too. The other errors
-    are certain only for the first sending.
+    The broker raises `SequenceGap` only after its check for duplicates, so no earlier attempt was executed either. The
+    other errors prove this only if the request was sent once.
     """
     return isinstance(call.error, SequenceGap) or (isinstance(call.error, SEQUENCE_ERRORS) and call.send_count == 1)
 

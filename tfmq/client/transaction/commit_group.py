@@ -1,4 +1,4 @@
-"""Commit groups: a writer's part of a sequence; commit, abort and forget of the sequence."""
+"""Commit groups (prepared transactions that are committed together, by sequence): one writer's part, and the commit."""
 
 from __future__ import annotations
 
@@ -12,24 +12,14 @@ from tfmq.client.connection.requests import request, request_until_not_busy
 from tfmq.client.operation import Event, Operation, Task, Wait
 from tfmq.client.transaction.pipeline import BeginFields, Pipeline, ProducerSequencePool
 from tfmq.errors import TfmqError, TimedOut
-from tfmq.protocol.commands import (
-    AbortCommitGroup,
-    CommitGroup,
-    CommitGroupReply,
-    CommitMember,
-    ForgetCommitGroup,
-    Ping,
-    PrepareTransaction,
-    RollbackTransaction,
-    TransactionName,
-)
+from tfmq.protocol import commands
 
 DROP_TIMEOUT_SECONDS: Final = 5.0
-"""For the rollback of a failed writer's members; afterwards the timeout of each ends it."""
+"""How long a failed writer tries to roll back its member transactions. Later the timeout of each rolls it back."""
 
 
 class EncodedBlocks(Protocol):
-    """Encoded records. `blocks`: [size, count, CRC-32] each."""
+    """Encoded records. `blocks`: (size, number of records, CRC-32) of each block."""
 
     @property
     def data(self) -> Buffer: ...
@@ -38,16 +28,12 @@ class EncodedBlocks(Protocol):
 
 
 EncodeRecords = Callable[[int, int], EncodedBlocks]
-"""(producer id, sequence of the first record) -> the records. Must be deterministic."""
+"""(producer id, sequence of the first record) -> the encoded records. Must return the same bytes at each call."""
 
 
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class MemberBatch:
-    """`count` records for a partition of the topic's `incarnation`.
-
-    The records are encoded when they are sent, and released when the broker has them. `size_bytes` is an upper bound of
-    their size.
-    """
+    """`count` records, of at most `size_bytes` in total, for a partition. They are encoded only when they are sent."""
 
     topic: str
     incarnation: int
@@ -61,14 +47,12 @@ class MemberBatch:
     due_field: ClassVar[None] = None
 
     def assign_sequence(self, producer_id: int, sequence: int) -> EncodedBlocks:
-        """Assign the producer sequence and encode the records."""
         assert self.encode is not None, "the broker has not got it yet"
         self.producer_id, self.sequence = producer_id, sequence
         self.encoded = self.encode(producer_id, sequence)
         return self.encoded
 
     def release_records(self) -> None:
-        """Release the records after the broker's journal has them."""
         self.encoded = self.encode = None
 
 
@@ -81,32 +65,30 @@ CallLater = Callable[[float, Callable[[], None]], Any]
 class CommitGroupWriter:
     """Sends one writer's part of a sequence of a commit group, in member transactions.
 
-    A member is prepared, and the next one begun, before it exceeds the broker's transaction limits in size or age.
-    Members are local transactions: a member that is not prepared ends with its connection, so a writer that dies leaves
-    none open. Nothing is visible before COMMIT_GROUP names the members.
+    Before a member exceeds the broker's limits of size or age, the writer prepares it and begins the next one. A member
+    that is not prepared ends with its connection, so a writer that dies leaves no open member. `seconds`: timeout of a
+    request. `ttl_ms`: how long a member may stay prepared (None: the broker's default). `already_committed`: whether
+    the sequence was committed before, so that nothing is sent.
 
-    `seconds`: timeout of a request. `ttl_ms`: of a prepared member (None: the broker's default).
-
-    The methods are operations, one at a time. `prepared` lists the prepared members. `already_committed`: the sequence
-    is committed, so nothing is sent. After an operation has raised, this part cannot be in the sequence; then only
-    `drop` may be called.
+    The methods are operations; only one may run at a time. If a method has raised, this writer's part cannot be
+    committed any more, and only `drop` may be called.
     """
 
     def __init__(
         self,
         link: ClientConnection,
         streams: ProducerSequencePool,
-        member: CommitMember,
+        member: commands.CommitMember,
         *,
         seconds: float,
         ttl_ms: int | None = None,
         start: StartTask,
         later: CallLater,
     ) -> None:
-        self.prepared: list[TransactionName] = []
+        self.prepared: list[commands.TransactionName] = []
         self.already_committed = False
         self.sent_bytes = self.sent_messages = 0
-        """Size and messages of the prepared members."""
+        """Bytes and number of messages in the prepared members."""
         self._link, self._sequences, self._member = link, streams, member
         self._seconds, self._ttl_ms = seconds, ttl_ms
         self._start_task, self._call_later = start, later
@@ -116,22 +98,23 @@ class CommitGroupWriter:
         self._bytes = 0
         self._age_timer: Any = None
         self._preparing_event: Event | None = None
-        """An unset event while a member that became too old is being prepared."""
+        """While a member that became too old is being prepared: an event, set at the end of that; else None."""
         self._failure: TfmqError | None = None
 
     # Operations
 
     def send(self, batch: MemberBatch) -> Operation[bool]:
-        """Queue `batch`; wait while too much is unacked.
+        """Queue `batch`, and wait while too many bytes are not acknowledged.
 
-        Return False if the sequence is already committed.
-
-        Raises the broker's error, `ConnectionFailed`; then nothing of this part will be visible.
+        Return False if the sequence is already committed. Raises the broker's error or `ConnectionFailed`; then no
+        message of this writer's part will be visible.
         """
         yield from self._wait_until_idle()
         if self.already_committed:
             return False
-        if self._exceeds_limits_with(batch):
+        limits, size_bytes = self._link.limits, self._bytes + batch.size_bytes
+        is_full = size_bytes > limits["transaction_bytes"] or self._batches >= limits["transaction_pieces"]
+        if self._pipeline is not None and is_full:
             yield from self._prepare_member()
         pipeline = self._pipeline or self._begin_member()
         pipeline.push([batch])  # type: ignore[list-item]  # A pipeline uses only attributes that a `MemberBatch` has.
@@ -141,29 +124,28 @@ class CommitGroupWriter:
             yield Wait((pipeline.changed_event(),), self._seconds)
         return not self.already_committed
 
-    def prepare(self) -> Operation[list[TransactionName]]:
-        """Prepare the last member and return the names of all. Raises as `send`."""
+    def prepare(self) -> Operation[list[commands.TransactionName]]:
+        """Prepare the last member and return the names of all members. Raises as `send`."""
         yield from self._wait_until_idle()
         if self._pipeline is not None:
             yield from self._prepare_member()
         return self.prepared
 
     def drop(self, seconds: float = DROP_TIMEOUT_SECONDS) -> Operation[None]:
-        """Roll back all members within `seconds`; the rest ends with its connection or timeout."""
+        """Roll back all members within `seconds`. A member for which this fails ends with its connection or timeout."""
         until = self._link.now() + seconds
         names, pipeline = list(self.prepared), self._pipeline
         if pipeline is not None and pipeline.begun:
-            names.append(TransactionName(pipeline.xid, pipeline.epoch))
+            names.append(commands.TransactionName(pipeline.xid, pipeline.epoch))
         self._end_member()
         calls = [
-            self._link.send_request(RollbackTransaction(xid, epoch, False), seconds=seconds) for xid, epoch in names
+            self._link.send_request(commands.RollbackTransaction(xid, epoch, False), seconds=seconds)
+            for xid, epoch in names
         ]
         for call in calls:
             while not call.done and self._link.now() < until:
                 yield Wait((call,), until - self._link.now())
             self._link.abandon(call)
-
-    # Internal
 
     def _begin_member(self) -> Pipeline:
         link, seconds = self._link, self._seconds
@@ -174,14 +156,6 @@ class CommitGroupWriter:
         self._task = self._start_task(pipeline.run(), pipeline.set_failure)
         self._age_timer = self._call_later(timeout_ms / 2000, self._member_too_old)
         return pipeline
-
-    def _exceeds_limits_with(self, batch: MemberBatch) -> bool:
-        """Return whether the open member would exceed the broker's limits with `batch`."""
-        limits = self._link.limits
-        return self._pipeline is not None and (
-            self._bytes + batch.size_bytes > limits["transaction_bytes"]
-            or self._batches >= limits["transaction_pieces"]
-        )
 
     def _is_already_committed(self, pipeline: Pipeline) -> bool:
         """Return whether the sequence is already committed. Raises the error of the member."""
@@ -195,14 +169,14 @@ class CommitGroupWriter:
     def _prepare_member(self) -> Operation[None]:
         pipeline = self._pipeline
         assert pipeline is not None, "one is open"
-        self._age_timer.cancel()  # Otherwise the age timer would prepare it a second time.
+        self._age_timer.cancel()  # Otherwise the age timer would prepare the member a second time.
         while (pipeline.unacked_bytes or not pipeline.begun) and not self._is_already_committed(pipeline):
             yield Wait((pipeline.changed_event(),), self._seconds)
         if self.already_committed:
             return
-        message = PrepareTransaction(pipeline.xid, pipeline.epoch, self._ttl_ms, [])
+        message = commands.PrepareTransaction(pipeline.xid, pipeline.epoch, self._ttl_ms, [])
         yield from _request_until_answered(self._link, message, self._seconds)
-        self.prepared.append(TransactionName(pipeline.xid, pipeline.epoch))
+        self.prepared.append(commands.TransactionName(pipeline.xid, pipeline.epoch))
         self.sent_bytes += pipeline.sent_bytes
         self.sent_messages += pipeline.message_count
         self._end_member()
@@ -236,7 +210,6 @@ class CommitGroupWriter:
         self._failure = error if isinstance(error, TfmqError) else TfmqError(f"The client failed: {error!r}")
 
     def _wait_until_idle(self) -> Operation[None]:
-        """Wait until no member is being prepared in the background. Raises its error."""
         while self._preparing_event is not None:
             yield Wait((self._preparing_event,), self._seconds)
         if self._failure is not None:
@@ -246,28 +219,27 @@ class CommitGroupWriter:
 # Decisions on the whole sequence
 
 
-def commit_sequence(link: ClientConnection, message: CommitGroup, seconds: float) -> Operation[CommitGroupReply]:
-    """Commit the sequence; repeated until the reply arrives, because a large commit takes long.
+def commit_sequence(
+    link: ClientConnection, message: commands.CommitGroup, seconds: float
+) -> Operation[commands.CommitGroupReply]:
+    """Commit the sequence. The request is repeated until the reply arrives, because a large commit takes long.
 
-    `seconds`: how long the broker may be unreachable or silent. The same sequence again gets the first reply. Raises
-    `GroupStale`, `GroupFenced`, `GroupIncomplete`, and other errors of the broker.
+    `seconds`: how long the broker may be unreachable or silent. If the sequence was committed before, the first reply
+    is returned again. Raises `GroupStale`, `GroupFenced`, `GroupIncomplete`, and other errors of the broker.
     """
-    reply: CommitGroupReply = yield from _request_until_answered(link, message, seconds)
+    reply: commands.CommitGroupReply = yield from _request_until_answered(link, message, seconds)
     return reply
 
 
 def abort_sequence(link: ClientConnection, group: str, sequence: int, run: str, seconds: float) -> Operation[str]:
-    """Abort what `run` prepared for the sequence, and reject its further members.
-
-    Return "aborted", or "committed" if the sequence was committed before.
-    """
-    reply = yield from _request_until_answered(link, AbortCommitGroup(group, sequence, run), seconds)
+    """Let the broker reject `run` from now on. Return "aborted"; "committed" if the sequence was committed before."""
+    reply = yield from _request_until_answered(link, commands.AbortCommitGroup(group, sequence, run), seconds)
     return str(reply.state)
 
 
 def forget_group(link: ClientConnection, group: str, seconds: float) -> Operation[bool]:
-    """Delete the progress of the group. Return False if there was none."""
-    reply = yield from _request_until_answered(link, ForgetCommitGroup(group), seconds)
+    """Delete the record of the group's last committed sequence. Return False if there was none."""
+    reply = yield from _request_until_answered(link, commands.ForgetCommitGroup(group), seconds)
     return bool(reply.forgotten)
 
 
@@ -281,4 +253,4 @@ def _request_until_answered(link: ClientConnection, message: Any, seconds: float
         if not isinstance(call.error, TimedOut):
             return call.result()
         doubtful = True
-        yield from request(link, Ping(), seconds=seconds)
+        yield from request(link, commands.Ping(), seconds=seconds)

@@ -1,7 +1,8 @@
 """Sending of a transaction: batches, accumulator, pipeline, and producer sequences.
 
-A batch is delivered by the commit, but its records are released as soon as the broker's journal has them. What remains
-of it takes a few KiB, and nothing if no handle refers to it. So a transaction may be larger than memory.
+The messages of a batch are delivered by the commit, but the client frees the batch's records as soon as the broker has
+acknowledged them. The rest of a batch takes a few KiB, and is freed too if no delivery handle refers to the batch. So a
+transaction may be larger than memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tfmq.client.connection.requests import (
     request_until_not_busy,
 )
 from tfmq.client.operation import Event, Operation, ResultFuture, Wait
-from tfmq.client.send.accumulator import RecordAccumulator
+from tfmq.client.send.accumulator import KEYLESS, RecordAccumulator
 from tfmq.client.send.batch import Batch, Delivery, DeliveryOwner
 from tfmq.client.send.delivery_time import DueTimes, StampedDueTime, due_number
 from tfmq.client.send.partition_sender import IN_FLIGHT_BATCHES_MAX, IN_FLIGHT_BYTES_MAX, ProducerIds
@@ -46,21 +47,17 @@ from tfmq.errors import (
 from tfmq.ids import remaining_sequences
 from tfmq.message import Message
 from tfmq.protocol.commands import ACKS_WRITTEN, BeginTransaction, BeginTransactionReply, CommitMember, Produce
-from tfmq.protocol.delayed_handle import decode_due_times
 
 
 class TransactionDeliveryOwner(DeliveryOwner, Protocol):
     """The part of a transaction that its delivery handles use."""
 
     def retain(self, batch: TransactionBatch) -> None:
-        """Hold a reference to `batch` until its callbacks have run; the user may have dropped it."""
+        """Keep `batch` alive until its callbacks have run, also if the user has dropped all handles on it."""
 
 
 class TransactionBatch(Batch):
-    """Messages of one transaction for one partition of the topic's `incarnation`.
-
-    Delays of delayed messages start at the commit.
-    """
+    """Messages of one transaction for one partition. `incarnation`: that of the topic. Delays start at the commit."""
 
     __slots__ = ("first_block_count", "incarnation")
 
@@ -76,13 +73,7 @@ class TransactionBatch(Batch):
 
     @property
     def due_field(self) -> bytes | None:
-        """The due times as a request field."""
         return None if self.due_times is None else self.due_times.pack_original()
-
-    def _decode_due_times(self, packed: bytes) -> array[int]:
-        """Decode the due times of the reply; a single one applies to all messages."""
-        dues = decode_due_times(packed)
-        return dues * self.count if len(dues) == 1 else dues
 
     def assign_sequence(self, producer_id: int, sequence: int) -> EncodedRecords:
         encoded = super().assign_sequence(producer_id, sequence)
@@ -90,7 +81,6 @@ class TransactionBatch(Batch):
         return encoded
 
     def release_records(self) -> None:
-        """Release the records after the broker's journal has them."""
         encoded = self.encoded
         if encoded is not None:
             ends = None if encoded.ends is None else array("I", encoded.ends[: self.first_block_count])
@@ -98,7 +88,7 @@ class TransactionBatch(Batch):
         self.due_times = None
 
     def offset_of(self, index: int) -> int | None:
-        """Return None for messages after the first block, and where the commit returned no offset."""
+        """Return the offset of message `index`; None if the commit did not return it, as after the first block."""
         return super().offset_of(index) if index < self.first_block_count else None
 
     def add_user_callback(self, callback: Callable[[Batch], object]) -> None:
@@ -108,26 +98,24 @@ class TransactionBatch(Batch):
 
 
 BATCH_BYTES: Final = 256 << 10
-"""As for plain batches; larger ones do not increase the throughput."""
+"""Batch size, the same as outside of transactions. Larger batches do not increase the throughput."""
 CHECK_INTERVAL_BYTES: Final = 64 << 10
-"""The size of a transaction is checked at least every time it has grown by this much."""
+"""The size of a transaction is computed each time it may have grown by so many bytes, not at every message."""
 DELAY_START: Final = 0.0
-"""Delays in a transaction start at its commit, so no time is subtracted before."""
-KEYLESS: Final = Message(None)
-"""Stands for any message without a key when a selector chooses for a whole batch."""
+"""Start time recorded for all delays: it is not used, because delays in a transaction start at its commit."""
 
 
 class TransactionAccumulator:
-    """The unsent messages of one transaction: an open batch per partition, and full ones.
+    """The unsent messages of one transaction: an open batch per partition, and full batches.
 
-    Order is kept per partition. The metadata of a topic is fixed at its first message: if the topic is deleted and
-    re-created in the meantime, the broker rejects the transaction, so that no part of it is stored in a different topic
-    than the rest. Runs under the driver's lock.
+    Order is kept per partition. At the first message to a topic its metadata is fixed for the transaction: if the topic
+    is deleted and re-created before the commit, the broker rejects the transaction, instead of storing messages partly
+    in the old topic and partly in the new one. Used under the driver's lock.
     """
 
     def __init__(self, owner: TransactionDeliveryOwner, accumulator: RecordAccumulator) -> None:
         self.shared_batches: dict[str, TransactionBatch] = {}
-        """Open batches, by topic, for any message without a key; the fast path appends to them."""
+        """By topic, the open batch that takes any message without a key; `send` appends to it by a shorter path."""
         self._owner = owner
         self._accumulator = accumulator
         self._topics: dict[str, Topic] = {}
@@ -138,7 +126,6 @@ class TransactionAccumulator:
         self._bytes_max = self._check_at_bytes = 0
 
     def is_known(self, topic: str) -> bool:
-        """Return whether a message for `topic` can be appended without a metadata request."""
         return topic in self._topics or self._accumulator.is_known(topic)
 
     @property
@@ -146,7 +133,6 @@ class TransactionAccumulator:
         return not self._full and not any(batch.payloads for batch in self._open.values())
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Append a message of a known topic. Raises `MessageTooLarge`, `UnknownPartition`."""
         sender = self._accumulator
         length = 0 if payload is None else len(payload)
         sender.check_size(length)
@@ -168,7 +154,7 @@ class TransactionAccumulator:
     def append_many(
         self, topic: str, payloads: list[bytes], size_bytes: int, due: int | None = None
     ) -> tuple[TransactionBatch, int]:
-        """Append payloads with the same due time and no key, tag or properties to one batch.
+        """Append payloads to one batch, as messages with the same due time and without key, tag and properties.
 
         `size_bytes` includes the overhead of each record. Return the batch and the index of the first payload in it.
         Raises `MessageTooLarge`.
@@ -189,7 +175,7 @@ class TransactionAccumulator:
         return batch, first
 
     def exceeds(self, limit_bytes: int) -> bool:
-        """Return whether more than `limit_bytes` are gathered; late by `CHECK_INTERVAL_BYTES`."""
+        """Return whether more than `limit_bytes` are unsent; noticed up to `CHECK_INTERVAL_BYTES` too late."""
         if self._bytes_max <= max(limit_bytes, self._check_at_bytes):
             return False
         size = self.size_bytes()
@@ -203,11 +189,9 @@ class TransactionAccumulator:
         return len(self._full) + len(self._open)
 
     def size_bytes(self) -> int:
-        """Return the exact size of the gathered messages."""
-        return self._full_bytes + sum(BATCH_BYTES - batch.room_bytes for batch in self._open.values())
+        return self._full_bytes + sum([BATCH_BYTES - batch.room_bytes for batch in self._open.values()])
 
     def drain_full(self) -> list[TransactionBatch]:
-        """Remove and return the full batches, in order."""
         taken, self._full, self._full_bytes = self._full, [], 0
         return taken
 
@@ -219,18 +203,16 @@ class TransactionAccumulator:
         return self.drain_full()
 
     def requeue(self, batches: list[TransactionBatch]) -> None:
-        """Put unsent batches from `drain_all` back, ahead of all others."""
+        """Put batches from `drain_all` that were not sent back, ahead of all other batches."""
         self._full[:0] = batches
         self._full_bytes += sum(batch.size_bytes for batch in batches)
         self._bytes_max += sum(batch.size_bytes for batch in batches)
 
     def invalidate_topics(self) -> None:
-        """Discard the metadata of all its topics, because one may be deleted."""
         for topic in self._topics.values():
             self._accumulator.invalidate_topic(topic)
 
     def _open_batch_for(self, topic: str, message: Message, delayed: bool) -> TransactionBatch:
-        """Return the open batch for `message`; create one if there is none."""
         free = message.partition is None and message.key is None and self._accumulator.selector.per_batch
         shared = self._shared_delayed if delayed else self.shared_batches
         if free and topic in shared:
@@ -246,7 +228,8 @@ class TransactionAccumulator:
         if free:
             shared[topic] = batch
             if not delayed:
-                self._bytes_max += batch.room_bytes  # The fast path does not count what it appends.
+                # The shorter path of `send` does not count the bytes that it appends, so count the most that may come.
+                self._bytes_max += batch.room_bytes
         return batch
 
     def _pin_topic(self, name: str) -> Topic:
@@ -254,7 +237,7 @@ class TransactionAccumulator:
         entry = sender.topic_entry(name)
         assert entry.metadata is not None, "asked for before"
         if sender.metadata.is_stale(name):
-            sender.request_metadata(entry)  # New partitions are used by later transactions only.
+            sender.request_metadata(entry)  # For later transactions: this one does not use new partitions.
         self._topics[name] = entry.metadata
         return entry.metadata
 
@@ -271,13 +254,17 @@ class TransactionAccumulator:
 
 
 BUFFER_BYTES: Final = 12 << 20
-"""Maximum unacked bytes of one transaction, plus one message: 1.5 times the in-flight limit."""
+"""Maximum bytes of one transaction that are queued or in flight: 1.5 times the in-flight limit."""
 SEQUENCE_ERRORS: Final = (SequenceGap, UnknownProducer, StaleProducer)
-"""The broker does not know the producer sequence, or differently: a new one is used."""
+"""The broker does not know the producer id, or expects another sequence: the transaction takes a new producer id."""
 
 
 class BeginFields(NamedTuple):
-    """Of BEGIN_TRANSACTION. `xid` "": ends with its connection. `member`: of a commit group."""
+    """Fields of the BEGIN_TRANSACTION request.
+
+    `xid`: the transaction's name; "": none, and the transaction ends with its connection. `group`: the producer group.
+    `member`: the commit group in which the transaction is a member, if any.
+    """
 
     xid: str = ""
     timeout_ms: int | None = None
@@ -286,17 +273,12 @@ class BeginFields(NamedTuple):
 
 
 class Pipeline:
-    """Begins a transaction at the broker and sends its batches while it grows.
+    """Begins a transaction that exceeds one request or has a name, and sends its batches while it grows.
 
-    Used for a transaction that exceeds one request or has a name.
-
-    It acquires a producer sequence, begins the transaction, and sends queued batches with the in-flight limit of a
-    plain partition sender. If the broker is busy, it sends the rejected batches again later, with the same sequences.
-    The broker accepts the batches of one producer sequence in order or not at all, so all batches after a rejected one
-    are rejected, too. Memory is bounded: callers wait while `BUFFER_BYTES` are unacked. Runs as a background task under
-    the driver's lock; all its requests are background requests.
-
-    `failure` is the error after which the transaction can only be rolled back.
+    If the broker is busy, rejected batches are sent again later, with the same sequences. The broker accepts the
+    batches of one producer id only in order, so after a rejected batch it rejects all following batches. Memory is
+    bounded: callers wait while `BUFFER_BYTES` are queued or in flight. `run` is a background task under the driver's
+    lock; all its requests are background requests. After `failure` the transaction can only be rolled back.
     """
 
     def __init__(
@@ -310,16 +292,16 @@ class Pipeline:
         self.begin_fields = beginning
         self.xid = beginning.xid
         self.epoch = epoch
-        """Known after begin, or given for a transaction that was begun elsewhere."""
+        """The transaction's number: from the broker's reply, or given if another client began it; 0: not begun."""
         self.failure: TfmqError | None = None
         self.already_committed = False
-        """Whether the commit group has committed this sequence; then no transaction is begun."""
+        """Whether the commit group has committed the member's sequence before; then no transaction is begun."""
         self.unacked_bytes = 0
-        """Bytes queued or in flight."""
+        """Bytes of batches that are queued or in flight."""
         self.batch_count = self.message_count = self.sent_bytes = 0
-        """Batches, messages and bytes acked by the broker."""
+        """Numbers of batches, messages and bytes that the broker has acknowledged."""
         self.journalled_batches: list[weakref.ref[TransactionBatch]] = []
-        """The acked batches, in order. Weak references: delivery handles hold the batches."""
+        """The acknowledged batches, in order. The references are weak, so a batch without delivery handles is freed."""
         self._link = link
         self._sequences = streams
         self._seconds = seconds
@@ -328,7 +310,7 @@ class Pipeline:
         self._in_flight: deque[tuple[TransactionBatch, PendingRequest]] = deque()
         self._in_flight_bytes = 0
         self._sequence: ProducerSequence | None = None
-        self._sequence_unused = False  # Whether no batch was acked under this producer sequence yet.
+        self._sequence_unused = False  # Whether the broker has acknowledged no batch under this producer id yet.
         self._progress_at = 0.0
         self._queued_event = Event()
         self._changed_event = Event()
@@ -346,7 +328,7 @@ class Pipeline:
         return self.unacked_bytes < BUFFER_BYTES
 
     def changed_event(self) -> Event:
-        """Return the event set at the next change: begun, batches acked, or failed."""
+        """Return the event that is set when the transaction is begun, batches are acknowledged, or sending fails."""
         if self._changed_event.done:
             self._changed_event = Event()
         return self._changed_event
@@ -359,14 +341,13 @@ class Pipeline:
         return [*(batch for batch, _ in self._in_flight), *self._queue]
 
     def stop(self) -> None:
-        """Stop after the end of the transaction. A clean producer sequence returns to the pool."""
+        """Stop after the end of the transaction. Its producer id returns to the pool if nothing failed or is open."""
         stream, self._sequence = self._sequence, None
         if stream is not None and not self._in_flight and self.failure is None:
             self._sequences.release(stream)
         self._changed_event.complete()
 
     def set_failure(self, error: Exception) -> None:
-        """Stop sending and store the error as `failure`."""
         failure = error if isinstance(error, TfmqError) else TransactionError(f"The client failed: {error!r}")
         if self.failure is None:
             self.failure = failure
@@ -375,13 +356,12 @@ class Pipeline:
     # The background task
 
     def run(self) -> Operation[None]:
-        """Begin and send until cancelled, or until an error occurs."""
         try:
             yield from self._begin()
             while not self.already_committed:
                 self._send()
                 if self._queue and not self._in_flight:
-                    yield from self._change_sequence()  # The current producer sequence has too few numbers left.
+                    yield from self._change_sequence()  # The producer id has too few sequences left for the batch.
                     continue
                 yield Wait((self._queued_event, self._in_flight[0][1]) if self._in_flight else (self._queued_event,))
                 if self._queued_event.done:
@@ -404,10 +384,9 @@ class Pipeline:
         self._changed_event.complete()
 
     def _send_begin(self, until: float) -> Operation[BeginTransactionReply]:
-        """Send BEGIN_TRANSACTION until it succeeds.
+        """Send BEGIN_TRANSACTION until it succeeds. Raises the broker's error.
 
-        The broker recognises a repeated begin of a named transaction by its number. A local one ends with the
-        connection on which it was begun, so after a lost connection a new one is begun.
+        A transaction without a name ends with its connection, so after a lost connection it is simply begun again.
         """
         named = bool(self.begin_fields.xid)
         strange = False
@@ -440,7 +419,7 @@ class Pipeline:
             assert stream is not None, "begun"
             if batch.producer_id != stream.producer_id:
                 if not stream.has_room_for(batch.count):
-                    return  # The next producer sequence starts when all in flight is acked.
+                    return  # The next producer id is taken when all batches in flight are acknowledged.
                 batch.assign_sequence(stream.producer_id, stream.sequence)
                 stream.sequence += batch.count
             self._queue.popleft()
@@ -456,11 +435,16 @@ class Pipeline:
     # Replies
 
     def _process_replies(self) -> Operation[None]:
-        """Process the replies. Send again what was rejected with a retriable error."""
+        """Process the replies. Send batches again that were rejected with a retriable error; raise other errors."""
         backoff = Backoff(TRANSACTION_PAUSE_SECONDS, TRANSACTION_PAUSE_SECONDS_MAX)
         self._progress_at = self._link.now()
         while (refusal := self._ack_in_order()) is not None:
-            yield from self._requeue_in_flight()
+            for _, call in self._in_flight:
+                while not call.done:
+                    yield Wait((call,))
+            self._queue.extendleft(batch for batch, _ in reversed(self._in_flight))
+            self._in_flight.clear()
+            self._in_flight_bytes = 0
             if isinstance(refusal, SEQUENCE_ERRORS) and self._sequence_unused:
                 yield from self._change_sequence()
             elif isinstance(refusal, Busy) and self._link.now() + backoff.seconds < self._progress_at + self._seconds:
@@ -472,7 +456,7 @@ class Pipeline:
                 yield Wait((self._in_flight[0][1],))
 
     def _ack_in_order(self) -> TfmqError | None:
-        """Ack the answered batches in order. Return the error of the first rejected one."""
+        """Process the replies in order, up to the first missing one. Return the error of the first rejected batch."""
         acked = self.batch_count
         while self._in_flight and self._in_flight[0][1].done:
             batch, call = self._in_flight[0]
@@ -493,25 +477,12 @@ class Pipeline:
         first = self._in_flight[0][1] if self._in_flight else None
         return first.error if first is not None and first.done else None
 
-    def _requeue_in_flight(self) -> Operation[None]:
-        """Wait until all requests in flight are answered, then queue their batches again."""
-        for _, call in self._in_flight:
-            while not call.done:
-                yield Wait((call,))
-        self._queue.extendleft(batch for batch, _ in reversed(self._in_flight))
-        self._in_flight.clear()
-        self._in_flight_bytes = 0
-
     def _change_sequence(self) -> Operation[None]:
         self._sequence = yield from self._sequences.lease_new(self._link.now() + self._seconds)
         self._sequence_unused = False
 
     def _with_reason(self, error: TfmqError) -> TfmqError:
-        """Return the error with a reason, and what is visible of the transaction.
-
-        Nothing is visible before the commit, whatever the outcome of a batch. But another client may commit a named
-        transaction.
-        """
+        """Return a copy of the error that also says why sending failed, and which messages readers may see."""
         if not self.begin_fields.xid and self._link.connection_count != self._connection:
             reason = " The connection was lost, and with it the transaction."
         elif isinstance(error, UnknownTransaction | TransactionRolledBack):
@@ -528,16 +499,12 @@ class Pipeline:
 
 
 FREE_SEQUENCES_MAX = 1000
-"""Maximum free producer sequences. A new one costs a sixteenth of a round trip."""
+"""Maximum number of free producer ids in the pool. A new id costs little: leases of 16 share a round trip."""
 
 
 @dataclass(slots=True, eq=False)
 class ProducerSequence:
-    """A producer id with its next sequence and the number of its last transaction.
-
-    The broker recognises a repeated request by (id, number). Transactions use ids of their own, so their sequences
-    never mix with those of plain sends.
-    """
+    """A producer id for transactions, its next sequence, and the `number` of the last transaction begun under it."""
 
     producer_id: int
     used_at: float
@@ -545,16 +512,11 @@ class ProducerSequence:
     number: int = 0
 
     def has_room_for(self, count: int) -> bool:
-        """Return whether sequences for `count` more messages are left."""
         return count <= remaining_sequences(self.sequence)
 
 
 class ProducerSequencePool:
-    """The free producer sequences of a producer, used last in, first out.
-
-    One transaction at a time uses a sequence. It is returned to the pool unless the outcome of its last request is
-    unknown.
-    """
+    """The free producer ids, each used by one transaction at a time. The one released last is taken first."""
 
     def __init__(self, link: ClientConnection, identities: ProducerIds) -> None:
         self._link = link
@@ -562,14 +524,14 @@ class ProducerSequencePool:
         self._free: list[ProducerSequence] = []
 
     def release(self, stream: ProducerSequence) -> None:
-        """Return a sequence to the pool. Its next number must be the one that the broker expects."""
+        """Return a producer id to the pool. Its next sequence must be the one that the broker expects."""
         stream.used_at = self._link.now()
         if len(self._free) < FREE_SEQUENCES_MAX:
             self._free.append(stream)
 
     def acquire(self, until: float) -> Operation[ProducerSequence]:
-        """Return a free sequence, or a new one. Raises `TimedOut`, and the errors of leasing ids."""
-        # The broker expires idle sequences.
+        """Return a free producer id, or a new one. Raises `TimedOut`, and the errors of leasing ids."""
+        # The broker forgets idle producer ids.
         oldest = self._link.now() - self._link.limits["producer_idle_seconds"] / 2
         while self._free:
             stream = self._free.pop()
@@ -578,7 +540,7 @@ class ProducerSequencePool:
         return (yield from self.lease_new(until))
 
     def lease_new(self, until: float) -> Operation[ProducerSequence]:
-        """Return a sequence with a newly leased producer id. Raises as `acquire`."""
+        """Return a newly leased producer id. Raises as `acquire`."""
         request = ResultFuture()
         self._producer_ids.acquire(request.set_outcome)
         while not request.done:

@@ -1,18 +1,4 @@
-"""The states of a transaction in the client, and tables of the effect of each step.
-
-open              accepts messages
-preparing, committing, rolling_back
-                  a step is in progress
-prepared          held by the broker until a commit or rollback
-read_only         ended: no message or offset was in it
-committed         ended and visible
-applying          committed; a partition that accepts no writes now gets its part later
-rolled_back       ended, and nothing of it is stored
-heuristic_committed, heuristic_rolled_back
-                  ended by an operator
-unknown           the reply to a step was lost: it may have been executed
-abandoned         belongs to the parent process after a fork
-"""
+"""The states of a transaction in the client, and tables of the states in which each step is allowed."""
 
 from __future__ import annotations
 
@@ -33,27 +19,27 @@ from tfmq.errors import (
 
 
 class State(StrEnum):
-    """State of a transaction in the client, as `Transaction.state` returns its value."""
+    """State of a transaction in the client. `Transaction.state` returns its value."""
 
-    OPEN = "open"
-    PREPARING = "preparing"
-    PREPARED = "prepared"
-    READ_ONLY = "read_only"
+    OPEN = "open"  # accepts messages
+    PREPARING = "preparing"  # a prepare is in progress; "committing" and "rolling_back" correspond
+    PREPARED = "prepared"  # kept by the broker until a commit or rollback
+    READ_ONLY = "read_only"  # ended, and had no message or offset
     COMMITTING = "committing"
-    COMMITTED = "committed"
-    APPLYING = "applying"
+    COMMITTED = "committed"  # ended and visible
+    APPLYING = "applying"  # committed; a partition that accepts no writes now gets its messages later
     ROLLING_BACK = "rolling_back"
-    ROLLED_BACK = "rolled_back"
-    HEURISTIC_COMMITTED = "heuristic_committed"
+    ROLLED_BACK = "rolled_back"  # ended, and none of its messages is stored
+    HEURISTIC_COMMITTED = "heuristic_committed"  # ended by an operator
     HEURISTIC_ROLLED_BACK = "heuristic_rolled_back"
-    IN_DOUBT = "unknown"
-    ABANDONED = "abandoned"
+    IN_DOUBT = "unknown"  # the reply to a step was lost, so the step may have been executed
+    ABANDONED = "abandoned"  # belongs to the parent process after a fork
 
     __repr__ = str.__repr__
-    """Steps return it to users."""
+    """As for text, because steps return a state to users as text."""
 
 
-# Names in the module: on Python 3.11 access to a member through its class is a call.
+# Names for the members, because on Python 3.11 access to a member through its class is a call.
 OPEN, PREPARING, PREPARED, READ_ONLY, COMMITTING, COMMITTED, APPLYING, ROLLING_BACK, ROLLED_BACK = list(State)[:9]
 HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK, IN_DOUBT, ABANDONED = list(State)[9:]
 
@@ -65,30 +51,21 @@ FAILED: Final = frozenset((ROLLED_BACK, HEURISTIC_ROLLED_BACK))
 FINISHED: Final = SUCCEEDED | FAILED
 
 GO, DONE = "go", "done"
-"""Results of `check_step`: execute the step; or it was executed before, return the state."""
+"""Results of `check_step`: GO: execute the step. DONE: the step was executed before, so only return the state."""
 
-TABLE: Final[dict[tuple[str, str], str]] = {
-    (SEND, OPEN): GO,
-    (PREPARE, OPEN): GO,
-    (PREPARE, PREPARED): DONE,
-    (PREPARE, READ_ONLY): DONE,
-    (PREPARE, IN_DOUBT): GO,
-    (COMMIT, OPEN): GO,
-    (COMMIT, PREPARED): GO,
-    (COMMIT, READ_ONLY): DONE,
-    (COMMIT, COMMITTED): DONE,
-    (COMMIT, APPLYING): GO,
-    (COMMIT, IN_DOUBT): GO,
-    (COMMIT, HEURISTIC_COMMITTED): GO,
-    (COMMIT, HEURISTIC_ROLLED_BACK): GO,
-    (ROLLBACK, OPEN): GO,
-    (ROLLBACK, PREPARED): GO,
-    (ROLLBACK, READ_ONLY): DONE,
-    (ROLLBACK, ROLLED_BACK): DONE,
-    (ROLLBACK, IN_DOUBT): GO,
-    (ROLLBACK, HEURISTIC_COMMITTED): GO,
-    (ROLLBACK, HEURISTIC_ROLLED_BACK): GO,
+EXECUTED_IN: Final[dict[str, tuple[str, ...]]] = {
+    SEND: (OPEN,),
+    PREPARE: (OPEN, IN_DOUBT),
+    COMMIT: (OPEN, PREPARED, APPLYING, IN_DOUBT, HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK),
+    ROLLBACK: (OPEN, PREPARED, IN_DOUBT, HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK),
 }
+DONE_IN: Final[dict[str, tuple[str, ...]]] = {
+    SEND: (),
+    PREPARE: (PREPARED, READ_ONLY),
+    COMMIT: (READ_ONLY, COMMITTED),
+    ROLLBACK: (READ_ONLY, ROLLED_BACK),
+}
+"""The states in which a step was executed before. In states of neither `EXECUTED_IN` nor `DONE_IN` it is refused."""
 
 _ENDED_OTHERWISE: Final[dict[tuple[str, str], type[TfmqError]]] = {
     (COMMIT, ROLLED_BACK): TransactionRolledBack,
@@ -108,10 +85,10 @@ _ADVICE: Final = {
 
 
 def check_step(step: str, state: str, reason: str = "") -> str:
-    """Return `GO` or `DONE`, or raise why (`reason`) `step` is not allowed in `state`."""
-    found = TABLE.get((step, state))
-    if found is not None:
-        return found
+    if state in EXECUTED_IN[step]:
+        return GO
+    if state in DONE_IN[step]:
+        return DONE
     if state == ABANDONED:
         raise Abandoned(reason, outcome="not done")
     error = _ENDED_OTHERWISE.get((step, state), TransactionState)
@@ -120,7 +97,7 @@ def check_step(step: str, state: str, reason: str = "") -> str:
 
 
 def state_after_error(step: str, error: TfmqError) -> str | None:
-    """Return the state that the broker's error for `step` proves; None: the state is unchanged."""
+    """Return the state that follows from the broker's `error` for a step; None: the state is unchanged."""
     if isinstance(error, TransactionRolledBack):
         return ROLLED_BACK
     if isinstance(error, TransactionCommitted):
@@ -135,7 +112,10 @@ def state_after_error(step: str, error: TfmqError) -> str | None:
 
 
 def with_advice(error: TfmqError, xid: str | None) -> TfmqError:
-    """The error of a step, with what to do if its outcome is unknown; `xid` if it can be resumed."""
+    """Return the error of a step. If its outcome is unknown, the text also says what the caller can do.
+
+    `xid`: the transaction's name if another process can resume it, else None.
+    """
     if error.outcome != UNKNOWN or isinstance(error, Damaged):
         return error
     again = "calling it again returns the outcome, and cannot execute it twice"

@@ -1,7 +1,8 @@
-"""The transactions of a producer without the waiting; the API variants wrap them.
+"""The transactions of a producer as operations, which the API variants wrap.
 
-A small transaction is held in the client until its commit, which is one request. A transaction that exceeds
-`FRAME_BYTES`, has a name, or is prepared, is begun at the broker and sent while it grows (`Pipeline`).
+A small transaction stays in the client until its commit, and is then sent and committed by one request. A transaction
+that exceeds `ONE_REQUEST_BYTES`, has a name, or is prepared, is begun at the broker and sent while it grows
+(`Pipeline`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from tfmq.client.connection.requests import request_until_not_busy
 from tfmq.client.consumer.external_offsets import TransactionPositions
 from tfmq.client.operation import BackgroundTasks, CallUserCode, Event, Operation, Task, Wait
 from tfmq.client.send.accumulator import ProducerContext
-from tfmq.client.send.batch import Batch, Deliveries, Delivery
-from tfmq.client.send.chunking import PayloadChunker, batch_ends, with_delivery_time
+from tfmq.client.send.batch import Batch, Deliveries, Delivery, PayloadChunker, batch_ends, with_delivery_time
 from tfmq.client.send.delivery_time import IMMEDIATE, DeliveryTime, due_number
+from tfmq.client.transaction import states
 from tfmq.client.transaction.check_back import Check, answer_checks
 from tfmq.client.transaction.commit import TransactionRequests
 from tfmq.client.transaction.pipeline import (
@@ -27,30 +28,6 @@ from tfmq.client.transaction.pipeline import (
     ProducerSequencePool,
     TransactionAccumulator,
     TransactionBatch,
-)
-from tfmq.client.transaction.states import (
-    ABANDONED,
-    APPLYING,
-    COMMIT,
-    COMMITTED,
-    DONE,
-    FINISHED,
-    HEURISTIC_COMMITTED,
-    HEURISTIC_ROLLED_BACK,
-    IN_DOUBT,
-    IN_PROGRESS,
-    OPEN,
-    PREPARE,
-    PREPARED,
-    READ_ONLY,
-    ROLLBACK,
-    ROLLED_BACK,
-    SEND,
-    STEP_STATES,
-    SUCCEEDED,
-    check_step,
-    state_after_error,
-    with_advice,
 )
 from tfmq.errors import (
     NOT_DONE,
@@ -72,29 +49,27 @@ from tfmq.protocol.commands import ACKS_SYNCED, DescribeTransaction
 log = logging.getLogger("tfmq.transaction")
 
 ONE_REQUEST_BYTES: Final = 1 << 20
-"""A larger one is sent while it grows, so that neither side holds all of it in memory."""
+"""A larger transaction is sent while it grows, so that neither client nor broker has all of it in memory."""
 EXIT_ROLLBACK_SECONDS: Final = 5.0
-"""Limit of the rollback at the end of `with` after an exception; the broker's is later."""
+"""How long `with` waits for its rollback after an exception. Without a reply the broker's timeout ends it later."""
 
 
 class TransactionCore:
-    """One transaction: its messages, its steps and its deliveries. Runs under the driver's lock.
-
-    Steps are operations, one at a time. Each may be repeated until its reply arrived.
-    """
+    """One transaction, used under the driver's lock. A step (prepare, commit, rollback) may be repeated."""
 
     def __init__(self, home: ProducerTransactions, beginning: BeginFields) -> None:
         self.manager = home
         self.producer = home.producer
-        self.state: str = OPEN
+        self.state: str = states.OPEN
         self.accumulator = TransactionAccumulator(self, self.producer.accumulator)
         self.requests = TransactionRequests(home, self.accumulator, beginning)
         self.shared_batches = self.accumulator.shared_batches
-        """The batches that the fast path of `send` appends to; empty where nothing may be sent."""
+        """The open batches to which `send` appends plain messages by a shorter path; empty while none may be sent."""
         self.entered = False
         self.suspended = False
+        """Whether the work of an XA branch was ended, so that messages are rejected."""
         self.keep_open = False
-        """Whether it stays open by its name without a handle (XA)."""
+        """Whether an XA branch stays open although no handle refers to it, because its name finds it again."""
         self._reason = ""
         self._counted = False
         self._step_done = Event()
@@ -103,21 +78,10 @@ class TransactionCore:
 
     @property
     def xid(self) -> str | None:
-        """The name; None before the broker has assigned one."""
         return self.requests.xid or None
 
-    def attach(self, state: str, xid: str, epoch: int, prepared: bool) -> None:
-        """Attach to a transaction that the broker has, in `state`."""
-        self.state = state
-        self.requests.attach(xid, epoch, prepared)
-
-    def suspend(self) -> None:
-        """Reject messages until `suspended` is false again."""
-        self.suspended = True
-        self.shared_batches.clear()
-
     def enter(self) -> None:
-        """Mark the start of `with`. Raises `NotAllowed` the second time."""
+        """Mark the start of a `with` block. Raises `NotAllowed` at the second block."""
         if self.entered:
             raise NotAllowed("This transaction is in a `with` already: begin another one for each.")
         self.entered = True
@@ -125,31 +89,25 @@ class TransactionCore:
     # Sending
 
     def can_append(self, topic: str) -> bool:
-        """Return whether `append` can be called without waiting."""
         pipeline = self.requests.pipeline
         return self.accumulator.is_known(topic) and (pipeline is None or pipeline.has_room)
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Append one message.
-
-        Raises as `check_step` and `TransactionAccumulator.append`, and the error after which the transaction can only
-        be rolled back.
-        """
+        """Append one message. Raises the error of sending if that has failed; then only a rollback is possible."""
         self._check_open()
         delivery = self.accumulator.append(topic, message, payload)
         self._send_full_batches()
-        self.producer.add_hook_callback(topic, message, delivery)
+        if self.producer.hooks:
+            self.producer.add_hook_callback(topic, message, delivery)
         return delivery
 
     def send(self, topic: str, message: Message, payload: bytes | None) -> Operation[Delivery]:
-        """Wait for the topic's metadata and for room, then append."""
         self._check_open()
         yield from self.producer.wait_for_topic(topic)
         yield from self._wait_for_room()
         return self.append(topic, message, payload)
 
     def send_many(self, topic: str, payloads: Iterable[Any], when: DeliveryTime = IMMEDIATE) -> Operation[Deliveries]:
-        """Append all payloads. Ends when the last one is in a batch."""
         producer, due = self.producer, due_number(*when)
         self._check_open()
         producer.prepare_message(topic, Message(b"")) if not producer.hooks else producer.check_open()
@@ -157,7 +115,7 @@ class TransactionCore:
         chunker = PayloadChunker(payloads)
         while True:
             yield CallUserCode(chunker.read)
-            yield Wait((), 0.0)  # sends and receives between two chunks
+            yield Wait((), 0.0)  # Lets the driver send and receive between two chunks.
             if not chunker.chunk:
                 return deliveries
             yield from producer.wait_for_topic(topic)
@@ -189,7 +147,7 @@ class TransactionCore:
         chunker.adjust_count(sum(sizes) + overhead * len(chunk), BATCH_BYTES)
 
     def _wait_for_room(self) -> Operation[None]:
-        """Wait while too many bytes are unacked. The pipeline fails if there is no progress."""
+        """Wait while the broker has not acknowledged too many bytes. Without progress the pipeline fails."""
         pipeline = self.requests.pipeline
         while pipeline is not None and not pipeline.has_room:
             self._check_open()
@@ -197,7 +155,7 @@ class TransactionCore:
         self._check_open()
 
     def _check_open(self) -> None:
-        check_step(SEND, self.state, self._reason)
+        states.check_step(states.SEND, self.state, self._reason)
         if self.suspended:
             raise TransactionState("Work in this branch was ended: start(xid, resume=True) resumes it.")
         pipeline = self.requests.pipeline
@@ -209,7 +167,7 @@ class TransactionCore:
         self.producer.check_open()
 
     def _send_full_batches(self) -> None:
-        """Send the full batches once the transaction exceeds one request."""
+        """Send the full batches if the transaction is too large for one request."""
         if self.requests.pipeline is not None:
             pipeline = self.requests.begin_and_send_full()
             if self.accumulator.exceeds(ONE_REQUEST_BYTES):
@@ -218,22 +176,22 @@ class TransactionCore:
             self.requests.begin_and_send_full()
 
     def add_offsets(self, handed_out: TransactionPositions) -> None:
-        """Commit these offsets with the transaction. They replace earlier ones of the same group."""
-        check_step(SEND, self.state, self._reason)
+        """Let the transaction commit the offsets `handed_out`, in place of earlier offsets of the same group."""
+        states.check_step(states.SEND, self.state, self._reason)
         row = handed_out.row
         if row.offsets:
             self._handed_out[row.group] = handed_out
             self.requests.offsets[row.group] = row
 
     def notify_consumers(self) -> None:
-        """Notify the consumers of its offsets how it ended.
+        """Tell the consumers whose offsets the transaction has how it ended.
 
-        Call it outside of the producer's lock: consumers have locks of their own.
+        Call this without the driver's lock, because the consumers have locks of their own.
         """
-        if self.state in FINISHED:
+        if self.state in states.FINISHED:
             told, self._handed_out = self._handed_out, {}
             for each in told.values():
-                if self.state in SUCCEEDED:
+                if self.state in states.SUCCEEDED:
                     each.mark_committed()
                 else:
                     each.mark_rolled_back()
@@ -241,7 +199,7 @@ class TransactionCore:
     # Steps
 
     def begin(self) -> Operation[None]:
-        """Begin the transaction at the broker now. Raises `TransactionExists`, other broker errors."""
+        """Begin the transaction at the broker now. Raises `TransactionExists` and other errors of the broker."""
         try:
             yield from self.requests.begin()
         except BaseException as error:
@@ -249,45 +207,50 @@ class TransactionCore:
             raise
 
     def prepare(self, ttl_ms: int | None = None) -> Operation[str]:
-        return self._run_step(PREPARE, lambda: self.requests.prepare(ttl_ms))
+        return self._run_step(states.PREPARE, lambda: self.requests.prepare(ttl_ms))
 
     def commit(self) -> Operation[str]:
-        return self._run_step(COMMIT, self.requests.commit)
+        return self._run_step(states.COMMIT, self.requests.commit)
 
     def roll_back(self, seconds: float | None = None) -> Operation[str]:
-        return self._run_step(ROLLBACK, lambda: self.requests.roll_back(seconds))
+        return self._run_step(states.ROLLBACK, lambda: self.requests.roll_back(seconds))
 
     def _run_step(self, step: str, work: Callable[[], Operation[str]]) -> Operation[str]:
-        """Return the state after a step. Errors contain it, and what the caller can do."""
-        while self.state in IN_PROGRESS:
+        """Run a step by `work`, and return the state after it. The text of an error says what the caller can do."""
+        while self.state in states.IN_PROGRESS:
             yield Wait((self._step_done,))
-        if check_step(step, self.state, self._reason) == DONE:
+        if states.check_step(step, self.state, self._reason) == states.DONE:
             return self.state
-        before, self.state = self.state, STEP_STATES[step]
-        self.shared_batches.clear()  # The fast path must not append during a step.
+        before, self.state = self.state, states.STEP_STATES[step]
+        self.shared_batches.clear()  # So that the shorter path of `send` does not append during a step.
         self._step_done = Event()
         self.requests.maybe_executed = False
         try:
             state = yield from work()
         except TfmqError as error:
             self._handle_error(error)
-            told = with_advice(error, self.xid if self.requests.begun else None)
-            self._finish_step(state_after_error(step, error) or self._state_if_not_executed(before), told)
+            told = states.with_advice(error, self.xid if self.requests.begun else None)
+            self._finish_step(states.state_after_error(step, error) or self._state_if_not_executed(before), told)
             raise told from error
         except BaseException:
-            self._finish_step(IN_DOUBT if self.requests.maybe_executed else self._state_if_not_executed(before), None)
+            executed = self.requests.maybe_executed
+            self._finish_step(states.IN_DOUBT if executed else self._state_if_not_executed(before), None)
             raise
         self._finish_step(state, None)
         return state
 
     def _state_if_not_executed(self, before: str) -> str:
-        """A TRANSACT request that was certainly not executed leaves the transaction open."""
-        return before if before != IN_DOUBT or self.requests.begun or self.requests.one_request_sent else OPEN
+        """Return the state if the step was certainly not executed: that before it, or open if none was ever sent."""
+        return (
+            before
+            if before != states.IN_DOUBT or self.requests.begun or self.requests.one_request_sent
+            else states.OPEN
+        )
 
     def _finish_step(self, state: str, error: TfmqError | None) -> None:
-        if self.state in IN_PROGRESS:
+        if self.state in states.IN_PROGRESS:
             self.state = state
-            if state in FINISHED:
+            if state in states.FINISHED:
                 self._complete_deliveries(error)
         self._step_done.complete()
 
@@ -298,23 +261,23 @@ class TransactionCore:
     # End
 
     def exit(self, error: BaseException | None) -> Operation[None]:
-        """End of `with`: commit, or roll back after `error`. A prepared transaction stays."""
+        """End a `with` block: commit, or roll back after `error`. Then a prepared transaction is left prepared."""
         if error is None:
-            if self.state not in FINISHED and self.state != IN_DOUBT:
+            if self.state not in states.FINISHED and self.state != states.IN_DOUBT:
                 try:
                     yield from self.commit()
                 except BaseException as failure:
                     self.drop(failure if isinstance(failure, TfmqError) else None)
                     raise
-        elif self.state == OPEN:
+        elif self.state == states.OPEN:
             try:
                 with suppress(TfmqError):
                     yield from self.roll_back(EXIT_ROLLBACK_SECONDS)
-            finally:  # Whether or not the broker replied: no commit or prepare was requested.
-                if self.state == IN_DOUBT:
-                    self.state = OPEN
+            finally:  # Even without a reply the transaction is not in doubt: no commit or prepare was requested.
+                if self.state == states.IN_DOUBT:
+                    self.state = states.OPEN
                 self.drop(None)
-        elif self.state in (PREPARED, IN_DOUBT):
+        elif self.state in (states.PREPARED, states.IN_DOUBT):
             anywhere = f", also producer.resume({self.xid!r}) in any process" if self.requests.begun else ""
             name = self.xid or "of this `with`"
             error.add_note(
@@ -322,11 +285,11 @@ class TransactionCore:
             )
 
     def close(self, until: float, why: str) -> Operation[bool]:
-        """Roll back unless the transaction ends by `until`. Return whether messages were lost."""
+        """Wait until `until` for a step in progress; roll back an open transaction. Return whether it had messages."""
         link = self.producer.link
-        while self.state in IN_PROGRESS and link.now() < until:
+        while self.state in states.IN_PROGRESS and link.now() < until:
             yield Wait((self._step_done,), until - link.now())
-        if self.state != OPEN:
+        if self.state != states.OPEN:
             return False
         lost = not self.requests.is_empty
         try:
@@ -337,15 +300,15 @@ class TransactionCore:
         return lost
 
     def drop(self, error: TfmqError | None, why: str = "") -> None:
-        """Roll back without waiting; deliveries fail with `error`. Only if open, not during a step."""
-        if self.state == OPEN:
+        """Roll back without waiting; deliveries fail with `error`. Do nothing if the transaction is not open."""
+        if self.state == states.OPEN:
             self.requests.roll_back_in_background()
-            self.state, self._reason = ROLLED_BACK, why
+            self.state, self._reason = states.ROLLED_BACK, why
             self._complete_deliveries(error or TransactionRolledBack(why))
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: the transaction belongs to the parent process."""
-        self.state = ABANDONED
+        """Fail all deliveries in a forked child, because the transaction belongs to the parent process."""
+        self.state = states.ABANDONED
         self._reason = "The transaction belongs to the parent process, which ends it."
         self.requests.stop_sending()
         for batch in self._batches():
@@ -355,8 +318,7 @@ class TransactionCore:
         self._step_done.complete()
 
     def _complete_deliveries(self, error: TfmqError | None) -> None:
-        """Complete or fail all deliveries. The final state is known, or not needed."""
-        committed = self.state in SUCCEEDED
+        committed = self.state in states.SUCCEEDED
         if not committed and error is None:
             error = TransactionRolledBack()
         offsets = iter(self.requests.batch_offsets)
@@ -382,15 +344,13 @@ class TransactionCore:
     # Used by delivery handles
 
     def retain(self, batch: TransactionBatch) -> None:
-        """Hold a reference to `batch` until its callbacks have run; the user may have dropped it."""
         self._retained.add(batch)
 
     def schedule_callback(self, callback: Callable[[], object]) -> None:
-        """Schedule `callback` to run outside of every lock."""
         self.producer.owner.schedule_callback(callback)
 
     def wait_for(self, batches: Iterable[Batch], timeout: float | None) -> None:
-        """Wait until all are done. Raises `TimedOut`; `NotAllowed` unless a step is in progress."""
+        """Wait until all batches are done. Raises `TimedOut`; `NotAllowed` if no commit or rollback is in progress."""
         self.producer.owner.run(self._wait_for_batches(batches, timeout))
 
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]:
@@ -401,7 +361,7 @@ class TransactionCore:
         until = None if timeout is None else link.now() + timeout
         for batch in batches:
             while not batch.done:
-                if self.state not in IN_PROGRESS:
+                if self.state not in states.IN_PROGRESS:
                     raise NotAllowed(
                         "A message of a transaction is delivered by the commit, but the transaction is"
                         f" {self.state}. Ask for the result after the commit."
@@ -413,26 +373,26 @@ class TransactionCore:
 
 
 class TransactionHandle:
-    """A transaction without the ways to wait.
+    """The user's handle on a transaction: what all API variants have in common.
 
-    A transaction whose last handle is deleted is rolled back, unless it is prepared.
+    An open transaction is rolled back when its handle is deleted. A prepared one is not.
     """
 
     _core: TransactionCore
 
     @property
     def xid(self) -> str | None:
-        """The name, by which any process can `resume` it; None before the broker has assigned one."""
+        """The transaction's name, by which any process can `resume` it; None before the broker has assigned a name."""
         return self._core.xid
 
     @property
     def state(self) -> str:
         """The current state of the transaction.
 
-        "open", "prepared", "committed", "applying" (committed; a partition that accepts no writes now gets its part
-        later), "read_only" (ended: it was empty), "rolled_back", "heuristic_committed" and "heuristic_rolled_back"
-        (ended by an operator), "unknown" (a reply was lost: repeat the step), "preparing", "committing" and
-        "rolling_back" while a step is in progress, "abandoned" in a forked child.
+        "open", "prepared", "committed", "applying" (committed; a partition that accepts no writes now gets its messages
+        later), "read_only" (ended without messages and offsets), "rolled_back", "heuristic_committed" and
+        "heuristic_rolled_back" (ended by an operator), "unknown" (a reply was lost: repeat the step), "preparing",
+        "committing" and "rolling_back" while a step is in progress, "abandoned" in a forked child.
         """
         return self._core.state
 
@@ -443,7 +403,7 @@ class TransactionHandle:
 
     def __del__(self) -> None:
         core = getattr(self, "_core", None)
-        if core is not None and core.state not in FINISHED:
+        if core is not None and core.state not in states.FINISHED:
             core.manager.unreferenced.append(core)
 
     def __repr__(self) -> str:
@@ -452,23 +412,23 @@ class TransactionHandle:
 
 CLOSED_MESSAGE: Final = "The producer was closed before the transaction was committed, so it was rolled back."
 RESUMED_STATES: Final = {
-    "open": OPEN,
-    "preparing": OPEN,
-    "prepared": PREPARED,
-    "committing": IN_DOUBT,
-    "rolling_back": IN_DOUBT,
-    "applying": APPLYING,
-    "committed": COMMITTED,
-    "rolled_back": ROLLED_BACK,
-    "read_only": READ_ONLY,
-    "heuristic_committed": HEURISTIC_COMMITTED,
-    "heuristic_rolled_back": HEURISTIC_ROLLED_BACK,
+    "open": states.OPEN,
+    "preparing": states.OPEN,
+    "prepared": states.PREPARED,
+    "committing": states.IN_DOUBT,
+    "rolling_back": states.IN_DOUBT,
+    "applying": states.APPLYING,
+    "committed": states.COMMITTED,
+    "rolled_back": states.ROLLED_BACK,
+    "read_only": states.READ_ONLY,
+    "heuristic_committed": states.HEURISTIC_COMMITTED,
+    "heuristic_rolled_back": states.HEURISTIC_ROLLED_BACK,
 }
-"""The broker's state of a transaction -> the state in the client that resumes it."""
+"""State of a transaction at the broker -> its state in the client after `resume`."""
 
 
 class ProducerTransactions:
-    """All transactions of one producer. Runs under the driver's lock, except `unreferenced`."""
+    """All transactions of one producer. Everything but `unreferenced` is used only under the driver's lock."""
 
     def __init__(self, producer: ProducerContext, functions: Sequence[Check] = ()) -> None:
         self.producer = producer
@@ -478,7 +438,7 @@ class ProducerTransactions:
         self.sequences = ProducerSequencePool(self.link, producer.accumulator.producer_ids)
         self.committed = self.rolled_back = 0
         self.unreferenced: deque[TransactionCore] = deque()
-        """Transactions without handles. Appended by any thread, also by the garbage collector."""
+        """Transactions whose handle was deleted. The garbage collector appends to this, in any thread."""
         self._open: dict[TransactionCore, None] = {}
         self._tasks: BackgroundTasks | None = None
         self._check_functions = list(functions)
@@ -488,7 +448,7 @@ class ProducerTransactions:
         return len(self._open)
 
     def begin(self, xid: str | None = None, timeout: float | None = None) -> TransactionCore:
-        """Create a transaction, for the broker at its first request. Raises `BadRequest`, `Closed`."""
+        """Create a transaction. The broker knows it after its first request. Raises `BadRequest`, `Closed`."""
         self.producer.check_open()
         self.roll_back_unreferenced()
         if self._check_functions and not self._answers_checks:
@@ -500,10 +460,7 @@ class ProducerTransactions:
         return made
 
     def resume(self, xid: str) -> Operation[TransactionCore]:
-        """Return a transaction that the broker has, or whose outcome it remembers.
-
-        Raises `UnknownTransaction`, `Closed`, `BadRequest`.
-        """
+        """Return a transaction that the broker has, or whose outcome it remembers. Raises `UnknownTransaction`."""
         self.producer.check_open()
         found = (yield from self.send_request(DescribeTransaction(check_xid(xid)))).description
         state = RESUMED_STATES.get(str(found.get("state")))
@@ -513,13 +470,14 @@ class ProducerTransactions:
                 " rolled back before it was prepared, or ended long ago."
             )
         made = TransactionCore(self, BeginFields(xid))
-        made.attach(state, xid, int(found.get("epoch", 0)), bool(found.get("prepared_ms")))
+        made.state = state
+        made.requests.attach(xid, int(found.get("epoch", 0)), bool(found.get("prepared_ms")))
         return made
 
     def add_check(self, function: Check) -> None:
-        """Register `function` for prepared transactions of the producer's group.
+        """Register `function`, which tells how a prepared transaction of the producer group ended.
 
-        Raises `BadRequest` for a producer without a group, `TypeError`, `Closed`.
+        Raises `BadRequest` for a producer without a group.
         """
         self.producer.check_open()
         if self.producer.group is None:
@@ -543,7 +501,6 @@ class ProducerTransactions:
         )
 
     def send_request(self, request: Any) -> Operation[Any]:
-        """Return the reply to `request`; retried while the broker is busy."""
         call = yield from request_until_not_busy(self.link, request, until=self.link.now() + self.seconds)
         return call.result()
 
@@ -551,7 +508,7 @@ class ProducerTransactions:
         driver = self.producer.driver
         if self._tasks is None:
             self._tasks = BackgroundTasks(self.link.now)
-            # A new list, because another thread may be iterating over the old one.
+            # The list is replaced, because another thread may be iterating over the old list.
             driver.tickers = [*driver.tickers, self._tasks]
         task = self._tasks.start(operation, failed)
         driver.wake()
@@ -574,16 +531,15 @@ class ProducerTransactions:
             self.rolled_back += 1
 
     def roll_back_unreferenced(self) -> None:
-        """Roll back the open transactions without handles."""
         while self.unreferenced:
             transaction = self.unreferenced.popleft()
             if transaction.keep_open:
                 continue
-            if transaction.state == OPEN:
+            if transaction.state == states.OPEN:
                 name = f" {transaction.xid}" if transaction.xid else ""
                 log.warning("A transaction%s was dropped without commit or rollback: it is rolled back.", name)
                 transaction.drop(None, "The transaction was dropped, so it was rolled back.")
-                # No caller waits for the request, so a parked network thread has to be woken to send it.
+                # No caller waits for the request, so the background thread must be woken to send it.
                 self.producer.driver.wake()
             self._open.pop(transaction, None)
 
@@ -601,10 +557,10 @@ class ProducerTransactions:
             raise TransactionRolledBack(_lost_message(lost))
 
     def drop_all(self) -> int:
-        """Roll back as `close` without waiting. Return how many transactions had messages."""
+        """Roll back the open transactions without waiting. Return how many of them had messages."""
         lost = 0
         for each in list(self._open):
-            lost += each.state == OPEN and not each.requests.is_empty
+            lost += each.state == states.OPEN and not each.requests.is_empty
             each.drop(TransactionRolledBack(CLOSED_MESSAGE), CLOSED_MESSAGE)
         if lost:
             log.error(_lost_message(lost))
@@ -617,7 +573,7 @@ class ProducerTransactions:
             self._tasks.cancel()
 
     def recreate_after_fork(self) -> ProducerTransactions:
-        """In a forked child: abandon the parent's transactions; return the child's manager."""
+        """Abandon the parent's transactions in a forked child. Return a new object for the child's transactions."""
         for transaction in list(self._open):
             transaction.abandon_after_fork()
         self._open.clear()
@@ -626,7 +582,7 @@ class ProducerTransactions:
 
 
 def check_xid(xid: Any) -> str:
-    """Return `xid`. Raises `BadRequest` if it is not a valid name of a transaction."""
+    """Return `xid`. Raises `BadRequest` if `xid` is not a valid name of a transaction."""
     if isinstance(xid, str) and 0 < len(xid.encode(errors="replace")) <= XID_BYTES and xid.isprintable():
         return xid
     raise BadRequest(f"{xid!r} cannot name a transaction: printable text of 1 to {XID_BYTES:d} bytes can.")

@@ -18,30 +18,21 @@ from tfmq.client.drivers.asyncio import AsyncDriver
 from tfmq.client.worker.listeners import Listener, check_result, handler_context, is_coroutine_listener
 from tfmq.client.worker.ordered_queues import HandlerJob
 from tfmq.client.worker.runner import SIGNALS, EventLoopRun, immediate_exit, log_first_signal
-from tfmq.errors import Closed
 
 
 def run_in_new_loop(run: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in a new event loop."""
     asyncio.run(run)
 
 
-def cancelled_failure(cancelled: asyncio.CancelledError) -> Exception:
-    """Convert the cancellation of what a listener awaited, not of itself, to a regular failure."""
-    failure = FuturesCancelled(*cancelled.args)
-    failure.__cause__ = cancelled
-    return failure
-
-
 class HandlerThreads:
-    """Daemon threads that call plain functions for tasks; started when all others are busy."""
+    """Daemon threads that call plain functions for tasks. A further thread is started when all others are busy."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._count = self._busy = 0
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Call `function` in a thread, in the caller's context, even if the caller is cancelled."""
+        """Call `function` in a thread, with the caller's context variables. Cancelling the caller does not end it."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._busy == self._count:
@@ -52,7 +43,6 @@ class HandlerThreads:
         return await future
 
     def stop(self) -> None:
-        """End each thread after its current call."""
         for _ in range(self._count):
             self._queue.put(None)
 
@@ -67,12 +57,12 @@ class HandlerThreads:
         failure: BaseException | None = None
         try:
             result = function()
-        except StopIteration as error:  # futures and coroutines cannot raise StopIteration
+        except StopIteration as error:  # Replaced, because futures and coroutines cannot raise StopIteration.
             failure = RuntimeError("The listener raised StopIteration.")
             failure.__cause__ = error
         except BaseException as error:
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
+        with contextlib.suppress(RuntimeError):  # Raised if the loop is closed; then no task waits any more.
             loop.call_soon_threadsafe(self._set_result, future, result, failure)
 
     def _set_result(self, future: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
@@ -86,8 +76,6 @@ class HandlerThreads:
 
 
 class TaskRunner(EventLoopRun):
-    """One `run` of an asyncio consumer."""
-
     driver: AsyncDriver
 
     def __init__(self, *arguments: Any) -> None:
@@ -127,19 +115,10 @@ class TaskRunner(EventLoopRun):
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _run_worker(self) -> None:
-        """Handle one message after the other until the run ends. An error ends the run."""
-        driver, running = self.driver, self.runner
-        try:
-            await self._handle_messages()
-        except asyncio.CancelledError as error:
-            await driver.run(running.fail(error if self._signal is None else immediate_exit(self._signal)))
-        except Closed:
-            # The consumer was closed meanwhile, which is a regular end. A `Closed` that a listener raised is
-            # in `failure`.
-            pass
-        except BaseException as error:
-            await driver.run(running.fail(error))
+    def _end_reason(self, error: BaseException) -> BaseException:
+        if isinstance(error, asyncio.CancelledError) and self._signal is not None:
+            return immediate_exit(self._signal)
+        return error
 
     async def _call_listener(self, job: HandlerJob) -> Exception | None:
         message = job.message
@@ -157,23 +136,23 @@ class TaskRunner(EventLoopRun):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return cancelled_failure(error)
+            # Not this task was cancelled but an object that the listener awaited, which is a failure like any other.
+            failure = FuturesCancelled(*error.args)
+            failure.__cause__ = error
+            return failure
         except Exception as error:
             return error
         return None
 
     def _call_plain_listener(self, listener: Listener, message: ReceivedMessage[Any]) -> Any:
-        """Call a listener that is a plain function, in a thread. An awaitable result is returned."""
+        """Call a listener that is a plain function; runs in a thread. Return its result, which may be awaitable."""
         with handler_context(message, self.hooks):
             found = listener(message)
             if not inspect.isawaitable(found):
                 check_result(found)
             return found
 
-    # Signals
-
     def _install_signal_handlers(self) -> list[int]:
-        """Install signal handlers, in the main thread's loop only, and return their signals."""
         loop = asyncio.get_running_loop()
         installed: list[int] = []
         for number in SIGNALS:
@@ -183,7 +162,7 @@ class TaskRunner(EventLoopRun):
         return installed
 
     def _on_signal(self, number: int) -> None:
-        """Handle a signal: stop the run, or cancel the workers if it is stopping already."""
+        """Handle a signal: stop the run, or cancel the workers if the run is stopping already."""
         if self._signal is None and not self.runner.is_stopping:
             log_first_signal(number)
             self.stop()

@@ -1,6 +1,6 @@
-"""Listeners: registration by topic, validation, and what is done around each call.
+"""Listeners (the user's functions that handle messages): registration by topic, validation, hooks, and logging.
 
-Also `Reject` and `RetryLater`, which a listener may raise to decide what happens with its message.
+Also `Reject` and `RetryLater`, which a listener may raise to decide what happens to its message.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ from tfmq.errors import BadRequest, DecodeFailed
 log = logging.getLogger("tfmq.consumer")
 
 Listener = Callable[[ReceivedMessage[Any]], Any]
-"""Called with a message; an awaitable result is awaited. Returning acks the message."""
+"""A function that gets a message. An awaitable result is awaited. If no error is raised, the message is acked."""
 Function = TypeVar("Function", bound=Listener)
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 _CLIENT_PACKAGE: Final = "tfmq.client."
-"""Modules between a worker and the user's function: tracebacks omit their frames."""
+"""Modules whose frames are left out at the start of a logged traceback: those between worker and listener."""
 
 
 class Listeners:
-    """Listeners of one consumer, by topic."""
-
     def __init__(self) -> None:
         self.default: Listener | None = None
         self._by_topic: dict[str, Listener] = {}
@@ -41,7 +39,7 @@ class Listeners:
     def on(self, topic: str) -> Callable[[Function], Function]:
         """Return a decorator that registers a listener for `topic`.
 
-        Raises BadRequest for an invalid topic name, and where the topic has a listener already.
+        Raises BadRequest for an invalid topic name, and if the topic has a listener already.
         """
         if not limits.is_valid_name(topic):
             raise BadRequest(f"{topic!r} is not a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -")
@@ -55,7 +53,6 @@ class Listeners:
         return register
 
     def find(self, topic: str) -> Listener:
-        """Return the listener for `topic`. Raises BadRequest if there is none."""
         found = self._by_topic.get(topic, self.default)
         if found is None:
             raise BadRequest(
@@ -65,11 +62,7 @@ class Listeners:
         return found
 
     def check(self, topics: Sequence[str], reads: Callable[[str], bool]) -> None:
-        """Raise BadRequest unless the listeners match the consumer's topics.
-
-        There must be any listener, one for each of `topics`, and none for a topic that the consumer does not
-        read.
-        """
+        """Raises BadRequest if one of `topics` has no listener, or a listener is for a topic that is not read."""
         for topic in topics:
             self.find(topic)
         for topic in self._by_topic:
@@ -83,7 +76,6 @@ class Listeners:
 
 
 def check_listener(listener: Any) -> Listener:
-    """Return `listener`. Raises BadRequest if it is not callable with a message or a generator."""
     if not callable(listener):
         raise BadRequest(f"A listener is a function that takes a message; {listener!r} cannot be called.")
     name = getattr(listener, "__qualname__", None) or repr(listener)
@@ -108,12 +100,12 @@ def check_listener(listener: Any) -> Listener:
 
 
 def is_coroutine_listener(listener: Listener) -> bool:
-    """Return whether calling `listener` only creates a coroutine, which needs an event loop."""
+    """Return whether a call of `listener` only creates a coroutine, which needs an event loop."""
     return _matches_any(listener, inspect.iscoroutinefunction)
 
 
 def _matches_any(listener: Any, *kinds: Callable[[Any], bool]) -> bool:
-    """Return whether `listener`, or the function that it calls, satisfies one of the predicates."""
+    """Return whether one of the predicates `kinds` is true for `listener` or for the function that it calls."""
     while isinstance(listener, functools.partial):
         listener = listener.func
     called = getattr(listener, "__call__", None)  # noqa: B004 - the attribute is inspected, not called
@@ -121,9 +113,9 @@ def _matches_any(listener: Any, *kinds: Callable[[Any], bool]) -> bool:
 
 
 def check_result(found: object) -> None:
-    """Raises BadRequest for a result whose body did not run: returning acks the message."""
+    """Raises BadRequest for a coroutine or generator, whose body did not run: the message must not be acked."""
     if inspect.iscoroutine(found) or inspect.isgenerator(found):
-        found.close()  # its body never started
+        found.close()  # Closed so that Python does not log a "never awaited" warning.
     elif not inspect.isasyncgen(found):
         return
     raise BadRequest(
@@ -134,10 +126,10 @@ def check_result(found: object) -> None:
 
 @contextmanager
 def handler_context(message: ReceivedMessage[Any], hooks: Sequence[Any]) -> Iterator[None]:
-    """Return a context manager for a handler call: runs hooks and sets the current message.
+    """Return a context for a handler call, which runs the hooks and sets `CURRENT_MESSAGE` for `commit()`.
 
-    `commit()` uses the current message. Enter the context in the handler's thread or task. An exception of
-    `before_handle` is the handler's failure; one of `after_handle` is logged.
+    Enter the context in the handler's thread or task. An exception of a hook's `before_handle` counts as a failure of
+    the handler; an exception of `after_handle` is logged.
     """
     token = CURRENT_MESSAGE.set(message)
     entered: list[Any] = []
@@ -160,12 +152,11 @@ def handler_context(message: ReceivedMessage[Any], hooks: Sequence[Any]) -> Iter
 
 
 def log_failure(message: ReceivedMessage[Any], error: Exception, then: str = "", *, tracebacks: bool = True) -> None:
-    """Log the failure of a handler call, and what follows from it (`then`).
+    """Log the failure of a handler call. `then`: what happens next, as the end of the sentence.
 
-    With `tracebacks` the log record has `exc_info`; without only the class of the error. The message is
-    identified by its offset: key and payload are not logged, and no text of a `DecodeFailed` either, because
-    codecs quote payloads in it. `RetryLater` is not a failure and logged at INFO; for it and for `Reject`
-    only the reason and the cause are logged.
+    With `tracebacks` the log record has `exc_info`, otherwise only the class of the error. The message is identified by
+    its offset. Key and payload are not logged, nor the text of a `DecodeFailed`, in which codecs quote payloads.
+    `RetryLater` is not a failure and is logged at INFO. Of `RetryLater` and `Reject` only reason and cause are logged.
     """
     place = f"{message.topic}-{message.partition} at offset {message.offset}"
     if isinstance(error, Reject | RetryLater):
@@ -187,13 +178,13 @@ def _shortened_traceback(exc_info: ExcInfo) -> str:
     text = format_storable(lambda error: traceback.format_exception(type(error), error, exc_info[2]), exc_info[1])
     try:
         whole = "".join(traceback.format_exception(*exc_info)).encode()
-    except Exception:  # a lone surrogate, or an error that cannot be formatted
+    except Exception:  # The text has a lone surrogate, or the error cannot be formatted.
         whole = None
     return "" if whole is not None and len(text) <= TRACEBACK_CHARACTERS else text[-TRACEBACK_CHARACTERS:]
 
 
 def _exc_info(error: BaseException | None) -> ExcInfo | None:
-    """Return the `exc_info` to log, or None if it contains the text of a `DecodeFailed`."""
+    """Return the `exc_info` to log; None if that would show the text of a `DecodeFailed`, which quotes payloads."""
     if error is None or _quotes_payload(error):
         return None
     trace = error.__traceback__
@@ -232,7 +223,7 @@ class Reject(Exception):
 class RetryLater(Exception):
     """Raised by a handler: store the message and handle it again after `seconds`.
 
-    The following messages of its queue are handled meanwhile. `seconds` is a number from 0 on, or a
+    Meanwhile the following messages of the same ordered queue are handled. `seconds` is a number from 0 on, or a
     timedelta; `reason` is stored. Raises BadRequest for other times.
     """
 
@@ -247,5 +238,5 @@ class RetryLater(Exception):
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Support pickling, for example by a process pool that a handler uses."""
+        """Support pickling: a handler may run its work in a process pool, where this exception is raised."""
         return type(self), (self.seconds, self.reason)

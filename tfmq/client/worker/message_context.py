@@ -1,9 +1,9 @@
 """Context manager `message.handling()`, which retries and finally stores failing messages.
 
-The context suppresses what the body raises, except exceptions that end the program, and failures for which
-there is no store. The loop continues with the same message, after a pause, until its calls are used up; all
-other messages of the loop wait. A message that `poll` returned cannot be delivered again in order, so it
-becomes a dead letter at once.
+If the body of the context raises, the exception is suppressed and recorded. After a pause the loop gets the same
+message again, until its handler calls are used up and it becomes a dead letter; all other messages of the loop wait.
+Exceptions that end the program are raised, and so is the last failure if there is no dead-letter store. A message that
+`poll` returned cannot be delivered again in order, so it becomes a dead letter at once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ log = logging.getLogger("tfmq.consumer")
 
 
 class MessageContextFactory:
-    """Creates the contexts of one consumer's messages.
-
-    `run` is that of the consumer's driver; `open_store` returns the dead-letter store, or None. `is_async`:
-    the consumer is an asyncio one.
-    """
+    """Creates the contexts of one consumer. `run`: that of its driver. `open_store` returns a store, or None."""
 
     def __init__(
         self,
@@ -56,7 +52,6 @@ class MessageContextFactory:
         self._failing_message: tuple[ReceivedMessage[Any], int] | None = None
 
     def context(self, message: ReceivedMessage[Any], tracebacks: bool) -> LoopMessageContext:
-        """Return the context for one message. `tracebacks` False: log only the class of an error."""
         return LoopMessageContext(self, message, tracebacks)
 
     def close(self) -> None:
@@ -67,10 +62,9 @@ class MessageContextFactory:
     def finish_body(
         self, message: ReceivedMessage[Any], error: BaseException | None, tracebacks: bool = True
     ) -> Operation[bool]:
-        """Handle the end of the `with` body.
+        """Process the end of a `with` body. Return False if its `error` must be raised.
 
-        Return True if `error` was handled and must be suppressed. A handled error is logged, with its
-        traceback or without. Raises NotAllowed for `RetryLater`.
+        Raises NotAllowed for `RetryLater`, which only a handler of `run` may raise.
         """
         if error is None:
             if self._failed_calls(message):
@@ -85,7 +79,7 @@ class MessageContextFactory:
         return (yield from self._process_failure(message, error, tracebacks))
 
     def _process_failure(self, message: ReceivedMessage[Any], error: Exception, tracebacks: bool) -> Operation[bool]:
-        """Record a failure of the body. Return False if it must be raised."""
+        """Record an error of the body. Return False if it must be raised."""
         options, core = self._core.options, self._core
         if not self._opened:
             self._store, self._opened = self._open_store(), True
@@ -120,7 +114,7 @@ class MessageContextFactory:
         return True
 
     def _delete_expired_if_due(self, store: DeadLetterStore) -> Operation[None]:
-        """Delete expired letters from time to time. A failure is logged; the next time repeats it."""
+        """Delete expired dead letters every `EXPIRY_SECONDS`. An error is only logged."""
         now = self._core.link.now()
         if now < self._tidy_at:
             return
@@ -137,8 +131,6 @@ class MessageContextFactory:
 
 
 class LoopMessageContext:
-    """Context of one message, the result of `message.handling()`."""
-
     def __init__(self, handler: MessageContextFactory, message: ReceivedMessage[Any], tracebacks: bool = True) -> None:
         self._handler = handler
         self._message = message
@@ -154,8 +146,7 @@ class LoopMessageContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._exit_handler_context(kind, error, trace)
-        return bool(self._handler.run(self._finish_body(error))) and error is not None
+        return bool(self._handler.run(self._exit(kind, error, trace))) and error is not None
 
     async def __aenter__(self) -> LoopMessageContext:
         if not self._handler.is_async:
@@ -166,18 +157,15 @@ class LoopMessageContext:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._exit_handler_context(kind, error, trace)
-        return bool(await self._handler.run(self._finish_body(error))) and error is not None
+        return bool(await self._handler.run(self._exit(kind, error, trace))) and error is not None
 
-    def _finish_body(self, error: BaseException | None) -> Operation[bool]:
-        return self._handler.finish_body(self._message, error, self._tracebacks)
-
-    def _exit_handler_context(
+    def _exit(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Exit the hooks' context; the error of the body is not raised here."""
+    ) -> Operation[bool]:
+        """Exit the context of the hooks. Return the operation that processes the error of the body, if any."""
         try:
             self._handler_context.__exit__(kind, error, trace)
         except BaseException as again:
             if again is not error:
                 raise
+        return self._handler.finish_body(self._message, error, self._tracebacks)

@@ -1,8 +1,8 @@
 """Ordered queues of handler jobs: which message a worker may handle next. No I/O.
 
-A queue is for a partition, for a key of a partition, or for one message alone, as `order` says. One message
-of a queue is in progress at a time. A failed one stays at the head until it is called again, acked or a dead
-letter. Queues take turns.
+The option `order` decides whether a queue has the messages of a partition, those of a key of a partition, or a single
+message. One message of a queue is in progress at a time. A message whose handler failed stays at the head of its queue
+until the handler succeeds or the message becomes a dead letter. Workers take messages from the queues in turn.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, Final
 
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.positions import AckTracker
-from tfmq.client.operation import Event
+from tfmq.client.operation import NEVER, Event
 from tfmq.errors import DecodeFailed
 
 ORDERS: Final = ("partition", "key", "none")
-NEVER: Final = float("inf")
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class HandlerJob:
     """A message for a handler, and the state of its calls.
 
-    `ack_tracker` is None for a dead letter that is handled again; `ended` is set at its end, with `error` ·
-    `failures`: failed calls, `fenced_count`: calls during which its partition seemed lost ·
-    `count_before_call`: calls are counted in the store before they start; `commit_first`: acked offsets are
-    committed before the call · `counted`: the next call is counted already; `in_store`: the store has
-    failures of it · `started`: a worker got it; `in_progress`: a worker has it now.
+    `ack_tracker` is None for a dead letter that is handled again; after its call `ended` is set, and `error` is what
+    the handler raised · `failures`: number of failed calls; `fenced_count`: number of calls that raised Fenced because
+    the partition seemed lost · `count_before_call`: whether calls are counted in the store before they start;
+    `commit_first`: whether acked offsets are committed before the call · `counted`: whether the next call is counted
+    already; `in_store`: whether the store has failures of the message · `started`: whether a worker ever got the job;
+    `in_progress`: whether a worker has it now.
     """
 
     message: ReceivedMessage[Any]
@@ -51,25 +51,25 @@ class HandlerJob:
 
     @property
     def invalid(self) -> bool:
-        """Whether its partition was lost or sought, or the wait for a dead letter was cancelled."""
+        """Whether the message must not be handled: its partition was lost or sought, or a redelivery was cancelled."""
         return self.cancelled if self.ack_tracker is None else self.ack_tracker.invalid
 
     @property
     def revoked(self) -> bool:
-        """Whether its partition is revoked, so that the call must not start now."""
+        """Whether the message's partition is revoked, so that a handler call must not start now."""
         return self.ack_tracker is not None and self.ack_tracker.revoked and not self.ack_tracker.invalid
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class JobQueue:
-    """Jobs in order; the first is in progress, waits for its retry, or is next."""
+    """Jobs in order. The first job is in progress, waits for its retry, or is next. `key` None: it stays alone."""
 
     key: Hashable | None
     jobs: deque[HandlerJob] = field(default_factory=deque)
 
 
 class OrderedQueues:
-    """All ordered queues of one consumer; times are seconds of the caller's clock."""
+    """All ordered queues of one consumer. Times are seconds of the caller's clock."""
 
     def __init__(self, order: str = "partition") -> None:
         self._order = order
@@ -81,7 +81,7 @@ class OrderedQueues:
         self._numbers = itertools.count()
 
     def add(self, job: HandlerJob) -> None:
-        """Append a job to its queue. Dead letters have no queue and are handled first."""
+        """Append a job to its queue. Dead letters have no queue and are handled before other messages."""
         if job.ack_tracker is None:
             self._dead_letters.append(job)
             return
@@ -96,7 +96,7 @@ class OrderedQueues:
         job_queue.jobs.append(job)
 
     def next_dead_letter(self) -> HandlerJob | None:
-        """Return the next dead letter to handle, or None. `complete` must follow."""
+        """Return the next dead letter to handle, or None. The caller must call `complete` later."""
         while self._dead_letters:
             job = self._dead_letters.popleft()
             if not job.invalid:
@@ -104,10 +104,7 @@ class OrderedQueues:
         return None
 
     def next(self, now: float) -> HandlerJob | None:
-        """Return the next job, dead letters first, or None if all wait or are in progress.
-
-        `complete` or `retry_at` must follow.
-        """
+        """Return the next job, dead letters first, or None. The caller must call `complete` or `retry_at` later."""
         letter = self.next_dead_letter()
         if letter is not None:
             return letter
@@ -130,7 +127,7 @@ class OrderedQueues:
         return None
 
     def complete(self, job: HandlerJob) -> None:
-        """Remove a job that is acked or dropped, so that the next of its queue may start."""
+        """Remove a job that is acked or dropped, so that the next job of its queue may start."""
         job_queue = job.queue
         if job_queue is None:
             return
@@ -142,12 +139,11 @@ class OrderedQueues:
             self._remove(job_queue)
 
     def retry_at(self, job: HandlerJob, at: float) -> None:
-        """Schedule a job for another call at `at`; its queue waits."""
+        """Schedule another handler call for a job at the time `at`. Until then its queue waits."""
         assert job.queue is not None and job.queue.jobs[0] is job
         heapq.heappush(self._retry_heap, (at, next(self._numbers), job.queue))
 
     def next_retry_at(self) -> float:
-        """Return when the next scheduled retry is due; infinity if there is none."""
         return self._retry_heap[0][0] if self._retry_heap else NEVER
 
     @property
@@ -156,12 +152,11 @@ class OrderedQueues:
         return bool(self._ready or self._dead_letters)
 
     def _remove(self, job_queue: JobQueue) -> None:
-        """Remove an empty queue."""
         if job_queue.key is not None:
             self._queues.pop(job_queue.key, None)
 
     def _queue_key(self, job: HandlerJob) -> Hashable | None:
-        """Return the key of the job's queue, or None for a queue of its own."""
+        """Return the key of the job's queue; None: the job gets a queue for itself."""
         message = job.message
         if self._order == "none":
             return None

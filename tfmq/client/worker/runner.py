@@ -1,14 +1,10 @@
-"""Handler runner of a consumer: selection of messages and processing of results.
+"""Runs handlers with the messages of a consumer: selects the next message, and processes the result of its handler.
 
-All methods are operations. Each worker, a thread or a task of a consumer API, repeats:
-`HandlerRunner.next_job`, the handler call, `finish_call`. Returning acks. A failure is recorded in the
-dead-letter store, and the handler is called again after a pause while its queue waits. After the last call
-the message is a dead letter, and its offset may be committed. Without a store the error ends the run.
-Committable is, per partition, the position before the lowest unacked message. Heartbeats and commits are
-background tasks of the consumer, and so is the retry loop over due dead letters, which workers handle like
-others.
-
-Also here: signal handlers; an unreachable broker is logged, and the wait for it limited.
+Each worker (a thread or a task) repeats: `HandlerRunner.next_job`, the handler call, `finish_call`. When the handler
+returns, the message is acked. When the handler raises, the failure is recorded in the dead-letter store, and the
+handler is called again after a pause, while later messages of the same ordered queue wait. After the last permitted
+call the message is a dead letter, and its offset may be committed. Without a dead-letter store the error ends the run.
+The same workers handle dead letters that are due again.
 """
 
 from __future__ import annotations
@@ -38,15 +34,18 @@ from tfmq.errors import NOT_DONE, Closed, ConnectionFailed, DecodeFailed, Fenced
 log = logging.getLogger("tfmq.consumer")
 
 CONNECTIVITY_CHECK_SECONDS: Final = 2.0
-"""Interval of connectivity checks during a run."""
+"""Interval at which a run checks whether the broker is reachable."""
 CLOSING_CHECK_SECONDS: Final = 0.5
-"""Interval of connectivity checks while a run is closing."""
+"""Interval of the same check while a run is closing."""
 DISCONNECTED_SECONDS_MAX: Final = 5.0
-"""For an unreachable broker at the end: longer than a restart, shorter than supervisors allow."""
+"""How long the end of a run waits for an unreachable broker.
+
+This is longer than a restart of the broker takes, and shorter than supervisors wait before they kill a process.
+"""
 
 
 def log_connectivity(link: ClientConnection) -> Operation[None]:
-    """Log when the broker becomes unreachable and when it is reachable again, for ever."""
+    """Log each time the broker becomes unreachable or reachable again. This operation never ends."""
     told = False
     while True:
         yield Wait((), CONNECTIVITY_CHECK_SECONDS)
@@ -61,14 +60,13 @@ def log_connectivity(link: ClientConnection) -> Operation[None]:
 
 
 class DisconnectedTime:
-    """Measures how long there was no connection, by polling `link`."""
+    """Measures how long the client has had no connection. `is_over_limit` must be called regularly."""
 
     def __init__(self, link: ClientConnection) -> None:
         self._link = link
         self._since: float | None = None
 
     def is_over_limit(self) -> bool:
-        """Return whether the broker has been unreachable for `DISCONNECTED_SECONDS_MAX`."""
         if self._link.state == READY:
             self._since = None
             return False
@@ -92,7 +90,6 @@ def log_first_signal(number: int) -> None:
 
 
 def restore_signal_handlers(former: dict[int, Any]) -> None:
-    """Install the former handlers, by signal, again."""
     for number, handler in former.items():
         # None: the handler was not installed from Python, and cannot be restored.
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -101,11 +98,7 @@ def restore_signal_handlers(former: dict[int, Any]) -> None:
 
 @contextlib.contextmanager
 def signal_handlers(stop: Callable[[], None], wanted: bool = True) -> Iterator[None]:
-    """Return a context for SIGTERM and SIGINT: the first calls `stop`, the second raises.
-
-    Only the main thread can install signal handlers; in other threads, and if `wanted` is False, this does
-    nothing.
-    """
+    """Make the first SIGTERM or SIGINT call `stop`, the second raise; only if `wanted`, and in the main thread."""
     former: dict[int, Any] = {}
     signalled = False
 
@@ -130,29 +123,33 @@ def signal_handlers(stop: Callable[[], None], wanted: bool = True) -> Iterator[N
 Result = TypeVar("Result")
 
 FAILING: Final = "failing"
-"""State of a stored message whose handler is to be called again."""
+"""State of a message in the dead-letter store: its handler has failed and is to be called again."""
 HANDLER_PAUSE_SECONDS: Final = 0.1
 """Long enough for short failures, such as a database lock or a lost connection, to be over."""
 HANDLER_PAUSE_SECONDS_MAX: Final = 30.0
-"""Longer failures, for which the queue waits too, are for dead letters or `RetryLater`."""
+"""Not longer, because later messages of the ordered queue wait too. For longer failures there are dead letters."""
 HANDLER_PAUSE_JITTER: Final = 0.2
-"""Fraction of the pause added at random: what failed together is not retried together."""
+"""Random part of the pause, as a fraction: handlers that failed together are not called again together."""
 COUNT_BEFORE_CALL_MAX: Final = 16
-"""First messages of a partition whose calls are counted in the store before they start.
+"""Of so many first messages per partition, each handler call is counted in the dead-letter store before it starts.
 
-One of these may have crashed the process in a former run. Each costs two commits of the store. Further on, the calls
-of messages are counted that the store has as failing, which is looked up once per partition.
+One of these messages may have crashed the process in a former run; only a call counted before its start shows that.
+Counting costs two commits of the store per message. Of later messages, only the calls of those are counted for which
+the store has failures; these are looked up once per partition.
 """
 EARLY_COMMIT_MAX: Final = 4096
-"""Limit of the early offset commits, before the 16th, 32nd, 64th ... message of a partition.
+"""Acked offsets are committed early before message 16, 32, 64 … of a partition in a run; this is the last such message.
 
-A message that crashes the process again and again is thus among the first few after some restart, since each
-restart at least halves the number of messages before it.
+So when a message crashes the process, the restarted run begins with at most half as many messages before it. After a
+few crashes the message is among the first `COUNT_BEFORE_CALL_MAX`, so that its calls are counted.
 """
 UNACKED_BYTES_MAX: Final = 4 << 20
-"""Maximum span from the lowest unacked message; beyond it a partition is not read further."""
+"""Maximum bytes of a partition from its first unacked message on. Beyond it the partition is not read further."""
 FENCED_RETRIES_MAX: Final = 8
-"""`Fenced` of a handler is a lost partition so often; heartbeats would report it meanwhile."""
+"""So many times, a `Fenced` from a handler does not count as a failure, because the partition is probably lost.
+
+If a partition is lost, a heartbeat reports it before this limit is reached.
+"""
 IDLE_CHECK_SECONDS: Final = 60.0
 """Maximum time between two checks of an idle worker."""
 
@@ -163,7 +160,7 @@ def handler_pause_seconds(failures: int, chance: float) -> float:
 
 
 class RetryLoop(Protocol):
-    """Loop over dead letters that are due."""
+    """The loop that hands out dead letters when they are due, by `HandlerRunner.redeliver`."""
 
     stop_asked: Event
 
@@ -171,10 +168,9 @@ class RetryLoop(Protocol):
 
 
 class HandlerRunner:
-    """One run of handlers of one consumer.
+    """One run of handlers. `chance` returns random numbers from 0 to 1 for the pauses.
 
-    `chance` returns random numbers from 0 to 1, `wall_clock` seconds since 1970. `raise_flag` sets an event
-    on which another thread waits. `tracebacks`: failed calls are logged with their tracebacks.
+    `raise_flag`: the driver's function that completes an event for which another thread may be waiting.
     """
 
     def __init__(
@@ -189,7 +185,7 @@ class HandlerRunner:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.failure: BaseException | None = None
-        """What ended the run; None if it was `stop`."""
+        """The error that ended the run; None if `stop` ended it."""
         self.retry_loop: RetryLoop | None = None
         self.store = store
         self._core = core
@@ -212,22 +208,22 @@ class HandlerRunner:
             self._core.tasks.start(self._run_retry_loop(self.retry_loop), self._record_failure)
 
     def fail(self, error: BaseException) -> Operation[None]:
-        """End the run because of `error`: no call starts, calls in progress are finished."""
+        """End the run because of `error`: start no more handler calls, and let calls in progress finish."""
         yield from ()
         self._record_failure(error)
 
     def fail_in_close(self, error: Exception) -> Operation[None]:
-        """Record an error of `close`, unless another one ended the run before."""
+        """Record an error of `close`; only log it if another error has ended the run before."""
         yield from ()
         if self.failure is not None:
             log.warning("Closing after an error failed as well: %s", error)
         self._record_failure(error)
 
     def close(self) -> Operation[None]:
-        """Commit what is acked and leave the group.
+        """Commit the offsets of acked messages and leave the group.
 
-        Bounded by the consumer's `timeout`, and a few seconds for an unreachable broker. Raises what
-        prevented the commit.
+        Takes at most the consumer's `timeout`; if the broker is unreachable, `DISCONNECTED_SECONDS_MAX`. Raises the
+        error that prevented the commit.
         """
         core = self._core
         if core.closed:
@@ -250,7 +246,7 @@ class HandlerRunner:
             core.closed = True
 
     def _end_without_broker(self, unsaved: bool) -> None:
-        """End the run without the broker. Raises ConnectionFailed if acked offsets are `unsaved`."""
+        """End the run although the broker is unreachable. Raises ConnectionFailed if acked offsets are `unsaved`."""
         reason = str(self._core.link.last_error or "")
         if unsaved:
             raise ConnectionFailed(
@@ -271,7 +267,7 @@ class HandlerRunner:
 
     @property
     def is_stopping(self) -> bool:
-        core = self._core  # in an event loop the event is set later than stop() is called
+        core = self._core  # In an event loop, `stop_requested` completes only after stop() has returned.
         return core.stop_requested.done or core.positions.stopped or core.closed
 
     def _record_failure(self, error: BaseException) -> None:
@@ -287,9 +283,9 @@ class HandlerRunner:
     # Next message
 
     def next_job(self) -> Operation[HandlerJob | None]:
-        """Wait for the next message and return it for a handler call; None when the run ends.
+        """Return the next message to handle, or None when the run ends. The caller then calls the handler.
 
-        `finish_call` or `abandon` must follow. Raises the failure of a partition.
+        After the handler call the worker must call `finish_call`, or `abandon` if the call was interrupted.
         """
         core = self._core
         while not self.is_stopping:
@@ -307,9 +303,10 @@ class HandlerRunner:
         return None
 
     def _enqueue_next_batch(self) -> bool:
-        """Move a decoded batch into the queues. Return False if there is none."""
+        """Move the messages of a decoded batch into the ordered queues. Return False if no batch is ready."""
         core, ledgers = self._core, self._core.positions.ack_trackers.values()
         core.suspended = {each.name for each in ledgers if each.unacked_bytes >= UNACKED_BYTES_MAX}
+        core.check_tasks()
         if not core.prepare_batch():
             return False
         ready = core.positions.ready
@@ -325,7 +322,6 @@ class HandlerRunner:
         return True
 
     def _wait_for_work(self) -> Operation[None]:
-        """Wait until there may be work, at most `IDLE_CHECK_SECONDS`."""
         core = self._core
         if self._work_event.done:
             self._work_event = Event()
@@ -341,7 +337,7 @@ class HandlerRunner:
             self._set_event(self._work_event)
 
     def _prepare_call(self, job: HandlerJob) -> Operation[bool]:
-        """Commit and count what is due before a handler call. Return False to skip it."""
+        """Do the commit and the counting that must precede a handler call. Return False if the call must be skipped."""
         job.started = job.in_progress = True
         if job.ack_tracker is None:
             return True
@@ -357,7 +353,7 @@ class HandlerRunner:
         return begins
 
     def _commit_or_count_first(self, job: HandlerJob, ledger: AckTracker) -> Operation[bool]:
-        """Commit the offset or count the call first where necessary. Return False to skip it."""
+        """Where necessary, commit offsets or count the call before it. Return False if the call must be skipped."""
         core, store, message = self._core, self.store, job.message
         if core.options.commits == "before":
             ledger.ack(message)
@@ -374,7 +370,7 @@ class HandlerRunner:
                 ledger.failing_offsets = yield from self._retry_store(
                     lambda: store.failing_offsets(message), "A message waits to be handled"
                 )
-            # A consumer that was killed has failed with it: its success is to be recorded, too.
+            # A former run failed with this message, so the store must also learn of a success.
             job.count_before_call = message.offset in ledger.failing_offsets
         if store is not None and job.count_before_call and not job.counted:
             state = yield from self._retry_store(lambda: store.count_call(message), "A message waits to be handled")
@@ -385,7 +381,6 @@ class HandlerRunner:
     # Result of a call
 
     def finish_call(self, job: HandlerJob, error: Exception | None) -> Operation[None]:
-        """Process the end of a handler call. Raises what ends the run."""
         try:
             pause = yield from self._process_outcome(job, error)
         except BaseException:
@@ -404,7 +399,6 @@ class HandlerRunner:
         self._release(job)
 
     def _process_outcome(self, job: HandlerJob, error: Exception | None) -> Operation[float | None]:
-        """Record the result of a call. Return the pause before the next call, or None."""
         store, message = self.store, job.message
         if job.ack_tracker is None:
             job.error = error
@@ -431,13 +425,13 @@ class HandlerRunner:
         """Return the pause before the next call without a store. Raises `error` after the last call."""
         final = isinstance(error, Reject | RetryLater | DecodeFailed) or self._at_most_once
         if final or job.failures > self._core.options.retries:
-            # Also an error like `Closed`, which a worker would take for the end of the run.
+            # Recorded here because a worker would take an error like `Closed` for the regular end of the run.
             self._record_failure(error)
             raise error
         return self._log_retry(job, error)
 
     def _fail_with_store(self, store: DeadLetterStore, job: HandlerJob, error: Exception) -> Operation[float | None]:
-        """Record a failure in the store. Return the pause before the next call, or None."""
+        """Record a failure in the dead-letter store. Return the pause before the next call; None: no call follows."""
         message = job.message
         failure = Failure.from_exception(error, round(self._wall_clock() * 1000))
         begun, job.counted = job.counted, False
@@ -486,7 +480,6 @@ class HandlerRunner:
             self._wake_workers()
 
     def _release(self, job: HandlerJob) -> None:
-        """Mark a message as not in progress. A second call does nothing."""
         if job.in_progress:
             job.in_progress = False
             if job.ack_tracker is not None:
@@ -494,7 +487,7 @@ class HandlerRunner:
         job.ended.complete()
 
     def _commit_early(self) -> Operation[None]:
-        """Commit acked offsets early. The next periodic commit repeats what fails."""
+        """Commit acked offsets early. If this fails, the next periodic commit repeats it."""
         try:
             yield from self._core.commit_acked()
         except Closed:
@@ -505,7 +498,10 @@ class HandlerRunner:
     def _retry_store(
         self, make: Callable[[], Operation[Result]], waits: str = "A handled message waits"
     ) -> Operation[Result]:
-        """Repeat `make()` while it fails with retriable errors and the run is not stopping."""
+        """Run the store operation `make()`, again while it fails with retriable errors and the run is not stopping.
+
+        `waits`: the begin of the log line about a failure, which says what waits for the store.
+        """
         tries = 0
         while True:
             try:
@@ -521,7 +517,7 @@ class HandlerRunner:
     # Due dead letters
 
     def redeliver(self, message: ReceivedMessage[Any]) -> Operation[None]:
-        """Have a worker handle a dead letter. Raises the handler's error, or HandlerNotCalled."""
+        """Have a worker handle a dead letter. Raises the handler's error, HandlerNotCalled if the run stops before."""
         job = HandlerJob(message)
         self._queues.add(job)
         self._wake_workers()
@@ -545,7 +541,7 @@ class HandlerRunner:
 
 @dataclass(eq=False, repr=False)
 class ListenerRun:
-    """One `run` of a consumer: the base of its variants. `stop` is the consumer's."""
+    """One `run` of a consumer: the base class for threads and event loops. `stop`: the consumer's `stop`."""
 
     runner: HandlerRunner
     driver: Any
@@ -557,18 +553,29 @@ class ListenerRun:
 class EventLoopRun(ListenerRun, ABC):
     """One `run` in an event loop, where workers are coroutines."""
 
-    async def _handle_messages(self) -> None:
-        """Handle one message after the other until the run ends."""
+    async def _run_worker(self) -> None:
+        """Handle one message after the other until the run ends. An error ends the run."""
         driver, running = self.driver, self.runner
-        while (job := await driver.run(running.next_job())) is not None:
-            try:
-                error = await self._call_listener(job)
-                await driver.run(running.finish_call(job, error))
-            except BaseException:
-                with contextlib.suppress(Closed):
-                    await driver.run(running.abandon(job))
-                raise
+        try:
+            while (job := await driver.run(running.next_job())) is not None:
+                try:
+                    error = await self._call_listener(job)
+                    await driver.run(running.finish_call(job, error))
+                except BaseException:
+                    with contextlib.suppress(Closed):
+                        await driver.run(running.abandon(job))
+                    raise
+        except Closed:
+            # The consumer was closed meanwhile, which is a regular end. If a listener raised `Closed`, it is recorded
+            # as `HandlerRunner.failure` already.
+            pass
+        except BaseException as failure:
+            await driver.run(running.fail(self._end_reason(failure)))
+
+    @abstractmethod
+    def _end_reason(self, error: BaseException) -> BaseException:
+        """Return the error to end the run with after a worker raised `error`. For a cancellation, return its cause."""
 
     @abstractmethod
     async def _call_listener(self, job: HandlerJob) -> Exception | None:
-        """Call the listener. Return what it raised, or None."""
+        """Call the listener. Return the exception that the listener raised, or None."""

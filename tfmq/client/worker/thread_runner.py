@@ -1,7 +1,7 @@
 """`run` of the blocking consumer, with threads as workers.
 
-A single worker is the calling thread, several are threads of their own. Listeners that are coroutine
-functions run in one event loop in a further thread.
+A single worker runs in the calling thread; several workers are threads that `run` starts. Listeners that are coroutine
+functions run in one event loop, which has its own thread.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tfmq.client.worker.runner import ListenerRun, signal_handlers
 from tfmq.errors import Closed
 
 STOP_SECONDS: Final = 5.0
-"""Time limit for cancelled tasks of listeners after the run."""
+"""How long the end of a run waits for cancelled tasks that listeners have left behind."""
 
 
 class ListenerLoopThread:
-    """Event loop in a thread for all workers: what listeners share belongs to one loop."""
+    """An event loop in a thread, one for all workers, because objects that listeners share belong to one loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class ListenerLoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Run `awaitable` in the caller's context, not in the loop's thread. Cancelled if interrupted."""
+        """Run `awaitable` in the loop, with the caller's context variables. If the wait is interrupted, cancel it."""
 
         async def awaited() -> Any:
             return await awaitable
@@ -46,7 +46,7 @@ class ListenerLoopThread:
             raise
 
     def stop(self) -> None:
-        """Cancel remaining tasks and end the thread. Bounded by `STOP_SECONDS`."""
+        """Cancel remaining tasks and end the thread. Waits for `STOP_SECONDS` at most."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
@@ -78,12 +78,10 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 JOIN_SECONDS: Final = 5.0
-"""Time limit for workers to end; they have no message in progress then."""
+"""How long the end of a run waits for its worker threads, which have no message in progress then."""
 
 
 class ThreadRunner(ListenerRun):
-    """One `run` of a blocking consumer."""
-
     driver: BlockingDriver
 
     def __init__(self, *arguments: Any) -> None:
@@ -104,8 +102,8 @@ class ThreadRunner(ListenerRun):
                     else:
                         self._run_worker_threads(workers)
                 except Closed:
-                    # The consumer was closed meanwhile, which is a regular end. A `Closed` that a listener
-                    # raised is in `failure`.
+                    # The consumer was closed meanwhile, which is a regular end. If a listener raised `Closed`, it is
+                    # recorded as `HandlerRunner.failure` already.
                     pass
                 except BaseException as error:
                     driver.run(running.fail(error))
@@ -122,7 +120,6 @@ class ThreadRunner(ListenerRun):
             raise running.failure
 
     def _run_worker(self) -> None:
-        """Handle one message after the other until the run ends."""
         driver, running = self.driver, self.runner
         while (job := driver.run(running.next_job())) is not None:
             try:
@@ -134,7 +131,6 @@ class ThreadRunner(ListenerRun):
                 raise
 
     def _call_listener(self, job: HandlerJob) -> Exception | None:
-        """Call the listener. Return what it raised, or None."""
         listener = self.listeners.find(job.message.topic)
         try:
             with handler_context(job.message, self.hooks):
@@ -156,7 +152,6 @@ class ThreadRunner(ListenerRun):
     # Several workers
 
     def _run_worker_threads(self, workers: int) -> None:
-        """Run daemon threads and wait for them; the calling thread receives signals."""
         threads = [
             threading.Thread(target=self._run_worker_in_thread, name=f"tfmq-worker-{number}", daemon=True)
             for number in range(workers)
@@ -173,13 +168,13 @@ class ThreadRunner(ListenerRun):
         try:
             self._run_worker()
         except Closed:
-            pass  # the run ended at once, without this worker
+            pass  # The client was closed before this worker ended.
         except BaseException as error:
             self.driver.run(self.runner.fail(error))
         finally:
             with contextlib.suppress(Closed):
                 self.driver.run(self._worker_ended())
-            self.driver.set_event(Event())  # the calling thread may be waiting on the socket
+            self.driver.set_event(Event())  # Wakes the calling thread, which may be waiting on the socket.
 
     def _worker_ended(self) -> Operation[None]:
         yield from ()

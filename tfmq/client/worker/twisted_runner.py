@@ -1,8 +1,8 @@
 """`run` of the Twisted consumer, with coroutines as workers.
 
-Listeners run in the reactor as well, so they must not block. A reactor that shuts down waits for the run:
-messages in progress are finished and committed. Until then signals are handled by the reactor; during the
-shutdown a signal ends the run at once.
+Listeners run in the reactor as well, so they must not block. When the reactor shuts down, it waits until the run has
+finished and committed the messages in progress. The reactor handles signals as usual; a further signal during the
+shutdown ends the run at once.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from tfmq.client.drivers.twisted import DeferredDriver
 from tfmq.client.worker.listeners import check_result, handler_context
 from tfmq.client.worker.ordered_queues import HandlerJob
 from tfmq.client.worker.runner import SIGNALS, EventLoopRun, immediate_exit, restore_signal_handlers
-from tfmq.errors import Closed
 
 log = logging.getLogger("tfmq.consumer")
 
 
 @contextlib.contextmanager
 def shutdown_handler(reactor: Any, stop: Callable[[], None], again: Callable[[int], None]) -> Iterator[None]:
-    """Return a context: the reactor's shutdown calls `stop` and waits; a signal meanwhile calls `again`."""
+    """Return a context in which the reactor's shutdown calls `stop` and waits until the context is left.
+
+    A signal during the shutdown calls `again` with its number.
+    """
     former: dict[int, Any] = {}
     waiting: list[Deferred[None]] = []
 
@@ -56,8 +58,6 @@ def shutdown_handler(reactor: Any, stop: Callable[[], None], again: Callable[[in
 
 
 class DeferredRunner(EventLoopRun):
-    """One `run` of a Twisted consumer."""
-
     driver: DeferredDriver
 
     def __init__(self, *arguments: Any) -> None:
@@ -68,7 +68,7 @@ class DeferredRunner(EventLoopRun):
         self._cancelled: BaseException | None = None
 
     async def run(self, workers: int, signals: bool) -> None:
-        """Run until `stop`, the shutdown or an error, which is raised; commit and leave the group."""
+        """Run until `stop`, the shutdown of the reactor or an error, which is raised. Commit and leave the group."""
         reactor = self.driver.get_reactor()
         running = self.runner
         try:
@@ -110,7 +110,8 @@ class DeferredRunner(EventLoopRun):
         if self._active_workers:
             self._all_ended = Deferred()
             self._cancelled = error
-            # In another reactor iteration: a worker whose listener caused this is not waiting for anything yet.
+            # Cancelled in a later reactor iteration: if a worker's listener caused this, that worker does not wait yet
+            # and could not be cancelled now.
             self.driver.get_reactor().callLater(0, self._cancel_workers, error)
             await self._all_ended
 
@@ -119,18 +120,8 @@ class DeferredRunner(EventLoopRun):
         for worker in self._workers:
             worker.cancel()
 
-    async def _run_worker(self) -> None:
-        """Handle one message after the other until the run ends. An error ends the run."""
-        try:
-            await self._handle_messages()
-        except Closed:
-            # The consumer was closed meanwhile, which is a regular end. A `Closed` that a listener raised is
-            # in `failure`.
-            pass
-        except BaseException as error:
-            if isinstance(error, CancelledError) and self._cancelled is not None:
-                error = self._cancelled
-            await self.driver.run(self.runner.fail(error))
+    def _end_reason(self, error: BaseException) -> BaseException:
+        return (self._cancelled or error) if isinstance(error, CancelledError) else error
 
     async def _call_listener(self, job: HandlerJob) -> Exception | None:
         message = job.message
@@ -142,7 +133,7 @@ class DeferredRunner(EventLoopRun):
                     found = await found
                 check_result(found)
         except Exception as error:
-            if self._cancelled is not None:  # the exception of a cancelled Deferred may be of any kind
+            if self._cancelled is not None:  # A cancelled Deferred may raise an exception of any class.
                 raise
             return error
         return None

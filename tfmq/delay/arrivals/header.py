@@ -5,15 +5,15 @@ Specified in docs/formats/arrivals.md.
     version u8 | kind u8 | shape u8 | topic size u8 | count u32 | size u32 | log id u64 | topic
     | due times | absolute | ahead | old due times | old numbers | FF x 5 or more
 
-A header is the payload of one record of producer id 2, sequence 0, and is covered by its checksum. In an arrival or a
-reschedule it describes the next `count` records, `size` bytes in all: their target log and their due times. A cancel
-names messages that will not be delivered; a reschedule also names the messages that its records replace. `ahead` is by
-how many ms broker time was ahead of the wall clock (negative: behind), if a sender set an absolute time and it was not
-0.
+The header is the payload of a record with producer id 2 and sequence 0, and the checksum of this record covers it. In
+an arrival or a reschedule, the header has the target log and the due times of the next `count` records, which have
+`size` bytes in all. A cancel names messages that will not be delivered. A reschedule also names the messages that its
+records replace. `ahead` is by how many ms broker time was ahead of the wall clock (negative: behind). It exists only if
+it is not 0 and a sender set an absolute time.
 
-Every word of the columns has its top bit set, and the header ends with FF bytes, more of them where the record's
-length could be mistaken for a part of a block trailer's header. So whatever values senders choose, no byte of an
-arrival header can belong to a block trailer, and recovery after a torn end cannot mistake it for one.
+Each word of the columns has its top bit set, and the header ends with FF bytes. It has more FF bytes where the length
+of the record could be mistaken for a part of a block trailer. So whatever values senders choose, recovery after a torn
+end cannot mistake bytes of an arrival header for a block trailer.
 """
 
 from array import array
@@ -48,10 +48,7 @@ KIND_NAMES: Final = {ARRIVAL: "arrival", CANCEL: "cancel", RESCHEDULE: "reschedu
 
 FIXED_PART: Final = Struct(">BBBBIIQ")
 PADDING_BYTES_MIN: Final = 5
-"""Minimum of FF bytes at the end of a header.
-
-Fewer bytes could be mistaken for the last byte of a length and the checksum of a block trailer.
-"""
+"""Minimum of FF bytes at the end of a header: fewer could be mistaken for parts of a block trailer."""
 
 FLAG_LIKE_LENGTHS: Final = ((0x40, 0x41), (0x4000, 0x4100), (0x40_0000, 0x41_0000))
 """Ranges (first, end) of record lengths that look like the end of a block trailer's flag."""
@@ -68,7 +65,7 @@ SHAPE_AHEAD: Final = 8
 RECORDS_MAX: Final = SEQUENCE_COUNT
 """Maximum of records after one header: one batch, whose sequences belong to one producer id.
 
-Because of this limit a damaged count cannot make the decoder allocate gigabytes.
+Because of this maximum a damaged count cannot allocate gigabytes.
 """
 
 CHANGED_MESSAGES_MAX: Final = 65_536
@@ -87,10 +84,7 @@ class BadArrivalHeader(BadRecord):
 
 
 class TurnColumns(NamedTuple):
-    """Turns of delayed messages.
-
-    Arrays of u64 with their effective due times (ms) and their numbers.
-    """
+    """Turns of delayed messages, as two arrays of u64: their effective due times (ms) and their numbers."""
 
     dues: "array[int]"
     numbers: "array[int]"
@@ -102,8 +96,9 @@ NO_TURN_COLUMNS: Final = TurnColumns(array("Q"), array("Q"))
 class ArrivalHeader(NamedTuple):
     """A decoded arrival header.
 
-    `dues`: due times of the records after it, which have `size_bytes` in all. `old_turns`: turns of the cancelled or
-    rescheduled messages. `ahead_ms`: by how many ms broker time was ahead of the wall clock; 0 if no time is absolute.
+    `kind`: ARRIVAL, CANCEL or RESCHEDULE. `dues` and `size_bytes`: the due times of the records after the header, and
+    their bytes in all. `old_turns`: the messages that are cancelled or rescheduled. `ahead_ms`: by how many ms broker
+    time was ahead of the wall clock; 0 if no time is absolute.
     """
 
     kind: int
@@ -116,35 +111,30 @@ class ArrivalHeader(NamedTuple):
 
     @property
     def record_count(self) -> int:
-        """Number of records that belong to the header."""
         return len(self.dues.times)
 
 
 def arrival_header(log_id: int, topic: str, dues: DueTimes, size_bytes: int, ahead_ms: int = 0) -> ArrivalHeader:
-    """Return the header of a batch of `size_bytes` for the log of a partition."""
+    """Return the header of a batch of `size_bytes` for the partition `log_id` of `topic`."""
     # Delays do not depend on the wall clock.
     ahead_ms = ahead_ms if ABSOLUTE_FLAG in dues.absolute else 0
     return ArrivalHeader(ARRIVAL, log_id, topic, dues, size_bytes, NO_TURN_COLUMNS, ahead_ms)
 
 
 def cancel_header(old: TurnColumns) -> ArrivalHeader:
-    """Return the header that cancels these messages."""
     return ArrivalHeader(CANCEL, 0, "", NO_DUE_TIMES, 0, old)
 
 
 def reschedule_header(
     log_id: int, topic: str, dues: DueTimes, size_bytes: int, old: TurnColumns, ahead_ms: int = 0
 ) -> ArrivalHeader:
-    """Return the header of records that replace those of `old_turns`, in the same order."""
+    """Return the header of records that replace those with the turns `old`, in the same order."""
     header = arrival_header(log_id, topic, dues, size_bytes, ahead_ms)
     return header._replace(kind=RESCHEDULE, old_turns=old)
 
 
 def encode_header(header: ArrivalHeader) -> bytes:
-    """Encode a header as a whole record.
-
-    Raises ValueError for an invalid header, TooLarge (journal.errors).
-    """
+    """Encode a header as a whole record. Raises ValueError for an invalid header, TooLarge (journal.errors)."""
     kind, log_id, topic, dues, size_bytes, old, ahead_ms = header
     count = len(old.dues) if kind == CANCEL else header.record_count
     name = topic.encode("ascii")
@@ -164,10 +154,7 @@ def encode_header(header: ArrivalHeader) -> bytes:
 
 
 def decode_header(record: Buffer) -> ArrivalHeader:
-    """Decode the header in a whole record.
-
-    Raises BadArrivalHeader; NewerFormat if a later version wrote it.
-    """
+    """Decode the header in a whole record. Raises BadArrivalHeader; NewerFormat if a later version wrote it."""
     payload = _checked_payload(record)
     version, kind, shape, name_size, count, size_bytes, log_id = FIXED_PART.unpack_from(payload)
     if version > VERSION:
@@ -208,7 +195,6 @@ def _checked_payload(record: Buffer) -> bytes:
 
 
 def _why_invalid(version: int, kind: int, count: int, size_bytes: int) -> str:
-    """Return why the header is invalid, "" if it is valid."""
     if not version or kind not in KIND_NAMES:
         return f"version {version} has no kind {kind}"
     if not 1 <= count <= (RECORDS_MAX if kind == ARRIVAL else CHANGED_MESSAGES_MAX):
@@ -219,7 +205,7 @@ def _why_invalid(version: int, kind: int, count: int, size_bytes: int) -> str:
 
 
 def _encode_due_times(dues: DueTimes) -> tuple[int, list[bytes]]:
-    """Return the bits of the shape, and the columns: due times, and flags if they differ."""
+    """Return the bits of the shape, and the columns: due times, and flags if the messages have different ones."""
     times, absolute, low, high = dues
     if not times:
         return 0, []
@@ -235,7 +221,6 @@ def _encode_due_times(dues: DueTimes) -> tuple[int, list[bytes]]:
 
 
 def _padding(size: int) -> bytes:
-    """Return the FF bytes that follow `size` bytes of payload."""
     end = size + PADDING_BYTES_MIN
     if end >= FLAG_LIKE_LENGTHS[0][0]:
         for low, high in FLAG_LIKE_LENGTHS:
@@ -263,10 +248,7 @@ def _decode_same_due_time(payload: bytes, position: int, count: int, shape: int)
 
 @dataclass
 class _ColumnReader:
-    """Reads the columns of a payload in order.
-
-    Raises BadArrivalHeader if the payload is too short.
-    """
+    """Reads the columns of a payload in order. Raises BadArrivalHeader if the payload is too short."""
 
     payload: bytes
     position: int
@@ -287,7 +269,6 @@ class _ColumnReader:
         return decode_words(bytes(data))
 
     def read_signed(self) -> int:
-        """Read a signed word of 63 bits."""
         (word,) = self.read_words(1)
         return word - ((word & SIGN_BIT) << 1)
 

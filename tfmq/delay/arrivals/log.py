@@ -1,8 +1,7 @@
-"""The arrival log.
+"""The arrival log: every delayed batch is first appended here, after a header, and read from here.
 
-Every delayed batch is appended here first, after its header, and read from here. Specified in
-docs/formats/arrivals.md. The number of a delayed message is the ordinal of its record in this log. All data is
-verified before use: by the checksum of its block, or of its record.
+Specified in docs/formats/arrivals.md. The number of a delayed message is the ordinal of its record in this log. Before
+data is used, it is verified by the checksum of its block or of its record.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from __future__ import annotations
 import logging
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from struct import Struct
 from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
@@ -21,8 +18,8 @@ from zlib import crc32
 
 from journal.errors import BelowStart, BeyondEnd, Corrupt, NotARecord
 from journal.log.log import Log, Upto
+from journal.log.options import LogOptions
 from journal.log.reader import RawRead
-from journal.log.segments import LogOptions
 from journal.record.batch import Batch
 from journal.record.block import Block, blocks_of
 from journal.record.block_trailer import find_next_trailer
@@ -47,7 +44,6 @@ from tfmq.delay.arrivals.header import (
     decode_header,
     encode_header,
 )
-from tfmq.delay.timing_wheel import WheelRows
 
 logger = logging.getLogger("tfmq.delay")
 
@@ -55,13 +51,10 @@ LOG_ID: Final = make_log_id(2, 0)
 ARRIVALS_SUFFIX: Final = ".arrivals"
 
 SEGMENT_BYTES: Final = 64 << 20
-"""Size of a segment. Small, because arrivals that are in buckets are deleted by segment.
-
-A smaller segment would not have space for the largest batch.
-"""
+"""Small, because the messages that are in buckets are deleted by whole segments; the largest batch still fits."""
 
 READ_BYTES: Final = 1 << 20
-"""Bytes of one read of the log when arrivals are written to buckets, or at a start."""
+"""Bytes of one read of the log at a start, or when messages are written to buckets."""
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
 
@@ -70,7 +63,6 @@ DamageCallback = Callable[[Corrupt], None]
 
 
 def arrival_options(flush_messages: int, flush_seconds: float, segment_bytes: int = SEGMENT_BYTES) -> LogOptions:
-    """Return the options of the log; it has no retention by age or size."""
     return LogOptions(
         segment_bytes=segment_bytes, flush_messages=flush_messages, flush_seconds=flush_seconds, suffix=ARRIVALS_SUFFIX
     )
@@ -81,12 +73,12 @@ HeaderCallback = Callable[[ArrivalHeader, int], None]
 
 
 class ArrivalBatch(NamedTuple):
-    """Consecutive records of one header in the log: a batch, or the part of it in one block.
+    """Consecutive records of one header in the log: its whole batch, or the part of the batch in one block.
 
-    `dues` (array of u64, ms), `absolute` (bytes 0 or 1), `sizes` (array of u32, whole records) and `offsets` (array of
-    u64, in the log) have one value a message; message n has the number `first_number + n`. `low` and `high`: the
-    lowest and highest due time. `data`: the bytes of the records, one buffer, valid as long as it is referenced.
-    `ahead_ms`: by how many ms broker time was ahead of the wall clock, for absolute times.
+    Four columns have one value for each message: `dues` (u64, ms), `absolute` (1 where the sender set an absolute time,
+    else 0), `sizes` (u32, of whole records) and `offsets` (u64, in the log). Message n has the number `first_number +
+    n`. `low` and `high`: the lowest and the highest due time. `data`: one buffer with the bytes of the records.
+    `ahead_ms`: by how many ms broker time was ahead of the wall clock when absolute times were converted.
     """
 
     log_id: int
@@ -110,23 +102,16 @@ def arrival_batches(
     sequence: int,
     count: int,
 ) -> list[Batch]:
-    """Return the two batches of one append: the header, and the records as they were sent.
-
-    The parameters from `body` on are the fields of `journal.record.batch.Batch`.
-    """
+    """Return the two batches of one append: the header, and the records with the fields of a `Batch`."""
     return [header_batch(header), Batch(body, blocks, producer_id, sequence, count)]
 
 
 def header_batch(header: ArrivalHeader) -> Batch:
-    """Return a batch that contains only a header."""
     return Batch(encode_header(header), (), PRODUCER_ID, 0, 1)
 
 
 def record_offsets(data: Buffer, positions: Sequence[tuple[int, int]]) -> array[int]:
-    """Return the offset in the log of each record of an appended batch.
-
-    `positions` as in `journal.record.batch.Appended`. Runs without Python code for each message if all have one size.
-    """
+    """Return the offset in the log of each record of an append; `positions` as in `Appended`."""
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     size = HEADER_SIZE + LENGTH.unpack_from(plain)[0]
     if len(plain) % size == 0 and sizes_are_equal(plain, 0, len(plain), size):
@@ -155,11 +140,10 @@ def read_batches(
     on_damage: DamageCallback | None = None,
     on_header: HeaderCallback | None = None,
 ) -> Iterator[ArrivalBatch]:
-    """Yield the arrivals between two offsets, both of which are ends of appends, in order.
+    """Yield the batches in the log between two offsets, both of which are ends of appends. May run in a worker.
 
-    `on_header` is called with each header. May run in a worker. Raises Corrupt if the log is damaged, unless
-    `on_damage` is given: then damage is skipped. Raises BelowStart, BeyondEnd (less than `to_offset` is durable, or
-    written, as `upto` demands; nothing is left out silently), OSError, Closed.
+    Damage is passed to `on_damage` and skipped; without `on_damage` Corrupt is raised. Raises BeyondEnd if the log is
+    not durable up to `to_offset`, so that nothing is left out silently; BelowStart, OSError, Closed.
     """
     reading, passed = _BatchParser(on_header), -1
     while from_offset < to_offset:
@@ -172,7 +156,8 @@ def read_batches(
                 yield from reading.parse_block(block)
         except Corrupt as error:
             if error.next <= from_offset and passed < from_offset:
-                # Damage between the index entry and here: it is recorded now, so retry once.
+                # The damage is before `from_offset`: the read began at an earlier index entry. The log knows the damage
+                # now: retry once.
                 passed = from_offset
                 continue
             if on_damage is None or error.next <= from_offset:
@@ -183,10 +168,7 @@ def read_batches(
 
 
 def batches_of_blocks(blocks: Iterable[Block | None]) -> Iterator[ArrivalBatch]:
-    """Yield the arrivals in blocks that follow each other; None: damage between two blocks.
-
-    For offline tools: records without their header are left out, and nothing is logged.
-    """
+    """Yield the batches in successive blocks, for offline tools; log nothing. A block of None means damage."""
     parser = _BatchParser(None, is_quiet=True)
     for block in blocks:
         if block is None:
@@ -196,10 +178,7 @@ def batches_of_blocks(blocks: Iterable[Block | None]) -> Iterator[ArrivalBatch]:
 
 
 def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
-    """Return the damage from `from_offset`, the end of an append, to the durable offset.
-
-    Raises OSError.
-    """
+    """Return the damage between `from_offset`, the end of an append, and the durable offset. Raises OSError."""
     found: list[Corrupt] = []
     for _ in read_batches(log, max(from_offset, log.first_offset), log.forced_offset, on_damage=found.append):
         pass
@@ -207,10 +186,7 @@ def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
 
 
 def _verified_blocks(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
-    """Yield the blocks in `data`, which begins at offset `start`.
-
-    Raises Corrupt at a bad block, up to the next block or the end of `data`.
-    """
+    """Yield the blocks in `data`, read from offset `start`. Raises Corrupt for a range up to the next block."""
     position = 0
     try:
         for block in blocks_of(data, start, log.log_id):
@@ -226,7 +202,7 @@ def _verified_blocks(log: Log, data: bytes | bytearray, start: int) -> Iterator[
 
 @dataclass
 class _BatchParser:
-    """Parses blocks in order, and tracks the header that the next records belong to."""
+    """Parses blocks in their order, and remembers which header the next records belong to."""
 
     on_header: HeaderCallback | None
     is_quiet: bool = False
@@ -238,7 +214,6 @@ class _BatchParser:
         self.header = None
 
     def parse_block(self, block: Block) -> Iterator[ArrivalBatch]:
-        """Yield the arrivals in a block."""
         data = bytes(block.data)
         position, end = 0, len(data)
         ordinal, orphans = block.control.first_ordinal, 0
@@ -248,7 +223,8 @@ class _BatchParser:
             if id == HEADER_ID and not flag:
                 self._start_header(data[position : position + size], block.offset + position)
             elif flag & FLAG_FILLER:
-                # Records that were lost by damage; a repair has replaced them with a filler.
+                # A repair has replaced damaged records by a filler, which has their number in the field of the
+                # checksum.
                 count = checksum
                 self.records_parsed += count
                 if self.header is not None and self.records_parsed >= self.header.record_count:
@@ -297,9 +273,9 @@ class _BatchParser:
 
 
 def _record_columns(data: bytes, position: int, offset: int, wanted: int) -> tuple[array[int], array[int], int]:
-    """Return (sizes, offsets, end) of at most `wanted` records.
+    """Return the sizes and offsets of at most `wanted` records, and the position after the last one.
 
-    `position` in `data` is `offset` in the log.
+    The first record is at `position` in `data` and at `offset` in the log.
     """
     size = HEADER_SIZE + LENGTH.unpack_from(data, position)[0]
     if wanted == 1:
@@ -326,11 +302,7 @@ def _record_columns(data: bytes, position: int, offset: int, wanted: int) -> tup
 
 
 def header_before(log: Log, first_number: int) -> ArrivalHeader | None:
-    """Return the header of the batch that starts with `first_number`.
-
-    None if it is truncated or damaged. Used to reply to a batch that is sent again. In a worker. Raises OSError,
-    Closed.
-    """
+    """Return the header of the batch that starts with `first_number`, if it exists. Raises OSError, Closed."""
     if first_number <= log.first_ordinal or first_number > log.end_ordinal:
         return None
     try:
@@ -348,23 +320,17 @@ def header_before(log: Log, first_number: int) -> ArrivalHeader | None:
 # Reading single records by offset.
 
 VERIFIED_PER_CALL_MAX: Final = 32
-"""Maximum of blocks that one call of `read_cached` verifies: about 2 ms.
-
-If there are more, the caller has to call `read` in a worker.
-"""
+"""Maximum of blocks that one call of `read_cached` verifies: about 2 ms. More have to be read in a worker."""
 
 CACHED_GAP_BYTES: Final = 4096
 DISK_GAP_BYTES: Final = 16 << 10
-"""One read covers records up to this far apart.
-
-Copying the gap costs less than another call. The second value is for reads that may wait for the disk.
-"""
+"""One read covers records up to this far apart: the first value for the page cache, the second for the disk."""
 
 SIZE_HINT_MIN: Final = 64
 SIZE_HINT_MAX: Final = 4096
-"""Bounds of the bytes that are read for the last record, because its size is not known.
+"""Bounds of the assumed size of the last record in a read, whose length is not known before the read.
 
-The largest record of the call before is assumed; a larger one costs a second read.
+The size of the largest record in the previous read is assumed.
 """
 
 NO_LIMIT: Final = 1 << 62
@@ -375,8 +341,8 @@ Records: TypeAlias = list[bytes | None]
 class ArrivalRecordReader:
     """Reads durable records by offset. One thread at a time; several readers may share `verified`.
 
-    A block that was not verified before is read as a whole and verified by its checksum. From a verified block single
-    records are read, neighbours together, and verified by their own checksums.
+    The first read in a block reads the whole block and verifies it. Later reads get only the wanted records, neighbours
+    together, and verify each by its own checksum.
     """
 
     def __init__(self, log: Log, verified: VerifiedBlockCache | None = None) -> None:
@@ -393,18 +359,17 @@ class ArrivalRecordReader:
         self._largest_record = 0
 
     def read(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Records:
-        """Read the whole records at these offsets; None for a damaged one, which is logged.
+        """Return the whole records at these offsets; None for a damaged one, which is logged.
 
-        The result is shorter if `bytes_max` is reached, but has at least one record; the record that reaches the limit
-        is the last one. Fastest if offsets ascend. Raises BelowStart (truncated), BeyondEnd (not durable, or no such
-        offset), NotARecord, OSError, Closed.
+        The result ends with the record that reaches `bytes_max`, so it has at least one. Fastest if offsets ascend.
+        Raises BelowStart (truncated), BeyondEnd (not durable, or no such offset), NotARecord, OSError, Closed.
         """
         found = self._read(offsets, bytes_max, False)
         assert found is not None, "a read that may wait answers"
         return found
 
     def read_cached(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Records | None:
-        """Like `read`, but return None if that would wait for the disk, be slow, or must log damage."""
+        """Like `read`, but return None if the read would wait for the disk, be slow, or find damage to log."""
         return self._read(offsets, bytes_max, True)
 
     def _read(self, offsets: Sequence[int], bytes_max: int, cached: bool) -> Records | None:
@@ -434,10 +399,7 @@ class ArrivalRecordReader:
         return found
 
     def _verify_block(self, offset: int, cached: bool) -> bool:
-        """Read and verify the block of `offset`.
-
-        Return False if that would wait, or the block is damaged.
-        """
+        """Read and verify the block of `offset`. Return False if that would wait, or the block is damaged."""
         try:
             block = self._log.block_of_record(offset, cached=cached)
         except Corrupt as error:
@@ -451,10 +413,7 @@ class ArrivalRecordReader:
         return True
 
     def _copy_from_block(self, offsets: Sequence[int], index: int) -> int:
-        """Copy the records from `index` on that are in the block that was verified last.
-
-        Return the index after them.
-        """
+        """Copy the records from `index` on that are in the block verified last; return the index after them."""
         start, data, left, length = self._start, self._data, self._bytes_left, LENGTH.unpack_from
         size, count = len(data), len(offsets)
         while index < count and 0 <= (at := offsets[index] - start) < size and left > 0:
@@ -470,9 +429,9 @@ class ArrivalRecordReader:
         return index
 
     def _read_from_verified_block(self, offsets: Sequence[int], index: int, end: int, unproven: RawRead) -> int:
-        """Read the record at `index` and its neighbours from a verified block that ends at `end`.
+        """Read neighbouring records of a verified block, which ends at `end`; return the index after them.
 
-        Return the index after them; `index` itself if the whole block must be read.
+        Return `index` if the whole block must be read and verified again.
         """
         first = last = offsets[index]
         next_index, count, limit = index + 1, len(offsets), min(end, first + self._bytes_left)
@@ -513,11 +472,7 @@ VERIFIED_BLOCKS_MAX: Final = 65_536
 
 
 class VerifiedBlockCache:
-    """The blocks of the arrival log whose checksums were verified. Thread-safe.
-
-    From such a block a single record can be read without the rest: the file does not change any more there, and the
-    checksum of the record is verified at each read.
-    """
+    """Which blocks of the arrival log passed their checksums. A block never changes once it is written. Thread-safe."""
 
     def __init__(self) -> None:
         self._add_lock = Lock()
@@ -534,7 +489,6 @@ class VerifiedBlockCache:
         return end if offset < end else 0
 
     def add(self, start: int, end: int) -> None:
-        """Add the block from the offset `start` to `end`."""
         with self._add_lock:
             if start in self._ends:
                 return
@@ -543,98 +497,3 @@ class VerifiedBlockCache:
                 self._starts, self._ends = [], {}
             self._ends[start] = end
             self._starts.insert(bisect_left(self._starts, start), start)
-
-
-class WrittenArrival(NamedTuple):
-    """The messages of one append, all for one target, which are written, not yet durable.
-
-    `ticket`: from `NonDurableArrivals.begin_append`. `number_next`: the number after that of the last message.
-    """
-
-    ticket: int
-    log_id: int
-    end_offset: int
-    number_next: int
-    count: int  # type: ignore[assignment]
-    due_low: int
-    due_high: int
-    wheel_rows: WheelRows
-
-
-class NonDurableArrivals:
-    """Tracks arrivals that are not durable: a power failure could still undo them.
-
-    No message that is due after one of them may be delivered before it: after a crash, all messages up to the highest
-    turn in a partition count as delivered.
-    """
-
-    def __init__(self) -> None:
-        self._ticket = 0
-        self._lows: dict[int, int] = {}
-        self._heap: list[tuple[int, int]] = []
-        self._written: deque[WrittenArrival] = deque()
-        self.uncertain_targets: dict[int, int] = {}
-        """Lowest due time, by log id, of arrivals that only the next start finds durable or lost."""
-        self.message_count = 0
-        """Messages that are written and not known to be durable."""
-
-    def __len__(self) -> int:
-        return len(self._lows)
-
-    @property
-    def due_limit(self) -> int | None:
-        """The lowest due time of non-durable arrivals; no message due then or later may fire.
-
-        None if all arrivals are durable.
-        """
-        heap = self._heap
-        while heap and heap[0][1] not in self._lows:
-            heappop(heap)
-        return heap[0][0] if heap else None
-
-    @property
-    def last_written(self) -> WrittenArrival | None:
-        """The last append that is not known to be durable; None if there is none."""
-        return self._written[-1] if self._written else None
-
-    def begin_append(self, low: int) -> int:
-        """Record an append that will be written, with due times from `low` on; return its ticket."""
-        self._ticket += 1
-        self._lows[self._ticket] = low
-        heappush(self._heap, (low, self._ticket))
-        return self._ticket
-
-    def append_failed(self, ticket: int) -> None:
-        """Record that the append with this ticket is not written, and never will be."""
-        self._lows.pop(ticket, None)
-
-    def add_written(self, landed: WrittenArrival) -> None:
-        """Record that the append is written; called in the order of the appends."""
-        self._written.append(landed)
-        self.message_count += landed.count
-
-    @property
-    def lowest_due(self) -> int | None:
-        """The lowest due time of arrivals that are not durable, with those in `uncertain_targets`."""
-        lows = (self.due_limit, *self.uncertain_targets.values())
-        return min([low for low in lows if low is not None], default=None)
-
-    def log_stopped(self) -> None:
-        """Move the written arrivals to `uncertain_targets`, because the log has stopped.
-
-        The next start decides which of them exist. Until then no messages of their targets fire that are due later;
-        other targets do not wait.
-        """
-        for arrival in self._written:
-            if self._lows.pop(arrival.ticket, None) is not None:
-                self.uncertain_targets[arrival.log_id] = min(
-                    arrival.due_low, self.uncertain_targets.get(arrival.log_id, arrival.due_low)
-                )
-
-    def pop_durable(self, offset: int) -> Iterator[WrittenArrival]:
-        """Remove and yield, in order, the arrivals that are durable if the log is up to `offset`."""
-        while self._written and self._written[0].end_offset <= offset:
-            arrival = self._written.popleft()
-            self._lows.pop(arrival.ticket, None)
-            self.message_count -= arrival.count
-            yield arrival

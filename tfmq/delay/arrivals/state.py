@@ -1,8 +1,7 @@
-"""State derived from the arrival log.
+"""The state derived from the arrival log: producer sequences, cancelled and rescheduled messages, epochs of numbers.
 
-Producer sequences, cancelled messages, rescheduled messages, and the epochs of the messages' numbers. Recovery applies
-the blocks of the log (`journal.log.checkpoint.State`). While the broker runs, it calls `apply_header` and
-`epochs.record` and records the producers' batches, with the same effect as a recovery from the same blocks.
+At a start, recovery applies the blocks of the log (`journal.log.checkpoint.State`). Afterwards the broker calls
+`apply_header` and `epochs.record` and records the batches of producers, which has the same effect.
 """
 
 from __future__ import annotations
@@ -29,18 +28,12 @@ SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_NAME: Final = "the snapshot of the arrival log"
 
 CANCELLED_MAX: Final = 1 << 24
-"""Maximum of cancelled and rescheduled messages, 128 MiB and 384 MiB of memory.
-
-Beyond it, cancels and reschedules are rejected.
-"""
+"""Maximum of cancelled and of rescheduled messages, 128 and 384 MiB of memory. More changes are rejected."""
 BYTES_MAX: Final = 768 << 20
-"""Maximum memory for cancelled and rescheduled messages.
-
-Messages with due times far apart need more memory than those close together.
-"""
+"""Maximum memory for cancelled and rescheduled messages; they need more if their due times are far apart."""
 EXPIRY_SPANS_MAX: Final = 4096
 EXPIRY_INTERVAL_MS: Final = 1 << 22
-"""Interval of expiry, which examines each span, if there are more than EXPIRY_SPANS_MAX."""
+"""Interval of expiry if there are more spans than EXPIRY_SPANS_MAX, because expiry examines each span."""
 
 
 class ProducerStates(Protocol):
@@ -50,16 +43,11 @@ class ProducerStates(Protocol):
 
     def dump(self) -> bytes: ...
 
-    def apply_runs(self, control: BlockTrailer, found: Iterable[tuple[int, ProducerRun]]) -> None:
-        """Apply the producer runs of one block, each with the ordinal of its first record."""
-        ...
+    def apply_runs(self, control: BlockTrailer, found: Iterable[tuple[int, ProducerRun]]) -> None: ...
 
 
 class ArrivalLogState:
-    """All state that is derived from the arrival log; at first that of an empty log.
-
-    `producers` must be in its initial state, too.
-    """
+    """All state that is derived from the arrival log. It begins as that of an empty log, and so must `producers`."""
 
     def __init__(self, producers: ProducerStates) -> None:
         self.producers = producers
@@ -69,7 +57,7 @@ class ArrivalLogState:
         self._expiry_checked_to = 0
         """Due time up to which expiry was checked."""
         self._copies_left = 0
-        """Records of a reschedule that follow in the append: they have no producer sequence."""
+        """How many records of a reschedule still follow in the append; they have no producer sequence."""
         self._next_offset = -1
         """Offset where the next block of an append begins; -1 between two appends."""
 
@@ -95,11 +83,10 @@ class ArrivalLogState:
                     self.rescheduled.add(due, number, (new_due, new_number))
 
     def expire_before(self, due: int) -> int:
-        """Remove the cancelled and rescheduled messages of spans that end at `due` or before.
+        """Remove the cancelled and rescheduled messages of spans (65 s of due times) that end at `due` or before.
 
-        Return how many cancelled messages were removed. A span is kept as long as one of its messages was rescheduled
-        and is due later, so that the old handle stays valid. The exception is when half of the maximum is in use:
-        messages that are rescheduled again and again must not use up the rest.
+        Return how many were removed. A span stays as long as one of its messages was rescheduled to a later time, so
+        that the old handle stays valid, unless half of CANCELLED_MAX or of BYTES_MAX is in use.
         """
         many = len(self.cancelled) > EXPIRY_SPANS_MAX
         if due >> SPAN_BITS == self._expiry_checked_to >> SPAN_BITS or (
@@ -136,10 +123,6 @@ class ArrivalLogState:
         self.epochs.load(epochs)
 
     def dump(self) -> bytes:
-        """Return a snapshot.
-
-        Its parts: a version, then the snapshots of producers, cancelled messages, rescheduled messages and epochs.
-        """
         parts = (self.producers.dump(), self.cancelled.dump(), self.rescheduled.dump(), self.epochs.dump())
         return pack((SNAPSHOT_VERSION, *parts))
 
@@ -164,7 +147,8 @@ class ArrivalLogState:
         try:
             header = decode_header(record)
         except BadArrivalHeader as error:
-            # The block is valid, so the header was written like this, or replaced by a repair: its contents are lost.
+            # The block passed its checksum, so the header is not damaged: it was written like this, or a repair
+            # replaced it.
             logger.error("invalid arrival header at offset %d: %s", offset, error.reason)
             return
         self.apply_header(header, ordinal + 1)
@@ -174,10 +158,7 @@ class ArrivalLogState:
 
 
 def numbered_runs(block: Block) -> list[tuple[int, ProducerRun]]:
-    """Return the producer runs of a block, each with the ordinal of its first record.
-
-    A filler, which replaces damaged records, counts as many ordinals as it declares.
-    """
+    """Return the producer runs of a block, each with the ordinal of its first record."""
     found = producer_runs(block)
     ordinal = block.control.first_ordinal
     if sum(run.count for run in found) != block.control.records:
@@ -205,11 +186,11 @@ EPOCHS_MAX: Final = 65_536
 
 
 class NumberEpochs:
-    """The epochs of the arrival log in which the messages' numbers were given.
+    """In which epoch of the arrival log (the count of its unclean starts) the numbers of messages were given.
 
-    An older copy of the data folder gives numbers again that the original gave after the copy was taken, but in
-    another epoch (`journal.log.checkpoint.next_epoch`). So number and epoch together identify a message, and handles
-    contain both.
+    A broker that is started with an older copy of the data folder gives numbers again that the original gave after the
+    copy was made, but in another epoch (`journal.log.checkpoint.next_epoch`). So number and epoch together identify a
+    message, and handles contain both.
     """
 
     def __init__(self) -> None:
@@ -224,7 +205,7 @@ class NumberEpochs:
         return self._unmarked_end or 0
 
     def record(self, number: int, epoch: int) -> None:
-        """Record that a message got `number` in `epoch`; both rise from call to call, or stay."""
+        """Record that a message got `number` in `epoch`. Neither of the two falls from call to call."""
         if self._epochs and epoch <= self._epochs[-1]:
             return
         self._firsts.append(number)
@@ -239,15 +220,11 @@ class NumberEpochs:
         return self._epochs[at - 1] if at else None
 
     def finish_recovery(self, end_number: int) -> None:
-        """Set `unmarked_end` to the end of the log, unless a snapshot had a value for it.
-
-        A log without that value was written by an earlier release.
-        """
+        """Set `unmarked_end` to `end_number`, the end of the log, unless the snapshot has a value for it."""
         if self._unmarked_end is None:
             self._unmarked_end = end_number
 
     def load(self, data: bytes) -> None:
-        """Restore the result of `dump`. Raises ValueError."""
         if len(data) % WORD:
             raise ValueError("the epochs of the numbers end inside a word")
         words = decode_words(data)
@@ -270,11 +247,7 @@ SPAN_BITS: Final = 16
 
 RECENT_MIN: Final = 256
 RECENT_PART: Final = 16
-"""When the newest rows of a span are merged into its sorted columns.
-
-That is when they are more than RECENT_MIN and 1/RECENT_PART of those in the columns. So adding costs the same for ten
-and for ten million rows.
-"""
+"""The newest rows of a span are merged into its columns when there are more than RECENT_MIN, plus this fraction."""
 
 SPANS_CHECKED_MAX: Final = 64
 """Maximum of spans that `any_between` looks up one by one."""
@@ -286,7 +259,7 @@ Turn = tuple[int, int]
 
 
 class _Span:
-    """The rows of one span by number: sorted columns, the first of them the numbers; the newest rows in a dict."""
+    """The rows of one span: columns sorted by number, the first of them the numbers, and a dict of the newest rows."""
 
     __slots__ = ("_columns", "_recent")
 
@@ -335,7 +308,6 @@ class _Span:
         return True
 
     def columns(self) -> tuple[array[int], ...]:
-        """Return all columns, sorted by number."""
         if self._recent:
             before, start = self._columns, 0
             merged = tuple([array("Q") for _ in before])
@@ -353,11 +325,7 @@ class _Span:
 
 
 class _SpannedMessages:
-    """Rows of messages by the span of their due times, each row of `column_count` integers of 8 bytes.
-
-    `what` is for error messages. `span_bytes`: approximate memory of a span beside its columns: most of all, if due
-    times are far apart.
-    """
+    """Rows of messages, by span. `column_count`: words of a row. `span_bytes`: memory of a span without its rows."""
 
     what: ClassVar[str]
     column_count: ClassVar[int]
@@ -368,12 +336,10 @@ class _SpannedMessages:
         self.count = 0
 
     def __len__(self) -> int:
-        """Number of spans with a message."""
         return len(self._spans)
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory in use."""
         return self.span_bytes * len(self._spans) + self.column_count * WORD * self.count
 
     def _span(self, due: int) -> _Span:
@@ -419,11 +385,9 @@ class _SpannedMessages:
 class CancelledMessages(_SpannedMessages):
     """Delayed messages that will not be delivered: 8 bytes each.
 
-    A number is kept as long as a file may contain its message or its state may be queried; the caller knows both and
-    calls `expire_spans`. Spans are as long as the smallest buckets, so a check for the messages of a bucket is one
-    lookup.
-
-    One thread changes it; others may test `(due, number) in cancelled` meanwhile.
+    A message must be remembered as long as a file may contain it or its state may be queried. The caller knows until
+    when that is, and calls `expire_spans` then. One thread changes the set; others may test `(due, number) in
+    cancelled` meanwhile.
     """
 
     what, column_count, span_bytes = "cancelled", 1, 256
@@ -433,16 +397,12 @@ class CancelledMessages(_SpannedMessages):
         return span is not None and turn[1] in span
 
     def add(self, due: int, number: int) -> bool:
-        """Add a message; return whether it is new."""
         new = self._span(due).add(number)
         self.count += new
         return new
 
     def any_between(self, low: int, high: int) -> bool:
-        """Return whether some message due in [low, high] may be cancelled.
-
-        False is exact. True may be wrong: only whole spans are compared, and none if there are too many.
-        """
+        """Return whether a message due in [low, high] may be cancelled. False is certain, True may be wrong."""
         first, last = low >> SPAN_BITS, high >> SPAN_BITS
         if last - first < SPANS_CHECKED_MAX:
             return any(span in self._spans for span in range(first, last + 1))
@@ -454,19 +414,15 @@ class CancelledMessages(_SpannedMessages):
 
 
 CHAIN_STEPS_MIN: Final = 64
-"""The last turn of a message that was rescheduled more often than this is cached.
-
-So repeated reschedules by the first handle need not follow the whole chain of turns.
-"""
+"""The latest turn of a message is cached if the message was rescheduled more often than this."""
 SHORTCUTS_MAX: Final = 65_536
-"""Maximum of cached last turns; with more, the cache is cleared."""
 
 
 class RescheduledMessages(_SpannedMessages):
-    """The new turns of rescheduled messages, by their old turns: old number, new due time, new number.
+    """The new turns of rescheduled messages. A row has the old number, the new due time and the new number.
 
-    With them a repeated request has the same result, and old handles stay valid. 24 bytes each, by the span of the old
-    due time. Entries are kept and expire together with `CancelledMessages`, which contains every old turn, too.
+    These rows are stored so that a repeated request has the same result and old handles stay valid. They expire
+    together with `CancelledMessages`, which also contains every old turn.
     """
 
     what, column_count, span_bytes = "rescheduled", 3, 1024
@@ -476,13 +432,10 @@ class RescheduledMessages(_SpannedMessages):
         self._shortcuts: dict[Turn, Turn] = {}
         """Cached last turns of messages that were rescheduled often, by an earlier turn."""
         self._targets: defaultdict[int, set[int]] = defaultdict(set)
-        """By span: the spans that its messages were moved to (due time >> SPAN_BITS)."""
+        """By span: the spans of the new due times of its messages (due time >> SPAN_BITS)."""
 
     def get(self, due: int, number: int) -> Turn | None:
-        """Return the turn that replaced this one; None if none did.
-
-        The returned turn may have been replaced itself, see `latest`.
-        """
+        """Return the turn that replaced this turn, or None. That turn may have been replaced too: see `latest`."""
         span = self._spans.get(due >> SPAN_BITS)
         row = span.get(number) if span is not None else None
         return None if row is None else (row[0], row[1])
@@ -501,10 +454,7 @@ class RescheduledMessages(_SpannedMessages):
         return turn
 
     def add(self, due: int, number: int, turn: Turn) -> bool:
-        """Add a message with its new turn; return whether it is new.
-
-        New numbers are higher than old ones.
-        """
+        """Add a message with its new turn; return whether it is new. New numbers are higher than old ones."""
         new = self._span(due).add(number, *turn)
         if new:
             self._targets[due >> SPAN_BITS].add(turn[0] >> SPAN_BITS)
@@ -512,9 +462,9 @@ class RescheduledMessages(_SpannedMessages):
         return new
 
     def expirable_spans(self, starts: Iterable[int], before: int) -> list[int]:
-        """Return those of the spans (by first due time) that may expire.
+        """Return those of the spans whose messages, wherever they were moved, are all due before `before`.
 
-        A span may if all its messages, however often they were rescheduled, are due before `before` now.
+        Spans are given and returned by their first due times.
         """
         spans = {start >> SPAN_BITS for start in starts}
         leads_to: dict[int, list[int]] = {}

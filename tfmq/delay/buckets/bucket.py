@@ -14,7 +14,6 @@ from zlib import crc32
 from journal import filenames
 from journal.disk import Disk, File
 from journal.errors import Corrupt
-from journal.fsync import NEVER_CLOSED
 from journal.record.format import HEADER_SIZE, LENGTH, RECORD_SIZE_MAX, Buffer
 from tfmq.delay.buckets.format import (
     CHUNK_MAGIC,
@@ -40,25 +39,18 @@ from tfmq.delay.rows import Target
 logger = logging.getLogger("tfmq.delay")
 
 READ_WINDOW_BYTES: Final = 256 << 10
-"""One read covers records up to this far apart.
-
-Reading the gap between two records costs less than another call.
-"""
+"""One read covers records up to this far apart: reading the gap between two records costs less than a second read."""
 CACHED_GAP_BYTES: Final = 4096
 """Like READ_WINDOW_BYTES, for reads from the page cache."""
 TAIL_MIN: Final = 128
 TAIL_MAX: Final = 4096
-"""Bounds of the bytes that are read for the last record, because its size is not known.
-
-The largest record of the call before is assumed; a larger one costs a second read.
-"""
+"""Bounds of the assumed size of the last record in a read: that of the largest record in the previous read."""
 SCAN_BYTES: Final = 1 << 20
 """Bytes read at once to find the next chunk after damage."""
 TAIL_WINDOW_BYTES: Final = 64 << 10
 """Bytes at the end of the file in which the last chunks are searched first."""
 TAIL_WINDOW_FACTOR: Final = 4
 NO_BYTE_LIMIT: Final = sys.maxsize
-"""A `bytes_max` without effect."""
 DAMAGE_MAX: Final = 1000
 """Maximum of damaged ranges that a bucket stores; all are logged."""
 
@@ -70,10 +62,9 @@ Pread = Callable[[int, int], "bytes | bytearray | None"]
 class Bucket:
     """A file with the delayed messages that are due in one time span. It grows by chunks.
 
-    Reads may run in any thread, also while a chunk is added. All data is verified before use: columns by the checksum
-    of their chunk, a record by its own checksum, which also covers its number. Damage is recorded in `damage`; the
-    rest is served. `bucket_id`: the id of the bucket in locators. `size`, `count`: how many bytes of the file the
-    checkpoint lists, and the messages in them; what follows in the file does not count.
+    Reads may run in any thread, also while a chunk is added. All data is verified before use: the columns by the
+    checksum of their chunk, a record by its own checksum, which also covers its number. `size` and `count`: the bytes
+    of the file and the messages that the checkpoint lists; bytes after `size` are not valid.
     """
 
     def __init__(
@@ -94,12 +85,8 @@ class Bucket:
         self.identity = identity
         self.seed = checksum_seed(identity, span)
         self.dead_count = dead_count
-        """Messages that are not pending any more: cancelled, rescheduled, or with a deleted topic.
-
-        It does not change while a worker changes bucket files (`tfmq.delay.cancelled_rows`).
-        """
+        """How many of the messages are not pending any more; constant while a worker writes bucket files."""
         self.damage: list[Corrupt] = []
-        """Damage found so far."""
         self._size_hint = TAIL_MIN
         self.is_quiet = False
         """Whether damage is not logged, because an offline tool reports it."""
@@ -110,10 +97,7 @@ class Bucket:
     # Chunks and their columns
 
     def read_columns(self, files: OpenFileCache) -> Iterator[ChunkColumns]:
-        """Yield the columns of each chunk, without damaged ones. In a worker.
-
-        Damage is recorded and logged. Raises NewerFormat, OSError, Full (no file descriptor left).
-        """
+        """Yield the columns of each undamaged chunk; record damage. In a worker. Raises NewerFormat, OSError, Full."""
         with files.opened(self.path) as file:
             for part in self.chunks(file):
                 if isinstance(part, Corrupt):
@@ -125,14 +109,10 @@ class Bucket:
                     self.record_damage(error)
 
     def decode_columns(self, data: Buffer, chunk: ChunkHead) -> ChunkColumns:
-        """Decode the columns and the table of a chunk. Raises Corrupt."""
         return decode_columns(data, chunk, self.span, self.seed, self.path)
 
     def read_targets(self, files: OpenFileCache) -> Iterator[Sequence[Target]]:
-        """Yield the targets in each chunk, unverified, to decide whether to read its columns.
-
-        Raises NewerFormat, OSError.
-        """
+        """Yield the targets of each chunk, unverified, to decide if columns are read. Raises NewerFormat, OSError."""
         with files.opened(self.path) as file:
             for part in self.chunks(file):
                 if not isinstance(part, Corrupt):
@@ -141,10 +121,9 @@ class Bucket:
                     yield decode_table(bytes(data)) or ()
 
     def chunks(self, file: File) -> Iterator[ChunkHead | Corrupt]:
-        """Yield the heads of all chunks, and a Corrupt for each range of the file without a head.
+        """Yield the head of each chunk, even if its end is missing, and a Corrupt for each range without a head.
 
-        A chunk whose records are cut off by the end of the file is yielded: what is left of them can be read. Raises
-        NewerFormat, OSError.
+        Raises NewerFormat, OSError.
         """
         # Read `self.size` once: it grows if a chunk is added meanwhile.
         listed_size = self.size
@@ -159,14 +138,14 @@ class Bucket:
             yield Corrupt(self.path, size, listed_size, "the file is shorter than its listed size")
 
     def last_chunks(self, file: File, after: int) -> Iterator[ChunkHead | Corrupt]:
-        """Like `chunks`, but yield only those that may have arrivals from the offset `after` on.
+        """Like `chunks`, but yield only those with messages from the offset `after` of the arrival log on.
 
-        These are the last chunks. Those before them, which may be many, are not read. Raises OSError.
+        Raises OSError.
         """
         size = min(self.size, file.size())
         window = TAIL_WINDOW_BYTES
         position = HEAD_SIZE
-        # The arrival offsets of chunks ascend in a file; only chunks that a repair has written have 0.
+        # The arrival offsets of the chunks in a file ascend, except that chunks written by a repair have 0 (unknown).
         while window < size - HEAD_SIZE:
             found = self._find_chunk(file, size - window, size, self.size)
             if found < size and 0 < self._read_chunk_head(file, found, size, self.size).arrival_offset <= after:
@@ -197,7 +176,7 @@ class Bucket:
         return chunk
 
     def _find_chunk(self, file: File, position: int, size: int, listed_size: int) -> int:
-        """Return the position of the next valid chunk head from `position` on; `size` if none."""
+        """Return the position of the next valid chunk head from `position` on; `size` if there is none."""
         while position < size:
             data = file.pread(min(SCAN_BYTES, size - position), position)
             at = data.find(CHUNK_MAGIC)
@@ -214,7 +193,7 @@ class Bucket:
     # Records of messages
 
     def read(self, files: OpenFileCache, positions: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records:
-        """Read records, see `BucketStore.read`."""
+        """See `BucketStore.read`."""
         with files.opened(self.path) as file:
             found = self._read_records(positions, numbers, bytes_max, file.pread, READ_WINDOW_BYTES)
             assert found is not None
@@ -223,7 +202,7 @@ class Bucket:
     def read_cached(
         self, files: OpenFileCache, positions: Sequence[int], numbers: Sequence[int], bytes_max: int
     ) -> Records | None:
-        """Read cached records, see `BucketStore.read_cached`."""
+        """See `BucketStore.read_cached`."""
         with files.opened_if_cached(self.path) as file:
             if file is None:
                 return None
@@ -287,7 +266,7 @@ class Bucket:
         return None
 
     def record_damage(self, error: Corrupt) -> None:
-        """Record damage, and log it unless `is_quiet`; each range once."""
+        """Record damage, and log it unless `is_quiet`; each damaged range once."""
         if any(known.first == error.first and known.reason == error.reason for known in self.damage):
             return
         if not self.is_quiet:
@@ -301,7 +280,7 @@ WOULD_BLOCK: Final = b""
 
 
 UNUSED_FILES_MAX: Final = 64
-"""Unused bucket files that stay open. Most reads are of the few buckets that are due."""
+"""Maximum of bucket files that stay open without a user. Most reads are of the few buckets that are due."""
 
 
 @dataclass(slots=True)
@@ -311,10 +290,7 @@ class _OpenFile:
 
 
 class OpenFileCache:
-    """A cache of open bucket files; the least recently used one is closed. Thread-safe.
-
-    A file with data that is not durable is never closed. `limit`: how many unused files stay open.
-    """
+    """Open bucket files. Thread-safe. A file with data that is not durable is never closed."""
 
     def __init__(self, disk: Disk, limit: int = UNUSED_FILES_MAX) -> None:
         self.disk = disk
@@ -323,10 +299,7 @@ class OpenFileCache:
         self._files: dict[str, _OpenFile] = {}
         """By path, the most recently used one last."""
         self._evictions = 0
-        """Number of evictions.
-
-        If it rose while a file was opened, the path of that file may belong to another file now.
-        """
+        """If this count has risen while a file was opened by its path, the path may belong to another file now."""
 
     @contextmanager
     def opened(self, path: str) -> Iterator[File]:
@@ -358,7 +331,6 @@ class OpenFileCache:
                 opened.file.close()
 
     def close(self) -> None:
-        """Close all files."""
         for path in list(self._files):
             self.evict(path)
 
@@ -390,8 +362,3 @@ class OpenFileCache:
                 return
             for name in [name for name, each in self._files.items() if not each.users][: -self._limit]:
                 self._files.pop(name).file.close()
-
-
-def never_close(file: File) -> None:
-    """Keep a file open whose fsync failed or was not tried: closing it could swallow the error."""
-    NEVER_CLOSED.append(file)

@@ -7,9 +7,9 @@ Specified in docs/formats/bucket.md.
             table: log id u64 | size u8 | topic, repeated up to the table size
             records: CRC-32 u32 | record, `count` times
 
-All integers are big-endian. The checksums of a chunk start from a seed derived from the bucket head, and the head
-checksum also covers the chunk's position: no message can imitate a chunk, and no chunk is accepted in another file.
-Invalid data raises `Corrupt`, a higher version `NewerFormat`, and nothing else is raised.
+All integers are big-endian. The checksums of a chunk start from a seed that is computed from the head of the bucket,
+and the checksum of the chunk's head also covers its position. So no message can imitate a chunk, and no chunk is
+accepted in another file. Invalid data raises `Corrupt`, a higher version `NewerFormat`, and nothing else is raised.
 """
 
 from __future__ import annotations
@@ -44,13 +44,9 @@ POSITION_FIELD: Final = Struct(">Q")
 CHECKSUM: Final = Struct(">I")
 
 CHUNK_BYTES: Final = 4 << 20
-"""Size up to which messages are collected in memory for one chunk.
-
-Large enough that columns are worth a read of their own, small enough that no step of a split or load delays other
-threads.
-"""
+"""Size at which collected messages become a chunk: worth a read of its columns, too small to delay other threads."""
 CHUNK_BYTES_MAX: Final = RECORD_SIZE_MAX + (16 << 20)
-"""Maximum size of a chunk, with the largest record: a damaged size cannot request gigabytes."""
+"""Maximum size of a chunk, which has room for the largest record. A damaged size cannot request gigabytes."""
 TABLE_BYTES_MAX: Final = 1 << 20
 """Maximum bytes of the target table of a chunk; more targets start a new chunk."""
 
@@ -59,24 +55,21 @@ _NAME = re.compile(r"([0-9a-f]{16})-([0-9]{2})\.bucket")
 
 
 LOST: Final = " messages are lost: "
-"""Middle of the reason in `Corrupt` for damaged columns: message count, this text, the fault."""
+"""Part of the reason in the `Corrupt` for damaged columns: the number of messages, this text, the fault."""
 
 
 class StoreIdentity(NamedTuple):
-    """The identity of a bucket store.
-
-    The salt is random and secret: no message can contain valid chunk checksums.
-    """
+    """The identity of a bucket store. The salt is random and secret: no message can contain a valid chunk checksum."""
 
     store_id: int
     salt: int
 
 
 class ChunkHead(NamedTuple):
-    """The head of the chunk at `position`: `size` bytes, columns of `count` messages, a table.
+    """The head of the chunk at `position`, which has `size` bytes: columns of `count` messages, a table, and records.
 
-    `arrival_offset`: when the chunk was written, the bucket had all its messages from the arrival log before this
-    offset, without those that were not pending any more.
+    `arrival_offset`: when the chunk was written, the bucket had all messages of the arrival log before this offset that
+    belong to it, except those that were not pending any more.
     """
 
     position: int
@@ -88,22 +81,18 @@ class ChunkHead(NamedTuple):
 
     @property
     def columns_size(self) -> int:
-        """Bytes of columns and table, which follow the head."""
         return ENTRY_SIZE * self.count + self.table_size
 
     @property
     def records_position(self) -> int:
-        """Position of the first record's CRC in the file."""
         return self.position + CHUNK_SIZE + self.columns_size
 
     @property
     def next_position(self) -> int:
-        """Position of the next chunk in the file."""
         return self.position + self.size
 
 
 def bucket_name(span: TimeSpan) -> str:
-    """Return the file name of the bucket of this span."""
     return f"{span.start:016x}-{span.exponent:02d}{SUFFIX}"
 
 
@@ -115,12 +104,10 @@ def parse_bucket_name(name: str) -> TimeSpan | None:
 
 
 def checksum_seed(identity: StoreIdentity, span: TimeSpan) -> int:
-    """Return the initial value of the checksums of a bucket's chunks."""
     return crc32(SEED_FIELDS.pack(*identity, *span))
 
 
 def encode_head(identity: StoreIdentity, span: TimeSpan) -> bytes:
-    """Encode the head of a bucket."""
     fields = HEAD.pack(MAGIC, VERSION, span.exponent, 0, *identity, span.start, 0)[: -CHECKSUM.size]
     return fields + CHECKSUM.pack(crc32(fields))
 
@@ -138,10 +125,7 @@ def decode_head(data: Buffer, path: str) -> tuple[StoreIdentity, TimeSpan]:
 
 
 def encode_chunk(messages: MessageColumns, position: int, arrivals: int, seed: int) -> tuple[list[Buffer], ChunkHead]:
-    """Encode a chunk for `position` of its file.
-
-    `arrivals`: its `arrival_offset`. `seed`: from `checksum_seed`. Return the buffers to write, in order, and its head.
-    """
+    """Encode a chunk for `position`; return the buffers to write, and its head with `arrivals` as `arrival_offset`."""
     table = b"".join(
         TARGET_ROW.pack(target.log_id, len(name)) + name
         for target in messages.table
@@ -215,10 +199,10 @@ def decode_table(data: bytes) -> Sequence[Target] | None:
 IntegerColumn: TypeAlias = "array[int]"
 
 BUCKET_ID_SHIFT: Final = 48
-"""A locator (u64) is a bucket id, shifted left by this, and a position in the bucket's file."""
+"""A locator (u64) has the bucket id above this bit, and below it the position in the bucket's file."""
 POSITION_MASK: Final = (1 << BUCKET_ID_SHIFT) - 1
 ARRIVAL_LOG_ID: Final = 0
-"""The bucket id of locators that point into the arrival log: positions are its offsets."""
+"""The bucket id in locators of records in the arrival log, whose positions are offsets."""
 BUCKETS_MAX: Final = (1 << 16) - 1
 """Maximum of buckets at a time, as ids in locators have 16 bits."""
 
@@ -227,16 +211,13 @@ CRC_SIZE: Final = CRC.size
 SEED_MASK: Final = (1 << 32) - 1
 
 CHECKSUMS_PER_CALL: Final = 4096
-"""Records whose checksums are computed in one call into C.
-
-About 1 ms in which no other thread runs.
-"""
+"""Records whose checksums are computed in one call into C, about 1 ms: other Python threads must wait meanwhile."""
 SORT_MESSAGES_MAX: Final = 16_384
-"""Messages that are sorted in one call into C, in which no other thread runs, either."""
+"""Messages that are sorted in one call into C, for which other Python threads must wait, too."""
 
 
 class ChunkColumns(NamedTuple):
-    """The columns of a chunk, in the order of the file, not of the turns.
+    """The columns of a chunk, in the order of the file, which is not that of the turns.
 
     `dues`, `numbers`: array('Q'). `targets`: array('I'), indices into `table`. `sizes`: array('I'), of the records.
     `flags`: 1 where the sender set an absolute time. `positions`: array('Q'), positions in the file for
@@ -251,17 +232,9 @@ class ChunkColumns(NamedTuple):
     positions: IntegerColumn
     table: Sequence[Target]
 
-    @property
-    def length(self) -> int:
-        """Number of messages."""
-        return len(self.dues)
-
 
 class MessageColumns(NamedTuple):
-    """Columns of messages to be written; those named as in `ChunkColumns` have the same types.
-
-    `data`: buffers that contain, one after the other, the records, each after its CRC.
-    """
+    """Messages to be written, as columns like those of `ChunkColumns`. `data`: buffers of records with their CRCs."""
 
     dues: IntegerColumn
     numbers: IntegerColumn
@@ -273,7 +246,6 @@ class MessageColumns(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Number of messages."""
         return len(self.dues)
 
     @property
@@ -282,11 +254,11 @@ class MessageColumns(NamedTuple):
         return sum(self.sizes) + CRC_SIZE * len(self.sizes)
 
     def filtered(self, keep: Sequence[int]) -> MessageColumns:
-        """Return the messages that have a true value in `keep`, which has one value a message."""
+        """Return the messages that have a true value in `keep`, which has one value for each message."""
         return self._picked(lambda column: compress(column, keep), list(compress(self._record_buffers(), keep)))
 
     def sorted_by_due(self) -> MessageColumns:
-        """Return the messages in a stable order by due time; `data` has one buffer a message then."""
+        """Return the messages sorted by due time (a stable sort); then `data` has one buffer for each message."""
         if self.length < 2:
             return self
         order = sorted(range(self.length), key=self.dues.tolist().__getitem__)
@@ -294,7 +266,6 @@ class MessageColumns(NamedTuple):
         return self._picked(pick, pick(self._record_buffers()))
 
     def section(self, start: int, end: int) -> MessageColumns:
-        """Return the messages from `start` to before `end`."""
         if end - start == self.length:
             return self
         dues, numbers, targets, sizes = (column[start:end] for column in self[:4])
@@ -319,7 +290,6 @@ class MessageColumns(NamedTuple):
         return [joined[first : first + sum(self.sizes[start:end]) + CRC_SIZE * (end - start)]]
 
     def _record_buffers(self) -> Sequence[Buffer]:
-        """Return one buffer a message."""
         if len(self.data) == self.length:
             return self.data
         joined = self.data[0] if len(self.data) == 1 else b"".join(self.data)
@@ -327,16 +297,12 @@ class MessageColumns(NamedTuple):
 
 
 def cut(data: Buffer, sizes: Sequence[int]) -> list[Buffer]:
-    """Cut `data` into pieces of these sizes."""
     ends = list(accumulate(sizes, initial=0))
     return list(map(data.__getitem__, map(slice, ends[:-1], ends[1:])))
 
 
 def with_checksums(data: Sequence[Buffer], sizes: IntegerColumn, first_number: int) -> list[Buffer]:
-    """Return the records in `data`, each preceded by its CRC, which covers its number, too.
-
-    The numbers are consecutive from `first_number` on.
-    """
+    """Return the records in `data`, each after a CRC that also covers its number; the numbers are consecutive."""
     joined = bytes(data[0]) if len(data) == 1 else b"".join(data)
     result: list[Buffer] = []
     position = 0
@@ -391,10 +357,7 @@ def single_target_column(count: int) -> IntegerColumn:
 def group_by_span(
     messages: MessageColumns, span_of: Callable[[int], TimeSpan]
 ) -> Iterator[tuple[TimeSpan, MessageColumns]]:
-    """Yield messages grouped by span; `span_of(due)` returns the span of a due time.
-
-    A span may be yielded more than once. If one span contains all messages, they are yielded at once and unsorted.
-    """
+    """Yield the messages of each span, sorted unless all are in one span; a span may be yielded more than once."""
     if not messages.length:
         return
     first = span_of(min(messages.dues))
@@ -414,9 +377,9 @@ def group_by_span(
 # Time spans, as in a hierarchical timing wheel: the spans of each level are 64 times as long as those of the level
 # below.
 #
-# A span starts at a multiple of its length, so two spans are disjoint or one contains the other. The more distant a
-# due time, the longer its span: all pending messages are in a few hundred spans, and each of them is split a few times
-# at most before it is due.
+# A span starts at a multiple of its length, so two spans are disjoint or one contains the other. The more distant a due
+# time, the longer its span. So all pending messages are in a few hundred spans, and a message is moved to a shorter
+# span only a few times before it is due.
 #
 # | exponent | length | how far ahead |
 # |---|---|---|
@@ -431,15 +394,11 @@ RATIO_BITS: Final = 6
 FINEST_LEVEL: Final = 10
 """Exponent of the shortest spans, about 1 s. Their buckets are not split further."""
 DEFAULT_LEVEL: Final = 16
-"""Exponent of the spans of new buckets that are due soon.
-
-Buckets with longer spans are split down to this level before they are due.
-"""
+"""Exponent of new buckets that are due soon. Buckets with longer spans are split down to it before they are due."""
 COARSEST_LEVEL: Final = 58
-"""32 spans of this level cover all due times."""
 LEVELS: Final = tuple(range(FINEST_LEVEL, COARSEST_LEVEL + 1, RATIO_BITS))
 SPANS_PER_LEVEL: Final = 1 << RATIO_BITS
-"""A due time belongs to the finest level with fewer spans than this between now and it."""
+"""A due time belongs to the finest level of which fewer spans than this are between now and the due time."""
 
 
 class TimeSpan(NamedTuple):
@@ -450,7 +409,6 @@ class TimeSpan(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first due time after the span."""
         return self.start + (1 << self.exponent)
 
     def __contains__(self, due: object) -> bool:
@@ -458,20 +416,16 @@ class TimeSpan(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Whether this is a span of one of the levels; a file name or head may have others."""
+        """Whether this is a span of one of the levels: a span from a file name or a head may not be."""
         return self.exponent in LEVELS and 0 <= self.start <= DUE_MAX and self.start & ((1 << self.exponent) - 1) == 0
 
 
 def span_of(due: int, exponent: int) -> TimeSpan:
-    """Return the span of that level that contains `due`."""
     return TimeSpan(due >> exponent << exponent, exponent)
 
 
 def level_of(due: int, now_ms: int) -> int:
-    """Return the exponent for the span of a new bucket with `due`: the later, the coarser.
-
-    It is the finest level from DEFAULT_LEVEL on that has fewer than SPANS_PER_LEVEL spans between now and `due`.
-    """
+    """Return the finest level, not below DEFAULT_LEVEL, with fewer than SPANS_PER_LEVEL spans from now to `due`."""
     for exponent in LEVELS[LEVELS.index(DEFAULT_LEVEL) :]:
         if (due >> exponent) - (now_ms >> exponent) < SPANS_PER_LEVEL:
             return exponent

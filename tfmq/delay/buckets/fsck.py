@@ -1,7 +1,4 @@
-"""Offline verification and repair of the buckets of delayed messages.
-
-The caller holds the lock of the data folder: nothing else may write there meanwhile.
-"""
+"""Offline verification and repair of the buckets. The caller holds the lock of the data folder."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from itertools import chain
 from typing import Final, TypeAlias
 
 from journal import filenames
-from journal.disk import Disk, File, create_anew, write_all
+from journal.disk import Disk
 from journal.errors import Corrupt
 from journal.filenames import REPAIRED_SUFFIX
 from journal.fsck.findings import DAMAGE, NOTE, Progress, RepairedFile, Verifier, VerifyReport, keep_original
@@ -28,14 +25,12 @@ from tfmq.delay.arrivals.log import ARRIVALS_SUFFIX, LOG_ID, ArrivalBatch, batch
 from tfmq.delay.buckets.bucket import Bucket, OpenFileCache
 from tfmq.delay.buckets.format import (
     CHUNK,
-    CHUNK_BYTES,
     CHUNK_BYTES_MAX,
     CHUNK_SIZE,
     CRC_SIZE,
     ENTRY_SIZE,
     HEAD_SIZE,
     LOST,
-    TABLE_BYTES_MAX,
     ChunkColumns,
     ChunkHead,
     MessageColumns,
@@ -43,12 +38,8 @@ from tfmq.delay.buckets.format import (
     TimeSpan,
     bucket_name,
     checksum_failures,
-    checksum_seed,
     cut,
     decode_head,
-    encode_chunk,
-    encode_head,
-    group_by_span,
     parse_bucket_name,
     span_of,
 )
@@ -65,7 +56,7 @@ from tfmq.delay.buckets.recovery import (
     is_bucket_file_name,
 )
 from tfmq.delay.buckets.store import BucketIndex
-from tfmq.delay.buckets.writer import BucketBuffer, chunk_messages, pending_messages
+from tfmq.delay.buckets.writer import BucketWriter, chunk_messages, pending_messages
 
 FINDINGS_BY_LABEL: Final = {
     "unlisted chunks": (NOTE, "the end of the file is not listed in the checkpoint; a start truncates it"),
@@ -73,25 +64,21 @@ FINDINGS_BY_LABEL: Final = {
     "unlisted": (NOTE, "the checkpoint does not list it; a start removes it"),
     "unfinished": (NOTE, "it was never finished; a start removes it"),
 }
-"""Weight and text of the finding, by the label of what a start decides about the file.
-
-Files that are too short have no entry: reading them finds what is lost.
-"""
+"""Weight and text of a finding, by the label of a file's state. What short files have lost is found by reading them."""
 
 
 def verify_buckets(disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None) -> VerifyReport:
     """Verify the buckets in `folder`: checkpoint, files, chunks and records. Reads only.
 
-    The report uses the terms of `journal.fsck.findings`: files count as segments, chunks as blocks, messages as
-    records. `records`: verify also the checksums that producers have computed. Raises NewerFormat, OSError.
+    In the report, as defined in `journal.fsck.findings`, files count as segments, chunks as blocks, messages as
+    records. `records`: also verify each record by the checksum that its producer has computed. Raises NewerFormat,
+    OSError.
     """
     with closing(BucketScan(disk, folder)) as survey:
         return _BucketVerifier(survey, records, progress).run()
 
 
 class _BucketVerifier(Verifier):
-    """One run of `verify_buckets`."""
-
     def __init__(self, survey: BucketScan, records: bool, progress: Progress | None) -> None:
         super().__init__(survey.disk, survey.folder, VerifyReport(), records, progress)
         self.survey = survey
@@ -159,9 +146,9 @@ class _BucketVerifier(Verifier):
 
 
 def record_faults(data: bytes, columns: ChunkColumns, position: int) -> dict[int, str]:
-    """Verify the records of a chunk by their headers and checksums; return errors by index.
+    """Verify the records of the chunk `data` by the checksums of their producers; return errors by index.
 
-    `data`: the whole chunk, which begins at `position` in its file.
+    `position`: where the chunk begins in its file.
     """
     faults = {}
     for index, (record_position, size) in enumerate(zip(columns.positions, columns.sizes, strict=True)):
@@ -179,39 +166,34 @@ def record_faults(data: bytes, columns: ChunkColumns, position: int) -> dict[int
 
 # Messages that are damaged in a bucket, but are still in the arrival log.
 #
-# If the columns of a chunk are damaged, the due times and targets of its messages are read from the arrival headers.
-# Which arrivals these are is found by comparing the records that follow the damaged columns with those of the arrival
-# log: an arrival without such a record was not pending any more when arrivals were written to the bucket.
+# If the columns of a chunk are damaged, the due times and targets of its messages are read from the arrival headers. To
+# find the messages of the chunk in the arrival log, the records after the damaged columns are compared with those of
+# the log. A message of the log without an equal record is not rebuilt: it is elsewhere, or was not pending any more
+# when the chunk was written.
 
 REBUILD_HINT: Final = "`tfmq log repair` rebuilds"
 DIGEST_SIZE: Final = 16
 
 LostKey: TypeAlias = "bytes | tuple[int, int]"
-"""What identifies a lost message among the arrivals.
-
-The digest of its stored record with the CRC; or its turn (due time, number), if only the record is damaged.
-"""
+"""Identifies a lost message: the digest of its stored record, or its turn if only the record is damaged."""
 
 
 LostFinding: TypeAlias = tuple[int, Corrupt, str, int]
-"""Number of a damaged part, its damage, which field is damaged, and how many messages it had, 0: unknown."""
+"""Number of a damaged part of the file, its damage, the damaged field, and how many messages it had (0: unknown)."""
 
 
 class LostMessages:
-    """The lost messages of one bucket, as far as they are known, to find them in the arrival log."""
+    """The lost messages of one bucket that can be identified, so that they can be found in the arrival log."""
 
     def __init__(self) -> None:
         self._parts: dict[LostKey, int] = {}
-        """By lost message: the number of the damaged part of the file, counted from 0."""
+        """For each lost message, the number of the damaged part of the file, counted from 0."""
         self._part_count = 0
 
     def add_damage(
         self, survey: BucketScan, bucket: Bucket, part: ChunkHead | Corrupt, *, records: bool = False
     ) -> list[LostFinding]:
-        """Add what is lost of a chunk, or of a range of the file without one; return its damaged parts.
-
-        `records`: verify also the checksums that producers have computed.
-        """
+        """Add the lost messages of a chunk, or of a range without a valid chunk head; return the damaged parts."""
         if isinstance(part, Corrupt):
             return [(self._add_chunk_without_head(survey, part), part, "chunk", 0)]
         with survey.files.opened(bucket.path) as file:
@@ -234,14 +216,14 @@ class LostMessages:
         return found
 
     def _add_records(self, data: memoryview) -> int:
-        """Add the records of a chunk with damaged columns; return the number of this damaged part."""
         return self._add(map(_digest, _stored_records(data)))
 
     def _add_chunk_without_head(self, survey: BucketScan, damage: Corrupt) -> int:
         """Like `_add_records`, for a range that may begin with the damaged head of a chunk."""
         with survey.files.opened(damage.path) as file:
             data = file.pread(min(damage.next - damage.first, CHUNK_BYTES_MAX), damage.first)
-        # A damaged head tells only perhaps where the records begin. If it is wrong, no digest matches an arrival.
+        # The damaged head may still tell where the records begin. If it is wrong, no digest is equal to one of the
+        # arrival log.
         _, _, count, table_size, *_ = CHUNK.unpack_from(data.ljust(CHUNK_SIZE, b"\0"))
         return self._add_records(memoryview(data)[CHUNK_SIZE + ENTRY_SIZE * count + table_size :])
 
@@ -251,10 +233,7 @@ class LostMessages:
         return self._part_count - 1
 
     def rebuilt(self, survey: BucketScan, span: TimeSpan) -> Iterator[tuple[MessageColumns, list[int]]]:
-        """Yield the lost messages that are in the arrival log, with the damaged part of each.
-
-        Each message is yielded once. Raises NewerFormat, OSError.
-        """
+        """Yield the lost messages due in `span` that are in the arrival log, each once, with their damaged parts."""
         left = dict(self._parts)
         for batch in survey.arrivals() if left else ():
             if batch.low >= span.end or batch.high < span.start:
@@ -294,14 +273,12 @@ def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False, store_id: 
     """Repair the buckets in `folder`; `store_id`: the store's id in the catalog, 0 if unknown.
 
     Return what was done, or with `dry_run` what would be done. A bucket with damage is rewritten with all its intact
-    messages, and with those lost ones that are still in the arrival log; a missing bucket is removed from the
-    checkpoint. A lost checkpoint is rebuilt from the buckets: messages that are still in the arrival log are left out
-    of them, and a message in several buckets, as after an interrupted split, is kept once. If no bucket exists, every
-    pending message is in the arrival log, and the new checkpoint gets `store_id`. Originals are kept, as
-    `journal.fsck.findings` describes.
+    messages, and with its lost messages that are still in the arrival log. A lost checkpoint is rebuilt from the
+    buckets; messages that are also in the arrival log are removed from them, and a message in several buckets is kept
+    once. If no bucket exists, the new checkpoint gets `store_id`. Originals are kept.
 
-    New files replace old ones by renames, and the checkpoint is written last: after a power failure the same repair
-    can be run again. Raises Corrupt if the store cannot be identified, NewerFormat, Full, OSError.
+    New files replace old ones by renames, and the checkpoint is written last: after a power failure the same repair can
+    be run again. Raises Corrupt if the store cannot be identified, NewerFormat, Full, OSError.
     """
     with closing(BucketScan(disk, folder)) as survey:
         identity = survey.identity
@@ -319,9 +296,8 @@ def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False, store_id: 
 def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
     """Repair the buckets whose lost messages are still in the arrival log; return what was done.
 
-    Called by a start, before the arrival log is truncated further. It reads only the columns of those chunks that may
-    have messages of the arrival log, so it does not find the damage of a single record. It changes nothing if a file is
-    missing, because then the start fails. Raises NewerFormat, Full, OSError.
+    A start calls this before the log is truncated further. Only the columns of chunks that may have messages of the log
+    are read. If a file is missing, nothing is changed. Raises NewerFormat, Full, OSError.
     """
     with closing(BucketScan(disk, folder)) as survey:
         checkpoint, first = survey.checkpoint, min(survey.arrival_segments(), default=None)
@@ -334,7 +310,7 @@ def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
 
 
 def _is_end_damaged(survey: BucketScan, bucket: Bucket, after: int) -> bool:
-    """Return whether a chunk with arrivals from the offset `after` on has a damaged head or columns."""
+    """Return whether the head or columns of a chunk with messages from arrival log offset `after` on are damaged."""
     with survey.files.opened(bucket.path) as file:
         for part in bucket.last_chunks(file, after):
             if isinstance(part, Corrupt):
@@ -348,8 +324,6 @@ def _is_end_damaged(survey: BucketScan, bucket: Bucket, after: int) -> bool:
 
 
 class _RepairRun:
-    """One run of `repair_buckets` or `rebuild_from_arrivals`."""
-
     def __init__(self, survey: BucketScan, identity: StoreIdentity, dry_run: bool = False) -> None:
         self.disk = survey.disk
         self.survey = survey
@@ -394,10 +368,7 @@ class _RepairRun:
         self.survey.checkpoint_file.write(found)
 
     def _repair_bucket(self, bucket: Bucket, count: int, is_start: bool = False) -> bool:
-        """Rewrite the bucket if it is damaged; return whether it was rewritten, or would be.
-
-        `count`: how many messages it should have. `is_start`: rewrite it only if lost messages can be rebuilt.
-        """
+        """Rewrite a bucket that is damaged or has not `count` messages; return whether that was, or would be, done."""
         kept = sum(messages.length for messages in self._intact_messages(bucket, None))
         size = self.survey.sizes[bucket_name(bucket.span)]
         if not bucket.damage and kept == count and size >= bucket.size:
@@ -421,10 +392,7 @@ class _RepairRun:
     # Repair without a checkpoint
 
     def _rebuild_checkpoint(self) -> BucketCheckpoint:
-        """Rebuild the checkpoint from the buckets, and rewrite buckets whose spans overlap.
-
-        Messages of overlapping buckets are moved to buckets of the finest level among them.
-        """
+        """Rebuild the checkpoint from the buckets; replace overlapping buckets by new ones of their finest level."""
         buckets = [bucket for _, bucket in self.survey.buckets()]
         offset, number = self._first_arrival()
         kept = lost = 0
@@ -447,10 +415,9 @@ class _RepairRun:
         return BucketCheckpoint(self.identity, offset, number, 0, ())
 
     def _repair_group(self, group: Sequence[Bucket], finest: int, below: int) -> tuple[int, int]:
-        """Rewrite a group of overlapping buckets; return (messages kept, damaged ranges).
+        """Rewrite overlapping buckets, or one with damage; return (messages kept, damaged ranges).
 
-        Messages with numbers from `below` on are left out: they are in the arrival log. A single bucket without such
-        messages and without damage stays as it is.
+        `finest`: exponent of the new spans. Messages numbered `below` or higher are left out: the arrival log has them.
         """
         if len(group) == 1:
             (bucket,) = group
@@ -468,10 +435,7 @@ class _RepairRun:
         return kept, sum(len(bucket.damage) for bucket in group)
 
     def _first_arrival(self) -> tuple[int, int]:
-        """Return the offset and ordinal of the first arrival in the log.
-
-        Earlier arrivals are only in the buckets. Raises Corrupt if the checkpoint of the log is missing.
-        """
+        """Return the offset and ordinal of the first record in the arrival log; earlier messages are in buckets."""
         folder = filenames.join(self.folder, ARRIVALS_NAME)
         marks = LogCheckpointFile(self.disk, folder, LOG_ID).read() if self.disk.is_folder(folder) else None
         if marks is None:
@@ -481,10 +445,7 @@ class _RepairRun:
     # Reads and writes of bucket files
 
     def _intact_messages(self, bucket: Bucket, below: int | None) -> Iterator[MessageColumns]:
-        """Yield the intact messages of a bucket; only those with numbers below `below`, if given.
-
-        Damage is recorded in the bucket.
-        """
+        """Yield the intact messages of a bucket, unless their number is `below` or higher; record the damage."""
         for messages in chunk_messages(bucket, self.survey.files):
             bad = checksum_failures(bytes(messages.data[0]), messages.sizes, messages.numbers)
             for index in bad:
@@ -504,14 +465,15 @@ class _RepairRun:
         below: int | None,
         lost: LostMessages | None = None,
     ) -> None:
-        """Write all intact messages of `group` to new files, which replace those of the group.
+        """Replace the files of `group` by new ones, with all intact messages and those of `lost` that can be rebuilt.
 
-        `lost`: lost messages, if the group is a single bucket; those that are in the arrival log are added.
+        `to_span(due)`: the span of the new file for this due time. `below`: as in `_intact_messages`.
         """
         if self.dry_run:
             return
         seen: set[int] = set()
-        writers: dict[TimeSpan, _BucketFile] = {}
+        # The new chunks get the arrival offset 0 (unknown), because their messages are from several chunks.
+        writer = BucketWriter(self.disk, self.folder, None, to_span, self._new_bucket, 0)
         for bucket in group:
             rebuilt = lost.rebuilt(self.survey, bucket.span) if lost is not None else ()
             for messages in chain(self._intact_messages(bucket, below), (found for found, _ in rebuilt)):
@@ -519,58 +481,23 @@ class _RepairRun:
                     keep = bytes(number not in seen for number in messages.numbers)
                     seen.update(messages.numbers)
                     messages = messages if all(keep) else messages.filtered(keep)
-                for span, part in group_by_span(messages, to_span):
-                    if span not in writers:
-                        writers[span] = _BucketFile(self.disk, self.folder, self.identity, span)
-                    writers[span].add(part)
-        listed = [writer.finish() for writer in writers.values()]
+                writer.add(messages)
+        writer.finish()
         for bucket in group:
             keep_original(self.disk, bucket.path)
         self.disk.force_folder(self.folder)
-        for each in listed:
-            path = filenames.join(self.folder, bucket_name(each.span))
-            self.disk.rename(path + REPAIRED_SUFFIX, path)
+        for span, growth in writer.growth.items():
+            self.disk.rename(growth.bucket.path, filenames.join(self.folder, bucket_name(span)))
+            self.listed.append(ListedBucket(span, growth.size, growth.count))
         self.disk.force_folder(self.folder)
         for bucket in group:
-            if bucket.span not in writers:
+            if bucket.span not in writer.growth:
                 self.disk.unlink(bucket.path)
-        self.listed += listed
 
-
-class _BucketFile:
-    """Writes one new bucket file, under a temporary name."""
-
-    def __init__(self, disk: Disk, folder: str, identity: StoreIdentity, span: TimeSpan) -> None:
-        self.span = span
-        self.seed = checksum_seed(identity, span)
-        path = filenames.join(folder, bucket_name(span)) + REPAIRED_SUFFIX
-        self.file: File = create_anew(disk, path)
-        self.size = write_all(self.file, [encode_head(identity, span)], 0)
-        self.count = 0
-        self.buffer = BucketBuffer()
-
-    def add(self, messages: MessageColumns) -> None:
-        """Add messages. Raises Full, OSError."""
-        self.buffer.add(messages)
-        if self.buffer.size_bytes > CHUNK_BYTES or self.buffer.table_bytes > TABLE_BYTES_MAX:
-            self._write()
-
-    def finish(self) -> ListedBucket:
-        """Write the messages in the buffer, fsync and close the file. Raises Full, OSError."""
-        self._write()
-        # Leave the file open after a failed fsync: closing it could swallow the error.
-        self.file.force()
-        self.file.close()
-        return ListedBucket(self.span, self.size, self.count)
-
-    def _write(self) -> None:
-        draft, self.buffer = self.buffer, BucketBuffer()
-        if not draft.dues:
-            return
-        # The arrival offset of a repaired chunk is 0, for unknown: its messages are from several chunks.
-        buffers, chunk = encode_chunk(draft.to_columns(), self.size, 0, self.seed)
-        self.size += write_all(self.file, buffers, self.size)
-        self.count += chunk.count
+    def _new_bucket(self, span: TimeSpan) -> tuple[Bucket, bool]:
+        bucket = Bucket(self.folder, self.identity, span, 0, 0, 0)
+        bucket.path += REPAIRED_SUFFIX
+        return bucket, True
 
 
 def _overlapping_groups(buckets: Iterable[Bucket]) -> Iterator[list[Bucket]]:
@@ -586,9 +513,7 @@ def _overlapping_groups(buckets: Iterable[Bucket]) -> Iterator[list[Bucket]]:
 
 
 FOLDER_NAME: Final = "delay"
-"""Folder of delayed delivery in a data folder."""
 ARRIVALS_NAME: Final = "arrivals"
-"""Folder of the arrival log in that folder."""
 
 
 def is_bucket_folder(disk: Disk, folder: str) -> bool:
@@ -605,7 +530,7 @@ def is_bucket_folder(disk: Disk, folder: str) -> bool:
 
 
 def has_arrivals(disk: Disk, folder: str) -> bool:
-    """Return whether `folder` has an arrival log. If so, the buckets' checkpoint was created before."""
+    """Return whether `folder` has an arrival log. If so, the checkpoint of the buckets was created before it."""
     path = filenames.join(folder, ARRIVALS_NAME)
     return disk.is_folder(path) and any(
         name == filenames.log_checkpoint_name() or filenames.parse_segment_name(name, ARRIVALS_SUFFIX) is not None
@@ -614,11 +539,7 @@ def has_arrivals(disk: Disk, folder: str) -> bool:
 
 
 class BucketScan:
-    """The contents of a bucket folder, read offline for verification, dumps and repair.
-
-    Reads only. The caller holds the lock of the data folder: nothing else may write there meanwhile. `checkpoint` is
-    None if there is no valid one; `fault` is the reason. Raises NewerFormat, OSError.
-    """
+    """The contents of a bucket folder, read offline. `fault`: the reason if there is no valid `checkpoint`."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self.disk = disk
@@ -646,14 +567,10 @@ class BucketScan:
         return sorted(ListedBucket(span, self.sizes[name], 0) for name, span in spans.items() if span is not None)
 
     def decisions(self) -> list[FileDecision]:
-        """Return each file name with what a start would decide about the file."""
         return decide_files(self.listed, self.sizes)
 
     def buckets(self) -> list[tuple[ListedBucket, Bucket]]:
-        """Return the listed buckets with existing files, by time.
-
-        Empty if the store cannot be identified.
-        """
+        """Return the listed buckets with existing files, by time; none if the store cannot be identified."""
         if self.identity is None:
             return []
         result = []
@@ -666,12 +583,10 @@ class BucketScan:
         return result
 
     def chunks(self, bucket: Bucket) -> Iterator[ChunkHead | Corrupt]:
-        """Yield the chunks of a bucket, and a Corrupt for each range of the file without one."""
         with self.files.opened(bucket.path) as file:
             yield from bucket.chunks(file)
 
     def arrivals(self) -> Iterator[ArrivalBatch]:
-        """Yield the arrivals that are still in the arrival log, without those that are damaged."""
         folder = filenames.join(self.folder, ARRIVALS_NAME)
 
         def blocks() -> Iterator[Block | None]:
@@ -690,7 +605,6 @@ class BucketScan:
         return sorted(base for base in found if base is not None)
 
     def close(self) -> None:
-        """Close the files."""
         self.files.close()
 
     def _identity(self) -> StoreIdentity | None:

@@ -1,7 +1,4 @@
-"""Loads pending messages from buckets, and from arrivals that are in no bucket yet.
-
-Runs in workers; reads columns only, no records.
-"""
+"""Loads rows of pending messages from buckets and the rest of the arrival log. In workers; records are not read."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -21,17 +18,13 @@ from tfmq.delay.buckets.writer import PendingFilter, pending_rows
 from tfmq.delay.due_time import ABSOLUTE_FLAG
 from tfmq.delay.requests import LogFilter, Turn
 from tfmq.delay.rows import RowColumns, Target, TargetIds
-from tfmq.delay.timing_wheel import ABSOLUTE, WheelRows, make_tag, no_wheel_rows
+from tfmq.delay.timing_wheel import ABSOLUTE, TARGET_SHIFT, WheelRows, no_wheel_rows
 
 DUE_TIME_LIMIT: Final = 1 << 63
-"""Greater than every due time."""
 
 
 class LoadRange(NamedTuple):
-    """Which messages to load: those with `low` <= due < `high`.
-
-    They are read from `buckets`, and from the arrival log between the two offsets.
-    """
+    """What to load: messages with `low` <= due < `high`, from `buckets` and from a range of the arrival log."""
 
     low: int
     high: int
@@ -41,11 +34,12 @@ class LoadRange(NamedTuple):
 
 
 class RecoveredArrivals(NamedTuple):
-    """What a start finds in the arrivals that are in no bucket yet.
+    """What a start finds in the messages of the arrival log that are in no bucket yet.
 
-    `wheel_rows`: the pending messages. `due_low`: the lowest due time, pending or not. `ahead_steps`: for messages
-    with absolute times (first number, count, by how many ms broker time was ahead of the wall clock). `changed_turns`:
-    turns of messages in buckets whose cancel or reschedule is not included in `Bucket.dead_count` yet.
+    `wheel_rows`: the pending messages. `due_low`: the lowest due time, pending or not. `ahead_steps`: for ranges of
+    messages with absolute due times: first number, count, and by how many ms broker time was ahead of the wall clock.
+    `changed_turns`: turns of cancelled or rescheduled messages in buckets that `Bucket.dead_count` does not include
+    yet.
     """
 
     wheel_rows: list[WheelRows]
@@ -61,10 +55,7 @@ class BucketLoader:
         self._log, self._buckets, self._targets = log, buckets, targets
 
     def load(self, area: LoadRange, pending: PendingFilter, keys: LogFilter | None = None) -> list[WheelRows]:
-        """Load all pending messages of the range, unsorted; `keys`: only those for these log ids.
-
-        Raises OSError, Corrupt.
-        """
+        """Load the pending messages of the range, unsorted; `keys` selects logs by id. Raises OSError, Corrupt."""
         found = [
             self._rows(columns, bucket.bucket_id, area, pending, keys)
             for bucket in area.buckets
@@ -76,7 +67,7 @@ class BucketLoader:
         return [rows for rows in found if len(rows)]
 
     def recover(self, from_offset: int, to_offset: int, pending: PendingFilter) -> RecoveredArrivals:
-        """Read the arrivals between these offsets for a start."""
+        """Read, at a start, the messages of the arrival log between these offsets."""
         area = LoadRange(0, DUE_TIME_LIMIT, [], from_offset, to_offset)
         found: list[WheelRows] = []
         low: int | None = None
@@ -107,7 +98,7 @@ class BucketLoader:
         on_header: log.HeaderCallback | None = None,
         on_damage: Callable[[Corrupt], None] | None = None,
     ) -> Iterator[ArrivalBatch]:
-        """Yield arrivals, without damaged ones; damage is logged and passed to `on_damage`."""
+        """Yield the undamaged batches between these offsets. Damage is logged and passed to `on_damage`."""
 
         def tell(error: Corrupt) -> None:
             log.logger.error("delayed messages are lost because the arrival log is damaged: %s", error)
@@ -142,7 +133,7 @@ class BucketLoader:
                 array(column.typecode, map(column.__getitem__, rows)) for column in (dues, numbers, targets, positions)
             )
             flags = bytes(map(flags.__getitem__, rows))
-        tags = {index: make_tag(self._targets.id_of(*table[index]), False) for index in set(targets)}
+        tags = {index: self._targets.id_of(*table[index]) << TARGET_SHIFT for index in set(targets)}
         return WheelRows(
             dues,
             numbers,
@@ -152,10 +143,7 @@ class BucketLoader:
 
 
 def merge_rows(found: Sequence[WheelRows], after: Turn, before: Turn, rows_max: int) -> tuple[RowColumns, Turn | None]:
-    """Return the first `rows_max` rows with `after` <= turn < `before`, sorted by turn.
-
-    The second result is the turn of the next row in that range; None if there is none.
-    """
+    """Return the first `rows_max` rows with `after` <= turn < `before`, sorted, and the next turn or None."""
     turns = [
         (due, number, which, row)
         for which, rows in enumerate(found)

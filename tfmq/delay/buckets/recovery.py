@@ -1,4 +1,4 @@
-"""The start of the bucket store: the checkpoint, and decisions about files in the folder."""
+"""The start of the bucket store: its checkpoint, and what is done with each file in the folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPAIR_HINT: Final = "`tfmq log repair` lists what is lost and makes the rest us
 
 
 class RecoveredBuckets(NamedTuple):
-    """The result of a start; `labels`: labels of the decisions about the files."""
+    """The result of a start. `labels`: the labels of the states that the files had."""
 
     checkpoint_file: BucketCheckpointFile
     checkpoint: BucketCheckpoint
@@ -35,8 +35,8 @@ def recover_buckets(
 ) -> RecoveredBuckets:
     """Start the bucket store in `folder`. Raises as `BucketStore.open`.
 
-    Reads the checkpoint, makes it durable, and removes files and ends of files that the checkpoint does not list. Only
-    file sizes are checked, so the duration does not depend on the number of messages.
+    Files, and ends of files, that the durable checkpoint does not list are removed. Only file sizes are checked, so the
+    duration of a start does not depend on the number of messages.
     """
     wanted = [name for name in disk.list(folder) if is_bucket_file_name(name) and not filenames.is_set_aside(name)]
     check_no_folders(disk, folder, wanted)
@@ -57,8 +57,8 @@ def recover_buckets(
         path = filenames.join(folder, missing[0].name)
         what = f"the file is missing ({len(missing)} such, with {lost} messages in all): {REPAIR_HINT}"
         raise Corrupt(path, 0, HEAD_SIZE, what)
-    # An earlier process may have written the checkpoint without an fsync. Make it durable before files are removed
-    # because of it.
+    # An earlier process may have ended between the write and the fsync of the checkpoint. Make the checkpoint durable
+    # before files are removed because of it.
     checkpoint_file.fsync()
     for each in found:
         path = filenames.join(folder, each.name)
@@ -82,10 +82,10 @@ def file_sizes(disk: Disk, folder: str) -> dict[str, int]:
     return {name: disk.size(path) for name, path in paths.items() if not disk.is_folder(path)}
 
 
-# Decisions about the files in the folder. The checkpoint lists the valid buckets, and everything listed was made
-# durable before. So bytes after a listed size belong to an unfinished spill, as moving arrivals to buckets is called,
-# and files that are not listed belong to an unfinished spill or split, or are obsolete. Their messages are in the
-# arrival log, or in other listed buckets.
+# Decisions about the files in the folder. The checkpoint lists the valid buckets, and everything listed was durable
+# before the checkpoint was written. So bytes after a listed size are from an unfinished spill (which writes messages of
+# the arrival log to buckets). A file that is not listed is from an unfinished spill or split, or is obsolete. Their
+# pending messages are still in the arrival log, or in listed buckets.
 
 
 class Decision(Enum):
@@ -99,14 +99,14 @@ class Decision(Enum):
 
 
 class FileState(Enum):
-    """State of a file compared with the checkpoint: a label, for tests and findings, and what a start does."""
+    """How a file differs from the checkpoint. Each state has a label, for tests and findings, and what a start does."""
 
     WHOLE = "whole", Decision.USE
     # An unfinished spill.
     LONGER = "unlisted chunks", Decision.CUT
-    # Durable data is lost: the rest is served, the loss is reported when it is read.
+    # Durable data is lost. The rest is served, and the loss is reported when the lost part is read.
     SHORTER = "too short", Decision.USE
-    # Never the result of a removal: files are deleted after the checkpoint that does not list them.
+    # No removal leaves this state: a file is deleted only after a checkpoint without it was written.
     MISSING = "missing", Decision.REFUSE
     # An unfinished spill or split, or an obsolete bucket.
     UNLISTED = "unlisted", Decision.REMOVE
@@ -118,7 +118,7 @@ class FileState(Enum):
 
 
 class FileDecision(NamedTuple):
-    """The decision about a file; `listed`: the bucket of the checkpoint with that file name."""
+    """The decision about one file; `listed`: the bucket with this file name in the checkpoint, or None."""
 
     name: str
     state: FileState
@@ -126,10 +126,7 @@ class FileDecision(NamedTuple):
 
 
 def decide_files(listed: Iterable[ListedBucket], sizes: dict[str, int]) -> list[FileDecision]:
-    """Decide about each listed bucket and each name in the folder.
-
-    `sizes`: existing files by name.
-    """
+    """Decide about each listed bucket and each file in the folder. `sizes`: the existing files by name."""
     expected = {bucket_name(each.span): each for each in listed}
     found = [
         FileDecision(name, _listed_file_state(sizes.get(name), each.size), each) for name, each in expected.items()
@@ -154,20 +151,20 @@ def _unlisted_file_state(name: str) -> FileState:
 
 
 def is_bucket_file_name(name: str) -> bool:
-    """Return whether this is a file name of buckets, their checkpoint or a repair."""
+    """Return whether this is the name of a bucket, of the checkpoint, or of a file that a repair makes of them."""
     for suffix in (NEW_SUFFIX, REPAIRED_SUFFIX, DAMAGED_SUFFIX):
         name = name.removesuffix(suffix)
     return name == CHECKPOINT_NAME or parse_bucket_name(name) is not None
 
 
-# The checkpoint: which buckets are valid and up to which size, which arrivals are in them, and broker time.
-# Specified in docs/formats/bucket.md.
+# The checkpoint: which buckets are valid and up to which size, up to where the arrival log is in buckets, and broker
+# time. Specified in docs/formats/bucket.md.
 #
 #     magic "TFDK" | version u16 | zero u16 | store id u64 | salt u64 | offset u64 | number u64 | broker ms u64
 #     | counted u64 | count u32 | note size u32 | buckets: start u64, exponent u8, size u64, count u64, dead u64,
 #     `count` times | note | CRC-32 u32 of everything before
 #
-# All integers are big-endian. The file has two copies, one in each half.
+# All integers are big-endian. The file has two copies of this, one in each half.
 
 MAGIC: Final = b"TFDK"
 VERSION: Final = 1
@@ -178,14 +175,11 @@ CHECKSUM: Final = Struct(">I")
 QUEUE_STATE_SIZE_MAX: Final = 8192
 """Maximum size of `queue_state`: it adds two pages at most to a copy of the checkpoint."""
 PAGE_BYTES: Final = 4096
-"""A copy fills whole pages. A torn or damaged page of one copy does not affect the other."""
+"""A copy fills whole pages, so that a torn or damaged page of one copy does not affect the other."""
 
 
 class ListedBucket(NamedTuple):
-    """A bucket as the checkpoint lists it.
-
-    Its file is durable up to `size`, with `count` messages, `dead_count` of which are not pending any more.
-    """
+    """A bucket in the checkpoint: durable up to `size`, with `count` messages, `dead_count` of them not pending."""
 
     span: TimeSpan
     size: int
@@ -196,10 +190,10 @@ class ListedBucket(NamedTuple):
 class BucketCheckpoint(NamedTuple):
     """The contents of the checkpoint: the valid buckets, and what else a start has to know.
 
-    `spilled_offset`, `spilled_number`: arrivals before this offset, and with lower numbers, are in buckets, delivered
-    or cancelled. `broker_ms`: lower bound of broker time. `queue_state`: opaque state of the delay queue, at most
-    QUEUE_STATE_SIZE_MAX bytes. `counted_offset`: `dead_count` includes cancels and reschedules by headers before this
-    offset of the arrival log; 0: unknown.
+    `spilled_offset` and `spilled_number`: messages before this offset of the arrival log, and with lower numbers, are
+    in buckets, delivered or cancelled. `broker_ms`: lower bound of broker time. `queue_state`: opaque state of the
+    delay queue, at most QUEUE_STATE_SIZE_MAX bytes. `counted_offset`: `dead_count` includes the cancels and reschedules
+    before this offset of the arrival log; 0: unknown.
     """
 
     identity: StoreIdentity
@@ -223,10 +217,7 @@ def encode_checkpoint(checkpoint: BucketCheckpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, position: int, path: str) -> BucketCheckpoint:
-    """Decode the copy at `position` of the file; `data` is the half of the file with that copy.
-
-    Raises Corrupt, NewerFormat.
-    """
+    """Decode the copy in `data`, one half of the file, which begins at `position`. Raises Corrupt, NewerFormat."""
 
     def bad(reason: str) -> Corrupt:
         return Corrupt(path, position, position + len(data), reason)
@@ -253,10 +244,9 @@ def decode_checkpoint(data: bytes, position: int, path: str) -> BucketCheckpoint
 
 
 class BucketCheckpointFile:
-    """The checkpoint file in `folder`. One thread at a time.
+    """The checkpoint file in `folder`, used by one thread.
 
-    A new checkpoint is written to a temporary file, fsynced and renamed: after a power failure the old or the new one
-    exists, and on a full disk the old one stays.
+    A write replaces the file by a rename: after a failure the old or the new file exists.
     """
 
     def __init__(self, disk: Disk, folder: str) -> None:
@@ -265,10 +255,7 @@ class BucketCheckpointFile:
         self.path = filenames.join(folder, filenames.CHECKPOINT_NAME)
 
     def read(self) -> BucketCheckpoint | None:
-        """Read the first valid copy of the checkpoint; None if there is no file.
-
-        Raises Corrupt if both copies are damaged, NewerFormat, OSError.
-        """
+        """Return the first valid copy; None if there is no file. Raises Corrupt, NewerFormat, OSError."""
         if not self.disk.exists(self.path):
             return None
         faults = []
@@ -279,15 +266,12 @@ class BucketCheckpointFile:
         raise Corrupt(self.path, 0, faults[-1].next, f"both of its copies are damaged: {faults[0].reason}")
 
     def damaged_copies(self) -> list[Corrupt]:
-        """Return the damage of each copy; empty if there is no file. Raises NewerFormat, OSError."""
+        """Return the damage of each damaged copy; empty if there is no file. Raises NewerFormat, OSError."""
         copies = self._decoded_copies() if self.disk.exists(self.path) else ()
         return [copy for copy in copies if isinstance(copy, Corrupt)]
 
     def write(self, checkpoint: BucketCheckpoint) -> None:
-        """Write a checkpoint, durable when this returns.
-
-        Raises Full, TooLarge (the old checkpoint is kept), OSError (the old or the new one may be on disk).
-        """
+        """Write a checkpoint, durable when this returns. Raises Full, TooLarge (the old file is kept), OSError."""
         copy = encode_checkpoint(checkpoint)
         copy += bytes(-len(copy) % PAGE_BYTES)
         new = self.path + filenames.NEW_SUFFIX
@@ -301,10 +285,7 @@ class BucketCheckpointFile:
         self.disk.force_folder(self.folder)
 
     def fsync(self) -> None:
-        """Fsync the existing checkpoint, which an earlier process may have left without an fsync.
-
-        Raises OSError.
-        """
+        """Fsync the existing checkpoint, because an earlier process may have ended before its fsync. Raises OSError."""
         file = self.disk.open_write(self.path)
         file.force()
         file.close()

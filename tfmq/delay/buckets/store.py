@@ -6,40 +6,44 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from heapq import merge
+from itertools import compress
 from operator import itemgetter
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
 from journal.disk import Disk
 from journal.errors import Full, Stopped
 from journal.filenames import DAMAGED_SUFFIX
 from tfmq.delay.arrivals.log import ArrivalBatch
 from tfmq.delay.buckets.bucket import NO_BYTE_LIMIT, Bucket, OpenFileCache
-from tfmq.delay.buckets.format import BUCKETS_MAX, DEFAULT_LEVEL, FINEST_LEVEL, TimeSpan, finer_level, level_of, span_of
+from tfmq.delay.buckets.format import (
+    BUCKET_ID_SHIFT,
+    BUCKETS_MAX,
+    DEFAULT_LEVEL,
+    FINEST_LEVEL,
+    ChunkColumns,
+    TimeSpan,
+    finer_level,
+    level_of,
+    span_of,
+)
 from tfmq.delay.buckets.recovery import BucketCheckpoint, ListedBucket, RecoveredBuckets, recover_buckets
-from tfmq.delay.buckets.rows import BucketRow, bucket_rows
-from tfmq.delay.buckets.writer import BucketWriter, PendingFilter, chunk_messages, pending_messages
+from tfmq.delay.buckets.writer import BucketWriter, PendingFilter, chunk_messages, pending_messages, pending_rows
 from tfmq.delay.requests import LogFilter
 
 SPLIT_MESSAGES: Final = 262_144
-"""Buckets with more messages than this are split.
-
-Loading a larger one would take more than 60 ms, and 6 MB of memory for the timing wheel.
-"""
+"""Buckets with more messages are split: a load would take more than 60 ms, and 6 MB in the timing wheel."""
 SPLIT_AHEAD_SPANS: Final = 2
-"""A coarse bucket is split when it begins in this many spans of the next finer level.
-
-A later split would delay the load of its messages into memory.
-"""
+"""A coarse bucket is split this many spans of the next finer level before it begins, so that its load is on time."""
 
 
 class BucketStore:
     """The set of bucket files: a hierarchical timing wheel on disk.
 
-    Created by `BucketStore.open`. Arrivals are spilled to the bucket of their due time, which covers a long span while
-    it is distant. Such a bucket is split into finer ones before it is due, and a large one at once. Data is valid only
-    when the checkpoint lists it, and everything listed is durable: a power failure leaves the set as it was before or
-    after an operation.
+    A spill writes messages of the arrival log to the bucket of their due time, which covers a long span while it is
+    distant. A bucket is split into finer ones before it is due, and a large one at once. Everything that the checkpoint
+    lists is durable, and nothing else is valid: a power failure leaves the set as it was before or after an operation.
 
     Threads: the broker thread reads the set and calls `mark_obsolete` and `release`. `spill`, `split`, `commit` and
     `close` may run in workers, one at a time. `read` and `rows` may run in any thread, at the same time as these.
@@ -49,23 +53,16 @@ class BucketStore:
         checkpoint = opening.checkpoint
         self.folder = folder
         self.identity = checkpoint.identity
+        self.store_id = self.identity.store_id
+        """The id of this store, in handles and in the sources of the appends that it causes."""
         self.recovery_labels = opening.labels
-        """Labels of what the start decided about the files, see `recovery.FileState`."""
         self.broker_ms = checkpoint.broker_ms
-        """Broker time of the last checkpoint."""
         self.queue_state = checkpoint.queue_state
-        """The state of the delay queue in the last checkpoint, opaque for the store."""
         self.spilled_offset = checkpoint.spilled_offset
         self.spilled_number = checkpoint.spilled_number
-        """Arrivals before these, by offset and number, are in buckets, delivered or cancelled.
-
-        The next spill starts there, and the arrival log may be truncated up to there.
-        """
+        """Messages before this offset of the arrival log, with lower numbers, are in buckets or not pending."""
         self.counted_offset = checkpoint.counted_offset
-        """Arrival log offset up to which cancels and reschedules are counted in `Bucket.dead_count`.
-
-        It does not change while a worker writes files.
-        """
+        """Cancels before this offset of the arrival log are in `Bucket.dead_count`; constant during file work."""
         self.stop_reason: str | None = None
         """Why nothing is written until the next start, or None; durable data is still served."""
         self.files = OpenFileCache(disk)
@@ -82,27 +79,15 @@ class BucketStore:
     def open(
         cls, disk: Disk, folder: str, *, new_id: Callable[[], int], randomness: Callable[[int], bytes]
     ) -> BucketStore:
-        """Open the store in `folder` (DATA/delay, which exists), or create one.
+        """Open the store in `folder`, which exists, or create one with an id of `new_id`. May run in a worker.
 
-        `new_id` is called for a new store only. Raises Corrupt (nothing was changed), NewerFormat, Full, OSError. May
-        run in a worker.
+        Raises Corrupt (nothing was changed), NewerFormat, Full, OSError.
         """
         return cls(disk, folder, recover_buckets(disk, folder, new_id, randomness))
 
-    @property
-    def store_id(self) -> int:
-        """The id of this store, in handles and in the sources of the appends that it causes."""
-        return self.identity.store_id
-
     # The set of live buckets
 
-    @property
-    def live_buckets(self) -> Sequence[Bucket]:
-        """All live buckets by time; their spans never overlap."""
-        return self._index.all
-
     def bucket_at(self, due: int) -> Bucket | None:
-        """Return the live bucket whose span contains the due time `due`, if any."""
         return self._index.covering(due)
 
     def next_after(self, due: int) -> Bucket | None:
@@ -110,10 +95,7 @@ class BucketStore:
         return next(iter(self._index.ending_after(due)), None)
 
     def due_for_split(self, now_ms: int) -> list[Bucket]:
-        """Return the coarse buckets that should be split because they are due soon, or now.
-
-        Soon: in SPLIT_AHEAD_SPANS spans of the next finer level.
-        """
+        """Return the coarse buckets that are due now, or in SPLIT_AHEAD_SPANS spans of the next finer level."""
         return [
             bucket
             for bucket in self._index.coarse
@@ -122,9 +104,9 @@ class BucketStore:
         ]
 
     def mark_obsolete(self, bucket: Bucket) -> None:
-        """Mark a bucket obsolete: all its messages are durably delivered.
+        """Remove a bucket without pending messages from the set.
 
-        The next `commit` deletes the file. A spill that adds messages to it meanwhile makes it live again.
+        The next `commit` deletes its file, unless a spill adds messages to it before.
         """
         with self._set_lock:
             if self._index.covering(bucket.span.start) is bucket:
@@ -143,11 +125,11 @@ class BucketStore:
     def read(
         self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = NO_BYTE_LIMIT
     ) -> list[bytes | None]:
-        """Read the records at these positions of a bucket, and verify that they have these numbers.
+        """Read records of the bucket `slot` by position, and verify that they have these numbers. In a worker.
 
-        `slot`: the id of the bucket. A damaged record is None in the result, and recorded. The result ends with the
-        record that reaches `bytes_max`, so it may be shorter than `positions`. Fastest if positions ascend and are
-        close together. Raises KeyError (no such bucket), OSError, Full (no file descriptor left). In a worker.
+        The result has None for a damaged record, which is also recorded. It ends with the record that reaches
+        `bytes_max`. Fastest if positions ascend and are close together. Raises KeyError (no such bucket), OSError,
+        Full.
         """
         return self._bucket_ids[slot].read(self.files, positions, numbers, bytes_max)
 
@@ -158,16 +140,17 @@ class BucketStore:
         return self._bucket_ids[slot].read_cached(self.files, positions, numbers, bytes_max)
 
     def rows(self, first_turn: tuple[int, int], end_due: int, keys: LogFilter | None = None) -> Iterator[BucketRow]:
-        """Yield messages from the turn `first_turn` up to before `end_due`, in the order of turns.
+        """Yield the messages from `first_turn` to before `end_due` in the order of their turns (due time, number).
 
-        `keys`: only those for these partitions. Delivered and cancelled messages are included. Reads columns only, one
-        bucket at a time. Raises OSError.
+        Delivered and cancelled messages are included. `keys`: selects the partitions by log id; None: all. Reads
+        columns only, one bucket at a time. Raises OSError.
         """
         for bucket in self._index.ending_after(first_turn[0]):
             if bucket.span.start >= end_due:
                 return
             with self.ignore_if_removed(bucket):
-                yield from bucket_rows(bucket, self.files, first_turn, end_due, keys)
+                chunks = bucket.read_columns(self.files)
+                yield from merge(*[_chunk_rows(bucket.bucket_id, each, first_turn, end_due, keys) for each in chunks])
 
     @contextmanager
     def ignore_if_removed(self, bucket: Bucket) -> Iterator[None]:
@@ -189,11 +172,12 @@ class BucketStore:
         pending: PendingFilter,
         queue_state: bytes | None = None,
     ) -> int:
-        """Write the pending arrivals from `spilled_offset` to `to_offset` to buckets; return how many. In a worker.
+        """Write the pending messages among `batches` to buckets; return how many. In a worker.
 
-        `batches` yields these arrivals; their numbers are below `to_number`. Buckets are written and fsynced together,
-        then the checkpoint is written, with `now_ms` as broker time and `queue_state` as in `commit`. Raises Full
-        (nothing was changed, retry later), Stopped, OSError (the store has stopped), and errors of `batches`.
+        `batches` yields all messages of the arrival log between `spilled_offset` and `to_offset`; their numbers are
+        below `to_number`. Buckets are written and fsynced together, then the checkpoint is written, with `now_ms` as
+        broker time and `queue_state` as in `commit`. Raises Full (nothing was changed, retry later), Stopped, OSError
+        (the store has stopped), and errors of `batches`.
         """
         with self._write_lock:
             self._require_writable()
@@ -210,11 +194,11 @@ class BucketStore:
             return additions.count
 
     def split(self, bucket: Bucket, pending: PendingFilter) -> list[Bucket] | None:
-        """Move the pending messages of a bucket to finer buckets, durable when this returns.
+        """Move the pending messages of a bucket to finer buckets, which are durable then; return these. In a worker.
 
-        In a worker. Return the finer buckets. The split bucket is not live any more, but can be read until `release`.
-        Return None, without a change, if the bucket is not live, is of the finest level, or contains a split bucket
-        that is not released. Raises as `spill`.
+        The old bucket leaves the set, but can be read until `release`. Return None, without a change, if the bucket is
+        not in the set, is of the finest level, or contains the span of a split bucket that is not released. Raises as
+        `spill`.
         """
         with self._write_lock:
             self._require_writable()
@@ -237,10 +221,10 @@ class BucketStore:
             return [additions.growth[span].bucket for span in sorted(additions.growth)]
 
     def commit(self, broker_ms: int, queue_state: bytes | None = None) -> None:
-        """Write the checkpoint, durable when this returns, then delete obsolete files.
+        """Write the checkpoint, which is durable then, and delete obsolete files. In a worker. Raises as `spill`.
 
-        `queue_state`: opaque bytes to store as `self.queue_state`, also for the next start; None: those stay. Raises as
-        `spill`. In a worker.
+        `queue_state`: opaque bytes that the checkpoint stores for the next start, also in `self.queue_state`; None: no
+        change.
         """
         with self._write_lock:
             self._require_writable()
@@ -249,10 +233,7 @@ class BucketStore:
             self._remove_obsolete_files()
 
     def close(self, broker_ms: int, queue_state: bytes | None = None) -> None:
-        """Write a last checkpoint unless the store has stopped; close the files in any case.
-
-        Raises Full, OSError.
-        """
+        """Write a last checkpoint unless the store has stopped; close the files in any case. Raises Full, OSError."""
         try:
             if self.stop_reason is None:
                 self.commit(broker_ms, queue_state)
@@ -288,18 +269,12 @@ class BucketStore:
             return bucket, True
 
     def _unlisted_spans(self) -> frozenset[TimeSpan]:
-        """Return the spans of files that exist, but are not in the checkpoint.
-
-        No new bucket can have one of these spans, as its file would have the same name.
-        """
+        """Return the spans of files that exist but are not listed: a new bucket would have the same file name."""
         return frozenset(span for span, entry in self._obsolete.items() if not entry.is_listed)
 
     @contextmanager
     def _undo_on_error(self, writer: BucketWriter) -> Iterator[None]:
-        """Context manager: undo the writes if they or their checkpoint fail.
-
-        Stop the store if it is uncertain which data is on disk.
-        """
+        """Context manager: undo failed writes; stop the store if it is uncertain which data is on disk."""
         try:
             yield
         except BaseException:
@@ -321,10 +296,10 @@ class BucketStore:
         split: Bucket | None = None,
         queue_state: bytes | None = None,
     ) -> None:
-        """Write a checkpoint with the data that `writer` added, durable, then update the set.
+        """Write a durable checkpoint that lists what `writer` added, then update the set.
 
-        `position`: `spilled_offset`, `spilled_number` and broker time. `split`: the bucket that is not live any more.
-        Raises Full, OSError (the store stops in both cases).
+        `position`: `spilled_offset`, `spilled_number` and broker time. `split`: a bucket that leaves the set. Raises
+        Full, OSError (the store stops in both cases).
         """
         growth = list(writer.growth.values()) if writer is not None else []
         with self._set_lock:
@@ -361,15 +336,15 @@ class BucketStore:
 
     def _set_live(self, buckets: Iterable[Bucket]) -> None:
         self._index = BucketIndex(buckets)
+        self.live_buckets = self._index.all
+        """All live buckets by time; their spans never overlap."""
         self.oversized = [
             bucket
             for bucket in self._index.all
             if bucket.count > SPLIT_MESSAGES and bucket.span.exponent > FINEST_LEVEL
         ]
-        """Buckets with more than SPLIT_MESSAGES messages, which should be split."""
 
     def _remove_obsolete_files(self) -> None:
-        """Delete the removable files of obsolete buckets. Raises OSError: the store has stopped."""
         with self._set_lock:
             gone = [e.bucket for e in self._obsolete.values() if not e.is_listed and not e.is_held]
         for bucket in gone:
@@ -401,25 +376,46 @@ def _listed(bucket: Bucket, size: int, count: int) -> ListedBucket:
     return ListedBucket(bucket.span, size, count, bucket.dead_count)
 
 
-class BucketIndex:
-    """The live buckets by time; their spans never overlap.
+class BucketRow(NamedTuple):
+    """One listed message."""
 
-    Immutable, so that any thread may read it: a change of the set creates a new index.
-    """
+    due: int
+    number: int
+    log_id: int
+    locator: int
+
+
+def _chunk_rows(
+    bucket_id: int, columns: ChunkColumns, first_turn: tuple[int, int], end_due: int, keys: LogFilter | None
+) -> Iterator[BucketRow]:
+    """Yield the messages of one chunk in the order of their turns, selected as in `BucketStore.rows`."""
+    dues, numbers, targets, _, _, positions, table = columns
+    first_due = first_turn[0]
+    indices: Iterable[int] = range(len(dues))
+    if keys is not None:
+        indices = compress(indices, pending_rows(columns, lambda *_: True, keys))
+    if min(dues) < first_due or max(dues) >= end_due:
+        indices = [index for index in indices if first_due <= dues[index] < end_due]
+    for index in sorted(sorted(indices, key=numbers.__getitem__), key=dues.__getitem__):
+        due, number = dues[index], numbers[index]
+        if (due, number) >= first_turn:
+            locator = bucket_id << BUCKET_ID_SHIFT | positions[index]
+            yield BucketRow(due, number, table[targets[index]].log_id, locator)
+
+
+class BucketIndex:
+    """The live buckets by time; their spans never overlap. Immutable, so that any thread may read it."""
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self.all: Sequence[Bucket] = tuple(sorted(buckets, key=lambda bucket: bucket.span))
         self.coarse = [bucket for bucket in self.all if bucket.span.exponent > DEFAULT_LEVEL]
-        """Buckets above DEFAULT_LEVEL, which are split before they are due; always few."""
         self._starts = [bucket.span.start for bucket in self.all]
 
     def covering(self, due: int) -> Bucket | None:
-        """Return the bucket whose span contains the due time `due`, if any."""
         index = bisect_right(self._starts, due) - 1
         return self.all[index] if index >= 0 and due < self.all[index].span.end else None
 
     def ending_after(self, due: int) -> Sequence[Bucket]:
-        """Return the buckets that end after `due`, in order."""
         index = bisect_right(self._starts, due)
         return self.all[index - 1 if index and self.all[index - 1].span.end > due else index :]
 
@@ -430,10 +426,9 @@ class BucketIndex:
 
 
 class SpillPlan:
-    """Decides to which spans, of live or new buckets, the due times of one spill belong.
+    """Selects the time span, and so the bucket, of each due time in one spill.
 
-    A new span is used for later due times, too. `taken`: spans that no new one may be equal to; none of them is of the
-    finest level.
+    `taken`: spans whose file names are in use, although the checkpoint does not list them; no new bucket may have one.
     """
 
     def __init__(self, buckets: Iterable[Bucket], now_ms: int, taken: Collection[TimeSpan] = ()) -> None:
@@ -454,10 +449,7 @@ class SpillPlan:
         return span
 
     def _overlaps(self, span: TimeSpan) -> bool:
-        """Return whether a live bucket begins in the span.
-
-        A live bucket cannot contain the span: it would contain the due time, and `span_of` would have found it.
-        """
+        """Return whether a live bucket begins in the span. None contains it, or `span_of` would have found that one."""
         index = bisect_left(self._spans, span.start, key=itemgetter(0))
         return index < len(self._spans) and self._spans[index].start < span.end
 
@@ -468,23 +460,19 @@ class ObsoleteBucket:
 
     bucket: Bucket
     is_listed: bool
-    """The durable checkpoint lists it, so its file must exist."""
+    """Whether the durable checkpoint lists the bucket, so that its file must exist."""
     is_held: bool
-    """It was split, and locators in memory still refer to it."""
+    """Whether the bucket was split and locators in memory still refer to it."""
 
 
 class BucketIds(dict[int, Bucket]):
-    """The buckets by id, for reads in any thread, and the allocation of ids: 1 to 65,535, as they fit into locators.
-
-    A free id is reused only after all others, so an outdated locator refers to no bucket for a long time.
-    """
+    """Buckets by id, for any thread; allocates ids that fit into locators, reusing a free one as late as possible."""
 
     def __init__(self, buckets: Mapping[int, Bucket]) -> None:
         super().__init__(buckets)
         self._last = max(buckets, default=0)
 
     def allocate(self) -> int:
-        """Allocate an id. Raises Full if there is none."""
         if len(self) >= BUCKETS_MAX:
             raise Full(f"the limit of {BUCKETS_MAX} buckets of delayed messages is reached")
         while True:

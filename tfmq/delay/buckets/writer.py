@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Final, TypeAlias
 
-from journal.disk import Disk, File, write_all
+from journal.disk import Disk, File, create_anew, write_all
 from journal.errors import Corrupt, Full
+from journal.fsync import NEVER_CLOSED
 from journal.record.format import Buffer
 from tfmq.delay.arrivals.log import ArrivalBatch
-from tfmq.delay.buckets.bucket import Bucket, OpenFileCache, never_close
+from tfmq.delay.buckets.bucket import Bucket, OpenFileCache
 from tfmq.delay.buckets.format import (
     CHUNK_BYTES,
     CHUNK_SIZE,
@@ -37,7 +38,7 @@ from tfmq.delay.requests import LogFilter
 from tfmq.delay.rows import Target
 
 BUFFERED_BYTES_MAX: Final = 32 << 20
-"""When the buffers of all spans have more bytes than this in all, the largest are written."""
+"""When all buffers together have more bytes than this, the largest ones are written."""
 UNSYNCED_FILES_MAX: Final = 64
 """Maximum of files that are open because they are not fsynced yet."""
 SYNCFS_FILES_MIN: Final = 8
@@ -46,10 +47,7 @@ SYNCFS_FILES_MIN: Final = 8
 
 @dataclass
 class BucketGrowth:
-    """The size and the number of messages that a bucket will have after the next checkpoint.
-
-    `size` and `count` of the `Bucket` itself change only when the checkpoint is durable.
-    """
+    """The size and the number of messages that a bucket will have after the next checkpoint."""
 
     bucket: Bucket
     size: int
@@ -60,14 +58,15 @@ class BucketGrowth:
 
 @dataclass(eq=False)
 class BucketWriter:
-    """Adds messages to buckets. One thread at a time, a worker.
+    """Adds messages to buckets. Used by one thread at a time, a worker.
 
-    It collects messages for each span, writes chunks and fsyncs the files; if that fails, all writes are undone. What
-    it writes is not valid before a checkpoint lists it. Memory is bounded: the largest buffers are written first.
+    The writer collects messages by span, writes them as chunks and fsyncs the files. If that fails, the caller undoes
+    all writes by `undo`. What is written is not valid before a checkpoint lists it. Memory is bounded: above a limit
+    the largest buffers are written.
 
-    `anchor`: an open file of the same file system, for syncfs. `span_of(due)`: the span of a due time.
-    `bucket_of(span)`: the bucket, and whether it is new and has no file yet. `arrivals`: the offset of the arrival log
-    up to which the buckets will be complete. `failure`: an error of a write or fsync that must not be retried.
+    `anchor`: an open file of the same file system, for syncfs; None: each file is fsynced. `span_of(due)`: the span of
+    a due time. `bucket_of(span)`: the bucket, and whether it is new and has no file yet. `arrivals`: the offset of the
+    arrival log up to which the buckets will be complete. `failure`: an error that must not be retried.
     """
 
     disk: Disk
@@ -82,13 +81,12 @@ class BucketWriter:
         self.count = 0
         self.failure: OSError | None = None
         self._mixed_buffer = BucketBuffer()
-        """Messages of several small batches for more than one span, collected to be sorted together."""
+        """Messages of small batches that belong to several spans; they are sorted together."""
         self._buffers: dict[TimeSpan, BucketBuffer] = {}
         self._buffered_bytes = 0
         self._unsynced_files: dict[str, File] = {}
 
     def add(self, messages: MessageColumns) -> None:
-        """Add messages. Raises Full, OSError."""
         if not messages.length:
             return
         span = self.span_of(min(messages.dues))
@@ -126,10 +124,7 @@ class BucketWriter:
                     break
 
     def finish(self) -> None:
-        """Write what is in buffers and make everything durable, with the names of new files.
-
-        Raises Full, OSError.
-        """
+        """Write the buffers, and make all files durable, with the names of new ones. Raises Full, OSError."""
         self._distribute(self._mixed_buffer.to_columns())
         for span in sorted(self._buffers):
             self._write_chunk(span)
@@ -139,7 +134,7 @@ class BucketWriter:
                 self.disk.force_folder(self.folder)
 
     def undo(self) -> None:
-        """Undo all writes. Raises OSError: the data stays on disk, but is not listed."""
+        """Undo all writes. Raises OSError: then the data stays on disk, but no checkpoint lists it."""
         self._buffers.clear()
         for growth in self.growth.values():
             path = growth.bucket.path
@@ -151,21 +146,19 @@ class BucketWriter:
                     try:
                         file = file or self.disk.open_write(path)
                     except Full:
-                        # No file descriptor is left. The data after the listed size is overwritten, or truncated by
-                        # the next start.
+                        # No file descriptor is left. So the data after the listed size stays, until it is overwritten
+                        # or the next start truncates it.
                         continue
                     _truncate(file, growth.bucket.size)
             if file is not None:
                 file.close()
 
     def keep_open(self) -> None:
-        """Never close the files that are not fsynced: closing them could swallow an error."""
-        for file in self._unsynced_files.values():
-            never_close(file)
+        """Never close the files that are not fsynced: closing a file could hide an error of its writes."""
+        NEVER_CLOSED.extend(self._unsynced_files.values())
         self._unsynced_files.clear()
 
     def _write_chunk(self, span: TimeSpan) -> None:
-        """Write the buffer of a span as one chunk."""
         draft = self._buffers.pop(span)
         self._buffered_bytes -= draft.size_bytes
         growth, file = self._open_bucket(span)
@@ -191,22 +184,14 @@ class BucketWriter:
             if len(self._unsynced_files) >= UNSYNCED_FILES_MAX:
                 self._fsync_files()
             with self._record_failure():
-                if growth.has_file:
-                    file = self.disk.open_write(path)
-                else:
-                    if self.disk.exists(path):
-                        # The file is of an earlier process, and no checkpoint lists it.
-                        self.disk.unlink(path)
-                    file = self.disk.create(path)
+                # An existing file of a new bucket is of an earlier process, and no checkpoint lists it.
+                file = self.disk.open_write(path) if growth.has_file else create_anew(self.disk, path)
             self._unsynced_files[path] = file
             growth.has_file = True
         return growth, file
 
     def _fsync_files(self) -> None:
-        """Fsync the written files, with one syncfs where that is cheaper.
-
-        Raises OSError; nothing is retried.
-        """
+        """Fsync the written files, with one syncfs where that is cheaper. Raises OSError; nothing is retried."""
         with self._record_failure():
             if not self._syncfs():
                 for file in self._unsynced_files.values():
@@ -221,13 +206,13 @@ class BucketWriter:
         try:
             self.disk.sync_file_system(self.anchor)
         except OSError:
-            # syncfs is not supported, or data of some file was lost: the fsync of each file finds out which.
+            # syncfs is not supported, or data of some file is lost. The fsync of each single file finds out which.
             return False
         return True
 
     @contextmanager
     def _record_failure(self) -> Iterator[None]:
-        """Context manager: store an OSError in `failure`, which stops the store; not Full."""
+        """Context manager: store an OSError, which stops the store, in `failure`."""
         try:
             yield
         except OSError as error:
@@ -236,7 +221,6 @@ class BucketWriter:
 
 
 def _truncate(file: File, size: int) -> None:
-    """Truncate a file to its listed size and fsync it. Raises OSError."""
     try:
         file.truncate(size)
     except Full as error:
@@ -248,7 +232,7 @@ def _truncate(file: File, size: int) -> None:
 
 
 class BucketBuffer:
-    """Messages of one span that are not written yet: columns, and one table of targets."""
+    """Messages of one span that are not written yet, as columns, and a table of their targets."""
 
     def __init__(self) -> None:
         self.dues, self.numbers = array("Q"), array("Q")
@@ -260,7 +244,6 @@ class BucketBuffer:
         self.table_bytes = 0
 
     def add(self, messages: MessageColumns) -> None:
-        """Append messages."""
         first = len(self.dues)
         self.dues.extend(messages.dues)
         self.numbers.extend(messages.numbers)
@@ -282,7 +265,6 @@ class BucketBuffer:
         return index
 
     def to_columns(self) -> MessageColumns:
-        """Return all messages."""
         columns = (self.dues, self.numbers, self.targets, self.sizes, bytes(self.flags))
         return MessageColumns(*columns, list(self.table), [b"".join(self.data)])
 
@@ -290,11 +272,7 @@ class BucketBuffer:
 # Selection of pending messages.
 
 PendingFilter: TypeAlias = Callable[[int, IntegerColumn, IntegerColumn], "bool | Sequence[int]"]
-"""pending(log id, dues, numbers): which of these messages for one partition are pending.
-
-The result is True or False for all, or one truth value a message. Delivered and cancelled messages, and those with a
-deleted topic, are not pending.
-"""
+"""pending(log id, dues, numbers): which of these messages are pending: True (all), False (none), or one value each."""
 
 
 def pending_messages(batch: ArrivalBatch, pending: PendingFilter) -> MessageColumns:
@@ -313,7 +291,7 @@ def pending_messages(batch: ArrivalBatch, pending: PendingFilter) -> MessageColu
 
 
 def pending_rows(columns: ChunkColumns, pending: PendingFilter, keys: LogFilter | None = None) -> bytes | bytearray:
-    """Return one byte a message of a chunk: 1 if it is pending and for one of these logs."""
+    """Return one byte for each message of a chunk: 1 if it is pending, and `keys` (None: any) accepts its log."""
     dues, numbers, targets = columns.dues, columns.numbers, columns.targets
     alone = len(columns.table) == 1
     keep = bytearray(len(dues))
@@ -342,10 +320,10 @@ def pending_rows(columns: ChunkColumns, pending: PendingFilter, keys: LogFilter 
 def chunk_messages(
     bucket: Bucket, files: OpenFileCache, pending: PendingFilter | None = None
 ) -> Iterator[MessageColumns]:
-    """Yield the messages that are `pending` (None: all) of each chunk, without damaged chunks.
+    """Yield the messages of each chunk that are `pending` (None: all); record damaged chunks in the bucket.
 
-    Damage is recorded in the bucket. Records keep their checksums and are not verified: a damaged record is detected
-    by the reader of the new bucket, too. Raises NewerFormat, OSError.
+    Records keep their checksums and are not verified here: a later read of the new bucket does that. Raises
+    NewerFormat, OSError.
     """
     with files.opened(bucket.path) as file:
         for part in bucket.chunks(file):
@@ -358,7 +336,7 @@ def chunk_messages(
             except Corrupt as error:
                 bucket.record_damage(error)
                 continue
-            # Zeros in place of the records that the end of the file cuts off: they fail their checksums.
+            # If the file ends inside the chunk, zeros replace the missing records, which then fail their checksums.
             records = bytes(data[CHUNK_SIZE + part.columns_size :])
             records = records.ljust(part.next_position - part.records_position, b"\0")
             dues, numbers, targets, sizes, flags, _, table = columns
@@ -373,9 +351,9 @@ def chunk_messages(
 def next_to_split(
     named: Sequence[Bucket], following: Bucket | None, horizon: int, wait: Container[TimeSpan]
 ) -> Bucket | None:
-    """Return the bucket of `named` to split first: `following`, the next one to load, if possible.
+    """Return the bucket of `named` to split first: `following` if it is among them, else the first.
 
-    Skipped are buckets whose span ends before `horizon`, the end of the memory window, and those with spans in `wait`.
+    Buckets that end before `horizon` (the end of the memory window), or whose spans are in `wait`, are not split.
     """
     left = [bucket for bucket in named if bucket.span.end > horizon and bucket.span not in wait]
     return following if following in left else next(iter(left), None)

@@ -14,10 +14,7 @@ from tfmq.spark.pipelines.command import HELP, run_and_exit
 class Pipelines(LazyGroup):
     """Click group with a command for each pipeline, imported from its module when it is used."""
 
-    targets = MappingProxyType(
-        {name: f"tfmq.spark.pipelines.{name}:{name}" for name in NAMES}
-        | {"audit": "tfmq.spark.pipelines.audit:command"}
-    )
+    targets = MappingProxyType({name: f"tfmq.spark.pipelines.{name}:{name}" for name in NAMES})
 
 
 @click.group(

@@ -2,14 +2,14 @@
 
 ARCHIVE/topic=orders/date=2026-11-21/hour=09/00003-0000000005-00000000000000004096-00000000000000008192.parquet
 ARCHIVE/_tfmq/@archive.json             identifies the folder as an archive
-ARCHIVE/_tfmq/orders/00000007.plan      a started step: what it will contain
-ARCHIVE/_tfmq/orders/00000007.json      a completed step: what it contains, file by file
-ARCHIVE/_tfmq/orders/lock               only one run at a time
+ARCHIVE/_tfmq/orders/00000007.plan      the plan of a started step: what the step will contain
+ARCHIVE/_tfmq/orders/00000007.json      the manifest of a completed step: what the step contains, file by file
+ARCHIVE/_tfmq/orders/lock               locked by the only run that may archive the topic
 
-An archive grows in steps. A step is started by a plan and completed by a manifest. Each of them is a JSON file,
-with the CRC-32 of the rest in `crc`, written atomically: to a temporary file, which is fsynced and renamed.
-Manifests never change. So a reader sees a whole step or none of it, and an interrupted step is repeated exactly as
-planned.
+An archive grows in steps. A plan starts a step, and a manifest completes the step. Plan and manifest are JSON files
+whose field `crc` is the CRC-32 of the other fields. Each is written atomically: to a temporary file, which is fsynced
+and renamed. Manifests never change. So a reader sees a whole step or nothing of it, and an interrupted step is repeated
+exactly as planned.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ from tfmq.errors import BadRequest, Busy, Damaged, NotSupported
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file atomically, creating its folders.
-
-    Its bytes and its name are durable on return.
-    """
+    """Write a file atomically, creating its folders. Its bytes and its name are durable on return."""
     create_folder(path.parent)
     beside = temporary_path(path)
     with beside.open("wb") as file:
@@ -85,23 +82,16 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def delete_temporary_files(folder: Path) -> int:
-    """Delete temporary files of killed runs below `folder`; return how many.
-
-    The caller must hold the lock.
-    """
-    found = [each for each in folder.rglob(f".*{TEMPORARY_SUFFIX}") if each.is_file()]
-    for each in found:
-        each.unlink(missing_ok=True)
-    return len(found)
+def delete_temporary_files(folder: Path) -> None:
+    """Delete temporary files of killed runs below `folder`. The caller must hold the lock."""
+    for each in folder.rglob(f".*{TEMPORARY_SUFFIX}"):
+        if each.is_file():
+            each.unlink(missing_ok=True)
 
 
 @contextmanager
 def hold_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock file `path` in the block. Raises Busy with the sentence `what`.
-
-    The operating system releases the lock when the process ends, also when it is killed.
-    """
+    """Hold the lock file `path` during the block. If another process holds it, raise Busy with the sentence `what`."""
     create_folder(path.parent)
     with path.open("a") as file:
         try:
@@ -134,10 +124,7 @@ class ArchivePiece(NamedTuple):
 
 
 def file_path(topic: str, hour: int, piece: ArchivePiece) -> str:
-    """Return the path of a piece's Parquet file for one hour, relative to the archive.
-
-    `hour`: the hour of the append times, counted from 1970 in UTC.
-    """
+    """Return the path of a piece's file for an hour (counted from 1970 in UTC), relative to the archive."""
     moment = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC)
     return f"topic={topic}/date={moment:%Y-%m-%d}/hour={moment:%H}/{file_name(piece)}"
 
@@ -178,20 +165,7 @@ def lock_path(topic: str) -> str:
 
 
 VERSION: Final = 1
-
-NO_ARCHIVE: Final = "{folder} is no archive of tfmq: {path} does not exist. Name the folder that `archive` wrote into."
-MISSING: Final = (
-    "The archive {folder} misses {path}, though step {later} exists: it was deleted or not copied. Restore it"
-    " from a copy."
-)
 DAMAGED: Final = "{path} is damaged: {why}. Restore it from a copy of the archive."
-UNKNOWN_FILE: Final = (
-    "{path} is in the archive {folder}, but in no complete step: {manifest} was deleted or not copied, and its"
-    " messages would be archived twice. Restore it from a copy."
-)
-OTHER_VERSION: Final = (
-    "{path} has format version {version}, and this release of tfmq reads {known}: use a newer release."
-)
 
 
 class Gap(NamedTuple):
@@ -204,11 +178,11 @@ class Gap(NamedTuple):
 
 
 class ArchiveFile(NamedTuple):
-    """One Parquet file: the rows of a piece that were appended in one hour.
+    """One Parquet file: the rows of a piece (a range of one partition) that were appended in one hour.
 
-    `start`, `end`: offsets of the piece. `size_bytes` and `crc` are of the whole file; `log_bytes` is the
-    approximate size of its rows in the log. `first_offset`, `last_offset` and `first_ms`, `last_ms` (append
-    times) are those of its first and last row.
+    `start`, `end`: offsets of the piece · `size_bytes`, `crc`: size and CRC-32 of the file · `log_bytes`: approximate
+    size of the rows in the log · `first_offset`, `last_offset`, `first_ms`, `last_ms`: offset and append time of the
+    first and the last row in the file.
     """
 
     path: str
@@ -227,10 +201,7 @@ class ArchiveFile(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A step that is started: the pieces to archive, and the gaps before them.
-
-    `partitions`: number of the topic's partitions; `node`: the broker's id, "" if unknown.
-    """
+    """A step that is started: its pieces, and the gaps before them. `node`: the broker's id, "" if unknown."""
 
     step: int
     topic: str
@@ -241,11 +212,7 @@ class Plan(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A completed step: its plan and the files that were written.
-
-    `ends`: (incarnation, partition) -> offset up to which all steps so far archived, where the next step
-    begins.
-    """
+    """A completed step: its plan and files. `ends`: (incarnation, partition) -> offset where the next step begins."""
 
     plan: Plan
     files: tuple[ArchiveFile, ...]
@@ -273,8 +240,10 @@ def decode_object(path: str, data: bytes) -> dict[str, Any]:
         raise Damaged(DAMAGED.format(path=path, why="it is not a JSON object with a crc")) from None
     if crc != _crc(body):
         raise Damaged(DAMAGED.format(path=path, why="its crc is wrong"))
-    if body.get("version") != VERSION:
-        raise NotSupported(OTHER_VERSION.format(path=path, version=body.get("version"), known=VERSION))
+    if (version := body.get("version")) != VERSION:
+        raise NotSupported(
+            f"{path} has format version {version}, and this release of tfmq reads {VERSION}: use a newer release."
+        )
     return dict(body)
 
 
@@ -320,20 +289,18 @@ class ArchiveFolder:
         """Open an archive. Raises BadRequest (no archive), Damaged, NotSupported."""
         path = folder / ARCHIVE_FILE
         if not path.is_file():
-            raise BadRequest(NO_ARCHIVE.format(folder=folder, path=path))
+            raise BadRequest(
+                f"{folder} is no archive of tfmq: {path} does not exist. Name the folder that `archive` wrote into."
+            )
         return cls(folder, decode_object(str(path), path.read_bytes())["id"])
 
     @classmethod
     def open_or_create(cls, folder: Path) -> ArchiveFolder:
-        """Open the archive in `folder`, or create one.
-
-        Raises BadRequest if the folder has other files or is not writable; Damaged, NotSupported.
-        """
+        """Open the archive in `folder`, or create one. Raises BadRequest (other files in it), Damaged, NotSupported."""
         create_output_folder(folder)
         if (folder / ARCHIVE_FILE).is_file():
             return cls.open(folder)
-        strangers = [each.name for each in folder.iterdir()] if folder.is_dir() else []
-        strangers = [name for name in strangers if name != METADATA_FOLDER]
+        strangers = [each.name for each in folder.iterdir() if each.name != METADATA_FOLDER]
         if strangers:
             raise BadRequest(
                 f"{folder} is no archive of tfmq and not empty ({strangers[0]!r} is in it): name a new folder."
@@ -344,18 +311,20 @@ class ArchiveFolder:
 
     def topics(self) -> list[str]:
         """Return the topics that have a completed step."""
-        house = self.folder / METADATA_FOLDER
-        return sorted(each.name for each in house.iterdir() if each.is_dir() and any(each.glob("*.json")))
+        folders = (self.folder / METADATA_FOLDER).iterdir()
+        return sorted(each.name for each in folders if each.is_dir() and any(each.glob("*.json")))
 
     def steps(self, topic: str) -> list[int]:
-        """Return the numbers of all completed steps: 1, 2, ... Raises Damaged where one is missing."""
+        """Return the numbers of all completed steps: 1, 2, ... Raises Damaged if one of these numbers is missing."""
         folder = self.folder / metadata_folder(topic)
         names = [STEP_NAME.fullmatch(each.name) for each in folder.glob("*.json")]
         found = sorted(int(name[1]) for name in names if name is not None)
         for expected, step in enumerate(found, 1):
             if step != expected:
-                path = manifest_path(topic, expected)
-                raise Damaged(MISSING.format(folder=self.folder, path=path, later=step))
+                raise Damaged(
+                    f"The archive {self.folder} misses {manifest_path(topic, expected)}, though step {step} exists: it"
+                    " was deleted or not copied. Restore it from a copy."
+                )
         return found
 
     def manifest(self, topic: str, step: int) -> Manifest:
@@ -363,14 +332,17 @@ class ArchiveFolder:
         path = self.folder / manifest_path(topic, step)
         return parse_manifest(decode_object(str(path), path.read_bytes()))
 
-    def check_no_lost_step(self, topic: str, last: Manifest | None) -> None:
-        """Check that no file belongs to a step after `last`, whose manifest would be missing then.
+    def manifests(self, topic: str) -> list[Manifest]:
+        """Read the manifests of all completed steps, in order. Raises Damaged, NotSupported."""
+        return [self.manifest(topic, step) for step in self.steps(topic)]
 
-        Checks the files from the day of the first message of `last` on. Call this only if no step is started.
-        Raises Damaged.
+    def check_no_lost_step(self, topic: str, last: Manifest | None) -> None:
+        """Raise Damaged if a file belongs to a step after `last`, the last completed step: its manifest was lost.
+
+        Call this only if no step is started, since files of a started step have no manifest yet. To save time, only
+        files from the day of the first message in `last` on are checked.
         """
-        files = last.files if last is not None else ()
-        ends = last.ends if last is not None else {}
+        step, files, ends = (last.plan.step, last.files, last.ends) if last is not None else (0, (), {})
         since = date_folder(min((each.first_ms for each in files), default=0))
         days = (self.folder / topic_folder(topic)).glob("date=*")
         for path in sorted(path for day in days if day.name >= since for path in day.glob("*/*.parquet")):
@@ -379,20 +351,18 @@ class ArchiveFolder:
                 continue
             partition, incarnation, start, _ = map(int, name.groups())
             if start >= ends.get((incarnation, partition), 0):
-                lost = manifest_path(topic, last.plan.step + 1 if last is not None else 1)
-                where = path.relative_to(self.folder)
-                raise Damaged(UNKNOWN_FILE.format(path=where, folder=self.folder, manifest=lost))
+                raise Damaged(
+                    f"{path.relative_to(self.folder)} is in the archive {self.folder}, but in no complete step:"
+                    f" {manifest_path(topic, step + 1)} was deleted or not copied, and its messages would be archived"
+                    " twice. Restore it from a copy."
+                )
 
     def started_plan(self, topic: str, step: int) -> Plan | None:
-        """Return the plan of a step that is started and not completed, or None.
-
-        Raises Damaged, NotSupported.
-        """
+        """Return the plan of a step that is started and not completed, or None. Raises Damaged, NotSupported."""
         path = self.folder / plan_path(topic, step)
         return parse_plan(decode_object(str(path), path.read_bytes())) if path.is_file() else None
 
     def write_plan(self, plan: Plan) -> None:
-        """Write the plan of a step. It is durable on return."""
         write_atomically(self.folder / plan_path(plan.topic, plan.step), encode_object(plan_to_json(plan)))
 
     def write_manifest(self, manifest: Manifest) -> None:

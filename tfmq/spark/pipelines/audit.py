@@ -1,14 +1,15 @@
-"""Audit pipeline: checks every segment of data folders in parallel, and compares their logs.
+"""Audit pipeline: checks every segment of data folders in parallel, and compares partitions and transaction journal.
 
     python -m tfmq.spark.pipelines.audit DATA [DATA ...]
 
-docs/pipelines.md describes the findings. Files are only read; the broker may be running.
+docs/pipelines.md describes the findings. The audit only reads files, so brokers may be running.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -17,53 +18,14 @@ from journal.disk import Disk, RealDisk
 from journal.record.format import split_id
 from tfmq.broker.catalog_state import TopicRow
 from tfmq.cli.output import size_text, with_noun
-from tfmq.spark.pipelines.audit_check import (
-    Facts,
-    LogSummary,
-    PieceResult,
-    check_piece,
-    concatenate_facts,
-    find_missing_files,
-    make_facts,
-    split_facts,
-    summarize_log,
-)
-from tfmq.spark.pipelines.audit_compare import (
-    AppliedState,
-    ComparisonResult,
-    JournalCoverage,
-    MissingMessages,
-    RepeatedMessages,
-    UncommittedMessages,
-    UndecidedAppend,
-    compare_sides,
-    locate_repeat,
-)
-from tfmq.spark.pipelines.audit_journal import (
-    JournalFileContents,
-    JournalPlan,
-    expected_facts,
-    join_spans,
-    plan_journal,
-    read_journal_file,
-)
-from tfmq.spark.pipelines.audit_plan import (
-    NO_DECISION,
-    PIECE_BYTES,
-    REPEATED,
-    ROLLED_BACK,
-    TORN,
-    UNDECIDED,
-    AuditedLog,
-    AuditPiece,
-    Finding,
-    check_folders,
-    find_missing_folders,
-    make_plan,
-    read_catalog_topics,
-)
+from tfmq.spark.pipelines import audit_check, audit_compare, audit_journal, audit_plan
+from tfmq.spark.pipelines.audit_check import Facts, LogSummary, PieceResult
+from tfmq.spark.pipelines.audit_compare import AppliedState, ComparisonResult, JournalCoverage, locate_repeat
+from tfmq.spark.pipelines.audit_journal import JournalPlan
+from tfmq.spark.pipelines.audit_plan import AuditedLog, AuditPiece, Finding
 from tfmq.spark.pipelines.command import HELP, Job, pipeline_options, run_and_exit
 from tfmq.spark.pipelines.spark_jobs import Progress, report_progress, show_progress
+from tfmq.spark.ranges import group_small
 
 if TYPE_CHECKING:
     from pyspark import RDD, Broadcast, SparkContext
@@ -72,10 +34,10 @@ if TYPE_CHECKING:
 class AuditResult(NamedTuple):
     """Sums and findings of an audit, in the order of folders and offsets.
 
-    `bytes`, `blocks` and `messages` count valid data. `tail_bytes`: incomplete blocks after the durable
-    offsets (a running broker is writing them, or its next start truncates them). `pending`: messages that are
-    committed and not applied yet. `seconds`: duration without the start of Spark. `untold`: number of
-    findings beyond the listed ones.
+    `bytes`, `blocks`, `messages`: amount of valid data · `tail_bytes`: size of incomplete blocks after the durable
+    offsets, which a running broker is still writing or the next start truncates · `pending`: number of messages that
+    are committed but not applied to their partitions yet · `seconds`: duration without the start of Spark · `untold`:
+    number of findings that are not listed in `findings`, because there are too many.
     """
 
     folders: list[str]
@@ -94,7 +56,6 @@ class AuditResult(NamedTuple):
         return {**self._asdict(), "findings": [finding.to_json() for finding in self.findings]}
 
     def summary(self) -> str:
-        """Return the result as one sentence."""
         rate = self.bytes / max(self.seconds, 1e-9)
         said = (
             f"{with_noun(len(self.folders), 'data folder')}, {with_noun(self.logs, 'log')},"
@@ -150,25 +111,25 @@ def _ids_text(first_id: int, count: int) -> str:
     return f"{sequence}{last} of producer {producer}"
 
 
-def _repeat_finding(logs: Sequence[AuditedLog], found: RepeatedMessages) -> Finding:
+def _repeat_finding(logs: Sequence[AuditedLog], found: audit_compare.RepeatedMessages) -> Finding:
     log, other = logs[found.log], logs[found.other_log]
     text = (
         f"{with_noun(found.count, 'message')}, number {_ids_text(found.first_id, found.count)}, are also in"
         f" {other.folder} at offsets {found.other_offset} to {found.other_next}"
     )
-    return log.make_finding(REPEATED, _segment_base(log, found.offset), found.offset, found.next, text)
+    return log.make_finding(audit_plan.REPEATED, _segment_base(log, found.offset), found.offset, found.next, text)
 
 
-def _missing_finding(logs: Sequence[AuditedLog], found: MissingMessages) -> Finding:
+def _missing_finding(logs: Sequence[AuditedLog], found: audit_compare.MissingMessages) -> Finding:
     text = (
         f"transaction {found.epoch}, committed at place {found.place}: {with_noun(found.missing, 'message')} from"
         f" number {_ids_text(found.first_id, 1)} on are not in this partition"
     )
-    return logs[found.log].make_finding(TORN, None, 0, 0, text)
+    return logs[found.log].make_finding(audit_plan.TORN, None, 0, 0, text)
 
 
-def _uncommitted_finding(logs: Sequence[AuditedLog], found: UncommittedMessages) -> Finding:
-    kind = ROLLED_BACK if found.rolled_back else UNDECIDED
+def _uncommitted_finding(logs: Sequence[AuditedLog], found: audit_compare.UncommittedMessages) -> Finding:
+    kind = audit_plan.ROLLED_BACK if found.rolled_back else audit_plan.UNDECIDED
     said = "was rolled back" if found.rolled_back else "has no decision"
     text = (
         f"transaction {found.epoch} {said}, and {with_noun(found.count, 'message')} of it from number"
@@ -177,23 +138,22 @@ def _uncommitted_finding(logs: Sequence[AuditedLog], found: UncommittedMessages)
     return logs[found.log].make_finding(kind, None, 0, 0, text)
 
 
-def _undecided_finding(logs: Sequence[AuditedLog], found: UndecidedAppend) -> Finding:
+def _undecided_finding(logs: Sequence[AuditedLog], found: audit_compare.UndecidedAppend) -> Finding:
     log = logs[found.log]
     text = f"an append of the transaction decided at place {found.place}, where the journal has no decision"
-    return log.make_finding(NO_DECISION, _segment_base(log, found.offset), found.offset, found.next, text)
+    return log.make_finding(audit_plan.NO_DECISION, _segment_base(log, found.offset), found.offset, found.next, text)
 
 
 LOCATED_REPEATS_MAX: Final = 100
-"""Maximum number of repeats, per part of the facts, whose exact offsets are read from the files."""
-NO_FACTS: Final = make_facts(0, 0, [])
+"""Maximum number of repeats whose exact offsets are read from the files, in each part of the facts."""
 
 
 class AuditJobs:
-    """Spark jobs of an audit: check pieces, then compare their facts, both in parallel.
+    """Spark jobs of an audit: check pieces (parts of segments) in parallel, then compare their facts in parallel.
 
-    `found` has the results of the pieces without their facts, which stay in Spark until `close`. Facts are
-    numbers: some bytes for 65,536 messages of one producer are shuffled, never a message. `folders`: data
-    folder -> its number.
+    A fact is a row of numbers about messages (`Facts`): a run of up to 65,536 messages of one producer is one row. So
+    the jobs exchange little data, and never a message. Facts stay in Spark until `close`; `found` has the results of
+    the pieces without facts. `folders`: data folder -> its number in facts.
     """
 
     def __init__(self, context: SparkContext, logs: Sequence[AuditedLog], folders: Mapping[str, int]) -> None:
@@ -215,7 +175,7 @@ class AuditJobs:
         def checked(group: list[AuditPiece]) -> Iterator[PieceResult]:
             for piece in group:
                 log = logs.value[piece.log]
-                found = check_piece(RealDisk(), log, piece, folders[log.data])
+                found = audit_check.check_piece(RealDisk(), log, piece, folders[log.data])
                 done.add(piece.size)
                 rows.add(found.records)
                 yield found
@@ -224,15 +184,12 @@ class AuditJobs:
         rdd: Any = self._context.parallelize(groups, len(groups)).flatMap(checked).persist()
         self._rdd = rdd
         with report_progress(progress, lambda: (rows.value, done.value)):
-            self.found = rdd.map(lambda each: each._replace(facts=NO_FACTS)).collect()
+            self.found = rdd.map(lambda each: replace(each, facts=audit_check.NO_FACTS)).collect()
 
     def compare_facts(
         self, more: Sequence[Facts], standings: Mapping[int, AppliedState], known: Mapping[int, JournalCoverage]
     ) -> list[ComparisonResult]:
-        """Compare the facts of all pieces, and `more` facts, those of the transaction journals.
-
-        `standings` by log number, `known` by folder number.
-        """
+        """Compare the facts of all pieces and of `more`. `standings`: by log number; `known`: by folder number."""
         context = self._context
         parts = max(1, context.defaultParallelism)
         mine: Any = context.parallelize(list(more), max(1, len(more)))
@@ -241,16 +198,16 @@ class AuditJobs:
         logs, told = self._broadcast(self._logs), self._broadcast((dict(standings), dict(known)))
 
         def verdict(rows: Iterator[tuple[int, Facts]]) -> Iterator[ComparisonResult]:
-            found = compare_sides(concatenate_facts([facts for _, facts in rows]), *told.value)
+            facts = audit_check.concatenate_facts([facts for _, facts in rows])
+            found = audit_compare.compare_sides(facts, *told.value)
             near = [locate_repeat(RealDisk(), logs.value, each) for each in found.repeats[:LOCATED_REPEATS_MAX]]
             yield found._replace(repeats=[*near, *found.repeats[LOCATED_REPEATS_MAX:]])
 
-        placed = mine.flatMap(lambda facts: split_facts(facts, parts)).partitionBy(parts)
+        placed = mine.flatMap(lambda facts: audit_check.split_facts(facts, parts)).partitionBy(parts)
         verdicts: list[ComparisonResult] = placed.mapPartitions(verdict).collect()
         return verdicts
 
     def close(self) -> None:
-        """Release the cached data in Spark. Calling it twice is harmless."""
         if self._rdd is not None:
             self._rdd.unpersist()
             self._rdd = None
@@ -263,16 +220,9 @@ class AuditJobs:
         return self._broadcasts[-1]
 
 
-def group_pieces(pieces: Sequence[AuditPiece], size: int = PIECE_BYTES) -> list[list[AuditPiece]]:
+def group_pieces(pieces: Sequence[AuditPiece], size: int = audit_plan.PIECE_BYTES) -> list[list[AuditPiece]]:
     """Group small adjacent pieces into tasks of about `size` bytes; the largest task is first."""
-    groups: list[list[AuditPiece]] = []
-    room = 0
-    for piece in pieces:
-        if piece.size > room or not groups:
-            groups.append([])
-            room = size
-        groups[-1].append(piece)
-        room -= piece.size
+    groups = group_small(pieces, lambda piece: piece.size, size)
     return sorted(groups, key=lambda group: -sum(piece.size for piece in group))
 
 
@@ -281,15 +231,13 @@ EXIT_FINDINGS = 4
 COLUMNS = ("kind", "data", "topic", "partition", "segment", "first", "next", "text", "do")
 
 
-def audit(
-    context: SparkContext, folders: Sequence[str], progress: Progress, piece_bytes: int = PIECE_BYTES
-) -> AuditResult:
+def audit_folders(context: SparkContext, folders: Sequence[str], progress: Progress) -> AuditResult:
     """Audit these data folders. Raises BadRequest (no data folder), OSError."""
     begun = time.perf_counter()
     disk = RealDisk()
     folders = list(dict.fromkeys(folder.rstrip("/") or "/" for folder in folders))
-    topics = {data: read_catalog_topics(disk, data) for data in folders}
-    made = make_plan(disk, folders, piece_bytes)
+    topics = {data: audit_plan.read_catalog_topics(disk, data) for data in folders}
+    made = audit_plan.make_plan(disk, folders)
     progress.total_bytes = sum(piece.size for piece in made.pieces)
     checked = AuditJobs(context, made.logs, {data: number for number, data in enumerate(folders)})
     try:
@@ -302,7 +250,7 @@ def audit(
         checked.close()
     findings += made.findings
     for log in made.logs:
-        findings += find_missing_files(disk, log, [each for each in checked.found if each.piece.log == log.number])
+        findings += audit_check.find_missing_files(disk, log, checked.found)
     for data in folders:
         findings += find_missing_partitions(disk, data, topics[data], made.logs)
     return make_result(folders, made.logs, chains, verdicts, findings, time.perf_counter() - begun)
@@ -311,40 +259,30 @@ def audit(
 def read_journal_facts(
     context: SparkContext, folders: Sequence[str], logs: Sequence[AuditedLog]
 ) -> tuple[list[Facts], dict[int, JournalCoverage], list[Finding]]:
-    """Read the transaction journal of each folder.
-
-    Returns facts about what partitions must and must not have; by folder number the LSN ranges that the
-    journal covers; and findings.
-    """
-    journals = [plan_journal(RealDisk(), data) for data in folders]
+    """Return facts of the transaction journals, the LSN ranges that each covers by folder number, and findings."""
+    journals = [audit_journal.plan_journal(RealDisk(), data) for data in folders]
     files = [file for journal in journals for file in journal.files]
-    read: list[tuple[str, JournalFileContents]] = []
+    read: list[tuple[str, audit_journal.JournalFileContents]] = []
     if files:
         rdd = context.parallelize(files, len(files))  # a task for each file
-        read = rdd.map(lambda file: (file.data, read_journal_file(RealDisk(), file))).collect()
+        read = rdd.map(lambda file: (file.data, audit_journal.read_journal_file(RealDisk(), file))).collect()
     facts: list[Facts] = []
     known: dict[int, JournalCoverage] = {}
     findings: list[Finding] = []
     for number, journal in enumerate(journals):
         found = [each for data, each in read if data == journal.data]
-        facts.append(expected_facts(journal, found, number, topic_log_ids(logs, journal)))
-        known[number] = JournalCoverage(journal.journal_id, join_spans(found))
+        facts.append(audit_journal.expected_facts(journal, found, number, topic_log_ids(logs, journal)))
+        known[number] = JournalCoverage(journal.journal_id, audit_journal.join_spans(found))
         findings += journal.findings
         findings += (finding for each in found for finding in each.findings)
     return facts, known, findings
 
 
 def find_missing_partitions(disk: Disk, data: str, topics: list[TopicRow], logs: Sequence[AuditedLog]) -> list[Finding]:
-    """Return findings for partitions in the catalog that have no folder.
-
-    The catalog is read again, because topics may be deleted during the audit.
-    """
-    mine = [log for log in logs if log.data == data]
-    found = find_missing_folders(data, topics, mine)
-    if found:
-        still = {topic.incarnation for topic in read_catalog_topics(disk, data)}
-        found = find_missing_folders(data, [topic for topic in topics if topic.incarnation in still], mine)
-    return found
+    """Return findings for partitions without a folder, except of topics that were deleted since `topics` was read."""
+    still = {topic.incarnation for topic in audit_plan.read_catalog_topics(disk, data)}
+    still_there = [topic for topic in topics if topic.incarnation in still]
+    return audit_plan.find_missing_folders(data, still_there, [log for log in logs if log.data == data])
 
 
 def summarize_logs(logs: Sequence[AuditedLog], found: Sequence[PieceResult]) -> list[LogSummary]:
@@ -352,7 +290,7 @@ def summarize_logs(logs: Sequence[AuditedLog], found: Sequence[PieceResult]) -> 
     of_log: dict[int, list[PieceResult]] = {log.number: [] for log in logs}
     for each in found:
         of_log[each.piece.log].append(each)
-    return [summarize_log(log, of_log[log.number]) for log in logs]
+    return [LogSummary(log, of_log[log.number]) for log in logs]
 
 
 def topic_log_ids(logs: Sequence[AuditedLog], journal: JournalPlan) -> dict[int, int]:
@@ -364,14 +302,14 @@ def topic_log_ids(logs: Sequence[AuditedLog], journal: JournalPlan) -> dict[int,
 @click.command(context_settings=HELP, epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.audit /var/lib/tfmq")
 @click.argument("folders", metavar="DATA...", nargs=-1, required=True)
 @pipeline_options("audit")
-def command(folders: tuple[str, ...], job: Job) -> int:
+def audit(folders: tuple[str, ...], job: Job) -> int:
     """Check every segment in the data folders DATA of brokers, which may be running.
 
     Exit code 0: no findings; 4: some findings.
     """
-    check_folders(RealDisk(), folders)
+    audit_plan.check_folders(RealDisk(), folders)
     with job.spark() as session, show_progress(job.output, "auditing", None) as progress:
-        result = audit(session.sparkContext, folders, progress)
+        result = audit_folders(session.sparkContext, folders, progress)
     if job.output.json:
         job.output.print_object(result.to_json())
     else:
@@ -382,4 +320,4 @@ def command(folders: tuple[str, ...], job: Job) -> int:
 
 
 if __name__ == "__main__":
-    run_and_exit(command, "audit")
+    run_and_exit(audit, "audit")

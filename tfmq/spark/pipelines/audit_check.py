@@ -1,14 +1,16 @@
 """Check of the pieces of a log, and the summary of each log.
 
-`check_piece` reads one piece in a task: each byte is checked against its block trailer, and each block
-against the one before. `summarize_log` combines the pieces of a log on the driver. `Facts` describe the
-messages of a piece in numbers, to be compared with other pieces and with the transaction journal.
+`check_piece` runs in a task. It reads one piece (whole blocks of a segment), verifies the checksum of each block, which
+is in the block trailer (the bytes that close a block), and compares each block with the block before. `LogSummary`
+combines the results of a log's pieces on the driver. `Facts` describe the messages of a piece in numbers, which are
+compared with other pieces and with the transaction journal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,229 +21,187 @@ from journal.log.segment import Segment
 from journal.record.block import Block, producer_runs
 from journal.record.block_trailer import SOURCE_SUCCESSION, SOURCE_TRANSACTION, BadBlockTrailer, BlockTrailer
 from journal.record.format import HEADER_SIZE, SEQUENCE_BITS, BadRecord, checksum_matches, records_of
-from tfmq.spark.pipelines.audit_plan import (
-    BLOCK,
-    CUT,
-    MARK,
-    MISSING,
-    ORDER,
-    OVERLAP,
-    UNREADABLE,
-    AuditedLog,
-    AuditedSegment,
-    AuditPiece,
-    Finding,
-    current_first_offset,
-)
+from tfmq.spark.pipelines import audit_plan
+from tfmq.spark.pipelines.audit_plan import AuditedLog, AuditedSegment, AuditPiece, Finding
 
 FIRST_SOURCE: Final = (-1, 0)
 LAST_SOURCE: Final = (1 << 64, 0)
 
 
 class LostSources(NamedTuple):
-    """A range of source positions of which the log may have lost messages; bounds are inclusive.
-
-    `known`: a finding reports the loss; otherwise retention deleted the messages.
-    """
+    """Source positions from `low` to `high` whose messages a log may lack. `known`: a finding reports the loss."""
 
     low: SourcePosition
     high: SourcePosition
     known: bool
 
 
-class LogSummary(NamedTuple):
-    """Summary of the check of one log. `bytes`, `blocks`, `records` count valid data.
-
-    `tail_bytes`: size of incomplete blocks after the durable offset. `applied`: the highest source position
-    in the log. `windows`: source positions whose messages may be lost.
-    """
-
-    log: AuditedLog
-    bytes: int
-    blocks: int
-    records: int
-    tail_bytes: int
-    applied: SourcePosition
-    windows: list[LostSources]
-    findings: list[Finding]
-
-
-def summarize_log(log: AuditedLog, found: Sequence[PieceResult]) -> LogSummary:
-    """Summarize a log. `found`: all pieces of this log, in any order."""
-    there = [each for each in found if not each.file_missing]
-    there.sort(key=lambda each: (each.piece.base, each.piece.start))
-    return _LogSummarizer(log, there).summarize()
-
-
 def find_missing_files(disk: Disk, log: AuditedLog, found: Sequence[PieceResult]) -> list[Finding]:
-    """Return findings for pieces whose file was missing when the task was to read it.
-
-    Files deleted by retention, or with their topic, are left out.
-    """
-    gone = [each.piece for each in found if each.file_missing]
+    """Return findings for pieces of `log` whose file was missing in the task, and not deleted by retention."""
+    gone = [each.piece for each in found if each.file_missing and each.piece.log == log.number]
     if not gone or not disk.exists(log.path):
         return []
-    first = current_first_offset(disk, log, log.checkpoint.first if log.checkpoint is not None else 0)
+    first = audit_plan.current_first_offset(disk, log, log.first_offset)
     text = "the file was not there for the task that was to read it: all executors must see the folder"
     return [
-        log.make_finding(UNREADABLE, each.base, each.base + each.start, each.base + each.end, text)
+        log.make_finding(audit_plan.UNREADABLE, each.base, each.first, each.next, text)
         for each in gone
-        if each.base + each.end > first
+        if each.next > first
     ]
 
 
 def _first_source(found: Iterable[PieceResult]) -> SourcePosition:
-    """Return the first source position in `found`, pieces in the order of offsets."""
-    return next((each.sources[0] for each in found if each.sources is not None), LAST_SOURCE)
+    """Return the first source position in `found`, the results of pieces in the order of offsets."""
+    return next((each.first_source for each in found if each.first_source is not None), LAST_SOURCE)
 
 
 def _last_source(found: Sequence[PieceResult]) -> SourcePosition:
-    """Return the last source position in `found`, pieces in the order of offsets."""
-    return next((each.sources[1] for each in reversed(found) if each.sources is not None), FIRST_SOURCE)
+    """Return the last source position in `found`, the results of pieces in the order of offsets."""
+    return next((each.last_source for each in reversed(found) if each.last_source is not None), FIRST_SOURCE)
 
 
-class _LogSummarizer:
-    """Combines the results of one log's pieces, in the order of offsets, to a `LogSummary`."""
+class LogSummary:
+    """Summary of the check of one log, from the results of all its pieces, in any order.
 
-    def __init__(self, log: AuditedLog, found: list[PieceResult]) -> None:
-        self.log, self.found = log, found
-        self.findings = [finding for each in found for finding in each.findings]
+    A source position says which commit, and which of its messages, a block was applied from. `bytes`, `blocks`,
+    `records`: amount of valid data · `tail_bytes`: size of incomplete blocks after the durable offset · `applied`: the
+    highest source position in the log · `windows`: ranges of source positions whose messages the log may lack, because
+    part of the log is damaged, missing or deleted by retention.
+    """
+
+    def __init__(self, log: AuditedLog, results: Sequence[PieceResult]) -> None:
+        there = [each for each in results if not each.file_missing]
+        found = sorted(there, key=lambda each: (each.piece.base, each.piece.start))
+        self.log, self._found = log, found
+        self.bytes = sum(each.bytes for each in found)
+        self.blocks = sum(each.blocks for each in found)
+        self.records = sum(each.records for each in found)
+        self.tail_bytes = sum(each.piece.next - each.torn_at for each in found if each.torn_at is not None)
+        self.applied = max((each.last_source for each in found if each.last_source is not None), default=FIRST_SOURCE)
         self.windows: list[LostSources] = []
+        self.findings = [finding for each in found for finding in each.findings]
         gone = {each.base for each in log.segments} - {each.piece.base for each in found if each.piece.size}
-        first = log.checkpoint.first if log.checkpoint is not None else 0
-        self.segments = [each for each in log.segments if each.base not in gone or not each.size or each.end > first]
-
-    def summarize(self) -> LogSummary:
-        found = self.found
-        cut = self._check_segments()
+        first = log.first_offset
+        self._segments = [each for each in log.segments if each.base not in gone or not each.size or each.end > first]
+        self._cut: dict[int, int] = {}
+        """Base of each file with a missing end -> the offset at which the missing bytes begin."""
+        self._check_segments()
         for number, each in enumerate(found):
             for stretch in each.damaged_ranges:
-                self._report_damage(number, each.piece, stretch, cut)
+                self._report_damage(number, each.piece, stretch)
             if number:
                 self._check_ordinals(found[number - 1], each)
         self._check_start()
-        tail = sum(each.piece.base + each.piece.end - each.torn_at for each in found if each.torn_at is not None)
-        applied = max((each.sources[1] for each in found if each.sources is not None), default=FIRST_SOURCE)
-        sums = (
-            sum(each.bytes for each in found),
-            sum(each.blocks for each in found),
-            sum(each.records for each in found),
-        )
-        return LogSummary(self.log, *sums, tail, applied, self.windows, self.findings)
 
-    def add_finding(self, kind: str, base: int | None, first: int, next: int, text: str) -> None:
+    def _add_finding(self, kind: str, base: int | None, first: int, next: int, text: str) -> None:
         self.findings.append(self.log.make_finding(kind, base, first, next, text))
 
-    def _check_segments(self) -> dict[int, int]:
-        """Report bytes that are missing between the files, or that are in two of them.
-
-        Returns, for each file with a missing end, its base and the offset at which the missing bytes begin.
-        """
+    def _check_segments(self) -> None:
+        """Report offsets that are in no segment file, or in two segment files."""
         log, marks = self.log, self.log.checkpoint
-        cut: dict[int, int] = {}
         if marks is not None:
-            first = self.segments[0].base if self.segments else marks.durable
+            first = self._segments[0].base if self._segments else marks.durable
             if marks.first < first:
-                self._report_missing_bytes(None, marks.first, first, cut)
-        for before, after in zip(self.segments, self.segments[1:], strict=False):
+                self._report_missing_bytes(None, marks.first, first)
+        for before, after in zip(self._segments, self._segments[1:], strict=False):
             if before.end < after.base:
-                self._report_missing_bytes(before, before.end, after.base, cut)
+                self._report_missing_bytes(before, before.end, after.base)
             elif before.end > after.base:
                 text = f"{log.segment_file_name(before.base)} reaches to {before.end}, into the next file"
-                self.add_finding(OVERLAP, after.base, after.base, min(before.end, after.end), text)
-        if marks is not None and self.segments and self.segments[-1].end < marks.durable:
-            self._report_missing_bytes(self.segments[-1], self.segments[-1].end, marks.durable, cut)
-        return cut
+                self._add_finding(audit_plan.OVERLAP, after.base, after.base, min(before.end, after.end), text)
+        if marks is not None and self._segments and self._segments[-1].end < marks.durable:
+            self._report_missing_bytes(self._segments[-1], self._segments[-1].end, marks.durable)
 
-    def _report_missing_bytes(self, before: AuditedSegment | None, first: int, next: int, cut: dict[int, int]) -> None:
-        """Report that the bytes from `first` to `next` are missing: whole files, or a file's end.
-
-        `before`: the file before them, None at the start of the log. If its end is missing, add it to `cut`.
-        """
+    def _report_missing_bytes(self, before: AuditedSegment | None, first: int, next: int) -> None:
+        """Report the bytes from `first` to `next` as missing: whole files, or the end of the file `before`."""
         log = self.log
-        low = _last_source([each for each in self.found if each.piece.base + each.piece.end <= first])
-        high = _first_source(each for each in self.found if each.piece.base + each.piece.start >= next)
+        low = _last_source([each for each in self._found if each.piece.next <= first])
+        high = _first_source(each for each in self._found if each.piece.first >= next)
         self.windows.append(LostSources(low, high, True))
         if before is None:
             text = f"the segment {log.segment_file_name(first)} is missing, or some that followed"
-            self.add_finding(MISSING, None, first, next, text)
+            self._add_finding(audit_plan.MISSING, None, first, next, text)
             return
         whole = before.base + before.indexed_size if before.indexed_size is not None else None
         torn = self._torn_block_offset(before)
         if before.size and torn is None and (whole is None or whole <= before.end):
             previous = log.segment_file_name(before.base)
             text = f"the segment {log.segment_file_name(first)} is missing; {previous} ends there and is whole"
-            self.add_finding(MISSING, None, first, next, text)
+            self._add_finding(audit_plan.MISSING, None, first, next, text)
             return
         begins = before.end if torn is None else torn
-        cut[before.base] = begins
+        self._cut[before.base] = begins
         missing = f"{next - before.end:,} bytes are missing after its {before.size:,}"
         text = f"{log.segment_file_name(before.base)} was cut: {missing}"
-        self.add_finding(CUT, before.base, begins, next, text)
+        self._add_finding(audit_plan.CUT, before.base, begins, next, text)
 
     def _torn_block_offset(self, segment: AuditedSegment) -> int | None:
         """Return the offset of an incomplete block at the end of a file, or None."""
-        last = next((each for each in reversed(self.found) if each.piece.base == segment.base), None)
+        last = next((each for each in reversed(self._found) if each.piece.base == segment.base), None)
         if last is None or last.piece.end != segment.size:
             return None
         if last.torn_at is not None:
             return last.torn_at
         return last.damaged_ranges[-1].first if last.damaged_ranges and last.damaged_ranges[-1].end else None
 
-    def _report_damage(self, number: int, piece: AuditPiece, stretch: DamagedRange, cut: dict[int, int]) -> None:
-        """Report a damaged range of a piece, unless it is reported already as the end of a cut file.
-
-        `number`: index of the piece in `found`.
-        """
-        low = stretch.before or _last_source(self.found[:number])
-        high = stretch.after or _first_source(self.found[number + 1 :])
+    def _report_damage(self, number: int, piece: AuditPiece, stretch: DamagedRange) -> None:
+        """Report a damaged range of piece `number`, unless the range is already reported as the end of a cut file."""
+        low = stretch.before or _last_source(self._found[:number])
+        high = stretch.after or _first_source(self._found[number + 1 :])
         self.windows.append(LostSources(low, high, True))
-        if cut.get(piece.base) != stretch.first:
-            self.add_finding(BLOCK, piece.base, stretch.first, stretch.next, f"cannot be read: {stretch.reason}")
+        if self._cut.get(piece.base) != stretch.first:
+            self._add_finding(
+                audit_plan.BLOCK, piece.base, stretch.first, stretch.next, f"cannot be read: {stretch.reason}"
+            )
 
     def _check_ordinals(self, before: PieceResult, after: PieceResult) -> None:
         """Report ordinals that are skipped or used twice between two adjacent pieces."""
-        begins = after.piece.base + after.piece.start
-        if before.piece.base + before.piece.end != begins:
+        begins = after.piece.first
+        if before.piece.next != begins:
             return
         if None in (before.next_ordinal, after.first_ordinal) or before.next_ordinal == after.first_ordinal:
             return
         text = f"begins with ordinal {after.first_ordinal}, {before.next_ordinal} was to come"
-        self.add_finding(ORDER, after.piece.base, begins, after.piece.base + after.piece.end, text)
+        self._add_finding(audit_plan.ORDER, after.piece.base, begins, after.piece.next, text)
 
     def _check_start(self) -> None:
         """Record which source positions retention has deleted; report a missing checkpoint."""
         marks = self.log.checkpoint
-        begins = self.segments[0].base if self.segments else 0
-        if marks is None and not self.log.checkpoint_damaged and any(each.size for each in self.segments):
+        begins = self._segments[0].base if self._segments else 0
+        if marks is None and not self.log.checkpoint_damaged and any(each.size for each in self._segments):
             text = f"{filenames.log_checkpoint_name()} is missing or empty, so nobody knows how far the log went"
             if begins:
                 text += f", and whether it ever began before {begins}"
-            self.add_finding(MARK, None, 0, begins, text)
-        if begins or (marks is not None and marks.first):
-            self.windows.append(LostSources(FIRST_SOURCE, _first_source(self.found), False))
+            self._add_finding(audit_plan.MARK, None, 0, begins, text)
+        if begins or self.log.first_offset:
+            self.windows.append(LostSources(FIRST_SOURCE, _first_source(self._found), False))
 
 
 RUN, EXPECTED, FORBIDDEN, APPEND, DECISION = range(5)
 
 RUN_COUNT_MAX: Final = 1 << 16
-"""Longer runs are split, so that a repeat in one is found by reading little."""
+"""Maximum messages of a run: to locate a repeated message, the audit reads the part of the log with its run."""
 _ROW: Final = 6
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Facts(NamedTuple):
-    """Numbers about messages, to be compared with those of other pieces and of the journal.
+    """Table of facts about messages, which the audit compares with facts of other pieces and of the journal.
 
-    A row is one fact; the columns have equal length and are u64 (`folder`, `kind`, `log`: i64). `folder`:
-    number of the data folder · `kind`: RUN (messages of a producer in a log), EXPECTED (messages that a log
-    must have), FORBIDDEN (messages that it must not have), APPEND (a block applied from a transaction),
-    DECISION (a commit in the journal) · `key`: the first message id; of APPEND and DECISION the LSN of the
-    decision · `count`: number of messages · `log`: number of the log in the plan · `offset`, `next`: where
-    the messages are in the log; of EXPECTED and FORBIDDEN the LSN of the decision (0: none) and the epoch of
-    the transaction · `extra`: of EXPECTED the number of the last message within its decision, of FORBIDDEN
-    whether the transaction was rolled back, of APPEND and DECISION the journal's id.
+    Each row is one fact. Its `kind` is one of:
+    - RUN: a log has these consecutive messages of one producer
+    - EXPECTED: a log must have these messages, since their transaction was committed
+    - FORBIDDEN: a log must not have these messages, since their transaction was not committed
+    - APPEND: a block of a log was applied from a transaction
+    - DECISION: the transaction journal has a commit
+
+    The other columns: `folder`: number of the data folder · `key`: id of the first message; in APPEND and DECISION, LSN
+    of the commit · `count`: number of messages · `log`: number of the log in the plan · `offset`, `next`: where the
+    messages begin and end in the log; in EXPECTED and FORBIDDEN, LSN of the commit (0: none) and epoch of the
+    transaction · `extra`: in EXPECTED, number of the last message within its commit; in FORBIDDEN, whether the
+    transaction was rolled back; in APPEND and DECISION, id of the journal. Columns are u64; `folder`, `kind`, `log`
+    i64.
     """
 
     folder: Array
@@ -273,26 +233,22 @@ def make_facts(folder: int, log: int, rows: list[list[int]]) -> Facts:
     return Facts(numbers[0], kind.astype(np.int64), key, count, numbers[1], offset, next, extra)
 
 
+NO_FACTS: Final = make_facts(0, 0, [])
+
+
 def concatenate_facts(parts: list[Facts]) -> Facts:
-    return Facts(*(np.concatenate(columns) for columns in zip(*[make_facts(0, 0, []), *parts], strict=True)))
+    return Facts(*(np.concatenate(columns) for columns in zip(NO_FACTS, *parts, strict=True)))
 
 
 def split_facts(facts: Facts, parts: int) -> list[tuple[int, Facts]]:
-    """Split facts into parts with numbers below `parts`.
-
-    Facts that must be compared are in the same part: those about ids of one producer, and those about LSNs
-    close to each other.
-    """
+    """Split facts into numbered parts; facts of one producer, and facts of nearby LSNs, are in the same part."""
     mixed = (facts.key >> np.uint64(SEQUENCE_BITS)) + facts.folder.astype(np.uint64)
     numbers = mixed % np.uint64(parts)
     return [(number, facts.select(numbers == number)) for number in map(int, np.unique(numbers))]
 
 
 class FactCollector:
-    """Collects the facts of one piece.
-
-    `add_run` and `add_append` must be called in the order of offsets.
-    """
+    """Collects the facts of one piece, which must be added in the order of offsets."""
 
     def __init__(self, folder: int, log: int) -> None:
         self._folder, self._log = folder, log
@@ -301,10 +257,7 @@ class FactCollector:
         self._append: list[int] | None = None
 
     def add_run(self, first_id: int, count: int, offset: int, next: int) -> None:
-        """Add `count` messages of one producer with consecutive ids from `first_id` on.
-
-        They are at the offsets from `offset` to `next`.
-        """
+        """Add `count` messages of one producer with ids from `first_id` on, at offsets from `offset` to `next`."""
         producer = first_id >> SEQUENCE_BITS
         row = self._open.get(producer)
         if row is not None and row[0] + row[2] == first_id and row[2] + count <= RUN_COUNT_MAX:
@@ -315,7 +268,7 @@ class FactCollector:
         self._rows.append(row)
 
     def add_append(self, journal: int, place: int, count: int, offset: int, next: int) -> None:
-        """Add a block that was applied from a transaction; `place` is the LSN of its decision."""
+        """Add a block that was applied from a transaction; `place`: LSN of the commit; `journal`: id of the journal."""
         row = self._append
         if row is not None and (row[0], row[5], row[4]) == (place, journal, offset):
             row[2] += count
@@ -329,18 +282,14 @@ class FactCollector:
 
 
 FINDINGS_MAX: Final = 1000
-"""Findings listed per piece; further ones are left out."""
+"""Maximum number of findings listed for a piece; further findings are left out."""
 
 SourcePosition = tuple[int, int]
-"""Source of an applied block: (LSN of the decision, number of the last message within it)."""
+"""Which commit a block was applied from: (LSN of the commit, number of the block's last message within the commit)."""
 
 
 class DamagedRange(NamedTuple):
-    """Offsets `first <= x < next` that cannot be read.
-
-    `before`, `after`: the nearest source positions in the piece, None if there are none; `end`: whether no
-    valid block follows in the piece.
-    """
+    """Unreadable offsets [first, next), the source positions `before` and `after`; `end`: no valid block follows."""
 
     first: int
     next: int
@@ -350,79 +299,57 @@ class DamagedRange(NamedTuple):
     end: bool
 
 
-class PieceResult(NamedTuple):
-    """Result of the check of one piece; `bytes`, `blocks`, `records` count valid data.
+@dataclass(slots=True)
+class PieceResult:
+    """Result of the check of one piece.
 
-    `first_ordinal`: that of the first block, `next_ordinal`: the one after the last block; None without a
-    valid block. `sources`: the first and the last source position. `file_missing`: the file does not exist
-    any more. `torn_at`: the offset, at or after the durable offset, from which nothing can be read; this is
-    no damage. `times`: append times of the first and the last block.
+    `bytes`, `blocks`, `records`: amount of valid data · `first_ordinal`: ordinal (number in the partition) of the first
+    record · `next_ordinal`: ordinal after the last record · `torn_at`: if the log ends with unreadable bytes after the
+    durable offset, the offset where these begin; such bytes are an incomplete write, no damage.
     """
 
     piece: AuditPiece
-    bytes: int
-    blocks: int
-    records: int
-    first_ordinal: int | None
-    next_ordinal: int | None
-    sources: tuple[SourcePosition, SourcePosition] | None
-    damaged_ranges: list[DamagedRange]
-    findings: list[Finding]
-    facts: Facts
+    bytes: int = 0
+    blocks: int = 0
+    records: int = 0
+    first_ordinal: int | None = None
+    next_ordinal: int | None = None
+    first_source: SourcePosition | None = None
+    last_source: SourcePosition | None = None
+    damaged_ranges: list[DamagedRange] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    facts: Facts = NO_FACTS
     file_missing: bool = False
     torn_at: int | None = None
-    times: tuple[int, int] | None = None
 
 
 def check_piece(disk: Disk, log: AuditedLog, piece: AuditPiece, folder: int) -> PieceResult:
-    """Read and check a piece; `folder` is the number of its data folder.
-
-    Errors of the data and of reading are findings, not exceptions.
-    """
-    walk = _PieceChecker(disk, log, piece, folder)
+    """Read and check a piece; damage and read errors become findings. `folder`: number of the piece's data folder."""
+    checker = _PieceChecker(disk, log, piece, folder)
     try:
-        walk.check()
+        checker.check()
     except FileNotFoundError:
-        return walk.result()._replace(file_missing=True)
+        checker.result.file_missing = True
     except OSError as error:
         text = f"{filenames.segment_name(piece.base)}: {error.strerror or error}"
-        walk.add_finding(UNREADABLE, walk.offset, piece.base + piece.end, text)
-    return walk.result()
+        checker.add_finding(audit_plan.UNREADABLE, checker.offset, piece.next, text)
+    checker.result.facts = checker.collector.to_facts()
+    return checker.result
 
 
 class _PieceChecker:
-    """The state of `check_piece`: position, previous block, and what was found."""
-
     def __init__(self, disk: Disk, log: AuditedLog, piece: AuditPiece, folder: int) -> None:
         self.disk, self.log, self.piece = disk, log, piece
-        self.offset = piece.base + piece.start
-        self.bytes = self.blocks = self.records = 0
-        self.first_ordinal: int | None = None
-        self.next_ordinal: int | None = None
-        self.first_source: SourcePosition | None = None
-        self.last_source: SourcePosition | None = None
+        self.offset = piece.first
         self.previous: BlockTrailer | None = None
-        self.damaged_ranges: list[DamagedRange] = []
-        self.findings: list[Finding] = []
+        self.result = PieceResult(piece)
         self.collector = FactCollector(folder, log.number)
-        self.torn_at: int | None = None
-        self.first_time = self.last_time = 0
-        self.is_topic = log.partition >= 0
         self._without_after: list[int] = []
+        """Indexes of the damaged ranges after which no source position was found yet."""
 
     def add_finding(self, kind: str, first: int, next: int, text: str) -> None:
-        if len(self.findings) < FINDINGS_MAX:
-            self.findings.append(self.log.make_finding(kind, self.piece.base, first, next, text))
-
-    def result(self) -> PieceResult:
-        places = None
-        if self.first_source is not None and self.last_source is not None:
-            places = self.first_source, self.last_source
-        times = (self.first_time, self.last_time) if self.blocks else None
-        return PieceResult(
-            self.piece, self.bytes, self.blocks, self.records, self.first_ordinal, self.next_ordinal, places,
-            self.damaged_ranges, self.findings, self.collector.to_facts(), False, self.torn_at, times,
-        )  # fmt: skip
+        if len(self.result.findings) < FINDINGS_MAX:
+            self.result.findings.append(self.log.make_finding(kind, self.piece.base, first, next, text))
 
     def check(self) -> None:
         piece, log = self.piece, self.log
@@ -452,71 +379,59 @@ class _PieceChecker:
         if good.trailer is not None:
             reason = _name_damaged_record(segment, position, good.trailer) or reason
         self._add_damaged_range(good.position, reason, end=good.position == end)
-        self.next_ordinal = good.ordinal
-        if self.first_ordinal is None and good.trailer is not None:
-            self.first_ordinal = good.trailer.first_ordinal
+        self.result.next_ordinal = good.ordinal
+        if self.result.first_ordinal is None and good.trailer is not None:
+            self.result.first_ordinal = good.trailer.first_ordinal
 
     def _add_damaged_range(self, position: int, reason: str, end: bool) -> None:
-        """Record that nothing can be read up to `position`, where the check continues.
-
-        `end`: whether no valid block follows.
-        """
+        """Record that nothing can be read up to `position`. `end`: no valid block follows."""
+        result = self.result
         first, self.offset = self.offset, self.piece.base + position
-        self.previous, self.next_ordinal = None, None
+        self.previous, result.next_ordinal = None, None
         if self.piece.is_last and end and first >= self.log.durable_offset:
-            self.torn_at = first
-            return
-        if len(self.damaged_ranges) < FINDINGS_MAX:
-            self._without_after.append(len(self.damaged_ranges))
-            self.damaged_ranges.append(DamagedRange(first, self.offset, reason, self.last_source, None, end))
+            result.torn_at = first
+        elif len(result.damaged_ranges) < FINDINGS_MAX:
+            self._without_after.append(len(result.damaged_ranges))
+            result.damaged_ranges.append(DamagedRange(first, self.offset, reason, result.last_source, None, end))
 
     def _check_block(self, block: Block) -> None:
-        control = block.control
-        if self.next_ordinal is not None and control.first_ordinal != self.next_ordinal:
-            text = f"a block begins with ordinal {control.first_ordinal}, {self.next_ordinal} was to come"
-            self.add_finding(ORDER, block.offset, block.next, text)
-        previous = self.previous
-        if previous is None:
-            self.first_time = self.first_time or control.append_time
-        elif control.epoch < previous.epoch:
-            text = f"a block of epoch {control.epoch} after one of epoch {previous.epoch}"
-            self.add_finding(ORDER, block.offset, block.next, text)
+        control, previous, result = block.control, self.previous, self.result
+        wrong = []
+        if result.next_ordinal is not None and control.first_ordinal != result.next_ordinal:
+            wrong.append(f"a block begins with ordinal {control.first_ordinal}, {result.next_ordinal} was to come")
+        if previous is not None and control.epoch < previous.epoch:
+            wrong.append(f"a block of epoch {control.epoch} after one of epoch {previous.epoch}")
         if control.durable_offset > block.offset:
-            text = f"a block says that {control.durable_offset} was forced before it was written"
-            self.add_finding(ORDER, block.offset, block.next, text)
-        if self.is_topic and len(block.data):
+            wrong.append(f"a block says that {control.durable_offset} was forced before it was written")
+        if self.log.partition >= 0 and len(block.data):
             self._collect_runs(block)
         if control.source_kind == SOURCE_TRANSACTION:
-            self._check_source(control, block)
+            place = control.source_high, control.source_low
+            if result.last_source is not None and place < result.last_source:
+                wrong.append(f"place {place} of the transaction journal after place {result.last_source}")
+            result.first_source = result.first_source or place
+            result.last_source = place
+            for number in self._without_after:
+                result.damaged_ranges[number] = result.damaged_ranges[number]._replace(after=place)
+            self._without_after.clear()
+            self.collector.add_append(control.source_id, place[0], control.records, block.offset, block.next)
         elif control.source_kind > SOURCE_SUCCESSION:
-            text = f"a block of the unknown source kind {control.source_kind}"
-            self.add_finding(ORDER, block.offset, block.next, text)
-        if self.first_ordinal is None and not self.damaged_ranges:
-            self.first_ordinal = control.first_ordinal
-        self.next_ordinal, self.previous = control.next_ordinal, control
-        self.last_time = control.append_time
+            wrong.append(f"a block of the unknown source kind {control.source_kind}")
+        for text in wrong:
+            self.add_finding(audit_plan.ORDER, block.offset, block.next, text)
+        if result.first_ordinal is None and not result.damaged_ranges:
+            result.first_ordinal = control.first_ordinal
+        result.next_ordinal, self.previous = control.next_ordinal, control
         self.offset = block.next
-        self.blocks += 1
-        self.records += control.records
-        self.bytes += block.next - block.offset
+        result.blocks += 1
+        result.records += control.records
+        result.bytes += block.next - block.offset
 
     def _collect_runs(self, block: Block) -> None:
         found = producer_runs(block)
         for number, run in enumerate(found):
             run_end = found[number + 1].offset if number + 1 < len(found) else block.next
             self.collector.add_run(run.producer_id << 24 | run.first_sequence, run.count, run.offset, run_end)
-
-    def _check_source(self, control: BlockTrailer, block: Block) -> None:
-        place = control.source_high, control.source_low
-        if self.last_source is not None and place < self.last_source:
-            text = f"place {place} of the transaction journal after place {self.last_source}"
-            self.add_finding(ORDER, block.offset, block.next, text)
-        self.first_source = self.first_source or place
-        self.last_source = place
-        for number in self._without_after:
-            self.damaged_ranges[number] = self.damaged_ranges[number]._replace(after=place)
-        self._without_after.clear()
-        self.collector.add_append(control.source_id, place[0], control.records, block.offset, block.next)
 
 
 def _name_damaged_record(segment: Segment, position: int, control: BlockTrailer) -> str:

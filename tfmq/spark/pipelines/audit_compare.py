@@ -1,9 +1,9 @@
 """Comparison of facts: finds repeated ids, and missing or forbidden transaction messages.
 
-Two records with one id are always an error. A producer id is leased once and a sequence is assigned once; the
-partition that receives a repeated send recognizes it. Messages of transactions, delayed messages and those of
-schedules are stored elsewhere, and applied to their partition once, by their source position. So there are no
-valid repeats within the topics of a broker.
+Two records with the same id are always an error within the topics of a broker. A producer id is leased once, and each
+of its sequences is assigned to one message; a partition recognizes a send that is repeated. Messages of transactions,
+delayed messages and messages of schedules are first stored elsewhere; each is applied to its partition once, because
+the partition records the source position up to which messages are applied.
 """
 
 from __future__ import annotations
@@ -17,32 +17,19 @@ import numpy as np
 from journal import filenames
 from journal.disk import Disk, File
 from journal.record.format import FLAG_FILLER, FLAG_TRAILER, HEADER, HEADER_SIZE
-from tfmq.spark.pipelines.audit_check import (
-    APPEND,
-    DECISION,
-    EXPECTED,
-    FIRST_SOURCE,
-    FORBIDDEN,
-    RUN,
-    Array,
-    Facts,
-    LostSources,
-    SourcePosition,
-)
+from tfmq.spark.pipelines import audit_check
+from tfmq.spark.pipelines.audit_check import Array, Facts, SourcePosition
 from tfmq.spark.pipelines.audit_plan import AuditedLog
 
 LISTED_MAX: Final = 1000
-"""Listed findings of each kind in one part of the facts; further ones are only counted."""
+"""Maximum number of findings of each kind listed in one part of the facts; further findings are only counted."""
 
 
 class AppliedState(NamedTuple):
-    """What is applied to one log: `applied` is its highest source position.
+    """The highest source position `applied` to a log, and `windows` of positions whose messages the log may lack."""
 
-    `windows`: ranges of source positions whose messages it may have lost.
-    """
-
-    applied: SourcePosition = FIRST_SOURCE
-    windows: Sequence[LostSources] = ()
+    applied: SourcePosition = audit_check.FIRST_SOURCE
+    windows: Sequence[audit_check.LostSources] = ()
 
 
 class JournalCoverage(NamedTuple):
@@ -53,11 +40,7 @@ class JournalCoverage(NamedTuple):
 
 
 class RepeatedMessages(NamedTuple):
-    """`count` messages from `first_id` on that are stored twice.
-
-    Once in `log` between `offset` and `next`, and once in `other_log` between `other_offset` and
-    `other_next`.
-    """
+    """Messages from `first_id` on that are stored twice: in `log`, and in `other_log`."""
 
     first_id: int
     count: int  # type: ignore[assignment]  # hides tuple.count
@@ -70,10 +53,7 @@ class RepeatedMessages(NamedTuple):
 
 
 class MissingMessages(NamedTuple):
-    """Committed messages that a log lacks: `missing` of those from `first_id` on.
-
-    `place`: LSN of the decision that committed the transaction; `epoch`: the transaction.
-    """
+    """A log lacks `missing` messages, from `first_id` on, of the transaction `epoch` committed at the LSN `place`."""
 
     log: int
     place: int
@@ -93,10 +73,7 @@ class UncommittedMessages(NamedTuple):
 
 
 class UndecidedAppend(NamedTuple):
-    """An append to a log whose source position has an LSN at which the journal has no decision.
-
-    `place`: that LSN.
-    """
+    """An append whose source position has an LSN (`place`) at which the journal has no decision."""
 
     log: int
     place: int
@@ -105,10 +82,10 @@ class UndecidedAppend(NamedTuple):
 
 
 class ComparisonResult(NamedTuple):
-    """What is wrong in one part of the facts, at most LISTED_MAX of each kind.
+    """What is wrong in one part of the facts; each list has at most LISTED_MAX items.
 
-    `pending`: number of messages that are committed and not applied yet. `untold`: number of what is not
-    listed.
+    `pending`: number of messages that are committed but not applied to their partitions yet · `untold`: number of items
+    that were left out of the lists.
     """
 
     repeats: list[RepeatedMessages]
@@ -122,10 +99,7 @@ class ComparisonResult(NamedTuple):
 def compare_sides(
     facts: Facts, applied_states: Mapping[int, AppliedState], coverage: Mapping[int, JournalCoverage]
 ) -> ComparisonResult:
-    """Compare the facts of one part: partitions with each other and with the journals.
-
-    `applied_states` by log number, `coverage` by folder number.
-    """
+    """Compare the facts of one part. `applied_states` by log number, `coverage` by folder number."""
     repeats: list[RepeatedMessages] = []
     lacks: list[MissingMessages] = []
     excesses: list[UncommittedMessages] = []
@@ -133,14 +107,18 @@ def compare_sides(
     pending = 0
     for folder in np.unique(facts.folder):
         mine = facts.select(facts.folder == folder)
-        found = mine.of_kind(RUN)
+        found = mine.of_kind(audit_check.RUN)
         repeats.extend(find_repeats(found))
-        missing, late = find_missing(found, mine.of_kind(EXPECTED), applied_states)
+        missing, late = find_missing(found, mine.of_kind(audit_check.EXPECTED), applied_states)
         lacks.extend(missing)
         pending += late
-        excesses.extend(find_uncommitted(found, mine.of_kind(FORBIDDEN)))
+        excesses.extend(find_uncommitted(found, mine.of_kind(audit_check.FORBIDDEN)))
         strays.extend(
-            find_undecided(mine.of_kind(APPEND), mine.of_kind(DECISION), coverage.get(int(folder), JournalCoverage()))
+            find_undecided(
+                mine.of_kind(audit_check.APPEND),
+                mine.of_kind(audit_check.DECISION),
+                coverage.get(int(folder), JournalCoverage()),
+            )
         )
     untold = sum(max(0, len(each) - LISTED_MAX) for each in (repeats, lacks, excesses, strays))
     return ComparisonResult(
@@ -167,10 +145,7 @@ def find_repeats(runs: Facts) -> Iterator[RepeatedMessages]:
 def find_missing(
     runs: Facts, wanted: Facts, standings: Mapping[int, AppliedState]
 ) -> tuple[list[MissingMessages], int]:
-    """Return which messages of committed transactions (`wanted`) the partitions (`runs`) lack.
-
-    The second result is the number of messages that are missing only because they are not applied yet.
-    """
+    """Return the missing messages of committed transactions, and the number of messages that are not applied yet."""
     found: list[MissingMessages] = []
     late = 0
     for log in np.unique(wanted.log):
@@ -199,9 +174,10 @@ def find_uncommitted(runs: Facts, forbidden: Facts) -> Iterator[UncommittedMessa
 
 
 def find_undecided(appends: Facts, decisions: Facts, known: JournalCoverage) -> Iterator[UndecidedAppend]:
-    """Yield the appends whose LSN is none of `decisions`, although the journal covers it.
+    """Yield the appends applied from a commit that is not in `decisions`, although the journal still has its LSN.
 
-    An LSN at or after the end of the journal counts as covered: there is no decision there.
+    `known`: the LSN ranges that the journal still has. An append with an LSN after the end of the journal is yielded as
+    well, since the journal cannot have such a commit.
     """
     if not known.spans or not appends.row_count:
         return
@@ -228,10 +204,7 @@ def _count_covered(runs: Facts, asked: Facts) -> Array:
 
 
 def _count_below(starts: Array, ends: Array, before: Array, ids: Array) -> Array:
-    """Return for each of `ids` how many smaller ids are in the spans from `starts` to `ends`.
-
-    `before`: the number of ids in all spans before each span.
-    """
+    """Return for each of `ids` how many smaller ids are in the spans. `before`: number of ids before each span."""
     at = np.searchsorted(starts, ids, side="right")
     last = np.maximum(at, 1) - 1
     inside = np.minimum(ids, ends[last]) - np.minimum(starts[last], ids)
@@ -243,10 +216,7 @@ READ_BYTES: Final = 1 << 20
 
 
 def locate_repeat(disk: Disk, logs: list[AuditedLog], repeat: RepeatedMessages) -> RepeatedMessages:
-    """Return `repeat` with the exact offsets of its messages, read from the files.
-
-    If the records are not found, the offsets remain those of the runs.
-    """
+    """Return `repeat` with the exact offsets of its messages; if they are not found, with the offsets of the runs."""
     ids = repeat.first_id, repeat.first_id + repeat.count
     here = _locate_records(disk, logs[repeat.log], repeat.offset, repeat.next, *ids)
     there = _locate_records(disk, logs[repeat.other_log], repeat.other_offset, repeat.other_next, *ids)
@@ -254,10 +224,7 @@ def locate_repeat(disk: Disk, logs: list[AuditedLog], repeat: RepeatedMessages) 
 
 
 def _locate_records(disk: Disk, log: AuditedLog, offset: int, next: int, first_id: int, end_id: int) -> tuple[int, int]:
-    """Return the offset of the first record with these ids, and the offset after the last one.
-
-    Only offsets from `offset` to `next` are searched; these are returned if no such record is found.
-    """
+    """Return where the records with these ids begin and end; `offset` and `next` if there are none."""
     segment = max((each for each in log.segments if each.base <= offset), default=None)
     if segment is None:
         return offset, next

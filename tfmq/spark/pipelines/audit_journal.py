@@ -1,7 +1,7 @@
-"""Facts in the transaction journal of a data folder, to be compared with its partitions.
+"""Facts from the transaction journal of a data folder, which the audit compares with the partitions there.
 
-Each file is read independently in a task; `expected_facts` combines the contents. The journal deletes files when
-all of their transactions are complete, so the facts are only about the files that still exist.
+Each journal file is read by a task of its own; `expected_facts` combines the contents. The broker deletes a journal
+file when all transactions in it are complete, so there are no facts about transactions in deleted files.
 """
 
 from __future__ import annotations
@@ -22,28 +22,16 @@ from journal.wal.file import FILE_HEADER_SIZE, JournalFile
 from journal.wal.recovery_rules import FILES_RULES, FilesAction
 from tfmq.spark.pipelines.audit_check import DECISION, EXPECTED, FORBIDDEN, Facts, concatenate_facts, make_facts
 from tfmq.spark.pipelines.audit_plan import JOURNAL, LISTING_ATTEMPTS, Finding
-from tfmq.transaction.journal_records import (
-    CommitRecord,
-    GroupAbortRecord,
-    GroupCommitRecord,
-    HeuristicCommitRecord,
-    HeuristicRollbackRecord,
-    LocalCommitRecord,
-    LocalRollbackRecord,
-    PrepareRecord,
-    RollbackRecord,
-    unpack,
-)
+from tfmq.transaction import journal_records as records
 
+COMMITS: Final = (records.CommitRecord, records.LocalCommitRecord, records.HeuristicCommitRecord)
+ROLLBACKS: Final = (records.RollbackRecord, records.LocalRollbackRecord, records.HeuristicRollbackRecord)
 UNKNOWN_NUMBER: Final = 1 << 62
-"""Stands for a number that is unknown, for example because a file was deleted."""
+"""Number of a message within its commit if that is unknown, for example because a journal file was deleted."""
 
 
 class JournalFilePlan(NamedTuple):
-    """One journal file to read: its number, and the LSNs of its start and its end.
-
-    What is before the LSN `durable_end` is durable.
-    """
+    """One journal file to read, from the LSN `first` to `end`. What is before `durable_end` is durable."""
 
     data: str
     number: int
@@ -63,10 +51,7 @@ class JournalPlan(NamedTuple):
 
 
 class JournalMessages(NamedTuple):
-    """Consecutive messages of a transaction for one log, in one entry of the journal.
-
-    `place`: LSN of the entry; if it is `copied`, LSN of the original entry.
-    """
+    """Consecutive messages of a transaction in one journal entry. `place`: LSN of the entry, or of the one copied."""
 
     place: int
     epoch: int
@@ -77,11 +62,11 @@ class JournalMessages(NamedTuple):
 
 
 class JournalFileContents(NamedTuple):
-    """What the audit needs of one journal file.
+    """What the audit needs of one journal file. The epoch of a transaction is its unique number.
 
-    `decisions`: (LSN, epochs of the transactions) of each commit; `rolled_back`: epochs that were rolled
-    back; `spans`: LSN ranges read without a gap; `totals`: (epoch, number of its messages), from its prepare
-    or commit.
+    `decisions`: LSN of each commit and the epochs of the transactions that it commits; a commit group commits several
+    transactions at once · `rolled_back`: epochs of transactions that were rolled back · `spans`: LSN ranges read
+    without a gap · `totals`: (epoch, number of messages) of each transaction, as its prepare or commit entry states.
     """
 
     messages: list[JournalMessages]
@@ -93,10 +78,7 @@ class JournalFileContents(NamedTuple):
 
 
 def plan_journal(disk: Disk, data: str) -> JournalPlan:
-    """Plan the files of the journal in a data folder. Raises OSError.
-
-    Call this after the partitions are read: then all that they have was decided before.
-    """
+    """Plan the files of a journal. Call this after reading the partitions: all they have is in the journal by then."""
     folder = filenames.join(data, filenames.TRANSACTIONS_FOLDER)
     if not is_journal(disk, folder):
         return JournalPlan(data, 0, [], [])
@@ -168,7 +150,6 @@ def read_journal_file(disk: Disk, plan: JournalFilePlan) -> JournalFileContents:
 
 
 def _add_entry(entry: JournalEntry, found: JournalFileContents) -> None:
-    """Add what one entry says to the contents `found` of its file."""
     content = entry.content
     if isinstance(content, AppendMsg):
         first_id = make_id(content.producer_id, content.sequence)
@@ -177,19 +158,19 @@ def _add_entry(entry: JournalEntry, found: JournalFileContents) -> None:
         found.messages.append(JournalMessages(place, content.epoch, content.log_id, first_id, content.count, copied))
     elif isinstance(content, Operation):
         try:
-            said = unpack(*content)
+            said = records.unpack(*content)
         except ValueError:
             return
-        if isinstance(said, PrepareRecord | LocalCommitRecord):
+        if isinstance(said, records.PrepareRecord | records.LocalCommitRecord):
             found.totals.append((said.epoch, said.messages))
-        if isinstance(said, CommitRecord | LocalCommitRecord | HeuristicCommitRecord):
+        if isinstance(said, COMMITS):
             found.decisions.append((entry.lsn, (said.epoch,)))
-        elif isinstance(said, GroupCommitRecord):
+        elif isinstance(said, records.GroupCommitRecord):
             found.decisions.append((entry.lsn, tuple(said.members)))
             found.rolled_back.extend(said.dropped)
-        elif isinstance(said, RollbackRecord | LocalRollbackRecord | HeuristicRollbackRecord):
+        elif isinstance(said, ROLLBACKS):
             found.rolled_back.append(said.epoch)
-        elif isinstance(said, GroupAbortRecord):
+        elif isinstance(said, records.GroupAbortRecord):
             found.rolled_back.extend(said.dropped)
 
 
@@ -207,10 +188,11 @@ def join_spans(found: Sequence[JournalFileContents]) -> list[tuple[int, int]]:
 def expected_facts(
     plan: JournalPlan, found: Sequence[JournalFileContents], folder: int, logs: Mapping[int, int]
 ) -> Facts:
-    """Return a journal's facts: messages that partitions must or must not have, and decisions.
+    """Return a journal's facts: messages that partitions must or must not have, and commits.
 
-    `folder`: number of the data folder; `logs`: log id -> number in the plan. Messages for other logs are
-    left out, because their topics were deleted.
+    `plan`, `found`: the journal's files and their contents · `folder`: number of the data folder in facts · `logs`: log
+    id -> number of the log in facts. A log that is not in `logs` belongs to a deleted topic, so its messages are left
+    out.
     """
     spans = join_spans(found)
     known_from = spans[-1][0] if spans else 0
@@ -229,7 +211,7 @@ def expected_facts(
         elif epoch in rolled or message.place >= known_from:
             row = [message.first_id, FORBIDDEN, message.count, 0, epoch, int(epoch in rolled)]
         else:
-            continue  # uncommitted, and the file with its commit may be deleted
+            continue  # no commit or rollback was found, and the file that has it may be deleted
         rows.setdefault(message.log_id, []).append(row)
     facts += [make_facts(folder, logs[log_id], each) for log_id, each in rows.items() if log_id in logs]
     return concatenate_facts(facts)
@@ -238,11 +220,7 @@ def expected_facts(
 def _number_messages(
     found: Sequence[JournalFileContents], of_epoch: Mapping[int, tuple[int, int]]
 ) -> Iterator[tuple[JournalMessages, int]]:
-    """Yield messages once, with the number of the last one within its decision, from 1 on.
-
-    `of_epoch`: epoch -> (LSN of the decision, rank of the transaction in it). UNKNOWN_NUMBER where it cannot
-    be computed.
-    """
+    """Yield each row of messages once, with the number of its last message within the commit, or UNKNOWN_NUMBER."""
     once: dict[tuple[int, int], JournalMessages] = {}
     for message in (message for each in found for message in each.messages):
         known = once.get((message.epoch, message.first_id))
@@ -262,11 +240,7 @@ def _number_messages(
 def _unnumbered_decisions(
     found: Sequence[JournalFileContents], messages: Collection[JournalMessages], of_epoch: Mapping[int, tuple[int, int]]
 ) -> set[int]:
-    """Return the LSNs of decisions whose messages cannot be numbered.
-
-    A broker deletes the files with the first messages while the rest is still being applied; and the order of
-    copies that were copied again is unknown.
-    """
+    """Return the LSNs of commits with messages that are copies, or that were deleted with their journal file."""
     has: Counter[int] = Counter()
     for message in messages:
         has[message.epoch] += message.count

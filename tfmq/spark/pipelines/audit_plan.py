@@ -1,8 +1,8 @@
-"""Plan of an audit: the logs of data folders, with their segments split into pieces; and Finding.
+"""Plan of an audit: the logs in data folders, with their segments split into pieces; and the class of findings.
 
-Only names, sizes, checkpoints, indexes and the catalog are read here. A piece begins and ends at a block boundary
-confirmed by a block trailer, so pieces can be checked independently, in any order, on any machine that has the
-folder.
+To make the plan, only file names and sizes, checkpoints, indexes and the catalog of topics are read. A piece begins and
+ends at a block boundary; the block trailer (the bytes that close a block) before a boundary confirms it. So tasks can
+check pieces independently and in any order.
 """
 
 from __future__ import annotations
@@ -27,22 +27,19 @@ from tfmq.broker.catalog_state import OPEN, CatalogState, TopicRow
 from tfmq.errors import BadRequest
 
 PIECE_BYTES: Final = 64 << 20
-"""Target size of a task: 1/4 s of work, so that all cores end at about the same time."""
+"""Target size of a task: about 1/4 s of work, so that all cores end at about the same time."""
 
 LISTING_ATTEMPTS: Final = 3
-"""Attempts: a running broker removes files while they are listed."""
+"""Attempts to list files, because a running broker may delete files meanwhile."""
 
-ARRIVALS_FOLDER: Final = "delay/arrivals"
 CATALOG_FOLDER: Final = "meta"
-OWN_LOGS: Final = ((CATALOG_FOLDER, ".catalog"), (ARRIVALS_FOLDER, ".arrivals"))
+CATALOG_SUFFIX: Final = ".catalog"
+OWN_LOGS: Final = ((CATALOG_FOLDER, CATALOG_SUFFIX), ("delay/arrivals", ".arrivals"))
 """Logs of the broker itself: (folder in the data folder, suffix of their segments)."""
 
 
 class AuditedSegment(NamedTuple):
-    """One segment file: `base` is the offset of its first byte.
-
-    `indexed_size`: its size according to its index file; None if that is missing or empty.
-    """
+    """One segment file, which begins at offset `base`. `indexed_size`: its size by its index file, or None."""
 
     base: int
     size: int
@@ -54,10 +51,7 @@ class AuditedSegment(NamedTuple):
 
 
 class AuditedLog(NamedTuple):
-    """A log in `folder` of the data folder `data`; `partition` -1: one of the broker's own logs.
-
-    `checkpoint` None: its file is missing or damaged. `log_id` None: unknown.
-    """
+    """A log. `partition` -1: an internal log of the broker. `checkpoint` None: missing or damaged."""
 
     number: int
     data: str
@@ -73,6 +67,10 @@ class AuditedLog(NamedTuple):
     @property
     def path(self) -> str:
         return filenames.join(self.data, self.folder)
+
+    @property
+    def first_offset(self) -> int:
+        return self.checkpoint.first if self.checkpoint is not None else 0
 
     @property
     def durable_offset(self) -> int:
@@ -91,8 +89,8 @@ class AuditedLog(NamedTuple):
 class AuditPiece(NamedTuple):
     """Whole blocks of a segment: the positions `start <= x < end` of the file.
 
-    `log`: number of the log in the plan; `base`: offset at which the segment begins; `is_last`: the log ends
-    with it.
+    `log`: number of the log in the plan · `base`: offset at which the segment begins · `is_last`: the log ends with
+    this piece.
     """
 
     log: int
@@ -105,12 +103,19 @@ class AuditPiece(NamedTuple):
     def size(self) -> int:
         return self.end - self.start
 
+    @property
+    def first(self) -> int:
+        """Offset at which the piece begins."""
+        return self.base + self.start
+
+    @property
+    def next(self) -> int:
+        """Offset at which the piece ends."""
+        return self.base + self.end
+
 
 class AuditPlan(NamedTuple):
-    """Plan of an audit: `logs` by their number, `pieces` in the order of logs and offsets.
-
-    `findings` are about what cannot be read.
-    """
+    """Logs by their number, pieces in the order of logs and offsets, and findings about what cannot be read."""
 
     logs: list[AuditedLog]
     pieces: list[AuditPiece]
@@ -133,7 +138,6 @@ def _no_partition_error(data: str) -> BadRequest:
 def make_plan(disk: Disk, folders: Sequence[str], piece_bytes: int = PIECE_BYTES) -> AuditPlan:
     """Plan the audit of these data folders. Raises BadRequest (no data folder), OSError."""
     made = AuditPlan([], [], [])
-    folders = [data.rstrip("/") or "/" for data in folders]
     check_folders(disk, folders)
     for data in folders:
         before = len(made.logs)
@@ -145,10 +149,7 @@ def make_plan(disk: Disk, folders: Sequence[str], piece_bytes: int = PIECE_BYTES
 
 
 def _plan_folder(disk: Disk, data: str, child: str, suffix: str, made: AuditPlan, piece_bytes: int) -> None:
-    """Add the log in the folder `child` to the plan `made`, unless its topic is deleted now.
-
-    Tries again if retention deletes a file that was just listed.
-    """
+    """Add the log in the folder `child` to the plan `made`, unless the topic is deleted meanwhile."""
     findings = len(made.findings)
     for tried in range(LISTING_ATTEMPTS):
         try:
@@ -179,8 +180,8 @@ def _plan_log(disk: Disk, data: str, folder: str, suffix: str, made: AuditPlan) 
     parsed = filenames.parse_partition_folder(folder) or (folder, -1)
     log = AuditedLog(len(made.logs), data, folder, *parsed, suffix, None, None, ())
     try:
-        # The checkpoint is read before the segments are listed. So a running broker has written by then what
-        # the checkpoint says about them.
+        # The checkpoint must be read before the segments are listed: if the broker writes meanwhile, the segments are
+        # then longer than the checkpoint says, and not shorter, which would look like missing bytes.
         log_id, marks = _read_checkpoint(disk, path)
     except (Corrupt, NewerFormat) as error:
         log_id = marks = None
@@ -214,10 +215,7 @@ def _segment_bases(disk: Disk, path: str, suffix: str) -> list[int]:
 
 
 def current_first_offset(disk: Disk, log: AuditedLog, first: int) -> int:
-    """Return the current first offset of a log, which retention may have moved meanwhile.
-
-    Returns `first` if the checkpoint cannot be read.
-    """
+    """Return the first offset of a log now; `first` if its checkpoint cannot be read."""
     try:
         marks = _read_checkpoint(disk, log.path)[1]
     except (Corrupt, NewerFormat, OSError):
@@ -226,10 +224,7 @@ def current_first_offset(disk: Disk, log: AuditedLog, first: int) -> int:
 
 
 def _read_checkpoint(disk: Disk, path: str) -> tuple[int | None, LogCheckpoint | None]:
-    """Return (log id, checkpoint) of the log in the folder `path`; (None, None) without a file.
-
-    The log id is taken from the checkpoint itself. Raises Corrupt, NewerFormat.
-    """
+    """Return (log id, checkpoint) of a log; (None, None) without a file. Raises Corrupt, NewerFormat."""
     place = filenames.join(path, filenames.log_checkpoint_name())
     found = DualSlotFile(disk, place).read()
     if found is None:
@@ -245,8 +240,8 @@ def _plan_segment(disk: Disk, path: str, base: int, log_id: int | None, suffix: 
     size = disk.size(filenames.join(path, filenames.segment_name(base, suffix)))
     if log_id is None:
         return AuditedSegment(base, size, None)
-    # The index is loaded up to the largest size of a segment, since the file may be shorter now than the
-    # index says.
+    # 1 << 40 is above any segment size, so no index entry is ignored: if the segment file was cut, the index shows how
+    # long the file must be.
     index = SegmentIndex.load(disk, filenames.join(path, filenames.index_name(base)), base, log_id, 1 << 40)
     return AuditedSegment(base, size, index.end if len(index) else None)
 
@@ -263,10 +258,7 @@ def _split_segments(disk: Disk, log: AuditedLog, piece_bytes: int) -> list[Audit
 
 
 def _find_cuts(disk: Disk, log: AuditedLog, segment: AuditedSegment, piece_bytes: int) -> list[int]:
-    """Return positions in a segment, about `piece_bytes` apart, where a block ends.
-
-    A block trailer before the position confirms each.
-    """
+    """Return positions about `piece_bytes` apart where a block ends: a block trailer before each confirms that."""
     if log.log_id is None or segment.size < 2 * piece_bytes:
         return []
     path = filenames.join(log.path, filenames.index_name(segment.base))
@@ -292,14 +284,14 @@ def _ends_block(data: bytes, log_id: int, segment: AuditedSegment, position: int
 
 
 CATALOG_LOG_ID: Final = 1 << 24
-CATALOG_SUFFIX: Final = ".catalog"
 
 
 def read_catalog_topics(disk: Disk, data: str) -> list[TopicRow]:
-    """Return the topics that the catalog of a data folder has; [] if it is damaged or missing.
+    """Return the topics in the catalog (the broker's log of topics) of a data folder; [] if it is damaged or missing.
 
-    Topics in creation or deletion are left out. The audit of the catalog's own log reports damage. Call this
-    before the folders are listed, so that topics created later are left out.
+    Topics that are just being created or deleted are left out. Damage is not reported here, since the catalog is
+    audited like other logs. Call this before the partition folders are listed, so that every returned topic has its
+    folders.
     """
     folder = filenames.join(data, CATALOG_FOLDER)
     register = CatalogState()
@@ -326,10 +318,7 @@ def _catalog_blocks(disk: Disk, folder: str, offset: int) -> Iterator[Block]:
 
 
 def find_missing_folders(data: str, topics: list[TopicRow], logs: list[AuditedLog]) -> list[Finding]:
-    """Return findings for partitions of `topics` without a folder of their own.
-
-    `logs`: all logs of the data folder `data`.
-    """
+    """Return findings for partitions of `topics` whose folder is not among `logs`, or is of another log."""
     there = {(log.topic, log.partition): log for log in logs}
     findings = []
     for topic in topics:
@@ -389,8 +378,8 @@ ADVICE: Final = {
 class Finding(NamedTuple):
     """One fault that the audit found.
 
-    `first <= x < next` are offsets of the partition (LSNs in the transaction journal). `data`: the data folder;
-    `segment`: the file's name, "" if the finding is about the whole folder.
+    `data`: the data folder · `segment`: name of the file, "" if the finding is about the whole folder · `first`,
+    `next`: the fault is at offsets [first, next) of the partition, or at these LSNs of the transaction journal.
     """
 
     kind: str

@@ -1,6 +1,6 @@
 """Common parts of the pipelines' command lines: options, Spark session, errors, exit codes.
 
-Exit codes are those of `tfmq`: 0 success, 1 failure (with a sentence on standard error), 2 wrong usage, 3 broker
+Exit codes are the same as for `tfmq`: 0 success, 1 failure (with a sentence on standard error), 2 wrong usage, 3 broker
 not reachable, 4 damage found.
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from tfmq.cli import main as tfmq_command
-from tfmq.cli.option_types import Duration
+from tfmq.cli.option_types import Duration, TextType
 from tfmq.cli.output import Output
 from tfmq.client.connection.connection import REQUEST_TIMEOUT_SECONDS
 from tfmq.errors import BadRequest, NotSupported
@@ -53,10 +53,7 @@ class Job:
 
     @contextmanager
     def spark(self) -> Iterator[SparkSession]:
-        """Use the active session (a notebook, spark-submit), else start one and stop it at the end.
-
-        Raises NotSupported (no Java), BadRequest (a master that Spark does not know).
-        """
+        """Yield the active Spark session, else a new one, which is stopped at the end. Raises as `start_session`."""
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
@@ -73,7 +70,7 @@ class Job:
 
     @contextmanager
     def tasks(self) -> Iterator[SparkTaskRunner]:
-        """Yield a runner of tasks in a session that starts at its first call and ends with the block."""
+        """Yield a runner of Spark tasks; its session starts at the first call and ends with the block."""
         with ExitStack() as stack:
             yield SparkTaskRunner(lambda: stack.enter_context(self.spark()))
 
@@ -82,9 +79,10 @@ class Job:
 def single_interrupt() -> Iterator[Callable[[], None]]:
     """Turn Ctrl-C in the block into one KeyboardInterrupt, without output on standard error.
 
-    Yields a function to call right after the block has started Spark: it restores the handler of SIGINT that was
-    set before. PySpark's own handler would call Java to cancel the running job while a call to Java is in progress;
-    py4j then logs tracebacks to the root logger, which are suppressed here.
+    When Spark starts, it replaces the handler of SIGINT by one that calls Java to cancel the running job. The call
+    fails if another call to Java is in progress, and py4j logs tracebacks to the root logger. So this context yields a
+    function that restores the former handler, which the caller must call right after starting Spark. It also suppresses
+    the tracebacks of py4j.
     """
     silent = logging.NullHandler()
     logging.getLogger().addHandler(silent)
@@ -97,25 +95,18 @@ def single_interrupt() -> Iterator[Callable[[], None]]:
     try:
         yield as_before
     except BaseException as error:
-        if was_interrupted(error):
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, KeyboardInterrupt):
+            cause = cause.__context__  # `error` may have been raised while the interrupt was handled
+        if cause is not None:
             raise KeyboardInterrupt from None
         raise
     finally:
         logging.getLogger().removeHandler(silent)
 
 
-def was_interrupted(error: BaseException | None) -> bool:
-    """Return whether the error is a KeyboardInterrupt, or was raised while one was handled."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error is not None
-
-
 def start_session(title: str, master: str | None) -> SparkSession:
-    """Start a session for one run: no console output, this Python in workers, local on 127.0.0.1.
-
-    Raises NotSupported (no Java), BadRequest (a master that Spark does not know).
-    """
+    """Start a quiet session for one run. Raises NotSupported (no Java), BadRequest (an unknown master)."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -159,10 +150,8 @@ def pipeline_options(name: str) -> Callable[[Function], Function]:
 
 def check_topics(topics: Sequence[str], everything: bool) -> None:
     """Check that either topics or --all are given. Raises UsageError."""
-    if topics and everything:
-        raise click.UsageError("name the topics, or give --all, not both.")
-    if not topics and not everything:
-        raise click.UsageError("name the topics, or give --all.")
+    if bool(topics) == everything:
+        raise click.UsageError(f"name the topics, or give --all{', not both' if everything else ''}.")
 
 
 def to_ms(moment: datetime | None) -> int | None:
@@ -177,10 +166,7 @@ def parse_window(since: datetime | None, until: datetime | None) -> tuple[int | 
 
 
 def run_command(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run the command line of a pipeline, or of all if `name` is empty; return its exit code.
-
-    Errors are printed as a sentence on standard error.
-    """
+    """Run the command line of a pipeline, or of all if `name` is empty; return its exit code. Prints errors."""
     code = tfmq_command.run(arguments, command, f"{PROGRAM}.{name}" if name else PROGRAM)
     if code == tfmq_command.INTERRUPTED:
         click.echo("tfmq: interrupted. Run the same command again: the result is that of one complete run.", err=True)
@@ -207,23 +193,20 @@ servers_option = click.option(
 )
 
 
+path_option = click.option(
+    "--path",
+    metavar="DATA",
+    type=click.Path(path_type=Path),
+    help="Read the files of this data folder instead of asking a broker.",
+)
+
+
 def address_options(command: Any) -> Any:
-    for option in (
-        timeout_option,
-        click.option(
-            "--path",
-            metavar="DATA",
-            type=click.Path(path_type=Path),
-            help="Read the files of this data folder instead of asking a broker.",
-        ),
-        servers_option,
-    ):
-        command = option(command)
-    return command
+    return servers_option(path_option(timeout_option(command)))
 
 
 def parse_address(servers: str | None, path: Path | None, timeout: float) -> SourceAddress:
-    """Return where to read from. Raises BadRequest if both are given."""
+    """Return where to read from. Raises BadRequest if `servers` and `path` are given."""
     if path is not None:
         if servers is not None:
             raise BadRequest("Name either --servers or --path, not both.")
@@ -232,20 +215,17 @@ def parse_address(servers: str | None, path: Path | None, timeout: float) -> Sou
 
 
 def resolve_broker(servers: str | None) -> str:
-    """Return the broker's address: `servers`, else $TFMQ_SERVERS, else the default.
-
-    Resolved on the driver, because the environment of tasks is another one.
-    """
+    """Return the broker's address. Call this on the driver only: tasks have other environment variables."""
     return servers or os.environ.get("TFMQ_SERVERS") or "127.0.0.1:8367"
 
 
-class SizeType(click.ParamType):  # type: ignore[type-arg]
+class SizeType(TextType):
     """Click parameter type of a size in bytes."""
 
     name = "SIZE"
 
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
-        size = value if isinstance(value, int) else parse_size(value)
+    def parse(self, text: str) -> int:
+        size = parse_size(text)
         if not size:
-            self.fail(f"{value!r} is no size: write a number above 0 and a unit, as in 64MiB", param, context)
+            raise ValueError(f"{text!r} is no size: write a number above 0 and a unit, as in 64MiB")
         return size

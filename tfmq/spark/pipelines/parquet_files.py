@@ -1,8 +1,9 @@
 """Reader and writer of an archive's Parquet files.
 
-Files are read after their size and checksum are verified. A part of a partition is written as one file per hour of
-append time, in offset order. Append times never decrease in a partition, so one file is open at a time. Row groups
-depend on the rows only, so the same rows give the same bytes, however they are read; one row group is in memory.
+The reader verifies size and checksum of a file before it reads the rows. The writer writes a piece (a range of one
+partition) as one file per hour of append time, in offset order. Append times never decrease in a partition, so the
+writer has one file open at a time, and one row group in memory. The rows alone determine the row groups, so the same
+rows give the same bytes, whatever the sizes of the batches in which the rows were read.
 """
 
 from __future__ import annotations
@@ -23,30 +24,19 @@ import pyarrow.parquet as pq
 
 from tfmq.arrow.schema import project
 from tfmq.errors import Damaged
-from tfmq.spark.pipelines.archive_folder import (
-    HOUR_MS,
-    ArchiveFile,
-    ArchivePiece,
-    create_folder,
-    file_path,
-    rename_durably,
-    temporary_path,
-)
+from tfmq.spark.pipelines import archive_folder
+from tfmq.spark.pipelines.archive_folder import ArchiveFile, ArchivePiece
 
 READ_BYTES: Final = 1 << 20
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 8 << 20
-"""A batch of large rows has fewer rows."""
+"""Approximate maximum size of a batch: batches of large rows have fewer rows than BATCH_ROWS."""
 
 MISSING: Final = "The archive {folder} misses {path}: it was deleted or not copied. Restore it from a copy."
-DAMAGED: Final = "{path} in the archive {folder} is damaged: {why}. Restore it from a copy."
 
 
 def verify_file(folder: Path, file: ArchiveFile) -> None:
-    """Verify the size and the checksum of a file.
-
-    Raises Damaged, with the file's name, if it is missing or changed.
-    """
+    """Raise Damaged, with the file's name, if a file is missing or changed."""
     crc = size = 0
     try:
         with (folder / file.path).open("rb") as opened:
@@ -54,12 +44,13 @@ def verify_file(folder: Path, file: ArchiveFile) -> None:
                 crc, size = zlib.crc32(data, crc), size + len(data)
     except FileNotFoundError:
         raise Damaged(MISSING.format(folder=folder, path=file.path)) from None
+    why = ""
     if size != file.size_bytes:
         why = f"it has {size:,} bytes, instead of {file.size_bytes:,}"
-        raise Damaged(DAMAGED.format(folder=folder, path=file.path, why=why))
-    if crc != file.crc:
+    elif crc != file.crc:
         why = "its checksum is wrong"
-        raise Damaged(DAMAGED.format(folder=folder, path=file.path, why=why))
+    if why:
+        raise Damaged(f"{file.path} in the archive {folder} is damaged: {why}. Restore it from a copy.")
 
 
 def read_batches(folder: Path, file: ArchiveFile) -> Iterator[pa.RecordBatch]:
@@ -78,10 +69,10 @@ COLUMNS: Final = project(["partition", "offset", "timestamp", "id", "key", "tag"
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "none")
 GROUP_ROWS: Final = 1 << 20
 GROUP_BYTES: Final = 16 << 20
-"""A row group ends after the row that reaches one of these limits; it is held in memory."""
+"""A row group, which is in memory until it is written, ends after the row that reaches one of these limits."""
 ROW_BYTES: Final = 48
 """Approximate size of a row without its binary columns, so that empty messages count, too."""
-HOUR_US: Final = HOUR_MS * 1000
+HOUR_US: Final = archive_folder.HOUR_MS * 1000
 
 
 class ChecksumFile(io.BufferedWriter):
@@ -111,10 +102,10 @@ class HourFileWriter:
 
     def __init__(self, folder: Path, topic: str, hour: int, piece: ArchivePiece, compression: str) -> None:
         self._folder, self._piece = folder, piece
-        self._name = file_path(topic, hour, piece)
+        self._name = archive_folder.file_path(topic, hour, piece)
         self._path = folder / self._name
-        create_folder(self._path.parent)
-        self._temporary = temporary_path(self._path)
+        archive_folder.create_folder(self._path.parent)
+        self._temporary = archive_folder.temporary_path(self._path)
         self._file = ChecksumFile(self._temporary)
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
@@ -160,23 +151,12 @@ class HourFileWriter:
         self._write_group()
         self._writer.close()
         self._file.close()
-        rename_durably(self._temporary, self._path)
+        archive_folder.rename_durably(self._temporary, self._path)
         piece = self._piece
         return ArchiveFile(
-            self._name,
-            piece.partition,
-            piece.incarnation,
-            piece.start,
-            piece.end,
-            self.rows,
-            self._file.size_bytes,
-            self._file.crc,
-            self._log_bytes,
-            self._first[0],
-            self._last[0],
-            self._first[1],
-            self._last[1],
-        )
+            self._name, piece.partition, piece.incarnation, piece.start, piece.end, self.rows, self._file.size_bytes,
+            self._file.crc, self._log_bytes, self._first[0], self._last[0], self._first[1], self._last[1],
+        )  # fmt: skip
 
     def abandon(self) -> None:
         with suppress(OSError):  # a full disk; the file is deleted anyway
@@ -206,9 +186,9 @@ def split_by_hour(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]
 def write_piece(
     folder: Path, topic: str, piece: ArchivePiece, batches: Iterable[pa.RecordBatch], compression: str
 ) -> list[ArchiveFile]:
-    """Write the files of a piece. `batches`: its rows in offset order, with COLUMNS.
+    """Write the files of a piece. `batches`: the rows of the piece in offset order, with the columns COLUMNS.
 
-    An error leaves only complete files; the next attempt writes identical ones again.
+    After an error only complete files exist; the next attempt writes these files again with the same bytes.
     """
     done: list[ArchiveFile] = []
     parts = (part for batch in batches if batch.num_rows for part in split_by_hour(batch))

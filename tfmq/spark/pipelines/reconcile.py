@@ -1,4 +1,4 @@
-"""Reconcile pipeline: messages produced, consumed by each group, and stored as dead letters.
+"""Reconcile pipeline: compares messages produced, consumed by each group, and stored as dead letters.
 
     python -m tfmq.spark.pipelines.reconcile --servers broker:8367 --dead-letters /var/lib/billing/dead.db
 
@@ -17,23 +17,13 @@ from tfmq.admin import Admin
 from tfmq.arrow.decoder import Decoder
 from tfmq.arrow.schema import project
 from tfmq.cli.output import did_you_mean, escape_unprintable, with_noun
+from tfmq.dead_letters import model
 from tfmq.dead_letters.admin import Desk, default_stores
-from tfmq.dead_letters.model import (
-    DEAD,
-    DROPPED,
-    FAILING,
-    HANDLED,
-    REDRIVEN,
-    REDRIVING,
-    RETRYING,
-    WAITING,
-    Letter,
-    Selection,
-)
+from tfmq.dead_letters.model import Letter, Selection
 from tfmq.errors import OffsetOutOfRange, TfmqError
 from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
 from tfmq.spark.pipelines.command import HELP, Job, pipeline_options, resolve_broker, run_and_exit, timeout_option
-from tfmq.spark.pipelines.spark_jobs import TaskResult, TaskRunner, show_progress
+from tfmq.spark.pipelines.spark_jobs import SparkTaskRunner, TaskResult, show_progress
 from tfmq.spark.ranges import OffsetRange, PartitionLog
 
 CLAIMS_PER_TASK: Final = 500
@@ -41,10 +31,7 @@ COLUMNS: Final = project(("offset", "id"))
 
 
 class LetterClaim(NamedTuple):
-    """A dead letter's statement that the message with this `id` is at `offset` of a partition.
-
-    `group` and `letter`: the dead letter's group and id; `resent`: the message was redriven to that offset.
-    """
+    """A dead letter's claim that message `id` is at `offset` of a partition. `resent`: a redrive sent it there."""
 
     offset: int
     id: int
@@ -64,10 +51,7 @@ class ClaimCheck(NamedTuple):
 def plan_claim_checks(
     address: SourceAddress, logs: Iterable[PartitionLog], kept: Sequence[LetterSummary]
 ) -> list[ClaimCheck]:
-    """Return the checks of what the letters `kept` claim about the partitions `logs`.
-
-    Claims about deleted partitions are left out.
-    """
+    """Return the checks of what the letters `kept` claim about `logs`; claims about other logs are left out."""
     known = {(log.topic, log.incarnation, log.partition): log for log in logs}
     claims: dict[PartitionLog, list[LetterClaim]] = {}
     for letter in kept:
@@ -86,10 +70,7 @@ def plan_claim_checks(
 
 
 def check_claims(claim_check: ClaimCheck) -> TaskResult[list[Fault]]:
-    """Read the message of each claim; return a discrepancy for each wrong one. Runs in a task.
-
-    Claims about messages that retention deleted are not wrong.
-    """
+    """Read the message of each claim, in a task; return a discrepancy for each wrong claim. Deleted messages pass."""
     faults: list[Fault] = []
     log = claim_check.log
     size = 0
@@ -104,10 +85,7 @@ def check_claims(claim_check: ClaimCheck) -> TaskResult[list[Fault]]:
 
 
 def _read_id(logs: LogReader, decoder: Decoder, log: PartitionLog, offset: int) -> tuple[int | None, int]:
-    """Return (id of the record at `offset`, bytes read).
-
-    The id is 0 if no record begins there, None if retention deleted it.
-    """
+    """Return the id of the record at `offset` (0: no record begins there; None: deleted) and the bytes read."""
     bounds = logs.bounds(log)
     if offset < bounds.first:
         return None, 0
@@ -132,17 +110,14 @@ def _wrong_claim(log: PartitionLog, claim: LetterClaim, found: int) -> Fault:
     return Fault(WRONG, claim.group, log.topic, log.partition, text)
 
 
-OPEN_STATES: Final = (FAILING, WAITING, RETRYING)
+OPEN_STATES: Final = (model.FAILING, model.WAITING, model.RETRYING)
 UNKNOWN: Final = -1
 
 WRONG, NOTE = "wrong", "note"
 
 
 class GroupPosition(NamedTuple):
-    """Committed offset and lag of a group in one partition, and the partition's bounds.
-
-    `offset` -1: nothing is committed; `lag` -1: unknown. Ordinals count messages since the topic was created.
-    """
+    """Position and lag of a group in a partition. `offset` -1: nothing is committed; `lag` -1: unknown."""
 
     broker: str
     group: str
@@ -158,10 +133,10 @@ class GroupPosition(NamedTuple):
 
 
 class LetterSummary(NamedTuple):
-    """The parts of a dead letter that are compared with the messages in its partition.
+    """The fields of a dead letter that are compared with the messages in its partition.
 
-    `store`: name of the store that has it · `message_id`: the message's id · `sent`: where a redriven message
-    must be: (topic, incarnation, partition, offset, id); None for other letters.
+    `store`: name of the store that has the letter · `id`: id of the letter · `sent`: where the message of a redriven
+    letter must be now, as (topic, incarnation, partition, offset, message id); None for other letters.
     """
 
     store: str
@@ -178,7 +153,7 @@ class LetterSummary(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A discrepancy; `weight` is "wrong", or "note" if it is temporary or intended."""
+    """A discrepancy; `weight` is "wrong", or "note" for a discrepancy that is temporary or intended."""
 
     weight: str
     group: str
@@ -190,10 +165,10 @@ class Fault(NamedTuple):
 class Row(NamedTuple):
     """Message counts of one partition for one group; -1 if unknown.
 
-    `produced`: all messages so far · `there`: those still in the log · `consumed`: those before the group's
-    offset · `lag`: those after it. Of the consumed ones, `waiting` are dead letters that will be retried,
-    `dead` ones need manual action, `settled` were redriven, acked later or dropped; `handled` ones were acked
-    without becoming a dead letter.
+    `produced`: messages that were ever appended · `there`: messages still in the log · `consumed`: messages before the
+    group's offset · `lag`: messages after the group's offset · `handled`: consumed messages without a dead letter ·
+    `waiting`: dead letters that will be handled again · `dead`: dead letters that need an operator, or that a redrive
+    has claimed · `settled`: dead letters that were redriven, handled later or dropped.
     """
 
     broker: str
@@ -216,17 +191,11 @@ class Balance(NamedTuple):
     rows: list[Row]
     faults: list[Fault]
 
-    def to_json(self) -> dict[str, Any]:
-        return {"rows": [row._asdict() for row in self.rows], "faults": [each._asdict() for each in self.faults]}
-
 
 def make_balance(
     positions: Sequence[GroupPosition], letter_summaries: Sequence[LetterSummary], incarnations: Mapping[int, str]
 ) -> Balance:
-    """Compare the groups' positions with the dead letters.
-
-    `incarnations`: incarnation -> name, of all existing topics.
-    """
+    """Compare the groups' positions with the dead letters. `incarnations`: incarnation -> name of existing topics."""
     faults: list[Fault] = []
     letters: dict[tuple[str, int, int], list[LetterSummary]] = {}
     for letter in _unique_letters(letter_summaries, faults):
@@ -257,18 +226,15 @@ def _make_row(standing: GroupPosition, letters: Sequence[LetterSummary]) -> Row:
     passed = [letter for letter in letters if consumed == UNKNOWN or letter.ordinal < consumed]
     count = Counter(letter.state for letter in letters)
     return Row(
-        standing.broker,
-        standing.group,
-        standing.topic,
-        standing.partition,
+        *(standing.broker, standing.group, standing.topic, standing.partition),
         standing.end_ordinal,
         standing.end_ordinal - standing.first_ordinal,
         consumed,
         standing.lag,
         UNKNOWN if consumed == UNKNOWN else consumed - len(passed),
         sum(count[state] for state in OPEN_STATES),
-        sum(count[state] for state in (DEAD, REDRIVING)),
-        sum(count[state] for state in (REDRIVEN, HANDLED, DROPPED)),
+        sum(count[state] for state in (model.DEAD, model.REDRIVING)),
+        sum(count[state] for state in (model.REDRIVEN, model.HANDLED, model.DROPPED)),
     )
 
 
@@ -315,12 +281,9 @@ def _find_faults(standing: GroupPosition, letters: Sequence[LetterSummary]) -> I
 
 
 def _orphaned_letters(group: str, partition: int, letters: Sequence[LetterSummary], topic: str | None) -> Fault:
-    """Return the discrepancy for letters of a group or partition that the broker does not have.
-
-    `topic`: the current name of their topic, None if it was deleted.
-    """
+    """Return the discrepancy for letters of a group or partition that the broker does not have."""
     said = with_noun(len(letters), "letter")
-    open_ones = sum(letter.state in (*OPEN_STATES, DEAD) for letter in letters)
+    open_ones = sum(letter.state in (*OPEN_STATES, model.DEAD) for letter in letters)
     if topic is None:
         text = f"{said}, {open_ones} of them open, of a topic that is not there any more, or in another broker"
         return Fault(NOTE, group, letters[0].topic, partition, text)
@@ -364,18 +327,21 @@ def reconcile_brokers(
     groups: Sequence[str],
     stores: Sequence[str],
     timeout: float,
-    tasks: TaskRunner,
+    tasks: SparkTaskRunner,
     job: Job,
 ) -> Balance:
     """Return the balance of all groups, or the given ones, in these brokers and stores."""
     standings: list[GroupPosition] = []
     incarnations: dict[int, str] = {}
+    known: list[str] = []
     servers = [str(address.servers) for address in addresses]
     for broker in servers:
         with Admin(broker, timeout=timeout) as admin:
             standings += read_group_positions(admin, broker, groups)
             incarnations |= {topic.incarnation: topic.name for topic in admin.topics()}
-    check_groups(groups, standings, servers, timeout)
+            known += [each.group for each in admin.groups()]
+    for name in sorted(set(groups) - set(known)):
+        raise TfmqError(f"There is no group {name!r}.{did_you_mean(name, known)}", outcome="not done")
     kept = [letter for store in stores for letter in read_letters(store, servers[0], groups)]
     found = make_balance(standings, kept, incarnations)
     asked = []
@@ -390,9 +356,9 @@ def reconcile_brokers(
 
 
 def read_group_positions(admin: Admin, broker: str, groups: Sequence[str]) -> Iterator[GroupPosition]:
-    """Yield the position of each group in each partition; with `groups` only of these."""
-    # Group offsets are read before the ends of partitions, so that no group has more consumed than produced
-    # messages.
+    """Yield the position of each group, or of each in `groups` if that is not empty, in each partition."""
+    # Group offsets must be read before the ends of partitions: in the other order, a group that consumes meanwhile
+    # would seem to have consumed more messages than were produced.
     names = [each.group for each in admin.groups() if not groups or each.group in groups]
     places = {name: admin.group(name).offsets for name in sorted(names)}
     topics: dict[str, Any] = {}
@@ -414,26 +380,8 @@ def read_group_positions(admin: Admin, broker: str, groups: Sequence[str]) -> It
             )  # fmt: skip
 
 
-def check_groups(
-    groups: Sequence[str], standings: Sequence[GroupPosition], servers: Sequence[str], timeout: float
-) -> None:
-    """Check that each of `groups` exists in a broker. Raises TfmqError."""
-    known: list[str] = []
-    missing = sorted(set(groups) - {each.group for each in standings})
-    if missing:
-        for broker in servers:
-            with Admin(broker, timeout=timeout) as admin:
-                known += [each.group for each in admin.groups()]
-    for name in missing:
-        if name not in known:
-            raise TfmqError(f"There is no group {name!r}.{did_you_mean(name, known)}", outcome="not done")
-
-
 def read_letters(store: str, servers: str, groups: Sequence[str]) -> Iterator[LetterSummary]:
-    """Yield the letters in a store; with `groups` only of these.
-
-    Raises TfmqError if the store does not exist.
-    """
+    """Yield the letters in a store, of all groups or of `groups`. Raises TfmqError if the store does not exist."""
     with Desk(store, servers) as desk:
         desk.check()
         for name in groups or (None,):
@@ -444,7 +392,7 @@ def read_letters(store: str, servers: str, groups: Sequence[str]) -> Iterator[Le
 def summarize_letter(store: str, letter: Letter) -> LetterSummary:
     sent = None
     journey = letter.journey
-    if journey is not None and letter.state == REDRIVEN and letter.sent_offset >= 0:
+    if journey is not None and letter.state == model.REDRIVEN and letter.sent_offset >= 0:
         id = journey.producer_id << 24 | journey.sequence
         sent = journey.topic, journey.incarnation, journey.partition, letter.sent_offset, id
     return LetterSummary(
@@ -455,7 +403,8 @@ def summarize_letter(store: str, letter: Letter) -> LetterSummary:
 
 def print_balance(job: Job, found: Balance) -> None:
     if job.output.json:
-        job.output.print_object(found.to_json())
+        rows, faults = [row._asdict() for row in found.rows], [each._asdict() for each in found.faults]
+        job.output.print_object({"rows": rows, "faults": faults})
         return
     job.output.print_rows(
         [_printable_row(row) for row in found.rows], ROW_COLUMNS, "no group has committed an offset yet"
@@ -467,10 +416,7 @@ def print_balance(job: Job, found: Balance) -> None:
 
 
 def _printable_row(row: Row | Fault) -> dict[str, Any]:
-    """Return a row as a table row, with control characters escaped.
-
-    Another user may have written the store of the letters.
-    """
+    """Return a row with control characters escaped: another user may have written the dead-letter store."""
     return {
         name: escape_unprintable(value) if isinstance(value, str) else value for name, value in row._asdict().items()
     }

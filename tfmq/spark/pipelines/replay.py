@@ -1,9 +1,10 @@
 """`python -m tfmq.spark.pipelines.replay TOPIC --from FOLDER`: sends archived messages to a topic.
 
-A replay has numbered steps, each one commit. Which files are in which step depends only on the archive and
-the filter; a step never has files of two steps of the archive, so a grown archive only adds steps at the end.
-The broker stores the last step of each replay as the sequence of a commit group: a run continues after the
-last completed step, and what an interrupted step prepared is discarded by the next commit.
+A replay has numbered steps; the messages of a step are committed together. Which files belong to which step depends
+only on the archive and the filter (the options that select partitions and times). No step has files of two archive
+steps, so when the archive grows, the replay only gets new steps at the end. The number of a step is the sequence of a
+commit group, and the broker stores the last committed sequence: so a run continues after the last completed step. The
+next commit discards what an interrupted step prepared.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -30,32 +30,20 @@ from tfmq.cli.output import with_noun
 from tfmq.errors import BadRequest, Damaged, TopicExists, UnknownTopic
 from tfmq.limits import is_valid_name
 from tfmq.protocol.commands import CommitMember
-from tfmq.spark.pipelines import parquet_files
+from tfmq.spark.pipelines import command, parquet_files
 from tfmq.spark.pipelines.archive_folder import ArchiveFile, ArchiveFolder, Manifest
-from tfmq.spark.pipelines.command import (
-    HELP,
-    Job,
-    parse_window,
-    pipeline_options,
-    resolve_broker,
-    run_and_exit,
-    servers_option,
-    timeout_option,
-)
+from tfmq.spark.pipelines.command import Job
 from tfmq.spark.pipelines.parquet_files import read_batches
-from tfmq.spark.pipelines.spark_jobs import Progress, TaskResult, TaskRunner, show_progress
+from tfmq.spark.pipelines.spark_jobs import Progress, ShowProgress, SparkTaskRunner, TaskResult, show_progress
 from tfmq.spark.settings import SinkSettings, commit_group_name
 from tfmq.spark.sink_task import CommitGroupClient, TaskCommitMessage, abort_run, collect_commit, write_rows
 
 STEP_BYTES: Final = 256 << 20
-"""Approximate size of a step. Not an option: other steps would make it another replay."""
+"""Approximate size of a step. Not an option, because with another size the step numbers would mean other files."""
 
 
 class ReplayFilter(NamedTuple):
-    """The part of an archived topic to replay.
-
-    `partitions`: () means all; append times in [`since_ms`, `until_ms`), None: no bound.
-    """
+    """What to replay of a topic: `partitions` (all if empty), append times in [`since_ms`, `until_ms`)."""
 
     topic: str
     partitions: tuple[int, ...] = ()
@@ -72,7 +60,7 @@ class ReplayFilter(NamedTuple):
 
 
 class ReplayPart(NamedTuple):
-    """The files that one task sends: those of one partition, in the order of offsets."""
+    """The files that one task sends: files of one partition, in the order of offsets."""
 
     partition: int
     files: tuple[ArchiveFile, ...]
@@ -88,18 +76,14 @@ class ReplayStep(NamedTuple):
     number: int
     parts: tuple[ReplayPart, ...]
 
-    @property
-    def log_bytes(self) -> int:
-        return sum(each.log_bytes for each in self.parts)
-
 
 def plan_steps(
     manifests: Iterable[Manifest], selection: ReplayFilter, step_bytes: int = STEP_BYTES
 ) -> Iterator[ReplayStep]:
-    """Yield all steps of a replay; `manifests` are those of all steps of the archive, in order.
+    """Yield all steps of a replay. `manifests`: the manifests of all archive steps, in order.
 
-    The incarnations of a topic that was deleted and created again are in separate steps, in order, also
-    within one step of the archive.
+    If a topic was deleted and created again, one archive step may have files of both incarnations of the topic. Files
+    of different incarnations are replayed in separate steps, the older incarnation first.
     """
     number = 0
     for manifest in manifests:
@@ -112,10 +96,7 @@ def plan_steps(
 
 
 def _split_into_steps(files: list[ArchiveFile], step_bytes: int) -> Iterator[tuple[ReplayPart, ...]]:
-    """Yield the parts of each step, about `step_bytes` of log in all.
-
-    They are shared by the partitions that have files left.
-    """
+    """Yield the parts of each step, about `step_bytes` of log, shared by the partitions with files left."""
     waiting: dict[int, list[ArchiveFile]] = {}
     for each in sorted(files, key=lambda file: (file.partition, file.first_offset)):
         waiting.setdefault(each.partition, []).append(each)
@@ -143,18 +124,6 @@ def replay_name(archive_id: str, choice: ReplayFilter, node: str, topic: str, in
 SENT_COLUMNS: Final = ("value", "attributes", "partition")
 """Key and tag are not sent as columns: they are in the attributes."""
 
-OTHER_PARTITION_COUNT: Final = (
-    "{topic} has {counted}, and the archived {archived} had {known}: messages would change partitions."
-    " Create a topic with {known} (tfmq topic create), or use --repartition, which keeps the order of each key only."
-)
-TARGET_IS_SOURCE: Final = (
-    "The archive was made of this same topic {topic}: its own messages would be appended a second time."
-    " Name another topic with --to, or use --into-itself if that is intended."
-)
-TARGET_DELETED: Final = (
-    "{topic} was deleted while messages were replayed into it: run it again, which creates the topic."
-)
-
 
 class ReplayOptions(NamedTuple):
     """Options of a replay."""
@@ -169,10 +138,7 @@ class ReplayOptions(NamedTuple):
 
 
 class ReplayTarget(NamedTuple):
-    """The topic that gets the messages; `last_step`: this replay's last completed step, or 0.
-
-    `group`: the commit group whose sequence is the step; `partitions`: number of the topic's partitions.
-    """
+    """The topic that gets the messages. `group`: the commit group whose sequence is the `last_step` (0: none)."""
 
     group: str
     incarnation: int
@@ -191,47 +157,23 @@ class ReplayResult:
     messages: int = 0
     topic_created: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "archived": self.archived,
-            "topic": self.topic,
-            "messages": self.messages,
-            "steps": self.steps,
-            "steps_before": self.earlier_steps,
-            "topic_made": self.topic_created,
-        }
 
-
-class TaskSettings(NamedTuple):
-    """What each task of a step needs besides its part.
-
-    `partitions`: number of the target's partitions if keys choose the partition again, else 0.
-    """
-
-    folder: Path
-    choice: ReplayFilter
-    settings: SinkSettings
-    member: CommitMember
-    partitions: int
-
-
-def replay_part(order: TaskSettings, part: ReplayPart) -> TaskResult[TaskCommitMessage]:
+def replay_part(
+    options: ReplayOptions, settings: SinkSettings, member: CommitMember, partitions: int, part: ReplayPart
+) -> TaskResult[TaskCommitMessage]:
     """Read the files of a part, send their selected rows and prepare them. Runs in a task."""
-    written = write_rows(order.settings, order.member, read_rows(order, part))
+    written = write_rows(settings, member, read_rows(options, partitions, part))
     return TaskResult(written, written.rows, part.log_bytes)
 
 
-def read_rows(order: TaskSettings, part: ReplayPart) -> Iterator[pa.RecordBatch]:
-    """Yield the selected rows of a part, with the columns of the sink.
-
-    Raises Damaged, which names the file.
-    """
+def read_rows(options: ReplayOptions, partitions: int, part: ReplayPart) -> Iterator[pa.RecordBatch]:
+    """Yield the selected rows of a part, with the columns of the sink. Raises Damaged, which names the file."""
     turn = part.partition
     for file in part.files:
-        for batch in read_batches(order.folder, file):
-            chosen = filter_by_time(batch, order.choice)
-            if order.partitions and chosen.num_rows:
-                column = partition_of(chosen, order.partitions, turn % order.partitions)
+        for batch in read_batches(options.folder, file):
+            chosen = filter_by_time(batch, options.choice)
+            if options.repartition and chosen.num_rows:
+                column = partition_of(chosen, partitions, turn % partitions)
                 turn += chosen.num_rows
                 index = chosen.schema.get_field_index("partition")
                 chosen = chosen.set_column(index, "partition", column.cast(pa.int32()))
@@ -251,17 +193,16 @@ def filter_by_time(batch: pa.RecordBatch, choice: ReplayFilter) -> pa.RecordBatc
 class ReplayRun:
     """One run of a replay."""
 
-    def __init__(self, options: ReplayOptions, admin: Admin, run: TaskRunner) -> None:
+    def __init__(self, options: ReplayOptions, admin: Admin, run: SparkTaskRunner) -> None:
         self._options, self._admin, self._run = options, admin, run
         self._archive = ArchiveFolder.open(options.folder)
         self.outcome = ReplayResult(options.choice.topic, options.topic)
 
-    def replay_new(self, begin_progress: Callable[[int], Progress]) -> ReplayResult:
-        """Send all archived messages of the filter that earlier runs did not send.
+    def replay_new(self, show: ShowProgress) -> ReplayResult:
+        """Send all archived messages that match the filter and that earlier runs did not send.
 
-        `begin_progress` gets the bytes to send.
-
-        Raises BadRequest, UnknownTopic (not archived), Damaged, and the errors of the broker.
+        `show` is called with the number of bytes to send. Raises BadRequest, UnknownTopic (the archive does not have
+        the topic), Damaged, and the errors of the broker.
         """
         manifests = self._read_manifests()
         target = self._open_target(manifests[-1])
@@ -269,14 +210,14 @@ class ReplayRun:
         self.outcome.earlier_steps = target.last_step
         self._check_files(todo)
         if todo:
-            progress = begin_progress(sum(each.log_bytes for each in todo))
-            for step in todo:
-                self._send_step(target, step, progress)
+            with show(sum(part.log_bytes for step in todo for part in step.parts)) as progress:
+                for step in todo:
+                    self._send_step(target, step, progress)
         return self.outcome
 
     def _read_manifests(self) -> list[Manifest]:
         topic = self._options.choice.topic
-        found = [self._archive.manifest(topic, step) for step in self._archive.steps(topic)]
+        found = self._archive.manifests(topic)
         if not found:
             there = ", ".join(self._archive.topics()) or "nothing yet"
             raise UnknownTopic(f"The archive {self._options.folder} has no topic {topic!r}; it has {there}.")
@@ -288,11 +229,7 @@ class ReplayRun:
         return found
 
     def _open_target(self, last: Manifest) -> ReplayTarget:
-        """Return the target topic, created if it does not exist, and this replay's last step in it.
-
-        `last`: the archive's last manifest. Raises BadRequest for a topic with another number of partitions,
-        and for the archived topic itself, unless the options permit these.
-        """
+        """Return the target topic, created if missing. Raises BadRequest if the options do not permit it."""
         wish, known = self._options, last.plan.partitions
         node = str(self._admin.status().get("node", ""))
         try:
@@ -302,14 +239,17 @@ class ReplayRun:
         count = len(topic.partitions)
         if count != known and not wish.repartition:
             raise BadRequest(
-                OTHER_PARTITION_COUNT.format(
-                    topic=wish.topic, counted=with_noun(count, "partition"), archived=wish.choice.topic, known=known
-                )
+                f"{wish.topic} has {with_noun(count, 'partition')}, and the archived {wish.choice.topic} had {known}:"
+                f" messages would change partitions. Create a topic with {known} (tfmq topic create), or use"
+                " --repartition, which keeps the order of each key only."
             )
         lives = {incarnation for incarnation, _ in last.ends}
         same = wish.topic == wish.choice.topic and last.plan.node == node and topic.incarnation in lives
         if same and not wish.into_itself:
-            raise BadRequest(TARGET_IS_SOURCE.format(topic=wish.topic))
+            raise BadRequest(
+                f"The archive was made of this same topic {wish.topic}: its own messages would be appended a second"
+                " time. Name another topic with --to, or use --into-itself if that is intended."
+            )
         name = replay_name(self._archive.id, wish.choice, node, wish.topic, topic.incarnation)
         group = commit_group_name("replay", name)
         reached = [each.sequence for each in self._admin.commit_groups() if each.group == group]
@@ -333,24 +273,26 @@ class ReplayRun:
         wish = self._options
         settings = SinkSettings(wish.servers, wish.topic, wish.timeout, lenient=True)
         member = CommitMember(target.group, step.number, uuid.uuid4().hex)
-        partitions = target.partitions if wish.repartition else 0
-        order = TaskSettings(wish.folder, wish.choice, settings, member, partitions)
         title = f"replay {wish.choice.topic}, step {step.number}"
+        deleted = UnknownTopic(
+            f"{wish.topic} was deleted while messages were replayed into it: run it again, which creates the topic."
+        )
         try:
-            written = self._run(partial(replay_part, order), step.parts, progress, title)
-            verdict = collect_commit(written)
-            assert verdict is not None, "a step has parts"
+            work = partial(replay_part, wish, settings, member, target.partitions)
+            written = self._run(work, step.parts, progress, title)
+            request = collect_commit(written)
+            assert request is not None, "a step has parts"
             if self._admin.topic(wish.topic).incarnation != target.incarnation:
-                raise UnknownTopic(TARGET_DELETED.format(topic=wish.topic))
+                raise deleted
             with CommitGroupClient(wish.servers, wish.timeout) as client:
-                reply = client.commit(verdict)
+                reply = client.commit(request)
         except BaseException:
             abort_run(settings, member)
             raise
         if reply.dropped:
-            raise UnknownTopic(TARGET_DELETED.format(topic=wish.topic))
+            raise deleted
         self.outcome.steps += 1
-        self.outcome.messages += verdict.rows
+        self.outcome.messages += request.rows
 
 
 EXAMPLES = """\b
@@ -373,7 +315,7 @@ class FixedMoment(Moment):
         return point_in_time(text)
 
 
-@click.command(epilog=EXAMPLES, context_settings=HELP)
+@click.command(epilog=EXAMPLES, context_settings=command.HELP)
 @click.argument("topic")
 @click.option(
     "--from",
@@ -392,9 +334,9 @@ class FixedMoment(Moment):
     "--repartition", is_flag=True, help="Choose partitions by key again: for a target with another number of them."
 )
 @click.option("--into-itself", is_flag=True, help="Allow the archived topic itself as target.")
-@servers_option
-@timeout_option
-@pipeline_options("replay")
+@command.servers_option
+@command.timeout_option
+@command.pipeline_options("replay")
 def replay(
     topic: str,
     folder: Path,
@@ -410,24 +352,29 @@ def replay(
 ) -> int:
     """Send what was archived of TOPIC again: the same messages, in the same partitions and order.
 
-    Run it again after an interruption, or when the archive has grown: it continues, and sends nothing twice.
+    Run the command again after an interruption, or when the archive has grown: it continues, and sends nothing twice.
     """
     if target is not None and not is_valid_name(target):
         raise click.BadParameter("a topic's name is 1 to 249 of A-Z a-z 0-9 . _ -", param_hint="--to")
-    choice = ReplayFilter(topic, tuple(sorted(set(partitions))), *parse_window(since, until))
-    broker = resolve_broker(servers)
+    choice = ReplayFilter(topic, tuple(sorted(set(partitions))), *command.parse_window(since, until))
+    broker = command.resolve_broker(servers)
     wish = ReplayOptions(folder.resolve(), choice, broker, target or topic, timeout, repartition, into_itself)
-    with Admin(broker, timeout=timeout) as admin, job.tasks() as tasks, ExitStack() as stack:
-        outcome = ReplayRun(wish, admin, tasks).replay_new(
-            lambda total: stack.enter_context(show_progress(job.output, f"replaying {topic}", total))
-        )
+    with Admin(broker, timeout=timeout) as admin, job.tasks() as tasks:
+        outcome = ReplayRun(wish, admin, tasks).replay_new(partial(show_progress, job.output, f"replaying {topic}"))
     print_result(job, outcome)
     return 0
 
 
 def print_result(job: Job, outcome: ReplayResult) -> None:
     if job.output.json:
-        job.output.print_object(outcome.to_json())
+        job.output.print_object({
+            "archived": outcome.archived,
+            "topic": outcome.topic,
+            "messages": outcome.messages,
+            "steps": outcome.steps,
+            "steps_before": outcome.earlier_steps,
+            "topic_made": outcome.topic_created,
+        })  # fmt: skip
         return
     if not outcome.steps:
         what = "has all of it already" if outcome.earlier_steps else "has nothing to get: no messages are archived"
@@ -439,4 +386,4 @@ def print_result(job: Job, outcome: ReplayResult) -> None:
 
 
 if __name__ == "__main__":
-    run_and_exit(replay, "replay")
+    command.run_and_exit(replay, "replay")

@@ -2,8 +2,8 @@
 
     python -m tfmq.spark.pipelines.report orders --to /tmp/report
 
-Spark counts the messages into bins in one pass; only the bins are collected on the driver. docs/pipelines.md shows
-a report.
+Spark reads the messages once and counts them in bins, for example of similar sizes; only the counts of the bins are
+collected on the driver. docs/pipelines.md shows a report.
 """
 
 from __future__ import annotations
@@ -29,29 +29,12 @@ from tfmq.dead_letters.admin import Desk
 from tfmq.errors import BadRequest
 from tfmq.message import BORN_AT
 from tfmq.spark.log_reader import LogReader, SourceAddress, open_log_reader
+from tfmq.spark.pipelines import command, report_render
 from tfmq.spark.pipelines.archive import select_topics
 from tfmq.spark.pipelines.archive_folder import create_output_folder
-from tfmq.spark.pipelines.command import (
-    HELP,
-    Job,
-    address_options,
-    check_topics,
-    parse_address,
-    parse_window,
-    pipeline_options,
-    run_and_exit,
-)
+from tfmq.spark.pipelines.command import Job
 from tfmq.spark.pipelines.reconcile import UNKNOWN, GroupPosition, read_group_positions
-from tfmq.spark.pipelines.report_render import (
-    BINS_PER_DOUBLING,
-    GroupLag,
-    RateSample,
-    TopicFigures,
-    draw_topic,
-    make_distribution,
-    render_page,
-    step_seconds,
-)
+from tfmq.spark.pipelines.report_render import GroupLag, RateSample, TopicFigures, make_distribution, step_seconds
 from tfmq.spark.pipelines.spark_jobs import find_tfmq_error, show_progress, watch_progress
 from tfmq.spark.ranges import Bounds, OffsetRange, PartitionLog
 
@@ -75,18 +58,12 @@ def read_group_lags(address: SourceAddress, topics: Sequence[str], now_ms: int) 
 
 
 def combine_lags(group: str, lags: Sequence[int], ages: Sequence[float]) -> GroupLag:
-    """Return the lag of a group in a topic: the sum over its partitions, -1 if one is unknown.
-
-    The age is that of the partition with the oldest unconsumed message.
-    """
+    """Return the lag of a group in a topic (-1 if that of a partition is unknown) and its oldest message's age."""
     return GroupLag(group, UNKNOWN if min(lags) < 0 else sum(lags), max(ages, default=0.0))
 
 
 def _oldest_age(logs: LogReader, log: PartitionLog, standing: GroupPosition, now_ms: int) -> float:
-    """Return the age in seconds of the first message that a group has not consumed.
-
-    0 if it has consumed all. `standing`: the group's position in the partition `log`.
-    """
+    """Return the age in seconds of the first message that a group has not consumed; 0 if there is none."""
     bounds = logs.bounds(log)
     start = logs.next_message_offset(log, max(bounds.first, standing.offset))
     if start >= bounds.end:
@@ -100,18 +77,8 @@ def _oldest_age(logs: LogReader, log: PartitionLog, standing: GroupPosition, now
     return 0.0
 
 
-def check_stores(stores: Sequence[str], servers: str | None) -> None:
-    """Check that these dead letter stores exist. Raises TfmqError."""
-    for store in stores:
-        with Desk(store, servers) as desk:
-            desk.check()
-
-
 def add_letters(figures: Iterable[TopicFigures], stores: Sequence[str], servers: str | None) -> Iterator[TopicFigures]:
-    """Yield the figures of each topic with counts of its dead letters in these stores.
-
-    Raises TfmqError for a missing store.
-    """
+    """Yield the figures with counts of dead letters in these stores. Raises TfmqError for a missing store."""
     calls: dict[str, Counter[int]] = {}
     states: dict[str, Counter[str]] = {}
     for store in stores:
@@ -125,16 +92,13 @@ def add_letters(figures: Iterable[TopicFigures], stores: Sequence[str], servers:
 
 
 DAY_SECONDS: Final = 86_400
-"""Margin for a broker's clock that is ahead of the local one."""
+"""Margin for a broker whose clock is ahead of the local clock."""
 SCHEMA: Final = "value binary, topic string, partition int, timestamp timestamp, attributes binary"
 _BIRTH_TIME_SQL: Final = (
     f"CASE WHEN length(attributes) > 10 AND substring(attributes, 2, 2) = X'{BORN_AT:02X}CF'"
     " THEN try_cast(conv(hex(substring(attributes, 4, 8)), 16, 10) AS BIGINT) END"
 )
-"""Birth time of a message in ms, null if it has none or the value is out of range.
-
-It is the first of the attributes: the head of a map, the key, a u64; see docs/protocol.md.
-"""
+"""SQL for the birth time in ms, or null. Encoded attributes begin with it: the head of a map, the key, a u64."""
 MOMENT, SIZE, LATENCY, PARTITION, UNBORN, EARLY = "moment", "size", "latency", "partition", "unborn", "early"
 
 
@@ -186,10 +150,7 @@ def _append_times(logs: LogReader, log: PartitionLog, bounds: Bounds, now_ms: in
 
 
 def count_bins(frame: DataFrame, widths: Mapping[str, int]) -> DataFrame:
-    """Return a frame with a row per bin: topic, kind, bin, count; least, most and total value.
-
-    The kind says what is counted, such as SIZE. `widths`: topic -> seconds of a time bin.
-    """
+    """Return a frame with a row per bin: topic, kind (such as SIZE), bin, count; least, most and total value."""
     from pyspark.sql import functions
 
     plain = frame.selectExpr(
@@ -225,14 +186,11 @@ def _fact_sql(what: str, bin: str, value: str) -> str:
 
 
 def _bin_sql(value: str) -> str:
-    return f"CAST(floor(log2({value} + 1) * {BINS_PER_DOUBLING}) AS BIGINT)"
+    return f"CAST(floor(log2({value} + 1) * {report_render.BINS_PER_DOUBLING}) AS BIGINT)"
 
 
 def collect_figures(bins: DataFrame, widths: Mapping[str, int]) -> list[TopicFigures]:
-    """Collect the bins on the driver, and return the figures of each topic.
-
-    `widths`: topic -> seconds of a time bin.
-    """
+    """Collect the bins on the driver, and return the figures of each topic."""
     rows = bins.collect()
     return [
         _topic_figures(topic, width, [row for row in rows if row["topic"] == topic]) for topic, width in widths.items()
@@ -264,7 +222,7 @@ COLUMNS: Final = ("topic", "messages", "payload", "a_second", "peak", "size_p50"
 
 
 @click.command(
-    context_settings=HELP,
+    context_settings=command.HELP,
     epilog="\b\nExample:\n  python -m tfmq.spark.pipelines.report orders payments --to /tmp/report",
 )
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
@@ -282,8 +240,8 @@ COLUMNS: Final = ("topic", "messages", "payload", "a_second", "peak", "size_p50"
     "--dead-letters", "stores", metavar="STORE", multiple=True,
     help="A path, a SQLAlchemy URL or topic:NAME, as `dead_letters=` of a consumer; repeat for several.",
 )  # fmt: skip
-@address_options
-@pipeline_options("report")
+@command.address_options
+@command.pipeline_options("report")
 def report(
     topics: tuple[str, ...],
     folder: Path | None,
@@ -298,9 +256,9 @@ def report(
     job: Job,
 ) -> int:
     """Report rates, sizes, latencies, lags and retries of TOPICs."""
-    check_topics(topics, everything)
-    window = TimeRange(*parse_window(since, until))
-    address = parse_address(servers, path, timeout)
+    command.check_topics(topics, everything)
+    window = TimeRange(*command.parse_window(since, until))
+    address = command.parse_address(servers, path, timeout)
     now_ms = round(time.time() * 1000)
     with open_log_reader(address) as logs:
         meant = select_topics(topics, logs)
@@ -308,7 +266,9 @@ def report(
         bounds = [each for topic in meant for each in logs.all_bounds(logs.partitions(topic))]
     if not meant:
         raise BadRequest("There are no topics yet.")
-    check_stores(stores, address.servers)
+    for store in stores:
+        with Desk(store, address.servers) as desk:
+            desk.check()
     if folder is not None:
         create_output_folder(folder)
     figures = measure_topics(address, widths, window, sum(each.end - each.first for each in bounds), job)
@@ -324,10 +284,7 @@ def report(
 def measure_topics(
     address: SourceAddress, widths: Mapping[str, int], window: TimeRange, size_bytes: int, job: Job
 ) -> list[TopicFigures]:
-    """Count the messages with Spark, and return the figures of each topic.
-
-    `widths`: topic -> seconds of a time bin. Raises the errors of the source.
-    """
+    """Count the messages with Spark. `widths`: topic -> seconds of a time bin. Raises the errors of the source."""
     with ExitStack() as stack:
         session = stack.enter_context(job.spark())
         progress = stack.enter_context(show_progress(job.output, "reading", size_bytes))
@@ -343,11 +300,11 @@ def measure_topics(
 
 def write_report(folder: Path, figures: Sequence[TopicFigures], kind: str, address: SourceAddress, now_ms: int) -> None:
     """Write a picture per topic, the page, and the figures as JSON. Raises OSError."""
-    drawn = {each.topic: draw_topic(each, kind) for each in figures}
+    drawn = {each.topic: report_render.draw_topic(each, kind) for each in figures}
     for topic, picture in drawn.items():
         (folder / f"{topic}.{kind}").write_bytes(picture)
     source = address.servers or address.path or ""
-    (folder / PAGE_NAME).write_text(render_page(figures, drawn, kind, source, now_ms))
+    (folder / PAGE_NAME).write_text(report_render.render_page(figures, drawn, kind, source, now_ms))
     (folder / FIGURES_NAME).write_text(json.dumps([each.to_json() for each in figures], indent=1) + "\n")
 
 
@@ -372,4 +329,4 @@ def print_report(job: Job, figures: Sequence[TopicFigures], folder: Path | None)
 
 
 if __name__ == "__main__":
-    run_and_exit(report, "report")
+    command.run_and_exit(report, "report")

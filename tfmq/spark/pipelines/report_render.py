@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 BINS_PER_DOUBLING: Final = 16
-"""A bin is 4.4 % wide. It has its least and most value, so few distinct values are exact."""
+"""Bins between x and 2x; each is 4.4 % wide. A bin also has its least and most value, so a few values stay exact."""
 QUANTILES: Final = (0.5, 0.9, 0.99, 0.999)
 
 
@@ -48,10 +48,7 @@ class Distribution(NamedTuple):
         return sum(each.total for each in self.bins) / max(1, self.count_values)
 
     def quantile(self, share: float) -> int:
-        """Return the value that a `share` of all values (0 to 1) does not exceed; 0 without values.
-
-        Values are assumed to be evenly distributed within a bin.
-        """
+        """Return the value that a `share` of all values (0 to 1) does not exceed, interpolated; 0 without values."""
         left = share * self.count_values
         for each in self.bins:
             if left <= each.count:
@@ -84,7 +81,7 @@ class RateSample(NamedTuple):
 
 
 class GroupLag(NamedTuple):
-    """Lag of a group in messages, and the age (seconds) of its first unconsumed one; lag -1: unknown."""
+    """Lag of a group in messages (-1: unknown), and the age in seconds of its first unconsumed message."""
 
     group: str
     lag: int
@@ -99,10 +96,10 @@ def lag_text(lag: int) -> str:
 class TopicFigures(NamedTuple):
     """Figures of one topic.
 
-    `partitions`: partition -> number of messages. `sizes`: of payloads, in bytes. `latencies`: from birth to
-    append, in ms. `unborn`: number of messages without a birth time; `early`: with a birth time after their
-    append. `calls`: number of handler calls -> number of dead letters with as many. `letters`: state ->
-    number of dead letters.
+    `partitions`: partition -> number of messages · `moments`: rates over time · `sizes`: sizes of payloads in bytes ·
+    `latencies`: ms from a message's birth (its time at the producer) to its append · `unborn`: number of messages
+    without a birth time · `early`: number of messages appended before their birth time · `groups`: lags of consumer
+    groups · `calls`: number of handler calls -> number of dead letters · `letters`: state -> number of dead letters.
     """
 
     topic: str
@@ -160,10 +157,7 @@ MOMENTS_MAX: Final = 240
 
 
 def step_seconds(span_seconds: int) -> int:
-    """Return the seconds of one point in a plot over `span_seconds`.
-
-    It is a round number, and there are at most MOMENTS_MAX points.
-    """
+    """Return the seconds of one point in a plot over `span_seconds`: round, for at most MOMENTS_MAX points."""
     return next((width for width in WIDTHS if span_seconds <= width * MOMENTS_MAX), -(-span_seconds // MOMENTS_MAX))
 
 
@@ -179,10 +173,7 @@ th:first-child, td:first-child { text-align: left; } img { max-width: 100%; heig
 def render_page(
     figures: Sequence[TopicFigures], pictures: Mapping[str, bytes], kind: str, source: str, made_ms: int
 ) -> str:
-    """Return a self-contained HTML page with tables and pictures; it loads no other resource.
-
-    `pictures` by topic; `kind`: png or svg; `source`: where the topics are.
-    """
+    """Return a self-contained HTML page. `pictures` by topic; `kind`: png or svg; `source`: where the topics are."""
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>tfmq report</title>",
         f"<style>{_STYLE}</style></head><body><h1>Topics at {escape(source)}</h1>",
@@ -297,10 +288,7 @@ ZERO_POSITION: Final = 0.5
 
 
 def draw_topic(figures: TopicFigures, kind: str = "png") -> bytes:
-    """Draw the picture of a topic; return the file's bytes. `kind` is png or svg.
-
-    The Agg backend needs no display.
-    """
+    """Draw the picture of a topic; return the file's bytes. `kind` is png or svg. The Agg backend needs no display."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -351,10 +339,7 @@ def _draw_rate(axes: Axes, figures: TopicFigures) -> None:
 
 
 def _draw_distribution(axes: Axes, spread: Distribution, title: str, text: Any) -> None:
-    """Draw a distribution on a logarithmic axis, with lines at median and 99th percentile.
-
-    `text` formats a value.
-    """
+    """Draw a distribution on a logarithmic axis, with median and 99th percentile. `text` formats a value."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_title(title)
@@ -383,10 +368,7 @@ def _draw_right_title(axes: Axes, text: str) -> None:
 
 
 def histogram(spread: Distribution) -> tuple[Any, Any]:
-    """Return the edges of COLUMNS bars on a logarithmic axis, and each bar's share of values.
-
-    Values below ZERO_POSITION, such as 0, count as that.
-    """
+    """Return the edges of COLUMNS bars on a logarithmic axis from ZERO_POSITION on, and their shares of values."""
     low, high = (max(float(end), ZERO_POSITION) for end in (spread.bins[0].least, spread.bins[-1].most))
     if high < low * 2:
         low, high = low / 2**0.5, low * 2**0.5

@@ -9,8 +9,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import click
 
@@ -32,8 +32,8 @@ CLEAR_LINE: Final = "\r\x1b[K"
 class Progress:
     """Rows and bytes done so far, printed as a line. `add` may be called from any thread.
 
-    `total_bytes`: the whole amount of work, None if unknown. `print_line` prints a line; `add` calls it at
-    most once in `pause_seconds`.
+    `text`: what is done, at the beginning of the line · `total_bytes`: the whole amount of work, None if unknown ·
+    `print_line`: prints a line; `add` calls this function at most once in `pause_seconds`.
     """
 
     def __init__(
@@ -50,10 +50,6 @@ class Progress:
         self._started_at = self._printed_at = clock()
         self._line = ""
         self._lock = threading.Lock()
-
-    @property
-    def seconds(self) -> float:
-        return self._clock() - self._started_at
 
     def restart(self) -> None:
         """Restart the clock, so that the start of Spark, for example, does not count in the rate."""
@@ -75,8 +71,7 @@ class Progress:
 
     def line(self) -> str:
         """Return 'archiving: 1,200,000 messages, 140.0 MiB of 1.2 GiB, 95.1 MiB/s, about 11 s left'."""
-        seconds = max(self.seconds, 1e-3)
-        rate = self.bytes / seconds
+        rate = self.bytes / max(self._clock() - self._started_at, 1e-3)
         whole = f" of {size_text(self.total_bytes)}" if self.total_bytes is not None else ""
         parts = [f"{self.text}: {self.rows:,} messages", f"{size_text(self.bytes)}{whole}"]
         if rate > 0:
@@ -87,12 +82,13 @@ class Progress:
         return ", ".join(parts)
 
 
+ShowProgress = Callable[[int], AbstractContextManager[Progress]]
+"""Takes the number of bytes of some work; returns a context that shows the progress while it is open."""
+
+
 @contextmanager
 def show_progress(output: Output, text: str, total_bytes: int | None) -> Iterator[Progress]:
-    """Yield a progress that is shown on standard error, unless --quiet or --json is given.
-
-    On a terminal one line is updated; elsewhere a line is printed every LINE_SECONDS.
-    """
+    """Yield a progress that is shown on standard error, unless --quiet or --json is given."""
     if output.quiet or output.json:
         yield Progress(text, total_bytes)
         return
@@ -158,11 +154,7 @@ class TaskFailure(NamedTuple):
 
 
 def attempt(work: Callable[[Item], TaskResult[Result]], item: Item) -> TaskResult[Result] | TaskFailure:
-    """Call `work`; return its result, or its expected error as a value.
-
-    An error returned as a value reaches the user unchanged. Unexpected exceptions fail the task, and Spark retries
-    it.
-    """
+    """Call `work`; return its result or an expected error. Other errors fail the task, and Spark repeats it."""
     try:
         return work(item)
     except TfmqError as error:
@@ -171,49 +163,56 @@ def attempt(work: Callable[[Item], TaskResult[Result]], item: Item) -> TaskResul
         return TaskFailure(StoreFailed.code, f"A task could not read or write its file: {error}", {})
 
 
-def run_tasks(
-    session: SparkSession,
-    work: Callable[[Item], TaskResult[Result]],
-    items: Sequence[Item],
-    progress: Progress,
-    title: str,
-) -> list[Result]:
-    """Run one Spark task for each item, and return the results in the order of `items`.
+class SparkTaskRunner:
+    """Runs tasks in a Spark session that `start` starts for the first task: without tasks no Java starts."""
 
-    `work` is pickled by its name. Tasks read and write their files themselves; only items and small results pass
-    through Spark. Raises the first error of a task.
-    """
-    if not items:
-        return []
-    context = session.sparkContext
-    group = f"tfmq-{uuid.uuid4().hex}"
-    rows, size_bytes = context.accumulator(0), context.accumulator(0)
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        self._start = start
+        self._session: SparkSession | None = None
 
-    def task(item: Item) -> TaskResult[Result] | TaskFailure:
-        done = attempt(work, item)
-        if isinstance(done, TaskResult):
-            rows.add(done.rows)
-            size_bytes.add(done.size_bytes)
-        return done
+    def __call__(
+        self, work: Callable[[Item], TaskResult[Result]], items: Sequence[Item], progress: Progress, title: str
+    ) -> list[Result]:
+        """Run one Spark task for each item, and return the results in the order of `items`.
 
-    def job() -> list[TaskResult[Result] | TaskFailure]:
-        context.setJobGroup(group, title, interruptOnCancel=True)
-        return context.parallelize(items, len(items)).map(task).collect()
+        Each task calls `work(item)`; `work`, a function of a module or a `partial` of one, is pickled by its name.
+        Items and results pass through Spark and must be small; tasks read and write files themselves. Raises the first
+        error of a task.
+        """
+        if not items:
+            return []
+        if self._session is None:
+            self._session = self._start()
+            progress.restart()
+        context = self._session.sparkContext
+        group = f"tfmq-{uuid.uuid4().hex}"
+        rows, size_bytes = context.accumulator(0), context.accumulator(0)
 
-    with ThreadPoolExecutor(1, "tfmq-job") as pool:
-        running = pool.submit(job)
-        try:
-            with report_progress(progress, lambda: (rows.value, size_bytes.value)):
-                found = running.result()
-        except BaseException as error:
-            context.cancelJobGroup(group)
-            if (ours := find_tfmq_error(error)) is not None:
-                raise ours from None
-            raise
-    for each in found:
-        if isinstance(each, TaskFailure):
-            raise each.to_error()
-    return [each.result for each in cast("list[TaskResult[Result]]", found)]
+        def task(item: Item) -> TaskResult[Result] | TaskFailure:
+            done = attempt(work, item)
+            if isinstance(done, TaskResult):
+                rows.add(done.rows)
+                size_bytes.add(done.size_bytes)
+            return done
+
+        def job() -> list[TaskResult[Result] | TaskFailure]:
+            context.setJobGroup(group, title, interruptOnCancel=True)
+            return context.parallelize(items, len(items)).map(task).collect()
+
+        with ThreadPoolExecutor(1, "tfmq-job") as pool:
+            running = pool.submit(job)
+            try:
+                with report_progress(progress, lambda: (rows.value, size_bytes.value)):
+                    found = running.result()
+            except BaseException as error:
+                context.cancelJobGroup(group)
+                if (ours := find_tfmq_error(error)) is not None:
+                    raise ours from None
+                raise
+        for each in found:
+            if isinstance(each, TaskFailure):
+                raise each.to_error()
+        return [each.result for each in cast("list[TaskResult[Result]]", found)]
 
 
 @contextmanager
@@ -250,42 +249,12 @@ def _call_repeatedly(pause_seconds: float, action: Callable[[], None]) -> Iterat
         thread.join()
 
 
-class TaskRunner(Protocol):
-    """Runs tasks as `run_tasks` does; a `SparkTaskRunner`, in tests also another."""
-
-    def __call__(
-        self, work: Callable[[Item], TaskResult[Result]], items: Sequence[Item], progress: Progress, title: str
-    ) -> list[Result]: ...
-
-
-class SparkTaskRunner:
-    """Runs tasks in a Spark session that the first call starts: without tasks no Java starts."""
-
-    def __init__(self, start: Callable[[], SparkSession]) -> None:
-        self._start = start
-        self._lock = threading.Lock()
-        self._session: SparkSession | None = None
-
-    def __call__(
-        self, work: Callable[[Item], TaskResult[Result]], items: Sequence[Item], progress: Progress, title: str
-    ) -> list[Result]:
-        with self._lock:
-            if self._session is None:
-                self._session = self._start()
-                progress.restart()
-        return run_tasks(self._session, work, items, progress, title)
-
-
 STAGE_POLL_SECONDS: Final = 0.5
 
 
 @contextmanager
 def watch_progress(context: SparkContext, progress: Progress) -> Iterator[None]:
-    """While the block runs, advance `progress` as tasks of the first stage end.
-
-    For a query whose tasks do not report their own progress: `total_bytes` is reached at the end of the
-    block.
-    """
+    """Advance `progress` when tasks of the first stage end, for a query whose tasks do not report their progress."""
     tracker: Any = context.statusTracker()
     stage: int | None = None
 

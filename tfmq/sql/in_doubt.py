@@ -1,4 +1,4 @@
-"""Decides a transaction whose owner is lost, from its row in the database, and finishes prepared transactions."""
+"""Decides a transaction in doubt from its row in the database, and finishes prepared transactions."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfmq.client.drivers.callbacks import CallbackQueue, Timers, check_not_in_callback
+from tfmq.client.drivers.driver import CallbackQueue, Timers, check_not_in_callback
 from tfmq.errors import NotAllowed
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmq.client.send.chunking import CHUNK_COUNT, CHUNK_COUNT_MAX, PayloadChunker, batch_ends, with_delivery_time
+from tfmq.client.send.batch import CHUNK_COUNT, CHUNK_COUNT_MAX, PayloadChunker, batch_ends, with_delivery_time
 from tfmq.client.send.delivery_time import IMMEDIATE, DeliveryTime
 from tfmq.message import Message
 

@@ -26,9 +26,9 @@ from tests.sql.helpers import named, put, some_xid
 from tests.sql.shop import Order, orders
 from tfmq.errors import BadRequest, NotSupported
 from tfmq.sql import database as rows
-from tfmq.sql import decision as decisions
+from tfmq.sql import in_doubt as decisions
 from tfmq.sql.database import ABORTED, COMMITTED, TABLE, create_table, new_xid
-from tfmq.sql.decision import (
+from tfmq.sql.in_doubt import (
     Decision,
     PreparedTransaction,
     decide,

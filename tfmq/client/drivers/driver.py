@@ -1,4 +1,4 @@
-"""What all drivers have: users' result callbacks, timers, and the reset in a forked child."""
+"""The base of all drivers: how a wait ends, users' result callbacks, timers, and the reset in a forked child."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from operator import attrgetter
+from typing import Any, Protocol
 
 from tfmq.client.connection.connection import ClientConnection
 from tfmq.client.drivers.socket import SocketChannel
@@ -24,10 +25,10 @@ _running = threading.local()
 
 
 class CallbackQueue(deque[Callable[[], object]]):
-    """User callbacks, run in the reading thread, outside every lock. What one raises is logged."""
+    """User callbacks, run without any lock in the thread that reads replies. An exception of a callback is logged."""
 
     def run(self) -> None:
-        """Run the queued callbacks. Thread-safe: each one runs once. Ignored inside a callback."""
+        """Run the queued callbacks, each once even if several threads call this. Does nothing in a callback."""
         if getattr(_running, "now", False):
             return
         _running.now = True
@@ -46,7 +47,7 @@ class CallbackQueue(deque[Callable[[], object]]):
 
 
 def check_not_in_callback() -> None:
-    """Raises `NotAllowed` in a callback: only its thread reads the reply that it would await."""
+    """Raises `NotAllowed` in a callback: it runs in the thread that would have to read the awaited reply."""
     if getattr(_running, "now", False):
         raise NotAllowed(
             "A callback must not wait: it runs in the thread that reads the replies. Hand the work to a thread of"
@@ -56,7 +57,7 @@ def check_not_in_callback() -> None:
 
 @dataclass(slots=True, eq=False)
 class Timer:
-    """A function and its time. `cancel` prevents the call."""
+    """A function to call at the time `due`. `cancel` prevents the call."""
 
     due: float
     function: Callable[[], None]
@@ -67,7 +68,7 @@ class Timer:
 
 
 class Timers:
-    """A heap of timers. `tick` runs the due ones under the lock of its caller."""
+    """A heap of timers. `tick`, called under the driver's lock, runs those that are due."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -80,7 +81,6 @@ class Timers:
         return timer
 
     def next_time(self) -> float:
-        """Return the time of the first timer; infinity if there is none."""
         while self._heap and self._heap[0][2].cancelled:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else float("inf")
@@ -98,25 +98,27 @@ class Timers:
 
 
 class Ticker(Protocol):
-    """A component with its own timers. Both methods are called under the driver's lock."""
+    """A component with its own timers. The driver calls `tick` under its lock, at `next_time` or earlier."""
 
     def next_time(self) -> float: ...
 
     def tick(self) -> None: ...
 
 
-class DriverLock(Protocol):
-    """The lock of a driver."""
-
-    def acquire(self, blocking: bool = True) -> bool: ...
-
-    def release(self) -> None: ...
+is_done = attrgetter("done")
 
 
 class Driver:
-    """The base of all drivers. `_reset_state` is called again in a forked child."""
+    """The base of all drivers. `_reset_state` is called again in a forked child.
 
-    lock: DriverLock
+    `wait(futures, seconds)` of a driver ends when one of the futures is done or after `seconds` (None: no limit). It
+    returns whether a future is done, also if the deadline has passed at the same time, so that no result is lost. The
+    caller decides what a passed deadline means. The blocking driver raises `Closed` if it is closed before a future is
+    done; the other drivers do not, because their `close_now` completes every request.
+    """
+
+    lock: Any
+    """A `threading.RLock`, or `NoLock` if only one thread uses the driver."""
 
     def __init__(self, link: ClientConnection, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.link = link
@@ -125,16 +127,16 @@ class Driver:
         self.tickers: list[Ticker] = [self.timers]
         self.callbacks = CallbackQueue()
         self.on_fork: list[Callable[[], None]] = []
-        """Called in a forked child, to discard the parent's state."""
+        """Functions that are called in a forked child to discard the parent's state."""
         self._reset_state()
-        register_for_fork(self)
+        drivers.add(self)
 
     def _reset_state(self) -> None:
         self.channel = SocketChannel(self.link)
         self.closed = False
 
     def reset_after_fork(self) -> None:
-        """In a forked child: reset the connection and the state of the driver."""
+        """Reset the connection and the state of the driver in a forked child."""
         self.channel.close()
         self.callbacks.clear()
         self.timers.clear()
@@ -152,20 +154,16 @@ class Driver:
         return min(self.link.next_time(), *[ticker.next_time() for ticker in self.tickers])
 
 
-_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
+drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
+"""All drivers. `reset_after_fork` of each is called in every forked child."""
 _held: list[Driver] = []
 _forking = threading.Lock()
-"""Serialises forks: `_held` belongs to the thread that forks."""
-
-
-def register_for_fork(driver: Driver) -> None:
-    """Call `driver.reset_after_fork` in every forked child."""
-    _drivers.add(driver)
+"""Permits one fork at a time, because `_held` has the drivers that the forking thread has locked."""
 
 
 def _before_fork() -> None:
     _forking.acquire()
-    for driver in list(_drivers):  # A child must never inherit a half-made change.
+    for driver in list(drivers):  # A child must not inherit a driver in the middle of a change by another thread.
         driver.lock.acquire()
         _held.append(driver)
 

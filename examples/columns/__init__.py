@@ -1,0 +1,1 @@
+"""Messages as data frames of pandas, polars and DuckDB."""

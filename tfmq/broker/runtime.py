@@ -1,0 +1,96 @@
+"""What all components of the broker share: configuration, disk, clock, timers, limits, workers and fsyncs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from journal.clock import Clock
+from journal.disk import Disk, File
+from journal.filenames import join
+from journal.fsync import Forcer, FsyncTarget, Waiter
+from journal.linux_aio import AioFsync, FsyncCallback, StartFsync
+from tfmq.broker.admission import Backpressure
+from tfmq.broker.reply import Randomness, Run
+from tfmq.broker.reserve import FullDiskLog
+from tfmq.broker.timers import Timers
+from tfmq.config import Config
+
+
+class Runtime:
+    """The shared part of the broker, which its components get as an argument."""
+
+    forcer: Forcer
+    """Makes the fsyncs of all logs; created by the start."""
+
+    def __init__(
+        self,
+        config: Config,
+        disk: Disk,
+        clock: Clock,
+        run: Run,
+        randomness: Randomness,
+        begin_force: StartFsync | None = None,
+    ) -> None:
+        self.config, self.disk, self.clock, self.randomness = config, disk, clock, randomness
+        self.data = config.server.data
+        self.meta = join(self.data, "meta")
+        self.limits: dict[str, int] = dict(config.limits)
+        """One mutable mapping for all components, so that a changed limit takes effect everywhere."""
+        self.timers = Timers(clock)
+        self.full_disk = FullDiskLog(self.timers)
+        self.backpressure = Backpressure(self.limits)
+        self.running_jobs = 0
+        self.is_starting = True
+        """Whether the broker is starting. No turns run then, so worker jobs run at once, in its thread."""
+        self.begin_force = None if begin_force is None else partial(self._start_fsync, begin_force)
+        self._ready: set[str] = set()
+        self._fsync_requested = False
+        self._run = run
+
+    def settings(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return every setting for one topic: its section of the configuration, else its own, else the broker's."""
+        return {**self.config.values, **own, **self.config.topic.get(name, {})}
+
+    def partitions_default(self, name: str, own: Mapping[str, Any]) -> int:
+        """Return how many partitions a new topic gets. `own` are the topic's own settings."""
+        count: int = self.settings(name, own)["topics.partitions"]
+        return count
+
+    def run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Run `work` in a worker, and count it, so that `Broker.stop` can wait for its end."""
+        self.running_jobs += 1
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            self.running_jobs -= 1
+            done(result, error)
+
+        (run_immediately if self.is_starting else self._run)(work, ended)
+
+    def _start_fsync(self, begin: StartFsync, file: File, completed: FsyncCallback) -> AioFsync | None:
+        """Start an fsync of `file` by Linux AIO, without a worker; `completed` is called with its result.
+
+        Returns None if a worker has to do the fsync. During startup this is always so, because completions are not
+        received then.
+        """
+        return None if self.is_starting else begin(file, completed)
+
+    def request_fsync(self, wanted: FsyncTarget, offset: int, waiter: Waiter) -> None:
+        """Request an fsync of `wanted` up to `offset`, at the end of the turn; `waiter` gets its result."""
+        self.forcer.want(wanted, offset, waiter, start=False)
+        self._fsync_requested = True
+
+    def ready_marker(self, component: str) -> Callable[[], None]:
+        """Return the function by which a component says that it has something to write in this turn."""
+        return partial(self._ready.add, component)
+
+
+def run_immediately(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    """Run `work` immediately in this thread; a `Run` without workers."""
+    try:
+        result = work()
+    except Exception as error:
+        done(None, error)
+    else:
+        done(result, None)

@@ -1,0 +1,102 @@
+"""Messages of the arrival log that are not durable yet: a power failure could still remove them.
+
+This module decides from which due time on nothing may fire (be delivered) because of them
+(`NonDurableArrivals.due_limit`), and which messages wait for the next start if the log stops (`uncertain_targets`). The
+dispatcher obeys both limits.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from tfmq.delay.timing_wheel import WheelRows
+
+
+class WrittenArrival(NamedTuple):
+    """The messages of one append for one target. `number_next`: the number after that of the last message."""
+
+    ticket: int
+    log_id: int
+    end_offset: int
+    number_next: int
+    count: int  # type: ignore[assignment]
+    due_low: int
+    due_high: int
+    wheel_rows: WheelRows
+
+
+class NonDurableArrivals:
+    """Appends to the arrival log that are not durable, and tickets of appends that are not written yet.
+
+    Their messages must be delivered before all messages that are due later, because after a crash all messages of a
+    partition up to the highest delivered turn (due time, number) count as delivered.
+    """
+
+    def __init__(self) -> None:
+        self._ticket = 0
+        self._lows: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []
+        self._written: deque[WrittenArrival] = deque()
+        self.uncertain_targets: dict[int, int] = {}
+        """By log id of a target: the lowest due time of messages that only the next start finds durable or lost."""
+        self.message_count = 0
+        """Messages that are written and not known to be durable."""
+
+    def __len__(self) -> int:
+        return len(self._lows)
+
+    @property
+    def due_limit(self) -> int | None:
+        """The lowest due time of messages that are not durable: none fires from there on. None: all are durable."""
+        heap = self._heap
+        while heap and heap[0][1] not in self._lows:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
+    @property
+    def last_written(self) -> WrittenArrival | None:
+        """The last append that is not known to be durable."""
+        return self._written[-1] if self._written else None
+
+    def begin_append(self, low: int) -> int:
+        """Record an append that will be written, with due times from `low` on; return its ticket."""
+        self._ticket += 1
+        self._lows[self._ticket] = low
+        heappush(self._heap, (low, self._ticket))
+        return self._ticket
+
+    def append_failed(self, ticket: int) -> None:
+        """Record that the append with this ticket is not written, and never will be."""
+        self._lows.pop(ticket, None)
+
+    def add_written(self, landed: WrittenArrival) -> None:
+        """Record that the append is written; called in the order of the appends."""
+        self._written.append(landed)
+        self.message_count += landed.count
+
+    @property
+    def lowest_due(self) -> int | None:
+        """The lowest due time of messages that are not durable, with those in `uncertain_targets`."""
+        lows = (self.due_limit, *self.uncertain_targets.values())
+        return min([low for low in lows if low is not None], default=None)
+
+    def log_stopped(self) -> None:
+        """Move the written messages to `uncertain_targets`, because the log has stopped.
+
+        Only the next start finds out which of them exist. Until then, messages for the same targets that are due later
+        do not fire; other targets do not wait.
+        """
+        for arrival in self._written:
+            if self._lows.pop(arrival.ticket, None) is not None:
+                self.uncertain_targets[arrival.log_id] = min(
+                    arrival.due_low, self.uncertain_targets.get(arrival.log_id, arrival.due_low)
+                )
+
+    def pop_durable(self, offset: int) -> Iterator[WrittenArrival]:
+        """Remove and yield, in order, the appends that end at `offset` or before: the log is durable up to there."""
+        while self._written and self._written[0].end_offset <= offset:
+            arrival = self._written.popleft()
+            self._lows.pop(arrival.ticket, None)
+            self.message_count -= arrival.count
+            yield arrival
