@@ -1,0 +1,55 @@
+"""The counted work of each operation is not above what is recorded in tools/bench/counted_work.json.
+
+The counts are of Python 3.11. What waits for the disk or for a message is counted less exactly than a written send: an
+fsync or a response that comes earlier or later joins other work of the same turn, or not, and a large request is sent
+in more or fewer pieces.
+"""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from tools.bench import counted_work
+
+COUNT = 25
+SLACK = {"calls": 1.03, "system calls": 1.2, "allocations": 1.1, "bytes": 1.1}
+SLACK_OF_WAITING = {"calls": 1.25, "system calls": 2.0, "allocations": 1.25, "bytes": 1.25}
+SLACK_OF_IDLE = 2.0
+"""A second has four turns without work, or some more."""
+ABSOLUTE = {"calls": 2, "system calls": 3, "allocations": 20, "bytes": 20_000}
+
+
+@pytest.mark.parametrize("kind", counted_work.COUNTERS)
+def test_no_operation_costs_more_than_recorded(kind: str) -> None:
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("cannot be had here: the recorded counts are of Python 3.11")
+    if sys.platform != "linux":
+        pytest.skip("cannot be had here: strace and memray need Linux")
+    if kind == "system calls" and not shutil.which("strace"):
+        pytest.skip("strace is not installed")
+    recorded = counted_work.read_recorded()
+    found = counted_work.measure(kind, COUNT)
+    assert found.keys() == recorded.keys()
+    more = [
+        f"{name}: {sides[side]:.1f} {work} in the {side}, {recorded[name][work][side]:.1f} are recorded"
+        for name, kinds in found.items()
+        for work, sides in kinds.items()
+        for side in counted_work.SIDES
+        if sides[side] > allowed(name, work, recorded[name][work][side])
+    ]
+    assert not more, f"{more}. Where it is meant: python -m tools.bench.counted_work --record"
+
+
+def allowed(name: str, work: str, recorded: float) -> float:
+    slack = SLACK[work] if name.endswith("written") else SLACK_OF_WAITING[work]
+    if name == counted_work.IDLE:
+        slack = SLACK_OF_IDLE
+    return recorded * slack + ABSOLUTE[work]
+
+
+def test_recorded_counts_have_every_kind() -> None:
+    assert json.loads(counted_work.RECORDED.read_text())["python"].startswith("3.11.")
+    kinds = {"calls", "system calls", "allocations", "bytes"}
+    assert all(set(work) == kinds for work in counted_work.read_recorded().values())
