@@ -1,7 +1,8 @@
-"""Rows of the Arrow columns: the decoder and the encoder alone, on one core, beside the client's own in Python.
+"""Rows of the Arrow columns: through a server, and the decoder and the encoder alone beside the client's in Python.
 
-No broker, no disk, no Spark. A log is `COUNT` records in blocks of 64 KiB, as batches leave it, each with the time of
-birth; decoded in chunks of 4 MiB. The Python decoder makes messages, of which each payload is looked at.
+Alone is on one core, without broker, disk and Spark. A log is `COUNT` records in blocks of 64 KiB, as batches leave it,
+each with the time of birth; decoded in chunks of 4 MiB. The Python decoder makes messages, of which each payload is
+looked at.
 """
 
 import random
@@ -11,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+import tfmq
 from journal.record.batch import split_blocks
 from journal.record.block_trailer import TRAILER_SIZE, BlockTrailer, encode_trailer
 from journal.record.format import make_id, make_log_id, make_record
@@ -19,6 +21,7 @@ from tfmq.client.consumer.decoder import Decoder as MessageDecoder
 from tfmq.client.send.record_encoder import attribute_part, encode_each
 from tfmq.client.send.record_encoder import encode_shared as encode_messages
 from tfmq.message import encode_attribute
+from tools.bench.broker import broker
 from tools.bench.figures import Figure, alternately, median, spread
 
 COUNT = 300_000
@@ -30,6 +33,8 @@ BORN_MS = APPEND_MS = 1_700_000_000_000
 PLAIN = project(["value", "topic", "partition", "offset", "timestamp", "id"])
 
 DECODER_TARGET, ENCODER_TARGET = 3e6, 1e6
+SERVER_COUNT = 1_000_000
+SEND_TARGET, READ_TARGET = 2e6, 3e6
 
 Chunks = list[tuple[int, bytes]]
 Values = list[bytes]
@@ -111,8 +116,56 @@ def table(payloads: Values, **columns: Any) -> pa.Table:
     return pa.table({"value": pa.array(payloads, pa.binary()), **columns})
 
 
+def send_rows(address: str, rows: pa.Table) -> float:
+    """Messages a second from the call of `send_arrow` to the last acknowledgement."""
+    with tfmq.Producer(address) as producer:
+        producer.send("columns", b"warm").result()
+        begun = time.perf_counter()
+        results = producer.send_arrow(rows, "columns").result(120)
+        seconds = time.perf_counter() - begun
+    if any(each.durability != "synced" for each in results):
+        raise RuntimeError("not every message was answered as synced")
+    return len(rows) / seconds
+
+
+def read_rows(address: str, count: int, columns: list[str]) -> float:
+    """Messages a second, the clock started by the first batch, as for messages."""
+    with tfmq.Consumer(address, topics="columns") as consumer:
+        got = first = 0
+        begun = 0.0
+        for batch in consumer.arrow_batches(columns, timeout=10.0):
+            if not begun:
+                begun, first = time.perf_counter(), batch.num_rows
+            got += batch.num_rows
+            if got >= count:
+                break
+        return (got - first) / (time.perf_counter() - begun)
+
+
+def through_a_server(runs: int) -> Iterator[Figure]:
+    rows = pa.table({"value": pa.array([b"x" * 100] * SERVER_COUNT, pa.binary())})
+    with broker() as server:
+        send_rows(server.address, rows)
+        programs = {
+            ("produce 100 B, send_arrow", SEND_TARGET): lambda: send_rows(server.address, rows),
+            ("consume 100 B, arrow_batches", READ_TARGET): lambda: read_rows(
+                server.address, SERVER_COUNT, ["value", "offset"]
+            ),
+            ("consume 100 B, arrow_batches, all columns", None): lambda: read_rows(
+                server.address, SERVER_COUNT, SCHEMA.names
+            ),
+        }
+        found = alternately(runs, *programs.values())
+    for (row, target), rates in zip(programs, found, strict=True):
+        yield Figure(row, "tfmq", median(rates), "msg/s", target, note=spread(rates))
+
+
 def measure(runs: int, peers: bool) -> list[Figure]:
     """All rows; `peers` changes nothing, the peer is the client's own Python."""
+    return [*through_a_server(runs), *alone(runs)]
+
+
+def alone(runs: int) -> list[Figure]:
     equal, mixed = values(100, 100), values(50, 150)
     shared = encode_attribute(BORN_MS)
     same, various = log(equal, lambda _: shared), log(mixed, lambda _: shared)

@@ -15,7 +15,7 @@ from typing import Final
 
 import tfmq
 from journal.disk import RealDisk
-from tfmq.spark.pipelines.audit import audit
+from tfmq.spark.pipelines.audit import audit_folders
 from tfmq.spark.pipelines.audit_check import check_piece
 from tfmq.spark.pipelines.audit_plan import make_plan
 from tfmq.spark.pipelines.spark_jobs import Progress
@@ -76,7 +76,7 @@ def on_spark(spark: Session, name: str, data: str, runs: int) -> list[Figure]:
     sizes = []
 
     def work() -> None:
-        result = audit(spark.spark.sparkContext, [data], Progress("auditing", None))
+        result = audit_folders(spark.spark.sparkContext, [data], Progress("auditing", None))
         assert not result.findings
         sizes.append(result.bytes)
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from tools.bench.broker import broker
 from tools.bench.figures import Figure, alternately, median, spread
 from tools.bench.load import Client, messages_per_second
-from tools.bench.peers.kafka_broker import PeerMissing, kafka, rate
+from tools.bench.peers.brokers import PeerMissing, kafka
 
 CLIENTS = 64
 SECONDS = 4.0
@@ -28,7 +28,7 @@ def measure(runs: int, peers: bool) -> list[Figure]:
         if peers:
             try:
                 other = stack.enter_context(kafka(forced=True))
-                programs["kafka"] = lambda: rate("clients", other, "clients", CLIENTS, KAFKA_EACH)
+                programs["kafka"] = lambda: other.rate("clients", "clients", CLIENTS, KAFKA_EACH)
             except PeerMissing as missing:
                 note = str(missing)
         values = dict(zip(programs, alternately(runs, *programs.values()), strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 import tfmq
 from tools.bench.broker import Broker, broker
 from tools.bench.figures import Figure, alternately, median, spread
-from tools.bench.peers.kafka_broker import PeerMissing, kafka, rate
+from tools.bench.peers.brokers import PeerMissing, kafka
 
 COUNT = 1_000_000
 LARGE_COUNT = 200_000
@@ -79,9 +79,9 @@ def measure(runs: int, peers: bool) -> list[Figure]:
         if peers:
             try:
                 other = stack.enter_context(kafka())
-                rate("confluent_produce", other, "t", COUNT)
-                programs["confluent-kafka"] = lambda: rate("confluent_consume", other, "t", COUNT)
-                programs["kafka-python"] = lambda: rate("python_consume", other, "t", PYTHON_COUNT)
+                other.rate("produce", "t", COUNT)
+                programs["confluent-kafka"] = lambda: other.rate("consume", "t", COUNT)
+                programs["kafka-python"] = lambda: other.rate("python_consume", "t", PYTHON_COUNT)
             except PeerMissing as missing:
                 note = str(missing)
         values = dict(zip(programs, alternately(runs, *programs.values()), strict=True))

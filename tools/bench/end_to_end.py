@@ -9,7 +9,7 @@ from typing import Any, Literal
 import tfmq
 from tools.bench.broker import broker
 from tools.bench.figures import Figure, median, percentile
-from tools.bench.peers.kafka_broker import PeerMissing, client, kafka
+from tools.bench.peers.brokers import PeerMissing, kafka
 
 COUNT = 2_000
 PAYLOAD = b"x" * 100
@@ -62,7 +62,7 @@ def measure(runs: int, peers: bool) -> list[Figure]:
             values["forced"].append(seconds(server.address, "forced", run))
             values["written"].append(seconds(server.address, "written", run))
             if other:
-                times = client("end_to_end", other, f"trip{run}", COUNT // 2)
+                times = other.measure("end_to_end", f"trip{run}", COUNT // 2)
                 assert isinstance(times, list)
                 values["kafka"].append(times)
     targets = {("forced", 50): 550.0, ("forced", 99): 3000.0, ("written", 50): 250.0}

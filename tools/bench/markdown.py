@@ -1,12 +1,15 @@
 """The table of docs/performance.md, from what `python -m tools.bench --save FILE` kept.
 
-Replaces what stands between the two marks of the page; several files are put one behind the other.
+Replaces the text between the two marks of the page, with the tables of several files one after the other, and
+draws docs/peers.svg from the ratios to the peers.
 """
 
 import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from tools.bench import peer_plot
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
@@ -42,6 +45,9 @@ def main() -> None:
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     PAGE.write_text(f"{before}{BEGIN}\n{table(runs)}\n{END}{after}")
+    ratios = [figure for run in runs for figure in run["figures"] if figure["who"].startswith(peer_plot.AHEAD)]
+    if ratios:
+        PAGE.with_name("peers.svg").write_text(peer_plot.draw(ratios))
 
 
 if __name__ == "__main__":

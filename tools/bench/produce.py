@@ -8,7 +8,7 @@ import tfmq
 from tools.bench import disk
 from tools.bench.broker import Broker, broker
 from tools.bench.figures import Figure, alternately, median, spread
-from tools.bench.peers.kafka_broker import PeerMissing, kafka, rate
+from tools.bench.peers.brokers import PeerMissing, kafka
 
 COUNT = 1_000_000
 SEND_COUNT = 300_000
@@ -97,8 +97,8 @@ def measure(runs: int, peers: bool) -> list[Figure]:
         if peers:
             try:
                 other = stack.enter_context(kafka())
-                programs["confluent-kafka"] = lambda: rate("confluent_produce", other, "t", COUNT)
-                programs["kafka-python"] = lambda: rate("python_produce", other, "p", PYTHON_COUNT)
+                programs["confluent-kafka"] = lambda: other.rate("produce", "t", COUNT)
+                programs["kafka-python"] = lambda: other.rate("python_produce", "p", PYTHON_COUNT)
             except PeerMissing as missing:
                 note = str(missing)
         many(server, "warm-up", same)

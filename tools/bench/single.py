@@ -16,7 +16,7 @@ import tfmq
 from tools.bench import disk
 from tools.bench.broker import broker
 from tools.bench.figures import Figure, median, spread
-from tools.bench.peers.kafka_broker import PeerMissing, kafka, rate
+from tools.bench.peers.brokers import PeerMissing, kafka
 
 COUNT = 2_000
 PAYLOAD = b"x" * 100
@@ -111,7 +111,7 @@ def measure(runs: int, peers: bool) -> list[Figure]:
                 values["force"].append(median(disk.force_seconds(FRAME_BYTES, COUNT, folder)))
                 values["synced"].append(send_seconds(server.address, "synced"))
             for name, other in others.items():
-                values[name].append(rate("one_at_a_time", other, "single", COUNT))
+                values[name].append(other.rate("one_at_a_time", "single", COUNT))
     return figures({name: [v * 1e6 for v in times] for name, times in values.items()}, note)
 
 

@@ -12,7 +12,7 @@ import tfmq
 from tools.bench.broker import Broker, broker, start
 from tools.bench.figures import Figure, alternately, median, percentile, spread
 from tools.bench.load import Client, Sender, expect_ok, messages_per_second
-from tools.bench.peers.kafka_broker import PeerMissing, kafka, rate
+from tools.bench.peers.brokers import PeerMissing, kafka
 from tools.bench.transaction_load import COMMIT, PREPARE, Transactor, beside, prepare_many, transactions_per_second
 
 CLIENTS = 16
@@ -53,7 +53,7 @@ def speed(runs: int, peers: bool) -> list[Figure]:
         if peers:
             try:
                 other = stack.enter_context(kafka(forced=True))
-                programs["Kafka"] = lambda: rate("transactions", other, "transactions", CLIENTS, KAFKA_EACH)
+                programs["Kafka"] = lambda: other.rate("transactions", "transactions", CLIENTS, KAFKA_EACH)
             except PeerMissing as missing:
                 note = str(missing)
         values = dict(zip(programs, alternately(runs, *programs.values()), strict=True))

@@ -1,4 +1,6 @@
-"""The Kafka side of the rows, run by the peers' own Python: `kafka_client.py MODE SERVERS [ARGUMENT]...`; prints JSON.
+"""The Kafka side of the rows, run by the peers' own Python; prints JSON.
+
+    kafka_client.py MODE SERVERS TOPIC COUNT [EACH]
 
 Each client in its own best mode that we know: confluent-kafka with linger and large batches, consuming by
 `consume(n)`; kafka-python with linger and large batches, consuming by `poll`.
@@ -8,6 +10,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 PAYLOAD = b"x" * 100
@@ -173,17 +176,17 @@ def end_to_end(servers: str, topic: str, count: str) -> list[float]:
     return times
 
 
-MODES = (
-    confluent_produce,
-    confluent_consume,
-    python_produce,
-    python_consume,
-    one_at_a_time,
-    clients,
-    transactions,
-    end_to_end,
-)
+MODES: dict[str, Callable[..., float | list[float]]] = {
+    "produce": confluent_produce,
+    "consume": confluent_consume,
+    "python_produce": python_produce,
+    "python_consume": python_consume,
+    "one_at_a_time": one_at_a_time,
+    "clients": clients,
+    "transactions": transactions,
+    "end_to_end": end_to_end,
+}
 
 if __name__ == "__main__":
     mode, *arguments = sys.argv[1:]
-    print(json.dumps({program.__name__: program for program in MODES}[mode](*arguments)))
+    print(json.dumps(MODES[mode](*arguments)))

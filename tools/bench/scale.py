@@ -1,0 +1,221 @@
+"""What grows with the size: 10,000 partitions, connections, 1,000 groups, a log of 50 GB, 1,000,000 producers.
+
+Each row compares a neighbour, who sends one synced message after the other, with the same server before it grew. The
+log of 50 GB is written through the broker, so it needs that much room: with less free space the row says so. The
+producers of a day are as many producer ids, each of which sends one batch and is not seen again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tfmq
+from tools.bench.broker import Broker, broker, start
+from tools.bench.delay_load import SCALE
+from tools.bench.figures import Figure, median
+from tools.bench.idle import consumers, processor_percent
+from tools.bench.load import PREFIX, Client, Sender, expect_ok, idle
+
+PARTITIONS = max(100, round(10_000 * SCALE))
+TOPICS = 10
+CONNECTIONS = max(100, round(10_000 * SCALE))
+GROUPS = max(20, round(1_000 * SCALE))
+LOG_BYTES = max(1 << 28, round((50 << 30) * SCALE))
+LOG_PAYLOAD = b"x" * 65_000
+PRODUCERS = max(10_000, round(1_000_000 * SCALE))
+PRODUCERS_PER_REQUEST = 1_000
+SENDS = 1_000
+SEEKS = 200
+RATIO_MAX = 1.1
+ROOM_LEFT_BYTES = 10 << 30
+
+
+class Neighbour:
+    """A client that sends to a small topic, and seeks in it, of a server that grows."""
+
+    def __init__(self, server: Broker) -> None:
+        self.server = server
+        with tfmq.Admin(server.address) as admin:
+            admin.create_topic("neighbour", partitions=1)
+        self.before = self.send_seconds()
+
+    def send_seconds(self, topic: str = "neighbour") -> float:
+        """Return the median seconds of a synced send."""
+        with tfmq.Producer(self.server.address) as producer:
+            producer.send(topic, b"warm", partition=0).result()
+            times = []
+            for _ in range(SENDS):
+                begun = time.perf_counter()
+                producer.send(topic, b"x" * 100, partition=0).result()
+                times.append(time.perf_counter() - begun)
+        return median(times)
+
+    def figures(self, row: str) -> list[Figure]:
+        after = self.send_seconds()
+        note = f"{self.before * 1e6:.0f} us before"
+        return [
+            Figure(row, "memory", self.server.rss_mb(), "MB"),
+            Figure(row, "descriptors", descriptors(self.server), ""),
+            Figure(row, "neighbour's synced send, p50", after * 1e6, "us", note=note),
+            Figure(row, "neighbour, to before", after / self.before, "x", RATIO_MAX, least=False),
+        ]
+
+
+def descriptors(server: Broker) -> int:
+    return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+
+
+@contextmanager
+def killed_and_started(data: Path, *settings: str) -> Iterator[Broker]:
+    """A server started on the data of one that was killed, stopped at the end."""
+    server = start(data, *settings)
+    try:
+        yield server
+    finally:
+        server.process.terminate()
+        server.process.wait()
+
+
+def kill(server: Broker) -> None:
+    server.process.kill()
+    server.process.wait()
+
+
+def partitions() -> list[Figure]:
+    row = f"{PARTITIONS:,} partitions"
+    with tempfile.TemporaryDirectory(prefix="tfmq-bench-", dir=".") as folder:
+        data = Path(folder) / "data"
+        with broker(data=data) as server:
+            neighbour = Neighbour(server)
+            with tfmq.Admin(server.address) as admin:
+                for number in range(TOPICS):
+                    admin.create_topic(f"t{number}", partitions=PARTITIONS // TOPICS)
+            with tfmq.Producer(server.address, acks="written") as producer:
+                for number in range(TOPICS):
+                    for partition in range(PARTITIONS // TOPICS):
+                        producer.send(f"t{number}", b"x" * 100, partition=partition)
+                producer.flush()
+            rows = neighbour.figures(row)
+            kill(server)
+        with killed_and_started(data) as again:
+            rows.append(Figure(row, "start after kill -9", again.start_seconds, "s"))
+            rows.append(Figure(row, "descriptors after the start", descriptors(again), ""))
+            rows.append(Figure(row, "memory after the start", again.rss_mb(), "MB"))
+    return rows
+
+
+def connections() -> list[Figure]:
+    with broker(f"limits.connections={CONNECTIONS + 100}") as server:
+        neighbour = Neighbour(server)
+        clients = idle(server.address, CONNECTIONS)
+        time.sleep(1)
+        rows = neighbour.figures(f"{CONNECTIONS:,} connections")
+        for client in clients:
+            client.close()
+    return rows
+
+
+def groups() -> list[Figure]:
+    row = f"{GROUPS:,} groups of one member"
+    with broker() as server:
+        neighbour = Neighbour(server)
+        with tfmq.Admin(server.address) as admin:
+            admin.create_topic("idle", partitions=1)
+        with consumers(server, "one-each", 1):
+            time.sleep(3)
+            rows = neighbour.figures(row)
+            rows.append(Figure(row, "processor", processor_percent(server, 10.0), "% of a core", 2.0, least=False))
+    return rows
+
+
+def large_log() -> list[Figure]:
+    """Appends and seeks at the end, in the middle and at the beginning of a long log, and its start after kill -9."""
+    row = f"a log of {LOG_BYTES / 1e9:,.0f} GB"
+    if shutil.disk_usage(".").free < LOG_BYTES + ROOM_LEFT_BYTES:
+        return [Figure(row, "tfmq-server", float("nan"), "", note="the disk has too little room for it")]
+    with tempfile.TemporaryDirectory(prefix="tfmq-bench-", dir=".") as folder:
+        data = Path(folder) / "data"
+        with broker(data=data) as server:
+            neighbour = Neighbour(server)
+            small_seek = seek_seconds(server, "neighbour")
+            with tfmq.Producer(server.address, acks="written") as producer:
+                payloads = [LOG_PAYLOAD] * 1_000
+                for _ in range(LOG_BYTES // (1_000 * len(LOG_PAYLOAD))):
+                    producer.send_many("large", payloads)
+                producer.flush()
+            rows = neighbour.figures(row)
+            append, seek = neighbour.send_seconds("large"), seek_seconds(server, "large")
+            rows += [
+                Figure(row, "append, to that of a small log", append / neighbour.before, "x", RATIO_MAX, least=False),
+                Figure(row, "seek by ordinal, p50", seek * 1e6, "us", note=f"{small_seek * 1e6:.0f} us in a small log"),
+                Figure(row, "seek, to that in a small log", seek / small_seek, "x", RATIO_MAX, least=False),
+            ]
+            kill(server)
+        with killed_and_started(data) as again:
+            rows.append(Figure(row, "start after kill -9", again.start_seconds, "s", 2.0, least=False))
+            rows.append(Figure(row, "descriptors after the start", descriptors(again), ""))
+    return rows
+
+
+def seek_seconds(server: Broker, topic: str) -> float:
+    """Return the median seconds to look up the offset of an ordinal, spread over the log."""
+    with tfmq.Admin(server.address) as admin:
+        count = admin.locate(topic, 0, tfmq.Ordinal(0)).end_ordinal
+        times = []
+        for number in range(SEEKS):
+            begun = time.perf_counter()
+            admin.locate(topic, 0, tfmq.Ordinal(number * 7_919 % count))
+            times.append(time.perf_counter() - begun)
+    return median(times)
+
+
+class OneBatchProducers(Sender):
+    """A connection that sends as one producer after the other, a batch of one message each, many at a time."""
+
+    def send_as(self, first_id: int, count: int) -> None:
+        frames = []
+        for producer_id in range(first_id, first_id + count):
+            self.producer_id, self.sequence = producer_id, 0
+            frames.append(self.next_frame())
+        self.socket.sendall(b"".join(frames))
+        data = bytearray()
+        for _ in range(count):
+            while len(data) < 4 or len(data) < 4 + PREFIX.unpack_from(data + bytes(4))[0]:
+                data += self.socket.recv(1 << 16)
+            size = 4 + PREFIX.unpack_from(data)[0]
+            expect_ok(bytes(data[:size]))
+            del data[:size]
+
+
+def producers() -> list[Figure]:
+    row = f"{PRODUCERS:,} producers, one batch each"
+    with broker() as server:
+        neighbour = Neighbour(server)
+        client = Client(server.address)
+        client.call(11, "churn", 1, {})
+        sender = OneBatchProducers(server.address, "churn", 0, 1)
+        rates, memory = [], []
+        for _ in range(10):
+            begun, sent = time.perf_counter(), 0
+            while sent < PRODUCERS // 10:
+                sender.send_as(client.call(20, PRODUCERS_PER_REQUEST)[0], PRODUCERS_PER_REQUEST)
+                sent += PRODUCERS_PER_REQUEST
+            rates.append(sent / (time.perf_counter() - begun))
+            memory.append(server.rss_mb())
+        rows = neighbour.figures(row)
+        rows += [
+            Figure(row, "batches a second", median(rates), "msg/s"),
+            Figure(row, "the first tenth, to the last", rates[0] / rates[-1], "x", RATIO_MAX, least=False),
+            Figure(row, "memory, the last tenth to the second", memory[-1] / memory[1], "x", RATIO_MAX, least=False),
+        ]
+    return rows
+
+
+def measure(runs: int, peers: bool) -> list[Figure]:
+    """Each size once."""
+    return [*partitions(), *connections(), *groups(), *large_log(), *producers()]
