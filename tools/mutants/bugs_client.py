@@ -388,7 +388,7 @@ READING: Final = (
     Mutant(
         "offset-of-another-incarnation-used",
         "an offset of a deleted topic does not count for a new one of the same name",
-        "tfmq/client/consumer/assignment.py",
+        "tfmq/client/consumer/start_position.py",
         "            if kept is not None and kept.incarnation == incarnation:\n",
         "            if kept is not None:\n",
         ["tests/client/consumer/test_assignment.py", CONSUMING, START],

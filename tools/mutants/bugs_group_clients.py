@@ -15,6 +15,7 @@ SCENARIOS: Final = "tests/client/test_group_scenarios.py"
 _HANDOVER = "tfmq/client/consumer/rebalance.py"
 _MEMBERSHIP = "tfmq/client/consumer/membership.py"
 _ASSIGNMENT = "tfmq/client/consumer/assignment.py"
+_START_POSITION = "tfmq/client/consumer/start_position.py"
 
 HANDING_OVER: Final = (
     Mutant(
@@ -327,7 +328,7 @@ MEMBERS: Final = (
     Mutant(
         "latest-is-not-saved-first",
         "a member that dies immediately loses no message",
-        _ASSIGNMENT,
+        _START_POSITION,
         "        if self._options.start_latest:\n            stored |= ",
         "        if self._options.start_latest and False:\n            stored |= ",
         ["tests/client/consumer/test_assignment.py"],
@@ -335,7 +336,7 @@ MEMBERS: Final = (
     Mutant(
         "latest-is-when-a-partition-comes",
         'start="latest" is the same moment for all partitions',
-        _ASSIGNMENT,
+        _START_POSITION,
         "            elif name in self._latest_positions and not self._is_new_partition(name, incarnation):\n",
         "            elif name not in self._latest_positions and not self._is_new_partition(name, incarnation):\n",
         ["tests/client/consumer/test_assignment.py"],

@@ -17,6 +17,7 @@ OPTIONS: Final = "tests/client/consumer/test_options.py"
 GOING: Final = "tests/client/consumer/test_going_back.py"
 
 _ASSIGNMENT = "tfmq/client/consumer/assignment.py"
+_START_POSITION = "tfmq/client/consumer/start_position.py"
 _OFFSETS = "tfmq/client/consumer/offset_commit.py"
 _SAVING = "tfmq/client/consumer/offset_commit.py"
 _OPTIONS = "tfmq/client/consumer/options.py"
@@ -34,7 +35,7 @@ PLACES: Final = (
     Mutant(
         "partition-read-before-it-is-claimed",
         "an offset storage accepts nothing of the former owner once the next one reads",
-        _ASSIGNMENT,
+        _START_POSITION,
         "            claimed, refused = yield from offsets.claim(fresh)\n",
         "            claimed = yield from offsets.read(fresh)\n            refused = set()\n",
         [ASSIGNMENT],
@@ -42,7 +43,7 @@ PLACES: Final = (
     Mutant(
         "one-offset-in-doubt-keeps-all-partitions-back",
         "a group reads its other partitions while one offset is locked by a transaction",
-        _ASSIGNMENT,
+        _START_POSITION,
         '            if "xid" not in busy.details:\n                raise\n',
         "            if busy.details is not None:\n                raise\n",
         [ASSIGNMENT],
@@ -50,7 +51,7 @@ PLACES: Final = (
     Mutant(
         "wait-for-a-shared-transaction-logged-without-advice",
         "a consumer that waits for a transaction of tfmq.sql logs the call that ends it",
-        _ASSIGNMENT,
+        _START_POSITION,
         'SQL_XID_PREFIX: Final = "tfmq.sql."\n',
         'SQL_XID_PREFIX: Final = "tfmq.sql@"\n',
         [ASSIGNMENT],
@@ -58,7 +59,7 @@ PLACES: Final = (
     Mutant(
         "refused-claim-is-read-all-the-same",
         "a partition that has a later owner in the offset storage is not read",
-        _ASSIGNMENT,
+        _START_POSITION,
         "            if name in refused or name in locked or name in (self._latest_unresolved or ()):\n",
         "            if name in locked or name in (self._latest_unresolved or ()):\n",
         [ASSIGNMENT],
@@ -67,7 +68,7 @@ PLACES: Final = (
         "late-place-of-a-lost-grant-is-used",
         "an offset that was requested under an earlier assignment is not used",
         _ASSIGNMENT,
-        "            if self._group is not None and (name not in share or share[name].grant != grants[name]):\n"
+        "            if self._group is not None and (name not in share or share[name].grant != starts.grants[name]):\n"
         "                continue\n",
         "",
         [ASSIGNMENT],
@@ -75,7 +76,7 @@ PLACES: Final = (
     Mutant(
         "new-partition-read-from-its-end",
         "a partition that appears later is read from its start",
-        _ASSIGNMENT,
+        _START_POSITION,
         (
             "            elif known.get(name.topic) == incarnation or self._is_new_partition(name, incarnation):\n"
             "                questions[name] = EARLIEST\n"
@@ -86,7 +87,7 @@ PLACES: Final = (
     Mutant(
         "start-before-the-group-s-offset",
         "the group's offset has precedence over `start`",
-        _ASSIGNMENT,
+        _START_POSITION,
         "            if kept is not None and kept.incarnation == incarnation:\n",
         "            if kept is not None and kept.incarnation == incarnation and self._options.start_latest:\n",
         [ASSIGNMENT, START],

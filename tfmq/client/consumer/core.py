@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from tfmq.client.connection.connection import ClientConnection, ConnectionState, PendingRequest
 from tfmq.client.connection.requests import wait_for_reply
-from tfmq.client.consumer.assignment import Assignment, read_position_of
+from tfmq.client.consumer.assignment import Assignment
 from tfmq.client.consumer.fetcher import Fetcher, FetchSession, PartitionFetchState
 from tfmq.client.consumer.membership import Membership, ZooKeeperMembership
 from tfmq.client.consumer.message import ReceivedMessage
@@ -22,6 +22,7 @@ from tfmq.client.consumer.offset_commit import GroupOffsets
 from tfmq.client.consumer.options import ConsumerOptions, seek_position
 from tfmq.client.consumer.positions import UNKNOWN, Positions, ReadPosition, partition_of
 from tfmq.client.consumer.rebalance import Rebalance
+from tfmq.client.consumer.start_position import read_position_of
 from tfmq.client.operation import NEVER, BackgroundTasks, Event, Executor, Operation, Task, Wait, run_inline
 from tfmq.errors import BadRequest, Closed, StorageStopped, TfmqError, TimedOut, UnknownPartition, UnknownTopic
 from tfmq.offsets.storage import PartitionName

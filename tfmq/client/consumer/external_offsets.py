@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from tfmq.client.consumer.assignment import read_position_of
 from tfmq.client.consumer.core import ConsumerCore, redeliver_lost_partitions, rewind_to_committed
 from tfmq.client.consumer.membership import Membership
 from tfmq.client.consumer.message import ReceivedMessage
 from tfmq.client.consumer.positions import ReadPosition
+from tfmq.client.consumer.start_position import read_position_of
 from tfmq.errors import BadRequest, Fenced
 from tfmq.offsets.storage import OffsetStorage, PartitionName, StoredOffset
 from tfmq.protocol.commands import GroupOffset, TransactionOffsets

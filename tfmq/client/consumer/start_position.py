@@ -1,0 +1,289 @@
+"""Where a consumer starts in a partition: at the group's committed offset, or without one by these rules.
+
+The committed offset counts if it is of this incarnation of the topic. Without such an offset, a partition that was
+created after the consumer started is read from its earliest offset, any other from the user's `start`. With "latest",
+the offsets are requested once, after the first metadata response, for all partitions of topics without a committed
+offset of the group, so that they do not depend on when a partition is assigned. They are committed before anything is
+read, so that after a crash the next owner starts at the same offset.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tfmq.client.connection.connection import ClientConnection
+from tfmq.client.consumer.options import EARLIEST, LATEST, ConsumerOptions, StartPosition
+from tfmq.client.consumer.positions import UNKNOWN, ReadPosition
+from tfmq.client.consumer.rebalance import Rebalance
+from tfmq.client.operation import Operation, Wait
+from tfmq.errors import Busy, NotSupported, TfmqError, UnknownTopic
+from tfmq.offsets.storage import PartitionName, StoredOffset
+from tfmq.protocol.commands import Locate
+
+log = logging.getLogger("tfmq.consumer")
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Where some partitions start. Those that must wait for their offsets are missing in `positions`."""
+
+    positions: Mapping[PartitionName, ReadPosition]
+    stored: Mapping[PartitionName, StoredOffset]
+    """Offsets of the group, including those just committed."""
+    grants: Mapping[PartitionName, int]
+    """Generations of the assignments for which the positions were found."""
+
+
+class StartPositions:
+    """Finds the start position of each newly assigned partition.
+
+    `fenced` is called with partitions that another member owns by now, as the commit of their start was refused.
+    """
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        link: ClientConnection,
+        group: Rebalance | None,
+        fenced: Callable[[list[PartitionName]], None],
+    ) -> None:
+        self.trouble = OffsetTroubleLog(options.group)
+        self._options = options
+        self._link = link
+        self._group = group
+        self._fenced = fenced
+        self._initial: dict[PartitionName, int] | None = None
+        """Subscribed partitions at the first metadata response."""
+        self._wanted: Mapping[PartitionName, int] = {}
+        self._topics: dict[str, int] = {}
+        """Incarnations of topics of which a partition was read."""
+        self._latest_positions: dict[PartitionName, ReadPosition] = {}
+        """Positions that "latest" stands for."""
+        self._latest_unresolved: dict[PartitionName, int] | None = None if group and options.start_latest else {}
+        """Partitions (with incarnation) whose position for "latest" is still unknown; None: not computed yet."""
+
+    def subscribed(self, wanted: Mapping[PartitionName, int]) -> None:
+        """Process the subscribed partitions, with their incarnations, of a metadata response."""
+        self._wanted = wanted
+        if self._initial is None:
+            self._initial = dict(wanted)
+
+    def started(self, name: PartitionName, incarnation: int) -> None:
+        """Remember that the topic of this partition is read, so that its later partitions are new ones."""
+        self._topics[name.topic] = incarnation
+
+    def resolve_latest(self) -> Operation[None]:
+        """With start="latest", request the offsets that it stands for, once for all partitions."""
+        if self._latest_unresolved is None:
+            assert self._group is not None and self._initial is not None
+            initial = self._initial
+            stored = yield from self._read_all(initial)
+            begun = {(name.topic, each.incarnation) for name, each in stored.items()}
+            self._latest_unresolved = {n: each for n, each in initial.items() if (n.topic, each) not in begun}
+        if self._latest_unresolved:
+            questions = dict.fromkeys(self._latest_unresolved, LATEST)
+            self._latest_positions |= yield from self._locate_all(self._latest_unresolved, questions)
+            self._latest_unresolved = {
+                name: incarnation
+                for name, incarnation in self._latest_unresolved.items()
+                if name not in self._latest_positions and self._wanted.get(name) == incarnation
+            }
+
+    def find(self, fresh: Mapping[PartitionName, int]) -> Operation[Starts]:
+        """Return where the assigned partitions `fresh` (with incarnations) start. Commit it for start="latest"."""
+        stored: dict[PartitionName, StoredOffset] = {}
+        grants: dict[PartitionName, int] = {}
+        refused: set[PartitionName] = set()
+        locked: dict[PartitionName, Busy] = {}
+        if self._group is not None:
+            share, offsets = self._group.membership.assigned, self._group.offsets
+            grants = {name: share[name].grant for name in fresh}
+            claimed, refused = yield from offsets.claim(fresh)
+            stored, locked = yield from self._read_unlocked(list(fresh))
+            stored |= claimed
+            for busy in locked.values():
+                self.trouble.log(busy)
+                break
+            if self._options.start != EARLIEST and not all(
+                name in stored and stored[name].incarnation == each
+                for name, each in fresh.items()
+                if name not in locked
+            ):
+                # Some partition has no offset: find out whether the group has offsets in its topic at all. Offsets
+                # of all partitions are requested only in this case, since each of a thousand members may do so.
+                # With EARLIEST the result makes no difference.
+                stored = (yield from self._read_all(self._wanted)) | stored
+            self.trouble.log_refused(refused)
+        known = {name.topic: each.incarnation for name, each in stored.items()}
+        positions: dict[PartitionName, ReadPosition] = {}
+        questions: dict[PartitionName, StartPosition] = {}
+        for name, incarnation in fresh.items():
+            kept = stored.get(name)
+            if name in refused or name in locked or name in (self._latest_unresolved or ()):
+                continue
+            if kept is not None and kept.incarnation == incarnation:
+                positions[name] = read_position_of(name, kept)
+            elif name in self._latest_positions and not self._is_new_partition(name, incarnation):
+                positions[name] = self._latest_positions[name]
+            elif known.get(name.topic) == incarnation or self._is_new_partition(name, incarnation):
+                questions[name] = EARLIEST
+            elif self._options.start.exact:
+                positions[name] = ReadPosition(self._options.start.value, UNKNOWN, UNKNOWN)
+            else:
+                questions[name] = self._options.start
+        positions |= yield from self._locate_all(fresh, questions)
+        if self._options.start_latest:
+            stored |= yield from self._commit_start_positions(fresh, grants, positions, stored)
+        return Starts(positions, stored, grants)
+
+    def _is_new_partition(self, name: PartitionName, incarnation: int) -> bool:
+        """Return whether a partition was created after the first metadata response, and is read from its start."""
+        if self._initial is None or self._initial.get(name) == incarnation:
+            return False
+        return self._options.start_latest or self._topics.get(name.topic) == incarnation
+
+    # The group's offsets
+
+    def _read_unlocked(
+        self, names: list[PartitionName], *, others: bool = False
+    ) -> Operation[tuple[dict[PartitionName, StoredOffset], dict[PartitionName, Busy]]]:
+        """Return the stored offsets, and the broker's error for each partition whose offset is in doubt.
+
+        An offset is in doubt while a prepared transaction that commits it has not ended. The broker refuses a request
+        that names such a partition. So a refused request is halved until these partitions are found, and the group
+        continues with the others. `others`: the offsets of more partitions than `names` may be returned.
+        """
+        assert self._group is not None
+        try:
+            return (yield from self._group.offsets.read(names, while_busy=False, others=others)), {}
+        except Busy as busy:
+            if "xid" not in busy.details:
+                raise
+            if len(names) == 1 and not others:
+                return {}, {names[0]: busy}
+        if others:
+            return (yield from self._read_unlocked(names))
+        middle = len(names) // 2
+        stored, locked = yield from self._read_unlocked(names[:middle])
+        more, more_locked = yield from self._read_unlocked(names[middle:])
+        return stored | more, locked | more_locked
+
+    def _read_all(self, wanted: Mapping[PartitionName, int]) -> Operation[dict[PartitionName, StoredOffset]]:
+        """Return the group's offsets, without those in doubt. Raises Busy if all offsets of a topic are in doubt."""
+        stored, locked = yield from self._read_unlocked(list(wanted), others=True)
+        known = {(name.topic, each.incarnation) for name, each in stored.items()}
+        for name, busy in locked.items():
+            if (name.topic, wanted[name]) not in known:
+                raise busy
+        return stored
+
+    def _commit_start_positions(
+        self,
+        fresh: Mapping[PartitionName, int],
+        grants: Mapping[PartitionName, int],
+        positions: dict[PartitionName, ReadPosition],
+        stored: Mapping[PartitionName, StoredOffset],
+    ) -> Operation[dict[PartitionName, StoredOffset]]:
+        """Commit the start positions of partitions for which the group has no offset. Return what was committed.
+
+        `grants`: the generation of each assignment. Partitions whose commit is fenced are removed from `positions`.
+        """
+        if self._group is None:
+            return {}
+        rows = {
+            name: StoredOffset(place.offset, 0, fresh[name], place.epoch, grants[name])
+            for name, place in positions.items()
+            if name not in stored or stored[name].incarnation != fresh[name]
+        }
+        if not rows:
+            return {}
+        until = self._link.now() + self._options.timeout
+        refused = yield from self._group.offsets.save(rows, until)
+        generation_of = self._group.membership.generation_of
+        for name in refused:
+            positions.pop(name, None)
+        if lost := [name for name in refused if generation_of(name) == grants[name]]:
+            self._fenced(lost)
+        return {name: row for name, row in rows.items() if name not in refused}
+
+    # Positions from the broker
+
+    def _locate_all(
+        self, fresh: Mapping[PartitionName, int], questions: Mapping[PartitionName, StartPosition]
+    ) -> Operation[dict[PartitionName, ReadPosition]]:
+        """Return the positions for `questions`, all requested at once.
+
+        Partitions with a retriable error or an unknown topic are left out, and tried again at the next check; other
+        errors are raised.
+        """
+        found, calls = {}, {}
+        for name, each in questions.items():
+            request = Locate(name.topic, fresh[name], name.partition, each.by, each.value)
+            calls[name] = self._link.send_request(request)
+        try:
+            for name, call in calls.items():
+                while not call.done:
+                    yield Wait((call,))
+                if call.error is None:
+                    found[name] = ReadPosition(call.reply.offset, call.reply.ordinal, call.reply.epoch)
+                elif not call.error.retriable and not isinstance(call.error, UnknownTopic):
+                    raise call.error
+        finally:
+            for call in calls.values():
+                self._link.abandon(call)
+        return found
+
+
+def read_position_of(name: PartitionName, kept: StoredOffset) -> ReadPosition:
+    """Return the read position of a stored offset. Raises NotSupported for an offset inside a compressed batch."""
+    if kept.index:
+        raise NotSupported(
+            f"{name}: the group's offset is inside a compressed batch, which this release cannot read;"
+            " use a newer client."
+        )
+    return ReadPosition(kept.offset, UNKNOWN, kept.epoch)
+
+
+# Logging
+
+SQL_XID_PREFIX: Final = "tfmq.sql."
+"""Names of transactions that `tfmq.sql` begins start with this."""
+SQL_ADVICE: Final = (
+    " It is a transaction of tfmq.sql: it ends when a program of its producer group that has called"
+    " tfmq.sql.check(producer, engine) answers the broker's check. If this program is the only one, call that"
+    " before the first message is read: without it this consumer may wait without end."
+)
+
+
+class OffsetTroubleLog:
+    """Logs once, and not with each retry, why the offsets of `group` cannot be read."""
+
+    def __init__(self, group: str | None) -> None:
+        self._group = group
+        self._last = ""
+
+    def log(self, trouble: TfmqError) -> None:
+        """Log a transaction in doubt, or a failure of the storage."""
+        if trouble.sentence != self._last:
+            self._last = trouble.sentence
+            advice = SQL_ADVICE if str(trouble.details.get("xid", "")).startswith(SQL_XID_PREFIX) else ""
+            log.warning("Group %s waits for its offsets: %s%s", self._group, trouble, advice)
+
+    def log_refused(self, refused: Iterable[PartitionName]) -> None:
+        """Log which partitions the offset storage refused.
+
+        The refusal is transient if another member has just got the partitions, and permanent if the storage has later
+        generations than this broker will assign, for example those of another broker.
+        """
+        names = ", ".join(map(str, sorted(refused)))
+        if names and names != self._last:
+            self._last = names
+            text = "Group %s: the offset storage has a later generation of %s; trying again."
+            log.warning(text, self._group, names)
+
+    def end(self) -> None:
+        """All offsets have been read: log the next trouble even if it is the same."""
+        self._last = ""
