@@ -36,8 +36,9 @@ def main(only: str, listing: bool, jobs: int, baseline: bool, as_json: bool, mar
         return
     if baseline and (failing := failing_without(chosen, jobs)):
         raise click.ClickException(f"without any bug these fail already: {', '.join(failing)}")
+    known = page.PAGE.read_text() if page.PAGE.exists() else ""
     verdicts = []
-    for number, verdict in enumerate(tried_all(chosen, jobs), 1):
+    for number, verdict in enumerate(tried_all(chosen, jobs, page.caught_by_in(known)), 1):
         said = "caught" if verdict.caught else f"NOT CAUGHT {verdict.trouble}"
         console.print(f"{number} of {len(chosen)}: {verdict.mutant.name}: {said}", highlight=False)
         verdicts.append(verdict)
@@ -45,8 +46,7 @@ def main(only: str, listing: bool, jobs: int, baseline: bool, as_json: bool, mar
     if as_json:
         print(json.dumps([row(v) for v in verdicts], indent=1))
     if markdown:
-        known = page.results_in(page.PAGE.read_text()) if page.PAGE.exists() else {}
-        page.PAGE.write_text(page.text(BUGS, known | page.results_of(verdicts)))
+        page.PAGE.write_text(page.text(BUGS, page.results_in(known) | page.results_of(verdicts)))
     sys.exit(0 if all(v.caught for v in verdicts) else 1)
 
 

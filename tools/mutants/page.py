@@ -56,6 +56,11 @@ def results_in(page: str) -> dict[str, str]:
     return {name: cell for name, cell in ROW.findall(page) if not cell.startswith(UNTRIED)}
 
 
+def caught_by_in(page: str) -> dict[str, str]:
+    """The tests that caught the bugs in the runs that wrote a page, by the names of the bugs."""
+    return {name: cell.strip("`") for name, cell in results_in(page).items() if cell != NOTHING}
+
+
 def plain(test: str) -> str:
     """A test's name without its parameters."""
     return test.partition("[")[0]
