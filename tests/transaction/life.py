@@ -16,6 +16,8 @@ KEYS = (ORDERS, ORDERS + 1, BILLS)
 ABSENT, PREPARED, COMMITTED = "absent", "prepared", "committed"
 OPEN_MAX = 12
 """Transactions that are open at the same time."""
+ROUNDS_MIN, ROUNDS_MAX = 6, 200
+"""Of work and forces until everything is applied."""
 
 EXPECTED = {
     "ok", "waiting", "storage_stopped", "disk_full", "busy", "unknown_topic", "unknown_transaction",
@@ -272,11 +274,15 @@ class Life:
         self.rig.disk.faults.clear()
         for key in KEYS:
             self.resume(key)
-        for _ in range(6):
+        # A target takes a limited number of bytes before it is forced, so what many large transactions wrote needs many
+        # rounds. Without the bound, a transaction that is never applied would be a test without end.
+        for number in range(ROUNDS_MAX):
             self.rig.work()
             self.rig.targets.force()
             self.rig.advance(31)
             self.rig.work()
+            if number >= ROUNDS_MIN and not self.rig.handler.status()["applying"]:
+                break
         for known in self.known:
             known.note()
             assert not known.waiting, f"{known.name} has no answer"
