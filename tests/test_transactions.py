@@ -186,7 +186,7 @@ def test_what_grows_goes_on_while_its_sender_is_elsewhere(producer: Producer, br
         assert pipeline is not None
         until(lambda pipeline=pipeline: pipeline.unacked_bytes == 0)  # only the network thread waits for the replies
         if turn == 0:
-            until(lambda: producer._driver.network_thread._sleeping)
+            until(lambda: producer._driver.network_thread.sleeping)
     assert tx.commit() == "committed" and len(broker.payloads("orders")) == 300
 
 
@@ -312,7 +312,7 @@ def test_one_that_is_dropped_is_rolled_back(
     pipeline = dropped._core.requests.pipeline
     until(lambda: pipeline.begun)  # one whose begin is not answered yet ends by its time
     thread = producer._driver.network_thread
-    until(lambda: thread._sleeping and not thread._gate.is_set())  # it sends nothing more by itself
+    until(lambda: thread.sleeping and not thread._gate.is_set())  # it sends nothing more by itself
     del dropped
     gc.collect()
     with caplog.at_level(logging.WARNING):

@@ -19,7 +19,7 @@ from tfmq.client.transaction.check_back import Check
 from tfmq.codecs import Codec
 from tfmq.errors import TfmqError
 from tfmq.hooks import Hook
-from tfmq.message import Message, payload_bytes
+from tfmq.message import payload_bytes
 from tfmq.transactions import Transaction, XAResource
 
 
@@ -97,36 +97,36 @@ class Producer:
         payload that needs a codec and for an invalid time (a datetime without a time zone, both at once),
         `Closed`.
         """
-        core = self._core
-        if core.has_fast_path and key is tag is properties is delay is deliver_at is partition is None:  # type: ignore[comparison-overlap]
+        core, driver, delivery = self._core, self._driver, None
+        plain = key is tag is properties is delay is deliver_at is partition is None  # type: ignore[comparison-overlap]
+        if plain and core.has_fast_path and type(topic) is str:
             if type(payload) is str:
                 try:
                     payload = payload.encode()
                 except UnicodeEncodeError:
                     payload_bytes(payload)  # raises the same TypeError, with advice
             if type(payload) is bytes:
-                with self._driver.lock:
-                    try:
-                        batch = core.accumulator.shared_batches.get(topic)
-                    # A list as topic cannot be hashed; it is rejected below, with an error that names it.
-                    except TypeError:
-                        batch = None
+                with driver.lock:
+                    batch = core.accumulator.shared_batches.get(topic)
                     if batch is not None and (delivery := batch.add_plain(payload)) is not None:
                         return delivery
-        message = core.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)
-        return self._append(topic, message)
-
-    def _append(self, topic: str, message: Message) -> Delivery:
-        core, driver = self._core, self._driver
-        data = core.encode_payload(topic, message)
-        with driver.lock:
-            delivery = core.append(topic, message, data) if core.can_append(topic, message) else None
-            if core.link.output or core.link.wants_connection():
-                driver.poll_nonblocking()
+                    delivery = core.append_plain(topic, payload)
+                    if core.link.output:
+                        driver.poll_nonblocking()
         if delivery is None:
-            delivery = driver.run(core.send(topic, message, data))
-        driver.wake(at_once=delivery[0].is_open and not core.options.linger_seconds)
-        driver.callbacks.run()
+            message = core.make_message(topic, payload, key, tag, properties, delay, deliver_at, partition)
+            data = core.encode_payload(topic, message)
+            with driver.lock:
+                delivery = core.append(topic, message, data) if core.can_append(topic, message) else None
+                if core.link.output or core.link.wants_connection():
+                    driver.poll_nonblocking()
+            if delivery is None:
+                delivery = driver.run(core.send(topic, message, data))
+        open_without_linger = not core.options.linger_seconds and delivery[0].is_open
+        if open_without_linger or driver.network_thread.sleeping:
+            driver.wake(at_once=open_without_linger)
+        if driver.callbacks:
+            driver.callbacks.run()
         return delivery
 
     def send_many(

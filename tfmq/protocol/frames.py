@@ -38,6 +38,9 @@ class Frame(NamedTuple):
     body: memoryview
 
 
+_new = tuple.__new__
+
+
 def encode(header: Iterable[Any], *body: Buffer) -> list[Buffer]:
     """Return a frame as buffers to be written in this order; the body's buffers are not copied.
 
@@ -121,11 +124,13 @@ def frame_at(view: memoryview, position: int, *, frame_bytes: int = limits.FRAME
     if held < 8:
         check_size(view, position, frame_bytes=frame_bytes)
         return None, 8
-    size, header_size = parse_prefix(view, position, frame_bytes=frame_bytes)
+    size, header_size = PREFIX.unpack_from(view, position)
+    if size > frame_bytes or header_size > limits.HEADER_BYTES or header_size > size - 4:
+        parse_prefix(view, position, frame_bytes=frame_bytes)  # raises BadFrame with the reason
     if held < 4 + size:
         return None, 4 + size
     body_start, end = position + 8 + header_size, position + 4 + size
-    return Frame(decode_header(view[position + 8 : body_start]), view[body_start:end]), end
+    return _new(Frame, (decode_header(view[position + 8 : body_start]), view[body_start:end])), end
 
 
 class Decoder:

@@ -186,6 +186,8 @@ class Record(Generic[Tuple]):
             check, wanted = f"check_{field}", f"{field} is not None"
             if isinstance(kind, Integer):
                 wanted = f"type({field}) is not int or not {kind.low} <= {field} <= {kind.high}"
+            elif isinstance(kind, Flag):
+                wanted = f"type({field}) is not bool"
             elif not isinstance(kind, Optional):
                 wanted = "True"
             if number >= required:

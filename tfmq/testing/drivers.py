@@ -273,6 +273,7 @@ class NullNetworkThread:
     """Replaces the background network thread: the simulation does the work of that thread at once."""
 
     is_polling = False
+    sleeping = True
 
     def __init__(self, driver: SimulatedBlockingDriver) -> None:
         self._driver = driver

@@ -136,15 +136,15 @@ PRODUCER: Final = (
         "loss-of-synced-messages-reported-as-written",
         "lost messages are reported with the durability that their acknowledgement promised",
         "tfmq/client/send/partition_sender.py",
-        "        self._stored_through[durability] = max(self._stored_through[durability], batch.last_sequence)\n",
-        "        self._stored_through[ACKS_WRITTEN] = max(self._stored_through[ACKS_WRITTEN], batch.last_sequence)\n",
+        "        self._stored_through[durability] = max(self._stored_through[durability], ",
+        "        self._stored_through[ACKS_WRITTEN] = max(self._stored_through[ACKS_WRITTEN], ",
         [STREAM],
     ),
     Mutant(
         "batch-straddles-the-last-sequence",
         "a batch never crosses the last sequence of a producer id",
         "tfmq/client/send/partition_sender.py",
-        "                if self.queue[0].count > remaining_sequences(self.sequence):\n",
+        "                if self.queue[0].count > SEQUENCES - self.sequence:\n",
         "                if self.queue[0].count < 0:\n",
         [STREAM],
     ),
@@ -153,12 +153,12 @@ PRODUCER: Final = (
         "no more batches are in flight than the broker can recognise as repeated",
         "tfmq/client/send/partition_sender.py",
         (
-            "        return not self.in_flight or (\n"
+            "        return (\n"
             "            len(self.in_flight) < min(IN_FLIGHT_BATCHES_MAX, self._accumulator.in_flight_limit)\n"
             "            and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX\n"
             "        )\n"
         ),
-        "        return not self.in_flight or self._in_flight_bytes < IN_FLIGHT_BYTES_MAX\n",
+        "        return self._in_flight_bytes < IN_FLIGHT_BYTES_MAX\n",
         [STREAM],
     ),
     Mutant(

@@ -260,4 +260,47 @@ _BESIDE: Final = (
     ),
 )
 
-CLIENT_PIPELINE: Final = _WAY + _BESIDE
+_LONE: Final = (
+    Mutant(
+        "single-record-without-the-checksum-of-its-attribute",
+        "the checksum of a record covers its attribute, also in a batch of one",
+        "tfmq/client/send/record_encoder.py",
+        "    checksum = zlib.crc32(payload, zlib.crc32(part))\n",
+        "    checksum = zlib.crc32(payload)\n",
+        ["tests/client/send/test_record_encoder.py"],
+    ),
+    Mutant(
+        "short-way-ignores-a-full-buffer",
+        "send waits while the buffer is full, also on the short way of plain messages",
+        "tfmq/client/send/accumulator.py",
+        "            or self.used_bytes >= self.options.buffer_bytes\n",
+        "",
+        ["tests/client/send/test_accumulator.py"],
+    ),
+    Mutant(
+        "short-way-ignores-the-limit-of-a-message",
+        "a message above the broker's limit is refused before it is sent",
+        "tfmq/client/send/accumulator.py",
+        '            or len(payload) > self.link.limits["message_bytes"]\n',
+        "",
+        ["tests/test_producer.py"],
+    ),
+    Mutant(
+        "short-way-leaves-a-new-batch-empty",
+        "a message that fills its batch alone is sent",
+        "tfmq/client/send/accumulator.py",
+        "            if batch.payloads:\n                return None\n            delivery = Delivery",
+        "            if True:\n                return None\n            delivery = Delivery",
+        ["tests/client/send/test_accumulator.py"],
+    ),
+    Mutant(
+        "lone-wait-leaves-no-poller",
+        "a thread whose wait is over wakes another one to poll",
+        "tfmq/client/drivers/blocking.py",
+        "                    if self._waiters or self.link.background_requests or self.link.output:\n",
+        "                    if False:\n",
+        ["tests/client/drivers", "tests/test_producer.py"],
+    ),
+)
+
+CLIENT_PIPELINE: Final = _WAY + _BESIDE + _LONE

@@ -65,7 +65,7 @@ def test_it_makes_room_for_a_thread_that_waits_for_itself(driver: BlockingDriver
 
 def test_it_sleeps_when_nothing_is_due(driver: BlockingDriver) -> None:
     driver.call_later(0.01, lambda: None)
-    eventually(lambda: driver.network_thread._sleeping)
+    eventually(lambda: driver.network_thread.sleeping)
     rung = threading.Event()
     driver.call_later(0.01, rung.set)
     assert rung.wait(SECONDS)

@@ -305,7 +305,7 @@ def test_bounds_have_reasons() -> None:
 
 def batch() -> StorableBatch:
     owner: Any = None
-    made = StorableBatch(owner, "orders", 1, 1000, 0, 0.0)
+    made = StorableBatch(owner, "orders", 1, 1000, b"", 0.0)
     made.add(b"x", None, None)
     made.add(b"y", None, None)
     made.seal()
@@ -337,7 +337,7 @@ def test_a_failed_one_raises() -> None:
 
 def test_the_sender_takes_none_for_open() -> None:
     owner: Any = None
-    made = StorableBatch(owner, "orders", 1, 1000, 0, 0.0)
+    made = StorableBatch(owner, "orders", 1, 1000, b"", 0.0)
     assert (made.is_open, made.is_gathering) == (False, True)
 
 

@@ -326,13 +326,29 @@ def test_an_entrance_is_that_of_one_incarnation(rig: SenderRig, delayed: bool) -
     assert anew is not same and anew.topic.incarnation == 99
 
 
-def test_an_open_batch_is_found_where_it_gathers(rig: SenderRig) -> None:
+def test_an_open_batch_knows_where_it_gathers(rig: SenderRig) -> None:
     for delay in (None, 5):
         batch = rig.send(b"x", partition=1, delay=delay)[0]
-        entrance = rig.sender.find_buffer(batch)
-        assert entrance is not None and entrance.open_batch is batch and entrance.partition == 1
+        buffer = batch.buffer
+        assert buffer is not None and buffer.open_batch is batch
         rig.sender.close_batch(batch)
-        assert entrance.open_batch is None
+        assert buffer.open_batch is None
+
+
+def test_a_plain_message_takes_the_short_way_only_where_nothing_has_to_be_waited_for() -> None:
+    rig = SenderRig(batch_bytes=1000, buffer_bytes=3000)
+    assert rig.sender.append_plain("orders", b"x") is None, "the topic is not known yet"
+    rig.settle(rig.send(b"0"))
+    rig.broker.plan(Produce, *[HOLD] * 100)
+    large = rig.sender.append_plain("orders", b"x" * 2000)
+    assert large is not None and not large[0].is_open, "it fills its batch, which is not left open and empty"
+    small = rig.sender.append_plain("orders", b"x" * 900)
+    assert small is not None and small[0].is_open
+    assert rig.sender.append_plain("orders", b"x" * 900) is None, "the open batch has to be closed before"
+    rig.sender.close_batch(small[0])
+    while rig.sender.has_room():
+        rig.sender.close_batch(rig.send(b"x" * 900)[0])
+    assert rig.sender.append_plain("orders", b"x") is None, "the buffer is full"
 
 
 def test_plain_and_delayed_messages_without_a_key_do_not_share_a_batch(rig: SenderRig) -> None:

@@ -12,6 +12,7 @@ from tfmq.client.connection.requests import Topic
 from tfmq.client.producer.core import BATCH_BYTES_MAX
 from tfmq.client.send.batch import Batch, Deliveries, Delivery
 from tfmq.client.send.delivery_time import DueTimes, StampedDueTime
+from tfmq.client.send.record_encoder import birth_part
 from tfmq.errors import Busy, DiskFull, TfmqError
 from tfmq.limits import BATCH_RECORDS_DELAYED
 from tfmq.message import SendResult
@@ -133,7 +134,7 @@ HOME = Topic("orders", 7, (), {})
 
 
 def batch_of(count: int) -> Batch:
-    batch = Batch(Teller(), "orders", -1, 1 << 20, 1_700_000_000_000, 0.0)
+    batch = Batch(Teller(), "orders", -1, 1 << 20, birth_part(1_700_000_000_000), 0.0)
     dues = batch.due_times = DueTimes()
     for number in range(count):
         batch.add(b"%d" % number, None, None)

@@ -6,8 +6,17 @@ from hypothesis import strategies as st
 from journal.record.batch import verify_batch
 from journal.record.format import make_record
 from tests.scale import seeded
-from tfmq.client.send.record_encoder import EncodedRecords, attribute_part, encode_each, encode_shared, rewrite_ids
+from tfmq.client.send.record_encoder import (
+    EncodedRecords,
+    attribute_part,
+    birth_part,
+    encode_each,
+    encode_one,
+    encode_shared,
+    rewrite_ids,
+)
 from tfmq.limits import BLOCK_BYTES
+from tfmq.message import BORN_MS_MAX, encode_attribute
 
 PRODUCER = 0x12_3456_789A
 SEQUENCES = st.one_of(st.integers(0, 5), st.integers(250, 260), st.integers(65_500, 65_540), st.integers(0, 1 << 23))
@@ -31,6 +40,16 @@ def test_records_of_one_size(size: int, count: int, sequence: int, attribute: by
     random = seeded("equal", size, count)
     payloads = [random.randbytes(size) for _ in range(count)]
     check(encode_shared(payloads, attribute_part(attribute), PRODUCER, sequence), payloads, attribute, sequence)
+
+
+@given(st.binary(max_size=400), SEQUENCES, st.binary(max_size=20))
+def test_a_single_record(payload: bytes, sequence: int, attribute: bytes) -> None:
+    check(encode_one(payload, attribute_part(attribute), PRODUCER, sequence), [payload], attribute, sequence)
+
+
+@given(st.one_of(st.integers(0, BORN_MS_MAX), st.sampled_from([0, (1 << 32) - 1, 1 << 32, BORN_MS_MAX])))
+def test_the_attribute_of_a_record_with_nothing_but_its_birth(born_ms: int) -> None:
+    assert birth_part(born_ms) == attribute_part(encode_attribute(born_ms))
 
 
 @given(st.lists(st.binary(max_size=400), min_size=1, max_size=60), SEQUENCES, st.binary(max_size=20))

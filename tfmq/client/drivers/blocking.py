@@ -10,9 +10,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
-from tfmq.client.drivers.driver import Driver, Timer, check_not_in_callback, is_done
+from tfmq.client.drivers.driver import Driver, Timer, check_not_in_callback, is_done, running_callbacks
 from tfmq.client.drivers.socket import resolve_address
 from tfmq.client.operation import CallUserCode, Event, Future, Operation, run_inline
 from tfmq.errors import Closed, NotAllowed
@@ -35,13 +36,16 @@ def _warn_of_running_loop() -> None:
     A notebook is no reason for a warning: its cells run in the kernel's event loop, one at a time.
     """
     global _warned_of_loop
-    events = sys.modules.get("asyncio.events")
-    if events is not None and events._get_running_loop() is not None and "ipykernel" not in sys.modules:
+    if not _warned_of_loop and "ipykernel" not in sys.modules:
         _warned_of_loop = True
         log.warning(
             "A blocking tfmq client is used inside a running asyncio event loop, which is blocked while it waits:"
             " use tfmq.aio there, or call it in a thread (asyncio.to_thread)."
         )
+
+
+def _is_any_done(futures: tuple[Future, ...]) -> bool:
+    return any(map(is_done, futures))
 
 
 class Waiter:
@@ -116,34 +120,51 @@ class BlockingDriver(Driver):
 
     def wait(self, futures: Iterable[Future], seconds: float | None = None) -> bool:
         """Wait as `Driver` describes. Raises `NotAllowed` in a callback, and under the driver's lock."""
-        check_not_in_callback()
+        # This runs for each message that a caller waits for, so checks that rarely find anything are not calls.
+        if running_callbacks.now:
+            check_not_in_callback()
         waited = tuple(futures)
         if any(map(is_done, waited)):
             return True
-        if not _warned_of_loop:
+        loops = sys.modules.get("asyncio.events")
+        if loops is not None and loops._get_running_loop() is not None:
             _warn_of_running_loop()
         deadline = self.clock() + (POLL_SECONDS_MAX * 10_000 if seconds is None else seconds)
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise NotAllowed("Selectors, codecs and hooks must not wait for the broker.")
-        waiter = Waiter(waited, self._waiters)
-        if not self._wait_once(waiter, deadline):
-            with self.lock:
-                self._waiters.pop(waiter, None)
+        finished = partial(is_done, waited[0]) if len(waited) == 1 else partial(_is_any_done, waited)
+        with self.lock:
+            polls = self._polling_thread is None or self._polling_thread == threading.get_ident()
+            if polls and not self.closed and not finished():
                 try:
-                    while not waiter.is_done() and not self.closed:
-                        if self._may_poll():
-                            self._poll_until(waiter.is_done, deadline)
-                            break
-                        if not self._wait_for_turn(waiter, deadline):
-                            break
+                    self._poll_until(finished, deadline)
                 finally:
-                    self._end_wait(waiter)
+                    if self._waiters or self.link.background_requests or self.link.output:
+                        self._wake_next_poller()
+        if not polls:
+            self._wait_for_other_thread(Waiter(waited, self._waiters), deadline)
         if self.callbacks:
             self.callbacks.run()
         done = any(map(is_done, waited))
         if self.closed and not done:
             raise Closed("The client was closed before that was done.")
         return done
+
+    def _wait_for_other_thread(self, waiter: Waiter, deadline: float) -> None:
+        """Wait while another thread polls, and poll in its place when it ends."""
+        if self._wait_once(waiter, deadline):
+            return
+        with self.lock:
+            self._waiters.pop(waiter, None)
+            try:
+                while not waiter.is_done() and not self.closed:
+                    if self._may_poll():
+                        self._poll_until(waiter.is_done, deadline)
+                        break
+                    if not self._wait_for_turn(waiter, deadline):
+                        break
+            finally:
+                self._end_wait(waiter)
 
     def _wait_once(self, waiter: Waiter, deadline: float) -> bool:
         """Register `waiter` and, if another thread polls, sleep once. Return True if the wait is complete then.
@@ -294,18 +315,23 @@ class BlockingDriver(Driver):
 
     def _run_turn(self, done: Callable[[], bool], deadline: float) -> None:
         """Run due timers and tickers, poll once, and process the result."""
-        for ticker in self.tickers:
-            ticker.tick()
-        self.channel.tick()
-        if self.channel.socket is None:
-            self._connect()
         if self.link.output:
             self.channel.flush()
+        due = self.next_time()
+        if due <= self.clock():
+            for ticker in self.tickers:
+                ticker.tick()
+            self.channel.tick()
+            if self.channel.socket is None:
+                self._connect()
+            if self.link.output:
+                self.channel.flush()
+            due = self.next_time()
         if self._waiters:
             self._wake_done()
         # The wait may be complete already, because a request has expired or a connection attempt has failed.
-        due = self.clock() if done() else min(deadline, self.next_time())
-        events = self._poll_socket(max(0.0, min(due - self.clock(), POLL_SECONDS_MAX)))
+        pause = 0.0 if done() else min(due, deadline) - self.clock()
+        events = self._poll_socket(max(0.0, min(pause, POLL_SECONDS_MAX)))
         if events & select.POLLOUT or (events and self.channel.connecting):
             self.channel.on_writable()
         if self._waiters:
@@ -330,7 +356,8 @@ class BlockingDriver(Driver):
         if self._reading:
             channel.connection_failed(ConnectionResetError("a signal arrived while a reply was read"))
         source = channel.socket
-        polled = (channel.fileno(), READ_WRITE if channel.wants_write else select.POLLIN)
+        to_write = channel.connecting or self.link.output
+        polled = (-1 if source is None else source.fileno(), READ_WRITE if to_write else select.POLLIN)
         if polled != self._polled or nested:
             self._poller, self._polled = select.poll(), polled
             if polled[0] >= 0:
@@ -405,16 +432,17 @@ class NetworkThread:
         gate = self._gate = threading.Event()
         self._driver = weakref.ref(driver, lambda _: gate.set())
         self._thread: threading.Thread | None = None
-        self._sleeping = True
+        self.sleeping = True
+        """Whether the thread has stopped its periodic checks, so that new work must wake it."""
         self._stopping = False
         self._used_at = 0.0
         self.is_polling = False
 
     def wake(self, at_once: bool = False) -> None:
         """Wake the thread if it has stopped its periodic checks; with `at_once` in any case."""
-        if self._stopping or not (self._sleeping or at_once):
+        if self._stopping or not (self.sleeping or at_once):
             return
-        self._sleeping = False
+        self.sleeping = False
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tfmq-network", daemon=True)
             self._thread.start()
@@ -433,7 +461,7 @@ class NetworkThread:
         while not self._stopping:
             self._gate.wait(pause)
             self._gate.clear()
-            self._sleeping = False
+            self.sleeping = False
             driver = self._driver()
             if driver is None or driver.network_thread is not self:
                 return
@@ -461,10 +489,10 @@ class NetworkThread:
             due = driver.next_time()
             if busy or link.background_requests or due < now + CHECK_SECONDS:
                 self._used_at = now
-            self._sleeping = now - self._used_at >= ACTIVE_SECONDS
+            self.sleeping = now - self._used_at >= ACTIVE_SECONDS
         if driver.callbacks:
             driver.callbacks.run()
-        if self._sleeping:
+        if self.sleeping:
             return None if due == float("inf") else max(CHECK_SECONDS, due - now)
         return min(CHECK_SECONDS, max(CHECK_SECONDS_MIN, due - now))
 

@@ -21,7 +21,14 @@ from tfmq.errors import NotAllowed
 
 log = logging.getLogger("tfmq.client")
 
-_running = threading.local()
+
+class RunningCallbacks(threading.local):
+    """Whether this thread runs users' callbacks now."""
+
+    now = False
+
+
+running_callbacks = RunningCallbacks()
 
 
 class CallbackQueue(deque[Callable[[], object]]):
@@ -29,9 +36,9 @@ class CallbackQueue(deque[Callable[[], object]]):
 
     def run(self) -> None:
         """Run the queued callbacks, each once even if several threads call this. Does nothing in a callback."""
-        if getattr(_running, "now", False):
+        if running_callbacks.now:
             return
-        _running.now = True
+        running_callbacks.now = True
         try:
             while self:
                 try:
@@ -43,12 +50,12 @@ class CallbackQueue(deque[Callable[[], object]]):
                 except Exception:
                     log.exception("A callback raised.")
         finally:
-            _running.now = False
+            running_callbacks.now = False
 
 
 def check_not_in_callback() -> None:
     """Raises `NotAllowed` in a callback: it runs in the thread that would have to read the awaited reply."""
-    if getattr(_running, "now", False):
+    if running_callbacks.now:
         raise NotAllowed(
             "A callback must not wait: it runs in the thread that reads the replies. Hand the work to a thread of"
             " your own, or use add_callback again."
@@ -151,7 +158,10 @@ class Driver:
 
     def next_time(self) -> float:
         """Return the time of the next due action, in the driver's clock. Called under the lock."""
-        return min(self.link.next_time(), *[ticker.next_time() for ticker in self.tickers])
+        soonest = self.link.next_time()
+        for ticker in self.tickers:
+            soonest = min(soonest, ticker.next_time())
+        return soonest
 
 
 drivers: weakref.WeakSet[Driver] = weakref.WeakSet()

@@ -167,6 +167,12 @@ class ProducerCore:
         any_partition = message.partition is None and message.key is None and self.selector.per_batch
         return self.store_and_forward is None and not any_partition
 
+    def append_plain(self, topic: str, payload: bytes) -> Delivery | None:
+        """Append a payload at once if that is possible without any check that `append` makes; None: it is not."""
+        if self.closed or self.store_and_forward is not None:
+            return None
+        return self.accumulator.append_plain(topic, payload)
+
     def append(self, topic: str, message: Message, payload: bytes | None, called_at: float | None = None) -> Delivery:
         """Append the message; a delay starts at `called_at` (None: now). Raises as `RecordAccumulator.append`."""
         self.check_open()

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tfmq.client.drivers.driver import check_not_in_callback
+from tfmq.client.drivers.driver import check_not_in_callback, running_callbacks
 from tfmq.client.operation import Operation
 from tfmq.errors import DeliveryFailed, NotAllowed, TfmqError, TimedOut, TransactionRolledBack
 
@@ -59,7 +59,8 @@ class BlockingDeliveryOwner:
         """Wait until all of `batches` are done. Raises `TimedOut`."""
         core, driver = self._core, self._core.driver
         waited = tuple(batches)
-        check_not_in_callback()
+        if running_callbacks.now:
+            check_not_in_callback()
         with driver.lock:
             core.accumulator.expedite(waited)
         until = None if timeout is None else driver.clock() + timeout

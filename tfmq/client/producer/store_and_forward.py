@@ -34,7 +34,7 @@ from tfmq.client.send.idempotent_send import (
     start_producer,
 )
 from tfmq.client.send.partitioner import StrictPartitions
-from tfmq.client.send.record_encoder import EncodedRecords, rewrite_ids
+from tfmq.client.send.record_encoder import EncodedRecords, birth_part, rewrite_ids
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -326,8 +326,8 @@ class StoreAndForward:
 
     def _create_batch(self, topic: str, partition: int) -> StorableBatch:
         core = self.core
-        born_ms = int(core.wall_clock() * 1000)
-        batch = StorableBatch(core.owner, topic, partition, core.options.batch_bytes, born_ms, 0.0)
+        part = birth_part(int(core.wall_clock() * 1000))
+        batch = StorableBatch(core.owner, topic, partition, core.options.batch_bytes, part, 0.0)
         core.accumulator.outstanding[batch] = None
         self._open[topic, partition] = batch
         return batch

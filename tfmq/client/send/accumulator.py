@@ -25,7 +25,7 @@ from tfmq.client.send.partition_sender import (
     SenderState,
 )
 from tfmq.client.send.partitioner import PartitionSelector, choose_partition
-from tfmq.client.send.record_encoder import attribute_part
+from tfmq.client.send.record_encoder import attribute_part, birth_part
 from tfmq.errors import (
     NOT_DONE,
     UNKNOWN,
@@ -110,8 +110,7 @@ class RecordAccumulator:
         self._lingering: deque[Batch] = deque()
         self._expedited: list[Batch] = []
         self._room_event: Event | None = None
-        born_ms = int(self.wall_clock() * 1000)
-        self.overhead_bytes = HEADER_SIZE + len(attribute_part(encode_attribute(born_ms)))
+        self.overhead_bytes = HEADER_SIZE + len(birth_part(int(self.wall_clock() * 1000)))
         """Bytes that a record without key, tag and properties adds to its payload."""
 
     # Used by partition senders
@@ -183,9 +182,14 @@ class RecordAccumulator:
         if not batch.is_open:
             return
         self._close(batch)
-        buffer = self.find_buffer(batch)
+        buffer, entry = batch.buffer, self._topics.get(batch.topic)
         if buffer is not None and buffer.open_batch is batch:
             buffer.open_batch = None
+            topic = None if entry is None else entry.metadata
+            if topic is not None and topic.incarnation == buffer.topic.incarnation:
+                batch.routed_topic = topic
+                buffer.push(batch)
+                return
         self._route_or_wait(batch)
 
     def _close(self, batch: Batch) -> None:
@@ -229,6 +233,31 @@ class RecordAccumulator:
         elif batch.is_open and not self.options.linger_seconds:
             self._close_if_idle(batch)
         return Delivery((batch, index))
+
+    def append_plain(self, topic: str, payload: bytes) -> Delivery | None:
+        """Append a message without key, tag, properties and time, if nothing has to be waited for.
+
+        None: `append` must do it, since the topic is not known, or there is no room, or the payload is too large.
+        The partition selector must choose one partition for each batch of such messages.
+        """
+        entry = self._topics.get(topic)
+        if (
+            entry is None
+            or entry.metadata is None
+            or self.used_bytes >= self.options.buffer_bytes
+            or len(payload) > self.link.limits["message_bytes"]
+        ):
+            return None
+        batch = self._open_batch_for(entry, KEYLESS, False)
+        delivery = batch.add_plain(payload)
+        if delivery is None:
+            if batch.payloads:
+                return None
+            delivery = Delivery((batch, batch.add(payload, None, None)))  # the message fills the new batch
+            self.close_batch(batch)
+        elif not self.options.linger_seconds:
+            self._close_if_idle(batch)
+        return delivery
 
     def append_many(
         self, topic: str, payloads: list[bytes], size_bytes: int, given: StampedDueTime | None = None
@@ -280,10 +309,10 @@ class RecordAccumulator:
         for batch in batches:
             if batch.is_open and not batch.is_urgent:
                 batch.is_urgent = True
-                if at_once:
-                    self._close_if_idle(batch)
-                else:
+                if not at_once:
                     self._expedited.append(batch)
+                elif batch.buffer is None or batch.buffer.idle:
+                    self.close_batch(batch)
 
     def close_open_batches(self) -> list[Batch]:
         """Close every open batch. Return all batches that are not done."""
@@ -322,7 +351,7 @@ class RecordAccumulator:
             lingering.popleft()
         soonest = lingering[0].closes_at if lingering else float("inf")
         if len(self.outstanding) > len(lingering):
-            for stream in self.senders():
+            for stream in (*self.partition_senders.values(), self.delayed_sender):
                 if stream.queue:
                     soonest = min(soonest, stream.queue[0].deadline)
             for entry in self._topics.values():
@@ -348,8 +377,7 @@ class RecordAccumulator:
 
     def _close_if_idle(self, batch: Batch) -> None:
         """Close a batch if its partition sender is idle. Otherwise the sender closes urgent batches once it is idle."""
-        buffer = self.find_buffer(batch)
-        if buffer is None or buffer.idle:
+        if batch.buffer is None or batch.buffer.idle:
             self.close_batch(batch)
 
     def check_size(self, size_bytes: int) -> None:
@@ -389,6 +417,7 @@ class RecordAccumulator:
         buffer = self.buffer_for(topic, choose_partition(self.selector, topic, message), delayed)
         if buffer.open_batch is None:
             buffer.open_batch = self._create_batch(entry.name, buffer.partition, delayed)
+            buffer.open_batch.buffer = buffer
             self._lingering.append(buffer.open_batch)
             if self.metadata.is_stale(entry.name) and not entry.metadata_requested:
                 self.request_metadata(entry)
@@ -397,10 +426,10 @@ class RecordAccumulator:
         return buffer.open_batch
 
     def _create_batch(self, topic: str, partition: int, delayed: bool) -> Batch:
-        born_ms = int(self.wall_clock() * 1000)
-        leaves_at = self.now() + self.options.linger_seconds
-        batch = Batch(self._owner, topic, partition, self.options.batch_bytes, born_ms, leaves_at)
-        batch.deadline = leaves_at + self.timeout
+        part = birth_part(int(self.wall_clock() * 1000))
+        closes_at = self.now() + self.options.linger_seconds
+        room, deadline = self.options.batch_bytes, closes_at + self.timeout
+        batch = Batch(self._owner, topic, partition, room, part, closes_at, deadline)
         if delayed:
             batch.due_times = DueTimes()
         self.outstanding[batch] = None
@@ -535,13 +564,6 @@ class RecordAccumulator:
                 # Batches of the old sender may have to be rerouted to the new topic, ahead of the new sender's batches.
                 stream.state, before.replacement = SenderState.BLOCKED, stream
         return stream
-
-    def find_buffer(self, batch: Batch) -> PartitionSender | DelayedPartitionBuffer | None:
-        """Return the buffer in which `batch` gathers messages; None if its partition is not chosen."""
-        key = (batch.topic, batch.partition)
-        if batch.due_times is not None:
-            return self.delayed_sender.buffers.get(key)
-        return self.partition_senders.get(key)
 
 
 class ProducerContext(Protocol):

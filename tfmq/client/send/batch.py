@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, islice
 from operator import itemgetter
@@ -19,10 +19,10 @@ from journal.record.format import FLAG_TOMBSTONE, HEADER_SIZE, tag_flag
 from tfmq.client.connection.requests import Topic
 from tfmq.client.operation import Future
 from tfmq.client.send.delivery_time import IMMEDIATE, DeliveryTime, DueTimes
-from tfmq.client.send.record_encoder import EncodedRecords, attribute_part, encode_each, encode_shared, rewrite_ids
+from tfmq.client.send.record_encoder import EncodedRecords, encode_each, encode_one, encode_shared, rewrite_ids
 from tfmq.errors import TfmqError
 from tfmq.ids import pack_id
-from tfmq.message import Message, SendResult, encode_attribute, text_bytes
+from tfmq.message import Message, SendResult, text_bytes
 from tfmq.protocol.commands import DUE_MAX, DURABILITY, DelayedBatch, TransactionDelayed
 from tfmq.protocol.delayed_handle import Handles, decode_due_times
 
@@ -35,6 +35,18 @@ class DeliveryOwner(Protocol):
     def wait_async(self, batches: Iterable[Batch]) -> Generator[Any, None, None]: ...
 
     def schedule_callback(self, callback: Callable[[], object]) -> None: ...
+
+
+class BatchBuffer(Protocol):
+    """Gathers messages for one partition in an open batch and queues closed ones: a partition's sender, usually."""
+
+    topic: Topic
+    open_batch: Batch | None
+
+    @property
+    def idle(self) -> bool: ...
+
+    def push(self, batch: Batch) -> None: ...
 
 
 class PreparedBatch(Protocol):
@@ -58,15 +70,17 @@ class Batch(Future):
     partition: int
     room_bytes: int
     """Bytes that can still be added."""
-    born_ms: InitVar[int]
+    shared_attribute: bytes
+    """The encoded attribute (see `attribute_part`) of records without key, tag and properties."""
     closes_at: float
     """When the batch is closed at the latest, in the connection's clock."""
-    size_bytes: int = 0
     deadline: float = float("inf")
     """When the batch fails if it is not delivered, in the connection's clock."""
-    shared_attribute: bytes = field(init=False)
     overhead_bytes: int = field(init=False)
     """Bytes that a record without key, tag and properties adds to its payload."""
+    buffer: BatchBuffer | None = None
+    """Where the batch gathers messages while it is open; None: its partition is not chosen, or it was made closed."""
+    size_bytes: int = 0
     payloads: list[bytes] = field(default_factory=list)
     attribute_parts: list[bytes] | None = None
     flags: list[int] | None = None
@@ -94,8 +108,7 @@ class Batch(Future):
     prepared: PreparedBatch | None = None
     """The records of a batch that was made from Arrow columns; it has no payloads."""
 
-    def __post_init__(self, born_ms: int) -> None:
-        self.shared_attribute = attribute_part(encode_attribute(born_ms))
+    def __post_init__(self) -> None:
         self.overhead_bytes = HEADER_SIZE + len(self.shared_attribute)
 
     # While the batch is open
@@ -145,7 +158,11 @@ class Batch(Future):
         elif self.prepared is not None:
             self.encoded = self.prepared.encode(producer_id, sequence)
         elif self.attribute_parts is None or self.flags is None:
-            self.encoded = encode_shared(self.payloads, self.shared_attribute, producer_id, sequence)
+            self.encoded = (
+                encode_one(self.payloads[0], self.shared_attribute, producer_id, sequence)
+                if len(self.payloads) == 1
+                else encode_shared(self.payloads, self.shared_attribute, producer_id, sequence)
+            )
         else:
             missing = len(self.payloads) - len(self.attribute_parts)
             parts = self.attribute_parts + [self.shared_attribute] * missing
@@ -179,7 +196,7 @@ class Batch(Future):
         if self.due_times is not None:
             self.due_times = DueTimes()
         if self.encoded is not None:
-            self.encoded = EncodedRecords(bytearray(), [], self.encoded.record_size, self.encoded.ends)
+            self.encoded = self.encoded.without_data()
         self.is_open = False
         self.complete()
         if self.user_callbacks:
@@ -206,8 +223,11 @@ class Batch(Future):
         """Return the offset of message `index`; None if the broker did not return it."""
         if not self.positions or self.encoded is None:
             return None
-        place = bisect_right(self.positions, index, key=itemgetter(0)) - 1
-        first, offset = self.positions[place]
+        first, offset = self.positions[0]
+        if len(self.positions) > 1:
+            first, offset = self.positions[bisect_right(self.positions, index, key=itemgetter(0)) - 1]
+        if first == index:
+            return offset
         return offset + self.encoded.start_of(index) - self.encoded.start_of(first)
 
     def result_of(self, index: int, count: int | None = None) -> SendResult:

@@ -28,7 +28,7 @@ from tfmq.errors import (
     UnknownProducer,
     UnknownTopic,
 )
-from tfmq.ids import IdRange, remaining_sequences
+from tfmq.ids import SEQUENCES, IdRange
 from tfmq.limits import PRODUCER_IDS_PER_LEASE
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, LeaseProducerIds, Produce, SucceedProducer
 
@@ -100,6 +100,10 @@ PAUSE_SECONDS = 0.05
 PAUSE_SECONDS_MAX = 1.0
 BUSY_LOG_SECONDS = 1.0
 """If the broker is busy for longer than this, a line is logged."""
+
+
+_new: Final = tuple.__new__
+"""Makes a NamedTuple without its own `__new__`, which is a call of Python code for each batch."""
 
 
 class BatchAccumulator(Protocol):
@@ -201,7 +205,7 @@ class PartitionSender:
 
     def push(self, batch: Batch) -> None:
         follows_numbered = not self.queue or self.queue[-1].producer_id == self.producer_id
-        if self.state is _READY and follows_numbered and batch.count <= remaining_sequences(self.sequence):
+        if self.state is _READY and follows_numbered and batch.count <= SEQUENCES - self.sequence:
             # This also encodes the batch: now rather than before sending, while the broker works on earlier batches.
             self._assign_sequence(batch)
         self.queue.append(batch)
@@ -214,9 +218,9 @@ class PartitionSender:
                 self._accumulator.producer_ids.acquire(self._id_received)
             elif self.state == SenderState.SUCCESSOR_FAILED:
                 self._request_successor()
-        while self.state is _READY and self.queue and self._may_send():
+        while self.state is _READY and self.queue and (not self.in_flight or self._may_send()):
             if self.queue[0].producer_id != self.producer_id:
-                if self.queue[0].count > remaining_sequences(self.sequence):
+                if self.queue[0].count > SEQUENCES - self.sequence:
                     if not self.in_flight:
                         self._request_successor()
                     return
@@ -258,7 +262,7 @@ class PartitionSender:
     # Sending
 
     def _may_send(self) -> bool:
-        return not self.in_flight or (
+        return (
             len(self.in_flight) < min(IN_FLIGHT_BATCHES_MAX, self._accumulator.in_flight_limit)
             and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX
         )
@@ -283,7 +287,7 @@ class PartitionSender:
         numbers = (batch.producer_id, batch.sequence, batch.count)
         try:
             call = sender.link.send_request(
-                Produce(*place, *numbers, acks, batch.encoded.blocks),  # type: ignore[arg-type]
+                _new(Produce, (*place, *numbers, acks, batch.encoded.blocks, None, None)),
                 batch.encoded.data,
                 seconds=max(0.0, batch.deadline - sender.now()),
                 in_background=True,
@@ -370,12 +374,13 @@ class PartitionSender:
         if batch.due_times is not None and call.wants_reply:
             batch.set_handles(call.reply.delayed)
         self._remove_in_flight(batch)
-        self._backoff.reset()
-        self._busy_since = float("inf")
+        if self._busy_since != float("inf"):
+            self._backoff.reset()
+            self._busy_since = float("inf")
         positions, durability = (), ACKS_NONE
         if call.wants_reply:
             positions, durability = call.reply.positions, call.reply.durability
-        self._stored_through[durability] = max(self._stored_through[durability], batch.last_sequence)
+        self._stored_through[durability] = max(self._stored_through[durability], batch.sequence + batch.count - 1)
         self._accumulator.complete_batch(batch, positions, durability)
 
     def _remove_in_flight(self, batch: Batch) -> None:

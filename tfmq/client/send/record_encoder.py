@@ -22,15 +22,22 @@ from journal.record.format import ATTRIBUTE_SIZE, FLAG_ATTRIBUTE, HEADER, HEADER
 from journal.record.format import header_positions as record_positions
 from tfmq import limits
 from tfmq.ids import SEQUENCE_BITS
+from tfmq.message import BORN_AT, BORN_MS_MAX, encode_attribute
 
 Buffer = bytes | bytearray | memoryview
 Blocks = list[tuple[int, int, int]]
 """(size in bytes, number of records, CRC-32) of each block, as in a PRODUCE request."""
 
 _ID: Final = Struct(">Q")
+_BIRTH_PART: Final = Struct(f"{ATTRIBUTE_SIZE.format}BBBQ")
+"""The attribute's size, then in msgpack a map of one item, its key, and a 64-bit number."""
 _ID_POSITION: Final = 8
 _STRIDED_COUNT: Final = 8
 """Minimum number of records for slice assignments; fewer records are encoded faster one by one."""
+
+
+_new: Final = tuple.__new__
+"""Makes a NamedTuple without its own `__new__`, which is a call of Python code."""
 
 
 class EncodedRecords(NamedTuple):
@@ -41,6 +48,10 @@ class EncodedRecords(NamedTuple):
     record_size: int
     ends: Sequence[int] | None
 
+    def without_data(self) -> EncodedRecords:
+        """Return what `start_of` needs, to free the memory of the records."""
+        return _new(EncodedRecords, (bytearray(), [], self.record_size, self.ends))
+
     def start_of(self, index: int) -> int:
         if index == 0:
             return 0
@@ -50,6 +61,23 @@ class EncodedRecords(NamedTuple):
 def attribute_part(attribute: bytes) -> bytes:
     """Return the bytes between a record's header and payload: the attribute's size and the attribute."""
     return ATTRIBUTE_SIZE.pack(len(attribute)) + attribute if attribute else b""
+
+
+def birth_part(born_ms: int) -> bytes:
+    """Return the `attribute_part` of a record whose attribute has only the time when its sender created it."""
+    if 1 << 32 <= born_ms <= BORN_MS_MAX:
+        return _BIRTH_PART.pack(_BIRTH_PART.size - ATTRIBUTE_SIZE.size, 0x81, BORN_AT, 0xCF, born_ms)
+    return attribute_part(encode_attribute(born_ms))  # msgpack encodes small numbers in fewer bytes
+
+
+def encode_one(payload: bytes, part: bytes, producer_id: int, sequence: int) -> EncodedRecords:
+    """Encode one record with the attribute `part` (see `attribute_part`): what `encode_shared` does, in one step."""
+    length = len(part) + len(payload)
+    checksum = zlib.crc32(payload, zlib.crc32(part))
+    flags = FLAG_ATTRIBUTE if part else 0
+    header = HEADER.pack(length, checksum, producer_id << SEQUENCE_BITS | sequence, flags)
+    data = bytearray().join((header, part, payload))
+    return _new(EncodedRecords, (data, [(len(data), 1, zlib.crc32(data))], len(data), None))
 
 
 def encode_shared(payloads: Sequence[bytes], part: bytes, producer_id: int, sequence: int) -> EncodedRecords:

@@ -28,7 +28,7 @@ from tfmq.client.send.batch import Batch, Delivery, DeliveryOwner
 from tfmq.client.send.delivery_time import DueTimes, StampedDueTime, due_number
 from tfmq.client.send.partition_sender import IN_FLIGHT_BATCHES_MAX, IN_FLIGHT_BYTES_MAX, ProducerIds
 from tfmq.client.send.partitioner import choose_partition
-from tfmq.client.send.record_encoder import EncodedRecords
+from tfmq.client.send.record_encoder import EncodedRecords, birth_part
 from tfmq.errors import (
     NOT_DONE,
     Busy,
@@ -66,7 +66,7 @@ class TransactionBatch(Batch):
     def __init__(
         self, owner: TransactionDeliveryOwner, topic: str, incarnation: int, partition: int, room: int, born_ms: int
     ) -> None:
-        super().__init__(owner, topic, partition, room, born_ms, float("inf"))
+        super().__init__(owner, topic, partition, room, birth_part(born_ms), float("inf"))
         self.incarnation = incarnation
         self.first_block_count = 0
         """Number of messages in the first block. The commit returns no offsets for later blocks."""
