@@ -1,10 +1,10 @@
 """The disk: every file call of the journal goes through a `Disk` argument and its `File`s.
 
 `RealDisk` is the system's; `journal.testing.SimulatedDisk` separates bytes that are not durable and can discard them.
-Paths are strings joined with "/". Errors are `OSError`, with two exceptions. `Locked` is raised for a lock that another
-process holds. `Full` is raised if no space or quota is left, by calls that write bytes or create an entry; and if no
-descriptor is left, by calls that open a file. A failed fsync is always an `OSError`, even if its reason is "no space":
-accepted bytes are lost, so the log must stop, while after `Full` it continues.
+Paths are strings joined with "/". Errors are `OSError`, with two exceptions. `lock` raises `Locked` if another process
+holds the lock. A call that writes bytes or creates an entry raises `Full` if no space or quota is left; a call that
+opens a file raises `Full` if no descriptor is left. A failed fsync is always an `OSError`, even if its reason is "no
+space": it loses bytes that were already accepted, so the log must stop. After `Full` the log continues.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Disk(Protocol):
     def open_anchor(self, path: str) -> File:
         """Open a handle on the file system of the folder `path`, for `sync_file_system`.
 
-        Open the handle at the start and keep it open: only write errors after its opening are reported through it.
+        Open it before the first write and keep it open: it reports only write errors that occur after it was opened.
         """
 
     def sync_file_system(self, anchor: File) -> None:
@@ -332,7 +332,7 @@ class File(Protocol):
     def force(self) -> None:
         """Fsync: every byte written before the call, and the file size, are durable on return.
 
-        Raises `OSError`; the bytes may then be lost, and a second call proves nothing.
+        If this raises `OSError`, the bytes may be lost; a second call may succeed nevertheless, which proves nothing.
         """
 
     def truncate(self, size: int) -> None:
@@ -503,10 +503,10 @@ class ClosableFile(Protocol):
 
 
 class FileReferences:
-    """Counts the users of a set of files: a file removed from the set is closed when it has no user. Any thread.
+    """Closes the files that their owner no longer needs, but not while anybody may use one of them. Thread-safe.
 
     A user acquires a reference before it reads the owner's list of files. The owner removes a file from that list
-    before it passes the file to `retire`. So a file is never closed while it is used.
+    before it passes the file to `retire`. The file is closed as soon as nobody has a reference.
     """
 
     def __init__(self) -> None:

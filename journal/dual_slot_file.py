@@ -1,4 +1,4 @@
-"""A small file with two checksummed slots, written in turn; the newest valid slot counts.
+"""A small file with two slots, each with a checksum and a sequence; the valid slot with the higher sequence counts.
 
 A torn write damages only the slot that is written. A write never goes to the slot of the last durable payload: that
 slot stays valid until a newer payload is durable, even after many writes without an fsync. The format is in
@@ -35,7 +35,7 @@ class DualSlotFile:
         self._sequence: int | None = None
         self._next_slot = 1
         self._was_fsynced = False
-        """False until the first write: bytes that an earlier process wrote may not be durable, so it fsyncs first."""
+        """False until the first write, which first fsyncs the file: bytes of an earlier process may not be durable."""
 
     def read(self) -> tuple[int, bytes] | None:
         """(sequence, payload) of the newest valid slot; None without a file. Raises Corrupt if no slot is valid."""
@@ -51,7 +51,7 @@ class DualSlotFile:
         return None
 
     def damaged_slots(self) -> list[tuple[int, int]]:
-        """(first, next) positions of the slots that have data but are invalid. Raises OSError."""
+        """(first, next) positions of each invalid slot; if both are invalid, only those with data. Raises OSError."""
         data, size = self._read_slots(), SLOT_SIZE
         bad = [n for n in (0, 1) if self._decode(data, n) is None]
         if len(bad) > 1:

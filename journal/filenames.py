@@ -37,7 +37,7 @@ OFFSET_MAX: Final = (1 << 64) - 1
 """A file whose name has a higher number does not belong to the log."""
 
 NAME_SIZE_MAX: Final = 249
-"""Maximum bytes of a topic's name. With a dash and a partition number it names a folder, which may have 255 bytes."""
+"""Maximum bytes of a topic's name. A folder name adds a dash and a partition number, and may have 255 bytes."""
 
 PARTITION_MAX: Final = (1 << 24) - 1
 """A log's id has 24 bits for the partition."""

@@ -1,9 +1,10 @@
-"""Group commit: one fsync at a time serves all waiters, and one syncfs several files. A failed fsync is never retried.
+"""Group commit: one fsync serves all waiters, and one syncfs serves several files. A failed fsync is never retried.
 
 The thread that owns the logs calls the Forcer. The fsyncs run in a worker through `run(fn, done)`, which calls `fn()`
-in any thread and then `done(result, error)` in the owner's. Requests during an fsync are served by the next one.
+in any thread and afterwards `done(result, error)` in the owner's thread. Only one round of fsyncs runs at a time;
+requests that come during a round are served by the next one.
 
-A single dirty file is fsynced by itself, without a worker where the system can do that (`journal.linux_aio`) and it is
+A single dirty file is fsynced by itself. The kernel does that without a worker (`journal.linux_aio`) if it can and is
 not slower. Several dirty files are made durable by one `syncfs`. A failed syncfs does not name the files whose bytes
 are lost, and the system reports the error only once. So after a failed syncfs each file is fsynced by itself: this
 fsync tells whether that file is damaged. A log whose own fsync fails is stopped, the other logs continue.
@@ -101,15 +102,16 @@ class _SyncfsSpeed:
 
 
 class _FsyncMethods:
-    """Measures, in the owner's thread, whether the kernel (Linux AIO) or a worker fsyncs a single file faster.
+    """Chooses who fsyncs a single file, the kernel (Linux AIO) or a worker, from the measured times of both.
 
-    On an idle machine the kernel does. On a busy machine the kernel's thread may have to wait, because it is bound to
-    the owner's processor (measured: 3 ms, against 0.3 ms in a worker that moved to another processor).
+    The times are those seen by the thread that owns the logs. On an idle machine the kernel is faster. On a busy
+    machine a worker may be faster: the kernel's thread is bound to the CPU of the owner's thread and may have to wait
+    for it (measured: 3 ms, against 0.3 ms in a worker that moved to another CPU).
     """
 
     def __init__(self) -> None:
         self._seconds = {"kernel": 0.0, "worker": 0.0}
-        """Running medians. A measurement moves its median by one step, so that outliers count no more than others."""
+        """Running medians. Each measurement moves a median by one step only, so an outlier counts no more than others."""
         self._round = 0
 
     def record(self, method: Literal["kernel", "worker"], seconds: float) -> None:
@@ -172,8 +174,8 @@ class Forcer:
     def want(self, log: FsyncTarget, offset: int, waiter: Waiter, *, start: bool = True) -> None:
         """Call `waiter(None)` once `log` is durable up to `offset`, or `waiter(error)` if the log is stopped before.
 
-        With `start=False` no fsync starts until `start` is called: a caller with several logs adds them all first, and
-        then one fsync serves them. Raises BeyondEnd.
+        With `start=False` no fsync starts until `start` is called: a caller with several logs adds them all first, so
+        that one round serves them. Raises BeyondEnd if `offset` is after the end of the log.
         """
         if log.forced_offset >= offset:
             self._results.append((waiter, None))
@@ -194,7 +196,7 @@ class Forcer:
         self._dirty[log] = None
 
     def flush_all(self, waiter: Waiter) -> None:
-        """Fsync every log that is dirty or being fsynced; then call `waiter(None)`, or with the first error."""
+        """Fsync every log that is dirty or being fsynced; afterwards call `waiter` with the first error or None."""
         logs = [*{plan.log: None for plan in self._in_progress} | self._dirty]
         left = len(logs) + 1
         failed: list[Exception] = []
@@ -377,8 +379,8 @@ class FsyncGate:
     """Fsyncs the files of one log: one at a time, and none after one that failed.
 
     The system reports a failed fsync to one caller only: a concurrent or later call would succeed. So the error is kept
-    and every later fsync raises it. Any thread may use the gate, except that `start`, and the callback of the fsync
-    that it started, run in the owner's thread. `references` keep the files open during an fsync.
+    and every later fsync raises it. Any thread may call `fsync`. Only the owner's thread calls `start`, and the
+    callback is called in that thread. `references` keep the files open during an fsync.
     """
 
     def __init__(self, references: FileReferences) -> None:
@@ -406,7 +408,7 @@ class FsyncGate:
                 raise
 
     def start(self, file: FsyncFile, start: StartFsync, callback: FsyncCallback) -> bool:
-        """Start an fsync without a worker; `callback(error)` at its end. False: not possible, call `fsync` instead."""
+        """Start an fsync without a worker, which calls `callback(error)` at its end. If False, call `fsync` instead."""
         if self._in_progress is not None or not self._lock.acquire(blocking=False):
             return False
         try:
@@ -425,7 +427,7 @@ class FsyncGate:
     def _on_end(self, callback: FsyncCallback, error: OSError | None) -> None:
         if error is not None:
             self._error = self._error or error
-        self._in_progress = None  # last: a worker that then no longer waits for this fsync must see its error
+        self._in_progress = None  # after the error is set: a worker that finds None here does not wait for the error
         self._references.release()
         callback(error)
 

@@ -139,7 +139,7 @@ class AioFsyncQueue:
             self._ended.append(flight)
             flight.done = True
         if count > 0 and seconds:
-            # The owner may have been woken by these results, and found none before they were appended to `_ended`.
+            # The owner may have been woken by these results before they were appended to `_ended`. So wake it again.
             os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What recovery does with the end of the last file: it copies what it truncates, and rewrites the rest."""
+"""What recovery does with the end of the last file: it copies the truncated bytes, and rewrites the bytes it keeps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class RecoveryReport:
 def copy_torn_tail(disk: Disk, folder: str, offset: int, data: bytes, report: RecoveryReport, place: str) -> None:
     """Copy the truncated bytes `data` to a file of their own; `offset` is in its name.
 
-    If the disk is full, only add a warning, which says `place`, so that the start succeeds.
+    If the disk is full, nothing is copied, so that the start succeeds; a warning in `report` names `place`. Only the
+    newest TORN_FILES_MAX copies in the folder are kept.
     """
     path = filenames.join(folder, filenames.torn_name(offset))
     try:

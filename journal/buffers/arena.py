@@ -31,8 +31,8 @@ class Allocation(NamedTuple):
 class Arena:
     """Allocates and frees memory under one lock. Thread-safe.
 
-    A pool has several arenas, so that threads rarely wait for each other. When the last slab with free elements of a
-    size becomes empty, its page is kept, because the next request of that size is likely soon.
+    A pool has several arenas, so that threads rarely wait for each other. An empty slab is freed, except if it is the
+    only slab of its size with free elements: it is kept for the next request, which is likely soon.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Arena:
                 self._free_element(allocation.slab, allocation.position)
 
     def trim(self) -> int:
-        """Return unused memory to the system. Returns the bytes: address space of chunks, and memory of pages."""
+        """Return unused memory (empty chunks, and free pages of the others) to the system; return the bytes."""
         with self._lock:
             for slabs in self._free_slabs.values():
                 for slab in [slab for slab in slabs if slab.empty]:
@@ -269,7 +269,7 @@ class MemoryChunk:
             tree[node] = best
 
     def trim(self) -> int:
-        """Return the memory of free runs to the system, after which they read as zeros. Returns the bytes."""
+        """Return the memory of free runs to the system, after which they read as zeros. Return the number of bytes."""
         total = 0
         for node in self._free_runs():
             position, size = run_position(node)
@@ -288,7 +288,7 @@ class MemoryChunk:
 
 
 def map_memory(size: int) -> mmap.mmap:
-    # Of a shared mapping, the system would not take back single pages.
+    # If the mapping were shared, the system would not take back single pages.
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from journal.buffers.arena import PAGE_BYTES, TINY_LIMIT, Allocation, Arena, rounded_size
 
 ARENA_COUNT = 2
-"""Arenas of a pool: one for the thread that runs the broker, one for all others. More help only many busy threads."""
+"""Arenas of a pool: one for the thread that runs the broker, one for all others. More would help only if many threads
+were busy."""
 
 logger = logging.getLogger("journal.buffers")
 
@@ -263,8 +264,8 @@ class AllocationCounts:
 class ThreadCache:
     """Freed allocations of one arena by rounded size, for one thread: a request for such a size takes no lock.
 
-    Every TRIM_INTERVAL requests, as many allocations of each size are returned to the arena as were in the cache all
-    the time since the last trim, because they were not needed.
+    Every TRIM_INTERVAL requests, the cache is trimmed: it returns to the arena the allocations that were not needed
+    since the last trim. Their number, for each size, is the lowest number that was in the cache during this time.
     """
 
     def __init__(self, arena: Arena) -> None:

@@ -35,9 +35,9 @@ def no_progress(path: str, done: int, size: int) -> None:
 class Finding:
     """One finding of a verification.
 
-    `first <= x < next` are offsets in a segment, positions in any other file. `field` names what is inconsistent.
-    `weight`: "damage" (data that was written is unreliable) or "note" (the next start corrects it). `may_lose`: set in
-    a note if acknowledged data may be lost there; the files do not tell whether any is.
+    The range `first <= x < next` is in offsets for a segment, in positions for any other file. `field` names what is
+    inconsistent. `weight`: "damage" (data that was written is unreliable) or "note" (the next start corrects it).
+    `may_lose`: set in a note if acknowledged data may be lost there; the files do not show whether it is.
     """
 
     file: str
@@ -101,7 +101,7 @@ class Verifier:
 
 @dataclass(frozen=True)
 class RepairedFile:
-    """One repair, of `file` or of its positions `first <= x < next`, with `kept` and `lost` messages there."""
+    """One repair, of the whole `file` or of `first <= x < next` in it; `kept`, `lost`: number of messages there."""
 
     file: str
     first: int = 0
@@ -115,7 +115,7 @@ class RepairedFile:
 def keep_original(disk: Disk, path: str) -> None:
     """Copy a file that is to be replaced to `<path>.damaged`. Raises OSError, Full."""
     kept = path + DAMAGED_SUFFIX
-    # If an earlier repair made such a copy, that one is the original, and stays.
+    # If an earlier repair made such a copy, only that copy is the original. It is not replaced.
     if not disk.exists(kept):
         with closing(disk.open_read(path)) as file:
             _write_copy(disk, kept + REPAIRED_SUFFIX, path, file.size())
@@ -127,8 +127,8 @@ def replace_file(
 ) -> None:
     """Replace a file by its first `size` bytes with the changes `patches`, which may extend it. Durable on return.
 
-    `obsolete`: path of a file derived from this one (an index), which is deleted before. If `size` is 0, the file at
-    `path` may be missing. Raises OSError, Full.
+    `obsolete`: path of a file derived from this one (an index), which is deleted before the replacement. If `size` is
+    0, the file at `path` may be missing. Raises OSError, Full.
     """
     _write_copy(disk, path + REPAIRED_SUFFIX, path, size, patches, progress)
     if obsolete and disk.exists(obsolete):

@@ -1,8 +1,8 @@
 """Offline repair of a log, on an operator's command. Undamaged records keep their offsets and ordinals.
 
 Each damaged range is replaced by a block of the same size with a new block trailer, in which fillers (records of zeros)
-take the place of lost records. What follows the last valid block of the last segment is left to the next start, which
-decides what to truncate, except for what the checkpoint reports as durable. No other process may write in the folder.
+take the place of lost records. After the last valid block of the last segment, only bytes that the checkpoint reports
+as durable are repaired; the next start decides what to truncate. No other process may write in the folder.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from journal.record.format import (
 )
 
 RANGE_SIZE_MIN: Final = TRAILER_SIZE + HEADER_SIZE
-"""Minimum size of a range that can become a block with records. A range of just a trailer's size can become one too."""
+"""Minimum size of a range that can become a block with records. A range of TRAILER_SIZE becomes one without records."""
 
 SNAPSHOT_NOTE: Final = (
     "set aside; a start uses the previous snapshot, or reads every existing record. What was stored only in records"
@@ -87,7 +87,7 @@ DELAYED = "delayed messages and schedules"
 class PendingRecords(NamedTuple):
     """Records that a source (a transaction journal) has for a log.
 
-    The next start applies them to the log, except those up to the position of the source that the log has already.
+    The next start applies those whose position is higher than the one up to which they are applied in the log already.
     `source`: (kind, id) as in block trailers. `records`: position in the source -> record id, by rising position.
     """
 
@@ -103,9 +103,10 @@ FindPending = Callable[[int], PendingRecords | None]
 class RepairedRange:
     """One repair, of a range of offsets `first <= x < next` of `file` or of a whole file. `reason`: what was damaged.
 
-    Of the ordinals of the range, which begin at `first_ordinal`, `kept` are records that still exist, and `lost` were
-    replaced by `fillers` (records of zeros), given as (offset, size, count). `source_lost`: whether the block trailer
-    was lost, and with it the source of the append. `note`: what follows for transactions and delayed messages.
+    `first_ordinal`: the first ordinal in the range. `kept`: number of records there that still exist. `lost`: number of
+    records that were replaced by `fillers` (records of zeros), each given as (offset, size, count of ordinals).
+    `source_lost`: whether the block trailer was lost, and with it the source of the append. `note`: what follows for
+    transactions and delayed messages.
     """
 
     file: str
@@ -133,11 +134,12 @@ def repair(
 ) -> list[RepairedRange]:
     """Repair every damaged segment of a partition's folder.
 
-    `starts`: offset -> ordinal of places, all ends of appends, where a reader will continue: no new block extends over
-    one. The offsets of the snapshots, and the durable offset, are added. `expected`: the log's id as the caller knows
-    it; decides if equally many files have two different ids. `pending`: what a start will apply to the log; records
-    that it would apply a second time are not kept. Raises Corrupt if a segment cannot be repaired (it has no valid
-    block trailer), NewerFormat, Full, OSError; segments that were repaired before stay repaired.
+    `starts`: offset -> ordinal of the places where readers will continue, each the end of an append. The snapshots'
+    offsets and the durable offset are such places too. No new block extends over one of them. `expected`: the log's id
+    as the caller knows it, which decides if two ids are in equally many files. `pending`: returns what a start will
+    apply to the log; the repair keeps no record that the start would apply a second time. Raises Corrupt if a segment
+    cannot be repaired (it has no valid block trailer), NewerFormat, Full, OSError; segments that were repaired before
+    stay repaired.
     """
     bases = filenames.segment_offsets(disk.list(folder), suffix)
     paths = [filenames.join(folder, filenames.segment_name(base, suffix)) for base in bases]
@@ -176,7 +178,7 @@ class _LogRepairer:
     """The ordinal after the blocks read so far, None if it is not known. `previous` is the last valid block trailer."""
     previous: BlockTrailer | None = None
     pending_known: bool = False
-    """True once `pending` and `applied` were read, which the first block needs that has lost its source."""
+    """True once `pending` and `applied` were read, which happens at the first block that has lost its source."""
     pending: PendingRecords | None = None
     applied: tuple[int, int] | None = None
     """The position of the source of `pending` up to which its records are applied in this log; None if none is."""
@@ -185,7 +187,7 @@ class _LogRepairer:
         self.checkpoint_file = LogCheckpointFile(self.disk, self.folder, self.log_id)
 
     def run(self, starts: Mapping[int, int]) -> None:
-        """Repair the files. Then `done` lists the repairs that were made, or with `dry_run` would be."""
+        """Repair the files. Afterwards `done` lists the repairs that were made, or with `dry_run` would be made."""
         self._read_checkpoint()
         self._repair_snapshots()
         checkpoint = self.checkpoint
@@ -308,7 +310,7 @@ class _LogRepairer:
         self.disk.force_folder(self.folder)
 
     def _has_segment(self) -> bool:
-        """Whether the first segment exists. It does not if it was to be created, but this is a dry run."""
+        """Whether the first segment exists; False if it has to be created first, which a dry run does not do."""
         name = filenames.segment_name(self.bases[0], self.suffix)
         return self.disk.exists(filenames.join(self.folder, name))
 
@@ -419,7 +421,7 @@ class _LogRepairer:
             self.ordinal = waiting.next_ordinal
 
     def _damaged_tail(self, segment: Segment, waiting: DamagedRange | None) -> DamagedRange | None:
-        """Return the damaged range at the segment's end, up to where the log must continue; None if nothing follows."""
+        """Return the damaged range at the segment's end, extended to where the log must continue; None without one."""
         if waiting is not None and waiting.next_ordinal is not None:
             return waiting
         first = waiting.first if waiting is not None else segment.size
@@ -441,10 +443,10 @@ class _LogRepairer:
         return waiting._replace(next_ordinal=waiting.ordinal + count)
 
     def _next_known(self, base: int) -> tuple[int, int, int | None]:
-        """Return (offset where the log continues after a segment, or -1; next known ordinal; ordinals in between).
+        """Return (offset, ordinal, count) where the log continues after the segment at `base`; offset -1 if unknown.
 
-        The ordinal is the first one known in the next segments, else that of the durable offset. The last value is the
-        minimum number of ordinals of damaged ranges before that ordinal, None if there are no such ranges.
+        The ordinal is the first one known in later segments, else that of the durable offset. `count` is the minimum
+        number of ordinals in the damaged ranges of later segments before that ordinal, None without such ranges.
         """
         bases = self.bases[self.bases.index(base) + 1 :]
         shared: int | None = None
@@ -471,7 +473,8 @@ class _LogRepairer:
         return found
 
     # The applied position of the transaction journal is the highest one in the block trailers and the newest snapshot.
-    # The next start applies everything above. That includes records whose trailer is lost: kept, they would be twice.
+    # The next start applies all records above it. These include records in blocks whose trailer is lost. If the repair
+    # kept such records as they are, the log would have them twice.
 
     def _settle(
         self, segment: Segment, damaged: DamagedRange, before: BlockTrailer | None, repeated: set[int], plan: Plan
@@ -504,7 +507,8 @@ class _LogRepairer:
             return replace(repaired, note=note), rebuilt
         last = max(here)
         # The arrival log, which stores delayed messages first, is excluded: its messages are lost without their arrival
-        # header (the record before a batch, with its due times). So there all are left out and applied again.
+        # header (the record before a batch, with its due times). So in an arrival log, all are left out and applied
+        # again.
         if is_partition and len(here) == sum(position <= last for position in waiting):
             self.applied = last
             source = (*self.pending.source, *last)
@@ -532,10 +536,11 @@ class _LogRepairer:
 
 
 def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | None) -> int | None:
-    """Return the id of the log that most of its files have, because one file may be another log's; None if none has.
+    """Return the log id that most files have, because a single file may be of another log; None if no file has an id.
 
-    If two ids are equally frequent, `expected` decides. Otherwise the segments' id counts, unless the other differs in
-    one bit and is in the checkpoint or a snapshot: their checksums cover the id, those of block trailers do not.
+    If several ids are equally frequent, `expected` is returned if it is among them, else the first id in the segments.
+    But if another of these ids differs from that in one bit and is in the checkpoint or a snapshot, the other is
+    returned: checksums of checkpoints and snapshots cover the id, those of block trailers do not.
     """
     votes = Counter(id for path in segments if (id := find_log_id(disk, path)) is not None)
     checked: Counter[int] = Counter()
@@ -585,8 +590,8 @@ def _plan_repair(
 ) -> Plan:
     """Plan the repair of one range. Raises Corrupt if the range cannot be repaired.
 
-    If the range's trailer is lost, records with ids in `repeated` are left out, and `source` (kind, id, high, low), if
-    it is known, becomes that of the new trailer.
+    If the range's trailer is lost, records with ids in `repeated` are left out. `source` (kind, id, high, low), if it
+    is known, becomes the source of the new trailer.
     """
     first, next = segment.base + damaged.first, segment.base + damaged.next
     if not _fits_block(damaged) or damaged.next_ordinal is None:
@@ -632,7 +637,7 @@ RANGE_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
 """A longer range is a lost part of the disk: all of it becomes fillers, each with a block trailer."""
 
 SEARCH_SIZE_MAX: Final = 4 << 20
-"""Maximum bytes searched for the next valid record (about one second); then the rest counts as lost."""
+"""Maximum bytes searched for the next valid record (about one second); if there is none, the rest counts as lost."""
 
 UNKNOWN: Final = -1
 """Number of ordinals of a gap whose records cannot be counted."""
@@ -709,8 +714,8 @@ def without_foreign(data: bytes, offset: int, log_id: int, ordinal: int | None, 
 
     A block is foreign only if a block trailer with a valid checksum says so, at a position to which the lengths of the
     records lead: so bytes in a payload that imitate a trailer do not count. If the CRC-32 of the trailer's block is
-    valid, that block is foreign. If not, the records that precede the trailer without a gap are foreign, and those that
-    follow up to the next gap or block trailer.
+    valid, that block is foreign. If not, the records that precede the trailer without a gap are foreign. The records
+    after the trailer, up to the next gap or block trailer, are foreign too, unless they are a block of this log.
 
     The checksum does not cover the log id. So a trailer with this offset and these ordinals, whose id differs from
     `log_id` in one bit and occurs only once here, is this log's own, with a flipped bit.
@@ -843,8 +848,8 @@ def _continues_at(data: bytes, position: int, log_id: int) -> bool:
 
 
 def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
-    """True for a block trailer of any log, even a damaged one: then its length, and two of flag, id and checksum, must
-    be right."""
+    """True if there is a block trailer of any log. It may be damaged, but its length must be right, and two of flag, id
+    and checksum."""
     if position + TRAILER_SIZE > len(data):
         return False
     length, checksum, id, flag = HEADER.unpack_from(data, position)
@@ -880,7 +885,7 @@ def _merge_short_gaps(pieces: list[RangePiece]) -> list[RangePiece]:
 
 
 def _assign_counts(pieces: list[RangePiece], count: int) -> list[RangePiece] | None:
-    """Give each gap of unknown count a number so that all pieces have `count` ordinals; None if that is impossible."""
+    """Set the unknown counts so that all pieces together have `count` ordinals; None if that is impossible."""
     known = sum(piece.count for piece in pieces if piece.count != UNKNOWN)
     rest = count - known
     gaps = [number for number, piece in enumerate(pieces) if piece.count == UNKNOWN]

@@ -63,8 +63,8 @@ class DamagedRange(NamedTuple):
     """Positions `first <= x < next` of a segment that are damaged, and why.
 
     `ordinal`: that of the first lost record, None if no earlier block determines it. `next_ordinal`: that of the first
-    record after the range, None if no valid block follows. `trailer`: the range's own block trailer, if the range is
-    one block of which only the records are damaged. `version`: that of the trailer, if a newer library wrote it.
+    record after the range, None if no valid block follows. `trailer`: the valid block trailer of the range, if the
+    range is one block with damaged records. `version`: format version of the trailer, if a newer library wrote it.
     """
 
     first: int
@@ -105,8 +105,8 @@ def scan_segment(segment: Segment) -> Iterator[Block | DamagedRange]:
 def find_log_id(disk: Disk, path: str) -> int | None:
     """Return the log id that most of the first block trailers of a segment file have; None if no trailer is valid.
 
-    Trailers count that follow valid blocks from the beginning of the file on, so that none of them is part of a
-    payload. Only if there are none, trailers count that are found after damage.
+    Only the trailers of the valid blocks at the beginning of the file are counted, because none of these is part of a
+    payload. If there are none, the trailers found after damage are counted.
     """
     proven: Counter[int] = Counter()
     others: Counter[int] = Counter()
@@ -120,7 +120,7 @@ def find_log_id(disk: Disk, path: str) -> int | None:
 
 
 def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
-    """Yield (log id, whether everything before in the file is valid) of each block trailer with a valid checksum."""
+    """Yield (log id, whether the file is valid up to there) for each block trailer with a valid checksum."""
     position, span = 0, SCAN_SIZE
     is_proven, is_block_start = True, True
     while position < size:
@@ -173,7 +173,8 @@ def compare_index(
 ) -> tuple[str | None, tuple[int, str] | None]:
     """Compare an index file with `built`, the index made from the segment.
 
-    Return (what is wrong with the file, (number, field) of the first entry that differs); None for each if nothing is.
+    Return (what is wrong with the file, (number, field) of the first entry that differs). Each is None if there is
+    nothing to report.
     """
     index = SegmentIndex.load(disk, path, segment.base, segment.log_id, segment.size)
     built.close_run()

@@ -43,7 +43,7 @@ STATE_LOST: Final = "both snapshots are lost: outcomes, and what was prepared be
 
 @dataclass(frozen=True)
 class RepairedJournalRange:
-    """As `RepairedFile`. In addition `lost_bytes` are lost, in which messages cannot be counted."""
+    """As `RepairedFile`. `lost_bytes`: number of lost bytes; the messages in them cannot be counted."""
 
     file: str
     first: int = 0
@@ -206,8 +206,8 @@ class _JournalRepairer:
         durable_lsn = max(end, self.scan.durable_lsn(file))
         for gap in self.scan.scan_file(file):
             if isinstance(gap, JournalGap) and gap.first < durable_lsn:
-                # After the last snapshot's LSN there may be too few bytes for a filler. If no valid entry follows, the
-                # gap is extended, so that a filler fits.
+                # A filler starts at each snapshot's LSN, but fewer bytes may follow than a filler needs. If no valid
+                # entry follows, the gap is extended, so that a filler fits.
                 ends = [start + HEADER_SIZE for start in self._snapshot_lsns(gap)]
                 yield gap if gap.is_followed else gap._replace(next=max(gap.next, end, *ends))
 

@@ -51,7 +51,7 @@ def verify_journal(disk: Disk, folder: str, *, records: bool = False, progress: 
 
 
 def unrepaired_damage(disk: Disk, folder: str) -> Corrupt | None:
-    """Return damage, still there after a repair, because of which a start is refused; None if there is none.
+    """Return the first damage that a repair has left and because of which a start is refused; None if there is none.
 
     Raises NewerFormat, OSError.
     """
@@ -61,8 +61,8 @@ def unrepaired_damage(disk: Disk, folder: str) -> Corrupt | None:
         found = _JournalVerifier(scan, False, None).run().findings
         facts = scan.files_facts()
         obsolete = {scan.path(file.number) for file in facts.obsolete} if facts is not None else ()
-    # Two kinds of damage do not refuse a start: messages that fail their block's checksum, which the commit refuses;
-    # and damage in obsolete files, which a start removes without reading them.
+    # A start succeeds despite two kinds of damage: messages that fail their block's checksum (their commit is refused),
+    # and damage in obsolete files (the start removes these files without reading them).
     refused = [each for each in found if each.weight == DAMAGE and each.field != "block"]
     left = next((each for each in refused if each.file not in obsolete), None)
     if left is None:
@@ -188,7 +188,7 @@ def _piece_error(content: AppendMsg, records: bool) -> str:
         found = list(records_of(view))
     except BadRecord as error:
         return f"its records are invalid at {error.position}: {error.reason}"
-    # The count of an entry leaves out the broker's own records, as the arrival header before a delayed batch.
+    # The count of an entry leaves out the broker's own records, such as the arrival header before a delayed batch.
     own = [record.id for record in found if split_id(record.id)[0] >= LEASED_ID_FIRST]
     if len(own) != content.count:
         return f"{len(own)} records, its header has {content.count}"
@@ -265,7 +265,7 @@ class JournalScan:
         return FilesFacts(files, base.files, named[-1], base.lsn, checkpoint.durable_lsn, checkpoint.file_number)
 
     def durable_lsn(self, file: JournalFile) -> int:
-        """Return the LSN up to which a file is durable: its end, or for the last file, what is reported."""
+        """Return the LSN up to which a file is durable: its end, or for the last file, the highest LSN reported."""
         if file is not self.files[-1]:
             return file.end
         known = [file.first, self.checkpoint.durable_lsn if self.checkpoint is not None else 0]

@@ -1,8 +1,12 @@
-"""The checkpoint of a log (`log.mark`), which has what must be known before a record is read; and its snapshots.
+"""The checkpoint file of a log (`log.mark`), and the log's snapshot files.
 
-The durable offset in `log.mark` is a lower bound: after an fsync of the log it is rewritten, at most once a second and
-without an fsync of its own. A change of epoch, first offset, stop reason or `clean` is written to both slots of the
-file, each fsynced, before it takes effect. The formats are in docs/formats/mark.md and docs/formats/state.md.
+The checkpoint has what must be known before the first record is read, such as the epoch and the durable offset. A
+snapshot has the state derived from all records before an offset, so that a start need not read these again.
+
+The durable offset in `log.mark` is a lower bound: it is updated after an fsync of the log, at most once a second, and
+without an fsync of `log.mark`. Changes of the epoch, the first offset, the stop reason or `clean` (the log was closed)
+take effect only after they are written to both slots of the file and fsynced. The formats are in docs/formats/mark.md
+and docs/formats/state.md.
 """
 
 from __future__ import annotations
@@ -33,10 +37,10 @@ STARTS_MAX: Final = 128
 """Number of epoch starts that fit in a slot. If there are more, two are merged, which is safe (`add_epoch_start`)."""
 
 REASON_SIZE_MAX: Final = 1000
-"""Maximum bytes of the reason of a stop: what else is in a slot leaves this room, rounded down."""
+"""Maximum bytes of the reason of a stop: about as many as the other contents of a slot leave free."""
 
 REWRITE_SECONDS: Final = 1.0
-"""Minimum time between rewrites of the durable offset without an fsync. They only save checks at the next start."""
+"""Minimum time between rewrites of the durable offset without an fsync. Rewrites only save work at the next start."""
 
 
 class WrongLog(Corrupt):
@@ -46,8 +50,8 @@ class WrongLog(Corrupt):
 class LogCheckpoint(NamedTuple):
     """The content of `log.mark`, the checkpoint of a log.
 
-    `starts`: (epoch, offset that the end of the log had when the epoch began), by rising offset. `stopped`: why the log
-    accepts no writes; None if it does. `clean`: the log was closed, so nothing follows the durable offset.
+    `starts`: (epoch, offset of the log's end when that epoch began), by rising offset. `stopped`: why the log accepts
+    no writes; None if it accepts them. `clean`: the log was closed, so nothing follows the durable offset.
     """
 
     first: int
@@ -102,7 +106,7 @@ def read_log_id(disk: Disk, folder: str) -> int | None:
 
 
 def add_epoch_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> tuple[tuple[int, int], ...]:
-    """Return `starts` with a new epoch at `offset`, without those at or above `offset`, which say no more."""
+    """Return `starts` with a new epoch at `offset`. Starts at or above `offset` are removed: they have no effect now."""
     kept = [start for start in starts if start[1] < offset]
     kept.append((epoch, offset))
     if len(kept) > STARTS_MAX:
@@ -157,11 +161,11 @@ class State(Protocol):
     """State in memory that a user of the log derives from its records, for example the sequences of producers.
 
     When the log is opened, `load` is called once, then `apply` for each verified block after the snapshot, in order,
-    append by append. The owner's thread calls `dump` between appends; it must describe exactly what was appended.
+    append by append. The owner's thread calls `dump` between appends; the result must cover exactly what was appended.
     """
 
     def load(self, data: bytes) -> None:
-        """Replace the state by what `dump` returned, b"" for an empty log. Raises ValueError for invalid bytes."""
+        """Replace the state by `data`, a result of `dump`; b"": an empty log. Raises ValueError for invalid bytes."""
 
     def dump(self) -> bytes: ...
 

@@ -265,10 +265,10 @@ class InvalidIndex(JournalError):
 class OnDiskIndex(SegmentIndex):
     """An index that is searched in its file, for a process that reads another process's log.
 
-    Loading an index would cost its size; a search in the file costs the logarithm of that. Each entry used is verified
-    by its CRC and by the block trailer that must end where the entry says. `size`: bytes of the segment that count,
-    even if the files have grown. `pread(size, position)` reads the segment; `blocks(position)` yields its valid blocks
-    from a block start on. Every search raises InvalidIndex, OSError.
+    A search reads only a few entries, while loading an index reads all of them. Each entry used is verified by its CRC
+    and by the block trailer that must end where the entry says. `size`: only so many bytes of the segment count, even
+    if the files have grown. `pread(size, position)` reads the segment; `blocks(position)` yields its valid blocks from
+    a block start on. Every search raises InvalidIndex, OSError.
     """
 
     def __init__(

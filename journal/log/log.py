@@ -3,8 +3,8 @@
 Guarantees: an append is stored completely or not at all; offsets and ordinals of durable records are never reused;
 recovery never discards durable data; after a failed fsync the log accepts no writes until `resume`.
 
-Threads: one owner thread (in the broker the reactor's) makes all calls, except of methods that are documented as safe
-in a worker thread or concurrently with the owner.
+Threads: one owner thread (in the broker the reactor's) makes all calls. The exceptions are methods that are documented
+as safe in a worker thread or concurrently with the owner.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class Log:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the log: rises when a start may have cut off records, or continues an older copy of the folder."""
+        """Epoch of the log. It rises when a start may have cut off records, and at the first append after a clean
+        start, because the folder may be an older copy of the log."""
         return self._segment_set.epoch
 
     @property
@@ -253,7 +254,7 @@ class Log:
     def append_payloads(self, payloads: Sequence[bytes]) -> Appended:
         """Append payloads as records, for use of the log without a broker.
 
-        A record's id is the log's own incarnation and the record's ordinal. Raises as `append`, and ValueError if
+        A record's id is made of the log's incarnation and the record's ordinal. Raises as `append`, and ValueError if
         `payloads` is empty.
         """
         if not payloads:
@@ -298,12 +299,13 @@ class Log:
     # Reading: any thread, concurrently with the owner.
 
     def read(self, offset: int, max_bytes: int, *, upto: Upto = "forced", epoch: int | None = None) -> Chunk:
-        """Read whole blocks, at most `max_bytes` but at least one block, from the block that holds `offset`.
+        """Read whole blocks from the block that holds `offset` on: at most `max_bytes`, but at least one block.
 
-        `upto`: read to the durable offset ("forced") or to the end; a stopped log only to its durable offset. `epoch`:
-        the highest epoch that the reader has seen; CutAway if the log was truncated below `offset` since. If a repair
-        has replaced the record at `offset` by a filler, reading continues after the filler. Raises BelowStart,
-        BeyondEnd, NotARecord, CutAway, Corrupt (a damaged range: continue at `.next`), OSError, Closed.
+        `upto`: read up to the durable offset ("forced") or the end ("written"); a stopped log is read only up to its
+        durable offset. `epoch`: the highest epoch that the reader has seen; if the log was truncated below `offset`
+        after that epoch, raises CutAway. If a repair has replaced the record at `offset` by a filler, reading continues
+        after the filler. Raises BelowStart, BeyondEnd, NotARecord, Corrupt (a damaged range: continue at `.next`),
+        OSError, Closed.
         """
         return self._readable().read(offset, max_bytes, upto == "forced", epoch, cached=False)
 
@@ -319,8 +321,8 @@ class Log:
     def block_of_record(self, offset: int, *, upto: Upto = "forced", cached: bool = False) -> Block | None:
         """Return the verified block of the record at `offset`, found by searching the next block trailer.
 
-        `cached`: return None if the read would wait for the disk, or if no valid trailer was found. Raises as `read`;
-        BeyondEnd also for data after the limit that `upto` sets.
+        `cached`: return None if the read would wait for the disk, or if no valid trailer was found. Raises as `read`,
+        and BeyondEnd if `offset` is at or after the end of what may be read with `upto`.
         """
         return self._readable().block_of_record(offset, upto == "forced", cached)
 
@@ -333,11 +335,12 @@ class Log:
         return self._readable().seek_offset(offset)
 
     def offset_of_ordinal(self, ordinal: int) -> tuple[int, int]:
-        """(offset, ordinal) of the record `ordinal`, or of the next readable one; at most the end of the log."""
+        """(offset, ordinal) of the record `ordinal`, clamped to the log. If the record is damaged, those of the filler
+        that replaced it, or of the next readable record."""
         return self._readable().offset_of_ordinal(ordinal)
 
     def offset_of_time(self, ms: int) -> int:
-        """Offset of the first block appended at or after `ms`, else the end."""
+        """Offset of the first block appended at or after `ms`; the end of the log if there is none."""
         return self._readable().offset_of_time(ms)
 
     def _readable(self) -> LogReader:
@@ -346,7 +349,7 @@ class Log:
         return self._reader
 
     def flush_due(self, now: float) -> float | None:
-        """Monotonic time (s) at which an fsync is due, immediately if not after `now`; None if no fsync is due."""
+        """Monotonic time (s) at which an fsync is due: at once if not after `now`. None if nothing needs an fsync."""
         segment_set = self._segment_set
         if segment_set.durable >= segment_set.end or segment_set.stopped is not None:
             return None
@@ -469,10 +472,10 @@ class Log:
         self._writer.write_checkpoint()
 
     def close(self) -> None:
-        """Fsync, write a snapshot and set `clean` in the checkpoint; of a stopped log, close only the files.
+        """Fsync the log, write a snapshot, set `clean` in the checkpoint, and close the files.
 
-        May run in a worker. The log is closed even if this raises Stopped (the fsync failed) or Full. Repeated calls do
-        nothing.
+        If the log is stopped, only the files are closed. May run in a worker. The log is closed even if this raises
+        Stopped (the fsync failed) or Full. Repeated calls do nothing.
         """
         if self.closed:
             return

@@ -15,7 +15,7 @@ STATE_BYTES: Final = 64 << 20
 
 FLUSH_MESSAGES: Final = 1000
 FLUSH_SECONDS: Final = 10.0
-"""Maximum that a power loss may discard: an fsync is due when the number or the time is reached."""
+"""What a power loss may discard at most, in messages and in seconds: an fsync is due when either is reached."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LogOptions:
 
     @property
     def roll_seconds(self) -> float:
-        """Time after its first append at which a segment is rolled, however small; 0: never because of its age."""
+        """A segment is rolled this long after its first append, however small it is; 0: the age does not matter."""
         # Retention deletes only sealed segments. So a segment must be sealed before `retention_seconds` have passed.
         return min(filter(None, (self.segment_seconds, self.retention_seconds)), default=0)
 

@@ -1,6 +1,6 @@
 """Reads of a log: chunks (bytes of whole blocks), and searches by offset, ordinal or time.
 
-A read must find where the block starts that holds its offset. The index knows only the start of each index run (the
+A read must find the start of the block that holds its offset. The index has only the start of each index run (the
 blocks, at least 64 KiB, that one index entry covers). So the ends of returned chunks are remembered: a reader that
 continues at the end of its last chunk needs one disk read. For other offsets, the run's blocks are read one by one.
 """
@@ -237,9 +237,9 @@ class LogReader:
     def _chunk_start(self, segment: Segment, offset: int, end: int, pread: Pread) -> tuple[int, int]:
         """Return the start of the block that holds `offset`, and the offset from which the caller wants records.
 
-        These differ if `offset` is not the first record. Where a repair has replaced damaged records by a filler, a
-        record may have started at `offset` before: the second offset is then the end of the filler, so that readers
-        continue after the gap. Raises NotARecord, Corrupt.
+        The two differ if `offset` is not the start of the block. If `offset` is inside a filler, with which a repair
+        has replaced damaged records, the second is the end of the filler, so that readers continue there. Raises
+        NotARecord, Corrupt.
         """
         if offset in self._known_starts or self._index_position(segment, offset).position == offset - segment.base:
             return offset, offset
@@ -406,7 +406,10 @@ def _filler_end(block: Block, offset: int, log_id: int) -> int | None:
 
 
 def _record_of_ordinal(block: Block, ordinal: int) -> tuple[int, int]:
-    """Return (offset, ordinal) of the record; if damage replaced that record, of the next readable one."""
+    """Return (offset, ordinal) of the record `ordinal` of the block, or of the filler that replaced it.
+
+    If the block starts with a higher ordinal, returns those of its first record.
+    """
     at = block.control.first_ordinal
     if ordinal <= at:
         return block.offset, at

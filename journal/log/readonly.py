@@ -99,7 +99,7 @@ class ReadOnlySegment(Segment):
 
     @property
     def index(self) -> SegmentIndex:
-        """The index. This property and searches raise InvalidIndex: then call `discard_index_file` and repeat them."""
+        """The index. After InvalidIndex, which searches raise too, call `discard_index_file` and try again."""
         if self._disk_index is None and self._index_file_usable and self._index is None:
             self._disk_index = OnDiskIndex(
                 self._index_file, self.base, self.log_id, self.size, self.pread, self.valid_blocks
@@ -150,7 +150,7 @@ class ReadOnlyLog:
     def refresh(self) -> LogCheckpoint:
         """Read the checkpoint again and return it.
 
-        Raises FileNotFoundError (there is no log, or no longer), WrongLog (the folder is now that of another log),
+        Raises FileNotFoundError (there is no log, or it was deleted), WrongLog (the folder now belongs to another log),
         Corrupt, NewerFormat, OSError.
         """
         for _ in range(REFRESH_ATTEMPTS_MAX):
@@ -179,7 +179,7 @@ class ReadOnlyLog:
         return self._retry(offset, lambda reader: reader.seek_offset(offset))
 
     def offset_of_ordinal(self, ordinal: int) -> int:
-        """As `Log.offset_of_ordinal`. Raises as `read`."""
+        """As `Log.offset_of_ordinal`, but returns only the offset. Raises as `read`."""
         return self._retry(None, lambda reader: reader.offset_of_ordinal(ordinal))[0]
 
     def offset_of_time(self, ms: int) -> int:

@@ -54,7 +54,7 @@ class LogRecovery:
     """One recovery of the log in `folder`, when the log is opened or resumed.
 
     After `run` the attributes `segment_set`, `checkpoint_file`, `snapshots` and `report` describe the recovered log.
-    Raises NewerFormat, WrongLog, Corrupt (`state` rejects a snapshot with a valid checksum), OSError, Full.
+    `run` raises NewerFormat, WrongLog, Corrupt (`state` rejects a snapshot with a valid checksum), OSError, Full.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class LogRecovery:
         return segment
 
     def _check_log_id(self, file: rules.SegmentFileFacts) -> None:
-        """Check that the segment belongs to this log, by a block trailer: no checkpoint has the id. Raises WrongLog."""
+        """Check by a block trailer that the segment is of this log, as no checkpoint has the id. Raises WrongLog."""
         # Otherwise the blocks of another log would look like a torn tail and be truncated.
         path = self._segment_path(file.offset)
         with closing(self._disk.open_read(path)) as opened:
@@ -210,7 +210,7 @@ class LogRecovery:
                     raise WrongLog(path, 0, len(data), reason)
 
     def _open_segments(self, found: rules.FolderFacts) -> None:
-        """Open the needed segments. For each gap between two files, the damage starts after the last whole block."""
+        """Open the needed segments. Add each gap to the damage, from the end of the last whole block before it."""
         live = found.needed_files
         opened = partial(Segment.open, self._disk, self._folder, log_id=self._log_id, suffix=self._options.suffix)
         segments = [opened(file.offset, writable=file is live[-1]) for file in live]
@@ -365,7 +365,7 @@ def unlink_segment(disk: Disk, folder: str, offset: int, suffix: str) -> str:
 
 
 def _last_block_end(segment: Segment, first: int) -> int:
-    """Return the end of the last whole block before the gap at `first`; `first` if no file ends there."""
+    """Return the end of the last whole block of `segment` before the gap at `first`; `first` if no file ends there."""
     if not segment.base < first <= segment.end:
         return first
     place = segment.base
@@ -381,8 +381,8 @@ def _last_block_end(segment: Segment, first: int) -> int:
 class LogReplay:
     """Replay of a log after its newest snapshot: finds the end of the log and applies its records to the state.
 
-    Call `replay_segment` for each segment in order; then the fields describe the whole log. An unfinished append at the
-    end is not applied. Where valid blocks end, the table TAIL_RULES of `recovery_rules` decides.
+    Call `replay_segment` for each segment in order; afterwards the fields describe the whole log. An unfinished append
+    at the end is not applied. Where valid blocks end, the table TAIL_RULES of `recovery_rules` decides how to continue.
     """
 
     def __init__(
@@ -404,7 +404,7 @@ class LogReplay:
         self.sources = AppliedPositions(snapshot.sources)
         self.damage: list[rules.Damage] = []
         self.tail_action: rules.TailAction | None = None
-        """How the bytes after `end` are to be truncated; None if no bytes follow."""
+        """What to do with the bytes after `end`; None if no bytes follow."""
 
     def replay_segment(self, segment: Segment, offset: int, end: int, *, last: bool) -> None:
         """Replay one segment from the block start `offset` to `end`. Raises NewerFormat, OSError."""
@@ -477,8 +477,10 @@ class LogReplay:
             _, self.durable_ordinal = self._unsynced_ends.popleft()
 
     def _find_next_block(self, segment: Segment, place: int, end: int) -> NextValidBlock | None:
-        """Find the next valid block after the invalid one at offset `place`, and apply the durable offsets that it
-        and the blocks after it report."""
+        """Find the next valid block after the invalid one at offset `place`; None if there is none.
+
+        Raise the durable offset to the highest one that the trailers of this block and of later ones report.
+        """
         if place >= end:
             return None
         next_valid = segment.find_next_valid(place - segment.base)

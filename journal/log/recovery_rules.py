@@ -21,7 +21,7 @@ Damage = tuple[int, int, str]
 FILES_GONE: Final = "its record files were gone at a start"
 """The stop reason of a log that has lost all its segments begins with this."""
 ALL_MISSING: Final = "all segments missing"
-"""Label of a row. A log creates its first segment before its checkpoint: so a segment was there and is missing."""
+"""Label of the row for a checkpoint without a segment. The first segment was created before it: so one is missing."""
 
 
 class SegmentFileFacts(NamedTuple):
@@ -39,9 +39,9 @@ class SegmentFileFacts(NamedTuple):
 class FolderFacts:
     """Facts about the folder of a log.
 
-    `checkpoint`: "good", "none" or "damaged". `files` are sorted by offset. Data before `needed` is not needed: this is
-    `first`, or the newest snapshot's offset if that is lower. `traces`: whether the folder has an index or a snapshot,
-    which proves that the log had a segment.
+    `checkpoint`: "good", "none" or "damaged". `files` are sorted by offset. `needed`: the offset from which on data is
+    needed, which is `first`, or the newest snapshot's offset if that is lower. `traces`: whether the folder has an
+    index or a snapshot, which proves that the log had a segment.
     """
 
     checkpoint: str

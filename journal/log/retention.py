@@ -29,7 +29,7 @@ class SegmentAge(NamedTuple):
 
 
 def count_expired(sealed: Sequence[SegmentAge], total_bytes: int, now_ms: int, options: LogOptions) -> int:
-    """Number of expired segments in `sealed` (oldest first). `total_bytes`: the log's, with the active segment."""
+    """Number of expired segments in `sealed` (oldest first). `total_bytes`: size of the log with the active segment."""
     oldest_kept_ms = now_ms - options.retention_seconds * 1000
     count = 0
     for segment in sealed:

@@ -126,8 +126,8 @@ class Segment:
             try:
                 self.file.truncate(self.size)
             except Full as error:
-                # A later, shorter append could end in the middle of the remaining bytes, and these could complete it:
-                # the log must not continue.
+                # A later append could be shorter than the remaining bytes, and recovery could take the rest of these
+                # for valid blocks: the log must not continue.
                 raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
             # Bytes of the failed write may survive a power loss, unless the truncation is durable. If the bytes that
             # were not written are all zeros, a later append that lets the file grow would then complete that write.

@@ -97,7 +97,7 @@ class SegmentSet:
 
 
 def segment_limit(segments: tuple[Segment, ...], number: int) -> int:
-    """Return the offset at which the segment `number` ends. What it has after the next one's start does not count."""
+    """Return the offset at which the segment `number` ends: its end, or the start of the next one if that is lower."""
     end = segments[number].end
     return min(end, segments[number + 1].base) if number + 1 < len(segments) else end
 
@@ -128,7 +128,7 @@ class AppliedPositions:
         self._advance_durable(durable)
 
     def durable(self, key: SourceKey, durable_offset: int) -> SourcePosition | None:
-        """Return the highest durable position of a source. `durable_offset`: the log's; must never decrease."""
+        """Return the highest durable position of a source, or None. `durable_offset` of the log must never decrease."""
         self._advance_durable(durable_offset)
         return self._durable.get(key)
 

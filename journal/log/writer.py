@@ -139,7 +139,7 @@ class LogWriter:
         return Appended(runs, first, append.end, position.append_time)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of everything appended so far. The caller must make that durable before it is written."""
+        """Return a snapshot after everything appended so far. The caller must not write it before that is durable."""
         segment_set = self._segment_set
         sources = dict(segment_set.applied_positions.applied)
         return Snapshot(segment_set.end, segment_set.end_ordinal, segment_set.append_time, sources, self._state.dump())
@@ -230,7 +230,7 @@ class LogWriter:
             self.stop(f"log.mark cannot be written: {error}")
 
     def complete_fsync(self, snapshot: Snapshot | None) -> None:
-        """After an fsync, write `snapshot`, whose records it has made durable, and the checkpoint if that is due."""
+        """Write `snapshot`, whose records an fsync has just made durable, and the checkpoint if that is due."""
         if snapshot is not None:
             self.write_snapshot(snapshot)
         if self.checkpoint_due:
@@ -248,8 +248,8 @@ class LogWriter:
                 index_ready = segment_set.active.index is not None
             if segment_set.clean and index_ready:
                 if not segment_set.is_new:
-                    # The folder may be an older copy of one in which the log was continued. Readers of that one know
-                    # other records from here on. So a new epoch begins here, even if the log is empty.
+                    # The folder may be an older copy, and the log may have been continued in the original. Readers of
+                    # the original know other records from here on. So a new epoch begins, even if the log is empty.
                     epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), truncated=False)
                     with segment_set.lock:
                         segment_set.starts = add_epoch_start(segment_set.starts, epoch, segment_set.end)
@@ -304,7 +304,7 @@ class LogWriter:
 
     def truncate_before(self, offset: int, ordinal: int) -> list[str]:
         """Delete the segments before `offset`, the start of a block; return their names. Raises Stopped, Full."""
-        # The checkpoint is written before any file is deleted, so that recovery does not miss the deleted files.
+        # The checkpoint is written before any file is deleted: otherwise recovery would report the files as missing.
         # A segment after the newest snapshot is kept: a start must replay its records.
         segment_set = self._segment_set
         try:
@@ -389,7 +389,7 @@ class PreparedAppend(NamedTuple):
 
 
 class _OpenBlock:
-    """A block joined from blocks of producers. `pieces`: (number of the batch, first byte, end byte) in the batch."""
+    """A block joined from blocks of producers. `pieces`: ranges of bytes in batches, as (batch index, start, end)."""
 
     __slots__ = ("count", "crc", "offset", "pieces", "size")
 
@@ -414,7 +414,7 @@ class _OpenBlock:
 
 def size_bound(size_bytes: int) -> int:
     """Maximum size, with block trailers, of an append of `size_bytes` of records."""
-    # Blocks that fit into BLOCK_SIZE_MAX together are joined, so two adjacent ones exceed it together.
+    # Blocks that together fit into BLOCK_SIZE_MAX are joined. So any two adjacent blocks together exceed that size.
     return size_bytes + TRAILER_SIZE * (2 * (size_bytes // BLOCK_SIZE_MAX) + 2)
 
 

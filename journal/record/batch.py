@@ -183,9 +183,9 @@ class Batch(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The origin of an append, for example a transaction journal, and the position (high, low) there, which only grows.
+    """The origin of an append, for example a transaction journal, and the position (`high`, `low`) of the append there.
 
-    Kind SOURCE_PLAIN: a producer sent the batch without a transaction or delay.
+    The positions of one source only rise. Kind SOURCE_PLAIN: a producer sent the batch without a transaction or delay.
     """
 
     kind: int

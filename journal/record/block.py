@@ -1,7 +1,7 @@
 """Blocks: records and their trailer, found in bytes that may be damaged or malicious.
 
 A payload may contain bytes that look like a block trailer, even with a correct checksum and offset. So a trailer is
-accepted only where the records from the known start of a block end: their lengths lead to it.
+accepted only at the position to which the lengths of the records lead, from the known start of their block.
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ def blocks_of(data: Buffer, offset: int, log_id: int, *, verify: bool = True) ->
     """Yield the blocks of `data`, which starts with a block at partition offset `offset`.
 
     Always checked: record lengths; the trailer's own checksum, log id, version, offset and size; and that ordinals
-    continue from block to block. The CRC over the records is checked unless `verify` is False. Before an invalid block
-    would be yielded, raises Incomplete (`position`: start of the unfinished block) if the bytes end inside the block,
-    else BadRecord.
+    continue from block to block. The CRC over the records is checked unless `verify` is False. At the first invalid
+    block, raises Incomplete if the bytes end inside that block, else BadRecord; `position` is the start of the block.
     """
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     view = memoryview(plain).toreadonly()
@@ -132,7 +131,7 @@ def producer_runs(block: Block) -> list[ProducerRun]:
 
 
 def _leading_size(data: Bytes, start: int) -> int:
-    """Size of the leading records from `start` on that have one size and flag kind; 0 if they are few."""
+    """Bytes of the leading records from `start` on, as long as size and low byte of the flag are equal; 0 if few."""
     # The low byte of the flag is compared too, so that a trailer of the same size is not counted as a record.
     if len(data) - start < HEADER_SIZE or data[start + FLAG_LOW_POSITION] >= FLAG_TRAILER:
         return 0

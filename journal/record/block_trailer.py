@@ -52,7 +52,7 @@ TRAILER: Final = Struct(">IIQIHHIIIQIIQQQQQQ")
 
 
 class BadBlockTrailer(BadRecord):
-    """There is no valid block trailer at `position`. `version`: the trailer's, if a newer library wrote it."""
+    """There is no valid block trailer at `position`. `version`: the trailer's, if this library does not know it."""
 
     def __init__(self, position: int, reason: str, version: int | None = None) -> None:
         super().__init__(position, reason)

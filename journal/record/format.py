@@ -1,9 +1,9 @@
 """The record format: a header of 20 bytes and a body. Described in docs/formats/record.md.
 
-Lengths are checked against the available bytes before they are used. Anything invalid raises `BadRecord` and nothing
-else. The functions from `sizes_are_equal` on check the headers of `data[start:end]`, where all records have `size`
-bytes, by columns: the n-th byte of all headers is one strided slice. They take `bytes` or `bytearray`, because slicing
-a memoryview with a stride is nine times slower.
+Lengths are checked against the available bytes before they are used. Invalid bytes raise `BadRecord` and no other
+error. The functions from `sizes_are_equal` on check the headers of `data[start:end]` by columns: if all records have
+`size` bytes, the n-th bytes of all headers are one strided slice. These functions take `bytes` or `bytearray`, because
+slicing a memoryview with a stride is nine times slower.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SEQUENCE_COUNT: Final = 1 << SEQUENCE_BITS
 """Sequences of one producer id; a batch never crosses this limit."""
 PRODUCER_ID_MAX: Final = (1 << 40) - 1
 LEASED_ID_FIRST: Final = 16
-"""Lower producer ids are the broker's own and are never leased. An id of theirs may name several records of a log."""
+"""Lower producer ids are the broker's own and are never leased. Records of theirs in one log may have the same id."""
 
 RECORD_SIZE_MAX: Final = 64 << 20
 """Maximum size of a record with its header, so that a damaged length cannot make a reader request gigabytes."""
@@ -189,7 +189,7 @@ def sizes_are_equal(data: Bytes, start: int, end: int, size: int) -> bool:
 
 
 def count_leading(data: Bytes, start: int, end: int, size: int) -> int:
-    """Number of leading records that have this size and one low byte of the flag; `end` limits their headers."""
+    """Number of leading records with this size and the same low byte of the flag. Reads only bytes before `end`."""
     count = (end - start + size - 1) // size
     for n in (*_LENGTH, FLAG_LOW_POSITION):
         column = data[start + n : end : size]
@@ -228,7 +228,7 @@ def has_no_special_flags(data: Bytes, start: int, end: int, size: int) -> bool:
 
 
 def _counter_column(first: int, count: int, shift: int) -> bytes:
-    """Return one byte, that from bit `shift` on, of each of `count` numbers from `first` on."""
+    """Return, for each of `count` numbers from `first` on, its byte at bits `shift` to `shift + 7`."""
     if not shift:
         low = first & 0xFF
         return (_EVERY_BYTE * ((low + count) // 256 + 1))[low : low + count]

@@ -24,8 +24,8 @@ OPENS = frozenset({"open", "create", "lock"})
 class FaultRule:
     """A rule: calls of `kind` whose path contains `path` fail, from number `first` (1 is the first) to `last`.
 
-    `last` None: all later ones fail. `short`: the write does not fail but accepts only so many bytes. `seen`, `hit`:
-    how many calls the rule has counted, and let fail.
+    `last` None: all calls from `first` on fail. `short`, if not None: these writes do not fail, but accept only so many
+    bytes. `seen`: number of calls with this kind and path; `hit`: how many of these failed or were short.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Faults:
     def fail(
         self, kind: str, *, nth: int = 1, times: int | None = 1, error: int = errno.EIO, path: str = ""
     ) -> FaultRule:
-        """Let `times` calls of `kind` fail with `error`, from the `nth` such call on; None: all later calls.
+        """Let `times` calls of `kind` fail with `error`, from the `nth` such call on; with `times` None, all of these.
 
         Only calls whose path contains `path` count. As on Linux, a failed fsync of a file loses its data, and the next
         fsync succeeds. Raises `ValueError` for an unknown kind.

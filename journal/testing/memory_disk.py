@@ -34,7 +34,7 @@ Data: TypeAlias = bytes | bytearray
 
 
 class PendingChange(NamedTuple):
-    """A change of a file that is not durable: a write of `data` at `position`, or with None, a truncation there."""
+    """A change of a file that is not durable: a write of `data` at `position`, or a truncation there if it is None."""
 
     number: int
     position: int
@@ -616,7 +616,7 @@ ATTEMPTS_PER_STATE = 4
 """Random draws for each requested state, after which a sample stops even if some states were drawn repeatedly."""
 
 CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""Probabilities that a change is durable although it is after the prefix in which all are. Each draw takes one."""
+"""In a random draw all changes up to some number are durable, and each later one with one of these probabilities."""
 
 
 class CrashChoice(NamedTuple):

@@ -1,8 +1,9 @@
-"""The checkpoint of the transaction journal, which is read before any entry; and the snapshots of its state.
+"""The checkpoint file of the transaction journal, which is read before any entry, and the journal's snapshot files.
 
-The durable LSN in the checkpoint is a lower bound: after an fsync of the journal it is rewritten, at most once a second
-and without an fsync of its own. A change of the snapshots is written to both slots of the file, each fsynced, before
-anything is removed that the older snapshots need. The formats are in docs/formats/journal.md.
+The durable LSN in the checkpoint is a lower bound: it is updated after an fsync of the journal, at most once a second,
+and without an fsync of the checkpoint. The checkpoint also names the snapshots. After a new snapshot, it is written to
+both slots of its file, each fsynced; only then are the files removed that just the older snapshots need. The formats
+are in docs/formats/journal.md.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ CHECKPOINT_HEAD: Final = Struct(">HHQQQQ")
 POINTER: Final = Struct(">QQ")
 
 SNAPSHOTS_KEPT: Final = 2
-"""Number of valid snapshots kept: the newest, and the one before in case the newest cannot be read."""
+"""Number of snapshots kept: the newest, and the one before it in case the newest cannot be read."""
 
 REWRITE_SECONDS: Final = 1.0
 """Minimum time between rewrites of the durable LSN. A start uses it only to tell damage from a torn tail."""
 
 
 class SnapshotPointer(NamedTuple):
-    """A snapshot in the checkpoint: its number, and the LSN from which a start with it replays the journal."""
+    """A snapshot in the checkpoint: its number, and the LSN from which a start with it replays the entries."""
 
     number: int
     lsn: int
@@ -116,7 +117,7 @@ def encode_snapshot(snapshot: JournalSnapshot) -> bytes:
 
 
 def decode_snapshot_head(data: bytes, path: str, journal_id: int) -> tuple[SnapshotHead, int, int]:
-    """Decode the first bytes of a file to (head, size of the state, CRC of the state). Raises NewerFormat, Corrupt."""
+    """Decode the start of a file to (head, size of the state, CRC of the state). Raises NewerFormat, Corrupt."""
     if len(data) < HEAD_SIZE:
         raise Corrupt(path, 0, len(data), "shorter than its head")
     magic, version, zero, found_id, number, lsn, count, size, state_crc, crc = SNAPSHOT_HEAD.unpack_from(data)
@@ -136,7 +137,7 @@ def decode_snapshot_head(data: bytes, path: str, journal_id: int) -> tuple[Snaps
 class JournalSnapshotFiles:
     """The snapshot files in a journal's folder. `write` may run in a worker, but in one thread at a time.
 
-    A snapshot gets its name when it is complete and fsynced. It is used by a start only if the checkpoint names it.
+    A snapshot gets its name when it is complete and fsynced. A start uses only snapshots that the checkpoint names.
     """
 
     def __init__(self, disk: Disk, folder: str, journal_id: int) -> None:

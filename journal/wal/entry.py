@@ -1,8 +1,8 @@
 """Format of an entry of the transaction journal: a header of 28 bytes and a body. See docs/formats/journal.md.
 
 Every checksum starts with the journal's secret `seed`, so that bytes of another journal, or of a message that imitates
-an entry, are invalid. Lengths are checked against the available bytes before they are used. Anything invalid raises
-`BadRecord` and nothing else.
+an entry, are invalid. Lengths are checked against the available bytes before they are used. Invalid bytes raise
+`BadRecord` and no other error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OPERATION_NAMES: Final = dict(enumerate(_NAMES.split(", "), PREPARE))
 """Names for dumps, by number. An unknown number is of a later version: it is kept and shown as a number."""
 
 HEADER: Final = Struct(">IIIQQ")
-"""The third field is one word of kind, flags and zero. Flags and zero are 0: the word is the kind << KIND_SHIFT."""
+"""The third field has kind, flags and reserved bits. Flags and reserved bits are 0: the field is kind << KIND_SHIFT."""
 HEADER_SIZE: Final = HEADER.size
 KIND_SHIFT: Final = 24
 
@@ -62,11 +62,11 @@ _OPERATION_WORD: Final = KIND_TX_OP << KIND_SHIFT
 
 
 class AppendMsg(NamedTuple):
-    """Records of a transaction for one partition: a piece of what the transaction sends there.
+    """Some of the records that a transaction sends to one partition.
 
-    `log_id`: the partition's (journal.record.format.make_log_id). `blocks`: (bytes, count, CRC-32) of each block, as in
-    journal.record.batch.Batch. `count`: number of records. `moved_from`: if compaction made this entry as a copy, the
-    LSN of the original, else 0. In an entry that was read, `data` is a view of the bytes read.
+    `log_id`: id of the partition's log (journal.record.format.make_log_id). `blocks`: (bytes, count, CRC-32) of each
+    block, as in journal.record.batch.Batch. `count`: number of records. `moved_from`: the LSN of the original if
+    compaction made this entry as a copy, else 0. In an entry that was read, `data` is a view of the bytes read.
     """
 
     epoch: int
@@ -97,7 +97,7 @@ Content: TypeAlias = AppendMsg | Operation
 
 
 class JournalEntry(NamedTuple):
-    """An entry of `size` bytes (with header) at `lsn`. `durable_lsn`: the journal's when the entry was written."""
+    """An entry of `size` bytes (with header) at `lsn`. `durable_lsn`: durable LSN of the journal at the write."""
 
     kind: int
     lsn: int
@@ -156,7 +156,8 @@ def encode_filler(size: int, lsn: int, durable_lsn: int, seed: int) -> bytes:
 def entries_of(data: Buffer, lsn: int, seed: int) -> Iterator[JournalEntry]:
     """Yield the verified entries in `data`, which starts at `lsn`. Their contents are views of `data`.
 
-    Raises BadRecord with the position in `data` of the first invalid entry; Incomplete if only bytes are missing.
+    At the first invalid entry, raises Incomplete if `data` ends inside it, else BadRecord; `position` is the start of
+    the entry in `data`.
     """
     view = memoryview(data)
     end = len(view)
@@ -239,7 +240,7 @@ _DECODERS: Final[dict[int, _Decoder]] = {
     KIND_TX_OP << KIND_SHIFT: _decode_operation,
     KIND_FILLER << KIND_SHIFT: lambda view, position, next: LostEntries(next - position),
 }
-"""Decoders by the header's word of kind, flags and zero. With a flag of a later version there is none."""
+"""Decoders by the third field of HEADER. An entry with a flag of a later version has no decoder."""
 
 _KINDS: Final = re.escape(bytes(sorted(word >> KIND_SHIFT for word in _DECODERS)))
 _LOW_BITS: Final = 32
@@ -248,9 +249,10 @@ _WORD_POSITION: Final = 8
 
 
 def possible_entries(data: Buffer, lsn: int) -> Iterator[int]:
-    """Yield, rising, the positions in `data` where an entry may start: a header with a known kind and that LSN.
+    """Yield in ascending order the positions in `data` where an entry may start, to find the next one after damage.
 
-    `lsn`: that of `data[0]`. Used to find the next entry after damage; the caller must verify the checksum.
+    `lsn`: LSN of `data[0]`. At each position there is a header with a known kind and the LSN of that position. The
+    caller must verify the checksum.
     """
     start = 0
     while start + HEADER_SIZE <= len(data):
@@ -265,7 +267,7 @@ def possible_entries(data: Buffer, lsn: int) -> Iterator[int]:
 
 
 def possible_headers(data: Buffer, start: int = 0, high: bytes = b"") -> Iterator[tuple[int, int]]:
-    """Yield (position, LSN) of possible entry headers in `data`. `high`: bytes with which their LSNs begin."""
+    """Yield (position, LSN) of possible entry headers in `data` whose LSN begins with the bytes `high`."""
     view = memoryview(data)
     pattern = re.compile(b"(?=[" + _KINDS + rb"]\0\0\0" + re.escape(high) + b")")
     for match in pattern.finditer(view, start + _WORD_POSITION):

@@ -1,6 +1,7 @@
 """Files of the transaction journal: a header of 44 bytes, then entries. See docs/formats/journal.md.
 
-`number` is also the file's name. `first` is the LSN of the header's first byte: `first + position` is an LSN.
+The header has the file's `number`, which is also its name, and `first`, the LSN of the header's first byte. The byte at
+a position in the file has the LSN `first + position`.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class JournalFile:
 
     @classmethod
     def create(cls, disk: Disk, folder: str, header: JournalFileHeader) -> JournalFile:
-        """Create a file with an fsynced header; the caller fsyncs the folder. Raises OSError, Full (no file left)."""
+        """Create a file with an fsynced header; the caller fsyncs the folder. Raises OSError, Full (file removed)."""
         path = filenames.join(folder, filenames.journal_name(header.number))
         if disk.exists(path):
             if disk.size(path) > FILE_HEADER_SIZE:
@@ -128,7 +129,7 @@ class JournalFile:
         try:
             self.file.truncate(self.size)
         except Full as error:
-            # The remaining bytes could complete a later append, so nothing more must be written to the file.
+            # After a later append, recovery could take remaining bytes for entries. So nothing more may be written.
             raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
         return True
 
@@ -143,7 +144,7 @@ class JournalFile:
     def entries(self, lsn: int, seed: int) -> Iterator[JournalEntry]:
         """Yield the entries from `lsn` on. The `data` of each is valid until the next one is requested.
 
-        Raises BadRecord, whose position is an LSN.
+        At the first invalid entry, raises BadRecord, or Incomplete if the file ends inside it. `position` is its LSN.
         """
         size = SCAN_SIZE
         while lsn < self.end:
@@ -175,7 +176,7 @@ class JournalFile:
         return None
 
     def filler_end(self, place: int, seed: int) -> int:
-        """Return the LSN after the filler that contains LSN `place`; 0 if none does. Reads the file up to `place`."""
+        """Return the LSN after the filler that contains the LSN `place`, or 0. Reads all entries up to `place`."""
         try:
             for entry in self.entries(self.first + FILE_HEADER_SIZE, seed):
                 if entry.next > place:
@@ -185,10 +186,10 @@ class JournalFile:
         return 0
 
     def prove(self, places: Iterable[int], seed: int) -> set[int]:
-        """Verify the entries at the LSNs `places`, which must rise; return the LSNs of those replaced by fillers.
+        """Verify the entries at the LSNs `places`, which must ascend; return the LSNs of those replaced by fillers.
 
-        Entries near each other are read together. Raises OSError, or BadRecord with the LSN, as its position, of the
-        first entry that is neither valid nor in a filler.
+        Entries near each other are read together. Raises OSError; BadRecord if an entry is neither valid nor in a
+        filler, with the LSN of the first such entry as `position`.
         """
         lost: set[int] = set()
         data, begin, filler_end = memoryview(b""), 0, 0
@@ -225,8 +226,8 @@ class JournalFiles:
     """The files of the transaction journal, its end, its durable LSN, and the references to files.
 
     Only the owner's thread changes them, or a worker on behalf of the owner. Readers in other threads read each field
-    once: the tuple of files, sorted by number, is replaced, never changed. A removed file is closed when no read uses
-    it. A file with references is not removed; an idle file is sealed and has no references.
+    once: the tuple of files, sorted by number, is replaced, never changed. A file is idle if it is sealed and has no
+    references. Only idle files are removed; a removed file is closed when no read uses it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -273,14 +274,14 @@ class JournalFiles:
             self.durable_lsn = file.end
 
     def add_reference(self, lsn: int) -> None:
-        """Add a reference to the file that holds `lsn`. Raises KeyError if there is none."""
+        """Add a reference to the file that holds `lsn`. Raises KeyError if there is no such file."""
         with self.lock:
             file = self._referenced_file(lsn)
             self.idle_count -= file.sealed and not file.references
             file.references += 1
 
     def release_reference(self, lsn: int) -> None:
-        """Release a reference. Raises KeyError if there is none."""
+        """Release a reference to the file that holds `lsn`. Raises KeyError if there is no such file or reference."""
         with self.lock:
             file = self._referenced_file(lsn)
             if not file.references:
@@ -298,7 +299,7 @@ class JournalFiles:
         return file
 
     def remove_idle(self, kept: Callable[[int], bool]) -> tuple[JournalFile, ...]:
-        """Remove, close and return the idle files whose numbers `kept` does not accept."""
+        """Remove, close and return the idle files for whose number `kept` returns False."""
         with self.lock:
             removed = tuple(
                 file for file in self.files[:-1] if file.sealed and not file.references and not kept(file.number)

@@ -1,7 +1,7 @@
 """Recovery of the transaction journal: examine the folder, decide by the tables in `recovery_rules`, act accordingly.
 
-Nothing is changed before everything was examined: if the start is refused, every byte is as before. Everything that
-recovery keeps is durable before the journal is served.
+Nothing is changed before everything was examined: if the start is refused, every byte is as before. What recovery keeps
+is made durable before the journal is used.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ NEEDED: Final = "damage in an entry that is still needed"
 class JournalState(Protocol):
     """State in memory that the journal's user derives from its entries.
 
-    When the journal is opened, `load` is called once, then `apply` for each entry after the loaded snapshot, in order,
-    then `needed`, then `lose` if needed entries are lost, then `held`.
+    When the journal is opened, these methods are called in this order: `load` once, `apply` for each entry after the
+    loaded snapshot, `needed`, `lose` if needed entries are lost, and `held`.
     """
 
     def load(self, data: bytes) -> None:
-        """Replace the state by the bytes of a `dump`, b"" for an empty journal. Raises ValueError if it is invalid."""
+        """Replace the state by `data`, a result of `dump`; b"": an empty journal. Raises ValueError if invalid."""
 
     def apply(self, entry: JournalEntry) -> None:
         """Apply one entry; a filler means that entries were lost there. Raises ValueError if the entry is invalid.
@@ -56,16 +56,16 @@ class JournalState(Protocol):
         """
 
     def dump(self) -> Callable[[], bytes]:
-        """Capture the state in the owner's thread. The result, called once in any thread, encodes it."""
+        """Capture the state in the owner's thread. Return a function that encodes it, called once in any thread."""
 
     def needed(self) -> Iterable[int]:
-        """Return the LSNs of entries that will be read again. Each must be valid, or replaced by a filler (`lose`)."""
+        """Return the LSNs of entries that will be read again. The start fails unless each is valid or lost (`lose`)."""
 
     def lose(self, places: Set[int]) -> None:
         """Record that the needed entries at these LSNs are lost: a repair has replaced them by fillers."""
 
     def held(self) -> Iterable[int]:
-        """Return an LSN for each file reference that is needed: the file of the entry at that LSN is then kept."""
+        """Return one LSN for each file reference that is needed. The file with the entry at that LSN is kept."""
 
 
 class JournalTail(NamedTuple):
@@ -274,7 +274,7 @@ class JournalRecovery:
             raise Corrupt(path, 0, len(snapshot.state), f"the state cannot be loaded: {error}") from error
 
     def _open_files(self, found: rules.FilesFacts) -> None:
-        """Open the files that this start needs, or that a start from the older snapshot would need."""
+        """Open the files that this start needs, and those that a start from the older snapshot would need."""
         left_over = found.obsolete
         kept = [file for file in found.files if file not in left_over and not file.fault]
         for file in kept:
@@ -336,9 +336,9 @@ class JournalRecovery:
         return rules.TailFacts(lsn, file.end, durable_lsn, later, last, zeros)
 
     def _prove(self, replayed: int) -> None:
-        """Verify the entries that the state needs and that were not replayed (before LSN `replayed`). Raises Corrupt.
+        """Verify the entries that the state needs from before LSN `replayed`, where replay started. Raises Corrupt.
 
-        Lost entries that a repair has replaced are reported to the state.
+        Entries that a repair has replaced by fillers are reported to the state as lost.
         """
         places = array("Q", sorted(place for place in self.state.needed() if place < replayed))
         lost: set[int] = set()

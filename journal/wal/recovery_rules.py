@@ -1,9 +1,9 @@
 """Decision tables for recovery of the transaction journal. `journal.wal.recovery` carries out the decisions.
 
 The first row whose condition is true decides. Its label appears in reports, tests and the operators' documentation. A
-crash never loses a checkpoint that was written, nor both of its snapshots. The files from the snapshot's LSN on must
-follow each other without a gap. Where valid entries end, data that is not known to be durable is truncated. If durable
-data is damaged, the start is refused and nothing is changed.
+crash never loses a checkpoint that was written, and never both snapshots that it names. So their loss is damage. The
+files from the snapshot's LSN on must follow each other without a gap. Where valid entries end, data that is not known
+to be durable is truncated. If durable data is damaged, the start is refused and nothing is changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from journal.wal.file import FILE_HEADER_SIZE
 
 
 class RequiredFiles(NamedTuple):
-    """Files that a start needs, from either of two snapshots: numbers in `listed`, and all numbers from `since` on."""
+    """Files that a start from any of several snapshots needs: the numbers in `listed`, and all from `since` on."""
 
     listed: frozenset[int]
     since: int
@@ -39,8 +39,8 @@ class RequiredFiles(NamedTuple):
 class StartFacts(NamedTuple):
     """Facts at the start of the journal. `checkpoint` is "good", "none" or "damaged".
 
-    `files`: whether any journal file exists. `snapshots`: whether each snapshot in the checkpoint is valid, the newest
-    first.
+    `files`: whether any journal file exists. `snapshots`: for each snapshot in the checkpoint, the newest first,
+    whether it is valid.
     """
 
     checkpoint: str
@@ -69,7 +69,7 @@ START_RULES: Final[tuple[Rule[StartFacts, StartAction], ...]] = (
 
 
 class JournalFileFacts(NamedTuple):
-    """A file of the journal. `fault`: why its header is invalid; "" if it is valid, only then `first` is defined."""
+    """A file of the journal. `fault`: why its header is invalid, else "". If it is invalid, `first` is undefined."""
 
     number: int
     first: int
@@ -83,10 +83,11 @@ class JournalFileFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class FilesFacts:
-    """Facts about the journal's files, without bytes after their ends (`without_surplus`).
+    """Facts about the journal's files. Bytes after their ends do not count (`without_surplus`).
 
-    `files` is sorted by number. `listed`: the files that the snapshot of this start lists as needed; `fallback`: those
-    that the older snapshot lists. `lsn`: where replay starts. `durable_lsn`, `file_number`: from the checkpoint.
+    `files` is sorted by number. `listed`: the files that the snapshot of this start lists as needed; `fallback`: the
+    files that the oldest valid snapshot lists. `lsn`: where replay starts. `durable_lsn`, `file_number`: from the
+    checkpoint.
     """
 
     files: tuple[JournalFileFacts, ...]
@@ -103,7 +104,7 @@ class FilesFacts:
 
     @property
     def truncated(self) -> tuple[JournalFileFacts, ...]:
-        """Listed files that have changed: their first LSN is another, or bytes are missing at their end."""
+        """Listed files that have changed: their first LSN differs from the list, or bytes are missing at their end."""
         listed = {file.number: file for file in self.listed}
         return tuple(
             file
@@ -136,7 +137,7 @@ class FilesFacts:
 
     @property
     def gap(self) -> JournalFileFacts | None:
-        """The first replayed file that does not start where the file before it ends; None if all do."""
+        """The first replayed file that does not continue the one before it, in number and LSN; None if all do."""
         replayed = self.replayed
         for before, file in pairwise(replayed):
             if file.number != before.number + 1 or file.first != before.end:
@@ -155,11 +156,11 @@ def without_surplus(
 ) -> tuple[JournalFileFacts, ...]:
     """Return the files without bytes after their ends. `lists`: the file lists of the snapshots.
 
-    A file ends where the header of the next file says that that one starts. If the next file is missing, a snapshot's
-    list has the end of a file that was complete when the snapshot was made.
+    A file ends where the next file starts, according to the header of the next file. If the next file is missing, the
+    end is known from a snapshot's list, for files that were complete when the snapshot was made.
     """
-    # The header of a file is written only after the file before it is complete and durable. So later bytes in that one
-    # were added by something that is not the journal.
+    # The header of the next file is written only after a file is complete and durable. So bytes after that end were
+    # added by something that is not the journal.
     firsts = {file.number: file.first for file in files if not file.fault}
     listed = [files for files in lists if files]
     complete = {file.number: file.end for files in listed for file in files[:-1]}

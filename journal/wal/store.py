@@ -49,9 +49,9 @@ RETRY_SECONDS: Final = 1.0
 class JournalOptions:
     """Limits of the transaction journal, in bytes.
 
-    `file_bytes`: an append that would make the file longer goes to a new file; a larger append gets a file of its own.
-    `checkpoint_bytes`: after this many bytes a checkpoint is due; a start replays about as many. `flush_bytes`: this
-    many non-durable bytes make an fsync due even if no caller waits for one.
+    `file_bytes`: an append that would make a file longer than this goes to a new file; an append larger than this gets
+    a file of its own. `checkpoint_bytes`: a checkpoint is due after this many bytes, so a start replays about as many.
+    `flush_bytes`: more non-durable bytes than this make an fsync due even if no caller waits for one.
     """
 
     file_bytes: int = 64 << 20
@@ -76,8 +76,8 @@ class JournalStore:
 
     An append is written completely or rejected. Recovery never discards durable data. A file is removed only when it
     has no references and two newer checkpoints exist. After a failed fsync no writes are accepted. The caller's Forcer
-    (`journal.fsync`) makes the fsyncs. One owner thread (the reactor's) makes all calls, except of methods that are
-    documented as safe in a worker thread or concurrently with the owner.
+    (`journal.fsync`) makes the fsyncs. One owner thread (in the broker the reactor's) makes all calls. The exceptions
+    are methods that are documented as safe in a worker thread or concurrently with the owner.
     """
 
     def __init__(self, recovery: JournalRecovery, clock: Clock, options: JournalOptions) -> None:
@@ -300,9 +300,9 @@ class JournalStore:
         """Capture the state, and return the work for a worker that writes it as a checkpoint.
 
         Until the work returns, the owner may append, and add and release references, but not start another checkpoint.
-        Must not be called while the work of `before_append` runs. The caller passes the error of the work, or None, to
-        `checkpoint_done`, and guarantees that everything the state reports as applied is durable in the partitions. The
-        work raises Full, Stopped; this method raises Stopped, Closed.
+        Must not be called while the work of `before_append` runs. After the work, the caller passes its error or None
+        to `checkpoint_done`. The caller guarantees that everything the state reports as applied is durable in the
+        partitions. The work raises Full, Stopped; this method raises Stopped, Closed.
         """
         self._writable()
         if self._checkpoint_running:
@@ -319,7 +319,7 @@ class JournalStore:
         self._retry_after = now if error is None else now + RETRY_SECONDS
 
     def close(self) -> None:
-        """Fsync, write a last checkpoint and close the files; of a stopped journal, close only the files.
+        """Fsync, write a last checkpoint and close the files. If the journal is stopped, only the files are closed.
 
         May run in a worker. The journal is closed even if this raises Stopped or Full. Repeated calls do nothing.
         """
@@ -381,8 +381,8 @@ class JournalStore:
         files = self._files
         if files.stopped is not None:
             raise Stopped(files.stopped)
-        # The end is read before the active file. If a roll happens in between, an older end is reported as durable,
-        # which is true, and the newer file is fsynced without need.
+        # The end is read before the active file. If a roll happens in between, it has made this end durable, and the
+        # new file is fsynced without need.
         end, active = files.end, files.active
         if files.durable_lsn >= end:
             return
@@ -416,7 +416,7 @@ class JournalStore:
     def _write_checkpoint(self, lsn: int, files: tuple[ListedFile, ...], state: Callable[[], bytes]) -> None:
         """Write a checkpoint of all entries before `lsn`, then remove files and snapshots that no checkpoint needs.
 
-        Raises Stopped, Full; the previous checkpoints are then still valid.
+        Raises Stopped, Full; the previous checkpoints stay valid in that case.
         """
         with self._checkpoint_lock:
             try:

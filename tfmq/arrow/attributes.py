@@ -123,7 +123,7 @@ def read_numbers(data: Buffer, positions: Array, type: str) -> Array:
 
 
 def gather_bytes(data: Buffer, begins: Array, ends: Array, valid: Array | None = None) -> pa.BinaryArray:
-    """Copy `data[begin:end]` of each pair into a binary column; null where `valid` is false. The pairs are ordered."""
+    """Copy `data[begin:end]` of each pair into a binary column, null where `valid` is false. The pairs must ascend."""
     count = len(begins)
     if not count:
         return pa.array([], pa.binary())
@@ -178,7 +178,7 @@ _IS_TEXT[[0xD9, 0xDA]] = True
 
 
 class FieldSpans(NamedTuple):
-    """Byte ranges of one field in all attributes; empty where not `present`. `text`: a string, not bytes."""
+    """Byte ranges of one field in all attributes; empty where not `present`. `text`: whether it is a string."""
 
     begins: Array
     ends: Array
@@ -187,7 +187,7 @@ class FieldSpans(NamedTuple):
 
 
 class AttributeLayout(NamedTuple):
-    """Byte ranges of the fields. Not `plain`: the attribute has other fields, and its ranges are empty."""
+    """Byte ranges of the fields. `plain`: whether a row has no other fields; if it has, its ranges are empty."""
 
     plain: Array
     birth_times: FieldSpans

@@ -45,7 +45,8 @@ _TIME: Final = pa.timestamp("us", tz="UTC")
 
 
 class MessageRows(NamedTuple):
-    """The messages to decode, as columns: begin and end of the record, begin of attribute and payload, flag, block."""
+    """The messages to decode, as columns: positions where the record begins and ends, and where its attribute and its
+    payload begin; its flag; the index of its block."""
 
     positions: Positions
     ends: Positions
@@ -60,8 +61,9 @@ class Decoder:
 
     `schema`: the columns to make, some of SCHEMA (see `project`). `log_id`: as in `journal.record.format.make_log_id`.
     `verify`: "chunk" checks every block by the CRC-32 in its trailer; "message" also checks each record's own CRC-32;
-    "none" only checks that records and trailers are consistent. `lenient`: brokers do not check attributes; a message
-    with an invalid one has neither key nor tag. If not lenient, it raises DecodeFailed if such a column is requested.
+    "none" only checks that records and trailers are consistent. `lenient`: if true, a message with an invalid attribute
+    (brokers do not check them) has neither key nor tag. If false, `decode` raises DecodeFailed for such a message if
+    one of these columns is requested.
     """
 
     def __init__(
@@ -233,7 +235,7 @@ class BrokenChain(Exception):
 
 
 def record_positions(data: Buffer) -> Positions:
-    """Return the positions of all records in `data` and of block trailers. Raises BrokenChain if the last is cut."""
+    """Return the positions of all records and block trailers in `data`. Raises BrokenChain if the last is incomplete."""
     pieces: list[Any] = []
     position, end = 0, len(data)
     count = RUN_COUNT_MIN
@@ -270,7 +272,8 @@ def _append_positions(data: Buffer, position: int, stop: int, found: list[int]) 
 
 
 def _find_run(data: Buffer, position: int, guess: int) -> tuple[int, int]:
-    """Return (size, count) of the run of records of one size at `position`. The first `guess` are compared first."""
+    """Return (size, count) of the run of records of one size at `position`; count 0 if it is short. `guess`: expected
+    count, so many are compared first."""
     length, _ = _LENGTH_FLAG.unpack_from(data, position)
     size = HEADER_SIZE + length
     most = min(len(data) - position, BLOCK_SIZE_MAX) // size

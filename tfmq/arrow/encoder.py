@@ -67,9 +67,10 @@ def encode(
 
 
 class PreparedRecords(NamedTuple):
-    """Records without ids: everything of `encode` that does not depend on producer id and sequence.
+    """Records that are encoded except for their ids, which depend on producer id and sequence.
 
-    `headers`: of HEADER, without ids · `bodies`: the bytes after each header · `ends`: position after each record.
+    `headers`: one per record (dtype HEADER), with id 0 until `encode` · `bodies`: the bytes of each record after its
+    header · `ends`: byte position of the end of each record in the joined data.
     """
 
     headers: Array
@@ -91,7 +92,7 @@ class PreparedRecords(NamedTuple):
 def prepare(
     batch: pa.RecordBatch, *, message_bytes: int = limits.MESSAGE_BYTES, lenient: bool = False
 ) -> PreparedRecords:
-    """Encode the rows of `batch` up to the ids; parameters and errors are those of `encode`."""
+    """Encode the rows of `batch` except for the ids; parameters and errors are those of `encode`."""
     count = len(batch)
     batch = _select_columns(batch)
     values = batch.column("value")
@@ -171,14 +172,14 @@ _MAP: Final = 0x80
 _MAPS: Final = pa.array([bytes([_MAP | count]) for count in range(4)], pa.binary())
 _NULL_SHAPE: Final = 0
 _TAG_SHIFT: Final = 32
-"""Bit position of the tag's shape in a number that has the shapes of key and tag. The key's shape has fewer bits."""
+"""Bit position of the tag's shape in a number that combines the shapes of key and tag (see `_value_shapes`)."""
 
 
 class AttributeParts(NamedTuple):
     """The encoded attributes of all rows.
 
-    `pieces`: columns that, joined row by row, give the attribute and its size before it, or nothing. `tag_hashes`: the
-    hash of each tag, 0 without a tag.
+    `pieces`: columns. Joined row by row, they are the size of the attribute and the attribute, or nothing for a row
+    without an attribute. `tag_hashes`: the hash of each tag, 0 without a tag.
     """
 
     pieces: list[pa.BinaryArray]
@@ -187,7 +188,11 @@ class AttributeParts(NamedTuple):
 
 
 class GivenAttributes(NamedTuple):
-    """The column `attributes`, decoded. `plain`: only birth time, key and tag. `text`: the key was a string."""
+    """The column `attributes`, decoded.
+
+    `plain`: whether the attribute has only birth time, key and tag. `birth_times`: the encoded field, or nothing.
+    `birth_counts`: 1 if there is a birth time, else 0. `text`: whether the key is a string.
+    """
 
     plain: Array
     birth_times: pa.BinaryArray
@@ -200,10 +205,10 @@ class GivenAttributes(NamedTuple):
 def build_parts(batch: pa.RecordBatch, *, lenient: bool = False) -> AttributeParts | None:
     """Return the encoded attributes of the records; None if no record has an attribute.
 
-    The bytes in the column `attributes` are the start. A column `key` or `tag` replaces that field, and a null in it
-    removes the field; an attribute that already has these values keeps its bytes. With `lenient`, invalid attributes
-    keep theirs too. Only attributes with properties or counts are encoded row by row. Raises: BadRequest with the row,
-    MessageTooLarge.
+    An attribute is taken from the column `attributes`. If there is a column `key` or `tag`, its value replaces that
+    field of the attribute, and a null removes the field. An attribute that already has these values keeps its bytes.
+    With `lenient`, an invalid attribute keeps its bytes too, if the row has neither key nor tag in these columns. Only
+    attributes with properties or counts are encoded row by row. Raises: BadRequest with the row, MessageTooLarge.
     """
     names = [name for name in ("attributes", "key", "tag") if name in batch.schema.names]
     if all(batch.column(name).null_count == len(batch) for name in names):
@@ -273,7 +278,7 @@ def _decode_given(old: pa.BinaryArray, lenient: bool) -> GivenAttributes:
 
 
 def _build_attributes(old: GivenAttributes, key: pa.Array, text: Array, tag: pa.StringArray) -> pa.BinaryArray:
-    """Return attributes of the birth times in `old`, `key` and `tag`. `text`: whether each key is a string."""
+    """Return attributes made of the birth times in `old`, `key` and `tag`. `text`: whether each key is a string."""
     counts = (
         old.birth_counts + key.is_valid().to_numpy(zero_copy_only=False) + tag.is_valid().to_numpy(zero_copy_only=False)
     )

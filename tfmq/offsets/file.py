@@ -40,7 +40,7 @@ class FileOffsets:
     """
 
     def __init__(self, path: str, disk: Disk | None = None, pause: Callable[[float], None] = time.sleep) -> None:
-        # Symbolic links are resolved, because replacing the file would replace a link, and then there were two files.
+        # Replacing the file at a symbolic link would replace only the link, so that there were two files.
         self.path = os.path.realpath(os.path.expanduser(path))
         self._disk = disk or RealDisk()
         self._pause = pause
@@ -181,7 +181,7 @@ def _encode(groups: Mapping[str, Rows]) -> bytes:
 
 
 def _decode_group(topics: Any, generation: int | None = None) -> Rows:
-    """Decode the rows of a group; `generation`, if given, replaces theirs. Invalid rows raise various errors."""
+    """Decode the rows of a group; `generation`, if given, is that of all rows. Invalid rows raise various errors."""
     own = {} if generation is None else {"generation": generation}
     found: Rows = {}
     for topic, rows in topics.items():

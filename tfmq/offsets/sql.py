@@ -69,8 +69,8 @@ TRANSACTION_ATTEMPTS: Final = 3
 class SqlOffsets:
     """Offset storage in the table `tfmq_offsets`, which is created on first use.
 
-    Every call raises StoreFailed if the database is not reachable, and Busy while another transaction has the rows
-    locked. After either error the call may be repeated.
+    Every call raises StoreFailed if the database is not reachable or refuses the statement, and Busy while another
+    transaction has the rows locked. After Busy, or a StoreFailed that is retriable, the call may be repeated.
     """
 
     def __init__(self, url: str) -> None:
@@ -231,7 +231,7 @@ def create_table(engine: Engine) -> None:
     try:
         TABLE.create(engine, checkfirst=True)
     except DBAPIError:
-        # Either another process has created the table meanwhile, or permissions are missing: then this fails again.
+        # If another process has created the table meanwhile, this succeeds. If permissions are missing, it fails again.
         TABLE.create(engine, checkfirst=True)
 
 
@@ -266,7 +266,7 @@ def save_rows(
 def _change_rows(
     connection: Connection, group: str, changes: Mapping[PartitionName, tuple[int, StoredOffset | None]]
 ) -> dict[PartitionName, int]:
-    """Change rows to (generation, offset; None: keep the offset). Returns the same as `claim_rows`."""
+    """Set generation and offset (None: unchanged) of the rows, as in `changes`. Returns the same as `claim_rows`."""
     lost = {}
     for name in sorted(changes):  # in a fixed order, to avoid deadlocks between members
         kept = _change_row(connection, group, name, *changes[name])

@@ -46,8 +46,8 @@ PERMANENT_SQLSTATES: Final = frozenset({"28000", "28P01", "3D000", "3F000", "425
 def is_permanent_error(error: BaseException, path: str | os.PathLike[str] | None = None) -> bool:
     """Return whether the call that raised `error` will fail again if it is repeated.
 
-    `path`: the file, if the database is SQLite. Its error "cannot open" gives no reason, so the path is examined: a
-    missing directory is permanent, too many open files are not.
+    `path`: the file, if the database is SQLite. SQLite's error "cannot open" gives no reason, so the path is examined:
+    a missing directory is permanent, too many open files are not.
     """
     if isinstance(error, OSError):
         return error.errno in PERMANENT_ERRNOS
@@ -91,8 +91,8 @@ class StoredOffset(NamedTuple):
     """Committed offset of a group in one partition.
 
     Reading continues at byte `offset`, after `index` messages of the record there (0 outside of compressed batches).
-    `incarnation`: the topic's. `epoch`: the log's when the offset was read. `generation`: that under which the
-    committing member got the partition; in a commit, 0 means the generation of the commit.
+    `incarnation`: that of the topic. `epoch`: that of the log when the offset was read. `generation`: the one with
+    which the partition was assigned to the member that commits; in a call of `save`, 0 means its `generation` argument.
     """
 
     offset: int

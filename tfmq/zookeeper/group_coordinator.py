@@ -310,9 +310,9 @@ class MembershipStateMachine(SessionStateMachine):
     def _delete_released(self, target: frozenset[PartitionName]) -> RequestSteps:
         """Delete the owner nodes of released partitions.
 
-        Also deletes those outside of `target` whose creation had an unknown outcome. The deletion requires the member's
-        own node, which ends with the session and is created again only by `check_all` in the next session. So a request
-        that takes effect late cannot delete the node of another member.
+        Also delete owner nodes outside of `target` if it is unknown whether this member has created them. A deletion
+        requires that the member's own node exists, which ends with the session and is created again only by `check_all`
+        in the next session. So a request that takes effect late cannot delete the node of another member.
         """
         for name in sorted(self._released | (self._uncertain - target - self._owned.keys())):
             path = self._layout.owner(self.group, name)

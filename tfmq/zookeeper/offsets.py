@@ -157,7 +157,7 @@ def _change_id(response: Any) -> int | None:
 
 
 def _decode_nodes(path: str, offset: Any, row: Any) -> NodeContents:
-    """Decode the responses for the offset node and its child node. Raises that of a failed response, or Damaged."""
+    """Decode the responses for the offset node and its child node. Raises Damaged, or the exception of a response."""
     shown, kept = result_or_none(offset), result_or_none(row)
     stored = stored_offset(path, None if shown is None else shown[0], None if kept is None else kept[0])
     return NodeContents(stored, *(None if node is None else node[1].version for node in (shown, kept)))

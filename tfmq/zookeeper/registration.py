@@ -55,7 +55,7 @@ class Registration:
     def set_topics(self, topics: Mapping[str, int]) -> None:
         """Set the current topics with their numbers of partitions. The first call connects.
 
-        If ZooKeeper has become unreachable, a later call logs that once.
+        If ZooKeeper stays unreachable for UNREACHABLE_SECONDS, a later call logs that once.
         """
         runner = self._session_thread
         with runner.condition:
@@ -90,7 +90,7 @@ class Registration:
 # The state machine, which yields requests to ZooKeeper and gets the responses
 
 RETRY_SECONDS: Final = 5.0
-"""Interval of checks while the number is used by another broker, which may be an earlier process of this one."""
+"""Interval of checks while nodes cannot be registered, because another broker or an earlier process has the number."""
 CHECK_SECONDS: Final = 60.0  # between checks whether the registered nodes still exist
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Node(NamedTuple):
-    """A node that was read or created. `session`: that of an ephemeral node, 0 for a persistent node.
+    """A node that was read or created. `session`: the session of an ephemeral node; 0 for a persistent node.
 
     `created`: the transaction id of the node's creation. If the node is created again, it gets a higher id.
     """
