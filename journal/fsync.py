@@ -111,7 +111,7 @@ class _FsyncMethods:
 
     def __init__(self) -> None:
         self._seconds = {"kernel": 0.0, "worker": 0.0}
-        """Running medians. Each measurement moves a median by one step only, so an outlier counts no more than others."""
+        """Running medians. Each measurement moves a median by one step, so an outlier counts no more than others."""
         self._round = 0
 
     def record(self, method: Literal["kernel", "worker"], seconds: float) -> None:
@@ -285,7 +285,7 @@ class Forcer:
     def _end_waits(self, log: FsyncTarget, *, again: bool) -> None:
         """Queue the results for waiters of `log`: success if their offset is durable, an error if the log is stopped.
 
-        `again`: the other waiters wait for the next fsync of the log. If False, no fsync follows: they get an error.
+        If `again`, the other waiters wait for the next fsync of the log. If not, no fsync follows: they get an error.
         """
         rest, durable = [], log.forced_offset
         for offset, waiter in self._waiting.pop(log, ()):

@@ -435,8 +435,8 @@ class _LogRepairer:
         if known_between is None or waiting.ordinal is None:
             return waiting
         # The ranges before and after the start of the next segment are both damaged, and only their total number of
-        # ordinals is known. This range gets the ordinals that its own records prove. If it may have had more, it gets
-        # all that the other range does not prove.
+        # ordinals is known. This range gets the minimum number that it had. If it may have had more, it gets the total
+        # without the minimum number of the other range.
         known, more = minimum_count(_range_bytes(segment, waiting), segment.log_id)
         total = max(0, next_ordinal - waiting.ordinal)
         count = min(total, max(known, total - known_between) if more else known)

@@ -430,8 +430,8 @@ class _FolderVerifier(Verifier):
             what = f"it describes the log up to {self.described}, the segments end at {end}"
             self.add_finding(filenames.log_snapshot_name(self.described), end, self.described, what, "offset")
         elif not marks.clean and marks.first < end and end in (bases[-1], self.described):
-            # A roll writes a snapshot at the end of the segment and creates the next file. Where that file is empty or
-            # missing, messages in it may have been lost.
+            # A roll writes a snapshot at the end of the segment and creates the next file. If the next file is empty or
+            # missing, messages that were in it may be lost.
             empty = end == bases[-1]
             name = filenames.segment_name(end, self.suffix) if empty else file
             what = "the newest file is empty" if empty else f"no file follows the snapshot at {end}"

@@ -106,7 +106,7 @@ def read_log_id(disk: Disk, folder: str) -> int | None:
 
 
 def add_epoch_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> tuple[tuple[int, int], ...]:
-    """Return `starts` with a new epoch at `offset`. Starts at or above `offset` are removed: they have no effect now."""
+    """Return `starts` with a new epoch at `offset`, without starts at or above `offset`, which have no more effect."""
     kept = [start for start in starts if start[1] < offset]
     kept.append((epoch, offset))
     if len(kept) > STARTS_MAX:
@@ -126,8 +126,8 @@ def add_epoch_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int
 def next_epoch(epoch: int, wall_ms: int, *, truncated: bool) -> int:
     """Return the epoch after `epoch`: odd if the log was truncated (`truncated`), even if not.
 
-    The seconds of the clock are used if they are higher. So a folder and an older copy of it that is started later
-    do not use the same epoch for different records.
+    The seconds of the clock (`wall_ms`) are used instead if they are higher. So a folder, and an older copy of it that
+    is started later, do not use the same epoch for different records.
     """
     found = max(epoch + 1, min(wall_ms // 1000, EPOCH_CLOCK_MAX))
     return found + (found % 2 != truncated)

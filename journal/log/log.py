@@ -485,7 +485,7 @@ class Log:
     def abandon(self, reason: str) -> None:
         """Write and fsync nothing more, because the log's folder was, or will be, renamed or removed.
 
-        `stopped` is then `reason`, and reads raise Closed. Repeated calls do nothing.
+        Afterwards `stopped` is `reason`, and reads raise Closed. Repeated calls do nothing.
         """
         if not self.closed:
             self.closed = True

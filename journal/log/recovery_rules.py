@@ -1,4 +1,4 @@
-"""Decision tables of log recovery: what was found and what to do. `journal.log.recovery` does it.
+"""Decision tables of log recovery. `journal.log.recovery` examines the files and carries out the decisions.
 
 The first row whose condition is true decides. Its label appears in reports, tests and the operators' documentation. The
 files must follow each other without a gap from the first offset of the log, and reach its durable offset. Where valid

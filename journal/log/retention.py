@@ -1,7 +1,7 @@
 """Retention: which sealed segments are deleted or archived, and the file work for it.
 
 Only whole sealed segments are deleted, the oldest first. A segment expires when its newest append is older than
-`retention_seconds`, or when the log would still have `retention_bytes` without it.
+`retention_seconds`, or when the log would still have at least `retention_bytes` without that segment.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ SourcePosition: TypeAlias = tuple[int, int]
 
 
 class AppliedPositions:
-    """How far each source (the origin of appends, as a transaction journal) was applied to a log, durably or not.
+    """How far each source (the origin of appends, such as a transaction journal) was applied to a log, durably or not.
 
     `durable`: the positions in the snapshot from which the log was opened. Calls must not overlap, but `applied` may be
     read in any thread.

@@ -109,8 +109,8 @@ class LogWriter:
     def append_slices(self, slices: Iterable[Batch], size_bound: int) -> Appended:
         """Append consecutive batches of one producer as one atomic append with one result.
 
-        `size_bound`: at least the total size with block trailers. On an error everything that was written is truncated.
-        Raises as `append`, and what `slices` raises.
+        `size_bound`: upper bound of the total size, including block trailers. On an error, everything that was written
+        is truncated. Raises as `append`, and what `slices` raises.
         """
         work = self.prepare(size_bound)
         if work is not None:
@@ -237,9 +237,9 @@ class LogWriter:
             self.rewrite_checkpoint_unsynced()
 
     def prepare_for_writes(self) -> None:
-        """Before the first append after a start: begin an epoch, clear `clean` in the checkpoint, load the index.
+        """Prepare the first append after a start: begin an epoch, clear `clean` in the checkpoint, load the index.
 
-        Raises Stopped, Full.
+        Later calls change nothing. Raises Stopped, Full.
         """
         segment_set = self._segment_set
         self.complete_recovery()

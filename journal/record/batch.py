@@ -172,7 +172,7 @@ class Batch(NamedTuple):
 
     `blocks`: (bytes, count, CRC-32) of each block, which has whole records and at most BLOCK_SIZE_MAX bytes, or one
     larger record; the log writes block trailers only after whole blocks. If `blocks` is empty, the log makes them.
-    `sequence`: the first record's. `count`: number of records. `data` must not change until the append returns.
+    `sequence`: that of the first record. `count`: number of records. `data` must not change until the append returns.
     """
 
     data: Buffer
@@ -198,10 +198,10 @@ PLAIN = Source(SOURCE_PLAIN, 0, 0, 0)
 
 
 def succession_source(closed_id: int, successor_id: int, last_sequence: int) -> Source:
-    """Return the source that closes a producer id for good.
+    """Return the source of a block trailer that closes the producer id `closed_id`: it sends no more records.
 
-    `successor_id`: the id with which the producer continues. `last_sequence`: the last one that `closed_id` sent to
-    this log, -1 if none.
+    `successor_id`: the id with which the producer continues. `last_sequence`: the last sequence that `closed_id` sent
+    to this log, -1 if none.
     """
     return Source(SOURCE_SUCCESSION, closed_id, successor_id, last_sequence + 1)
 

@@ -38,8 +38,8 @@ SOURCE_TRANSACTION: Final = 1
 SOURCE_DELAY: Final = 2
 SOURCE_SCHEDULE: Final = 3
 SOURCE_SUCCESSION: Final = 4
-"""A source without records: closes the producer `source_id`. `source_high`: its successor's id; `source_low`: its last
-sequence + 1."""
+"""Kind of a trailer without records, which closes the producer id `source_id`. `source_high`: id of the successor;
+`source_low`: last sequence of the closed id + 1."""
 
 _BODY_SIZE: Final = TRAILER_BODY.size
 _LENGTH: Final = _BODY_SIZE.to_bytes(4, "big")
@@ -66,8 +66,8 @@ class BlockTrailer(NamedTuple):
     """Fields of a block trailer.
 
     `records`, `size`, `crc`: the number of ordinals, the number of bytes, and the CRC-32 of the bytes, since the
-    previous trailer. `append_time` in ms. `durable_offset`: the log's when the block was written. `offset`: the start
-    of the block. `more_follows`: the append continues with the next block.
+    previous trailer. `append_time` in ms. `durable_offset`: that of the log when the block was written. `offset`: the
+    start of the block. `more_follows`: the append continues with the next block.
     """
 
     records: int
@@ -107,8 +107,8 @@ def trailer_key(log_id: int) -> bytes:
 
 def contains_trailer_header(data: bytes | bytearray, log_id: int) -> bool:
     """True if `data` contains the header of a block trailer of this log, at any position."""
-    # Most header bytes are zeros, which makes a search for all of them slow. So the search is for the header's last
-    # byte only, as long as that is rare, as in zeros and in text.
+    # Most bytes of the header are zeros, which makes a search for the whole header slow. So only its last byte is
+    # searched, as long as this byte is rare in `data`, as in zeros and in text.
     mark = TRAILER_KEY.pack(log_id, FLAG_TRAILER)
     start, patience = TRAILER_KEY_POSITION, len(data) >> _RARE_SHIFT
     while True:

@@ -1,9 +1,9 @@
 """A simulated disk in memory, and the states in which a power loss could leave it.
 
 For each sector of 512 bytes, a power loss leaves one of its *versions*: the bytes as of the last fsync, or after any
-later write. The file size is also one of those since the last fsync. The entries of a folder are durable only after an
-fsync of the folder: until then each create, rename or removal may or may not be on the disk. All combinations of these
-are possible; no order is assumed.
+later write. The size of the file is, too, that of the last fsync or any later one. The entries of a folder are durable
+only after an fsync of the folder: until then each create, rename or removal may or may not be on the disk. All
+combinations of these are possible; no order is assumed.
 """
 
 from __future__ import annotations
@@ -651,7 +651,7 @@ class Moment:
     def crash(self, generator: random.Random | None = None, keep: str = "some") -> SimulatedDisk:
         """Build one state. `keep`: how much of what is not durable survives, "nothing", "everything" or "some".
 
-        `generator` draws what "some" is.
+        With "some", `generator` decides at random what survives.
         """
         if keep == "nothing":
             return self.build(self._prefix(0))

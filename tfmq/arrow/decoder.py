@@ -235,7 +235,7 @@ class BrokenChain(Exception):
 
 
 def record_positions(data: Buffer) -> Positions:
-    """Return the positions of all records and block trailers in `data`. Raises BrokenChain if the last is incomplete."""
+    """Return the positions of all records and block trailers. Raises BrokenChain if `data` ends inside one of them."""
     pieces: list[Any] = []
     position, end = 0, len(data)
     count = RUN_COUNT_MIN

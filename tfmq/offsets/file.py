@@ -34,9 +34,9 @@ UNKNOWN: Final = StoredOffset(NO_OFFSET, generation=-1)
 class FileOffsets:
     """Offset storage in a file, which all members of a group on one machine may share.
 
-    Each call locks the file `PATH.lock`. Every call raises Busy if other processes do not release that lock in time,
-    Damaged if the file is invalid, and StoreFailed if the disk fails or is full. StoreFailed is retriable, unless the
-    file cannot exist at `path`.
+    `claim` and `save` lock the file `PATH.lock`, and raise Busy if other processes do not release that lock in time.
+    Every call raises Damaged if the file is invalid, and StoreFailed if the disk fails or is full. StoreFailed is
+    retriable, unless the file cannot exist at `path`.
     """
 
     def __init__(self, path: str, disk: Disk | None = None, pause: Callable[[float], None] = time.sleep) -> None:
@@ -71,8 +71,8 @@ class FileOffsets:
     ) -> dict[PartitionName, StoredOffset]:
         """Set the generations of rows, and the offsets that are in `new`; return the committed offsets.
 
-        A row that has a higher generation is not changed. If there are such rows, raises Fenced after changing the
-        others.
+        A row that has a higher generation already is not changed. If there are such rows, raises Fenced after the
+        others are changed.
         """
         lock = self._lock()
         try:

@@ -3,8 +3,9 @@
 If the program's results are in the same database, `tfmq.sql.commit_offsets` commits results and offsets in one
 transaction, so that processing is exactly once.
 
-A row is a partition of a group. Its `generation` fences members that have lost the partition: a row is changed only
-with the same or a higher generation. The comparison is part of the statement, so the database decides between members.
+There is one row for each partition of a group. Its `generation` fences members that have lost the partition: only a
+member with the same or a higher generation changes the row. The comparison is part of the statement, so the database
+decides between members.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ def claim_rows(
 ) -> dict[PartitionName, int]:
     """Set the generation of the partitions' rows, in the connection's transaction.
 
-    Rows with a higher generation are not changed. Return {partition: stored generation} of these.
+    Rows with a higher generation are not changed. Return {partition: stored generation} of these rows.
     """
     return _change_rows(connection, group, dict.fromkeys(names, (generation, None)))
 

@@ -1,9 +1,9 @@
 """Offset storages: the interface, its data types, and helpers that storages share.
 
-A storage has a `StoredOffset` for each group and partition. Its generation says under which assignment the offset was
+A storage has a `StoredOffset` for each group and partition. Its generation says with which assignment the offset was
 committed. Generations come from a durable counter, so a new owner of a partition has a higher one than all former
-owners. A storage rejects commits with a lower generation: so a member that lost the partition and has not noticed
-cannot commit. The broker, which stores offsets by default, has no such class: see
+owners. A storage rejects commits with a lower generation. So a member that lost the partition and has not noticed
+cannot commit. By default the broker stores the offsets, without such a class: see
 `tfmq.client.consumer.offset_commit`.
 """
 
@@ -106,8 +106,8 @@ class StoredOffset(NamedTuple):
 class OffsetStorage(Protocol):
     """Storage of offsets. Its methods may wait for a disk or a network; only one of them is called at a time.
 
-    If a storage has `claim` (see `ClaimingStorage`), a new owner calls that: it fences members that have lost a
-    partition without noticing. Otherwise the new owner calls `read`, and fences them only by its first commit.
+    If a storage has `claim` (see `ClaimingStorage`), the new owner of a partition calls `claim`, which fences members
+    that have lost the partition without noticing. Otherwise it calls `read`, and its first commit fences them.
     """
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> Mapping[PartitionName, StoredOffset]:
