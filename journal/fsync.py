@@ -379,8 +379,8 @@ class FsyncGate:
     """Fsyncs the files of one log: one at a time, and none after one that failed.
 
     The system reports a failed fsync to one caller only: a concurrent or later call would succeed. So the error is kept
-    and every later fsync raises it. Any thread may call `fsync`. Only the owner's thread calls `start`, and the
-    callback is called in that thread. `references` keep the files open during an fsync.
+    and every later fsync raises it. Any thread may call `fsync`. Only the thread that owns the log calls `start`, and
+    the callback is called in that thread. `references` keep the files open during an fsync.
     """
 
     def __init__(self, references: FileReferences) -> None:

@@ -87,7 +87,7 @@ DELAYED = "delayed messages and schedules"
 class PendingRecords(NamedTuple):
     """Records that a source (a transaction journal) has for a log.
 
-    The next start applies those whose position is higher than the one up to which they are applied in the log already.
+    The next start applies those above the highest position in the source that is applied in the log already.
     `source`: (kind, id) as in block trailers. `records`: position in the source -> record id, by rising position.
     """
 

@@ -126,8 +126,8 @@ def add_epoch_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int
 def next_epoch(epoch: int, wall_ms: int, *, truncated: bool) -> int:
     """Return the epoch after `epoch`: odd if the log was truncated (`truncated`), even if not.
 
-    The seconds of the clock (`wall_ms`) are used instead if they are higher. So a folder, and an older copy of it that
-    is started later, do not use the same epoch for different records.
+    It is at least the wall clock's Unix time in seconds. So if an older copy of the folder is put into use later (a
+    restored backup), it does not give new records an epoch that the original has used for other records.
     """
     found = max(epoch + 1, min(wall_ms // 1000, EPOCH_CLOCK_MAX))
     return found + (found % 2 != truncated)
@@ -158,10 +158,11 @@ SourcePositions = Mapping[tuple[int, int], tuple[int, int]]
 
 
 class State(Protocol):
-    """State in memory that a user of the log derives from its records, for example the sequences of producers.
+    """State in memory that the user of a log derives from the log's records, for example the sequences of producers.
 
-    When the log is opened, `load` is called once, then `apply` for each verified block after the snapshot, in order,
-    append by append. The owner's thread calls `dump` between appends; the result must cover exactly what was appended.
+    When the log is opened, `load` is called once, then `apply` for each verified block after the snapshot, in order.
+    The blocks of an unfinished append at the end are not applied. Later the thread that appends calls `dump`, never
+    within an append. The result must describe exactly the records appended so far.
     """
 
     def load(self, data: bytes) -> None:

@@ -505,7 +505,7 @@ class Readable(Protocol):
 
 
 class Spool:
-    """The bytes of a stream, in memory or in a file of the log's folder. The file is removed at the end."""
+    """The bytes of a stream, in memory or in a file of the log's folder. The end of the context removes the file."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self._disk = disk

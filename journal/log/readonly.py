@@ -164,8 +164,9 @@ class ReadOnlyLog:
     def read(self, offset: int, max_bytes: int, epoch: int | None = None) -> Chunk:
         """As `Log.read`, up to the durable offset. Refreshes before and after the read.
 
-        `epoch`: the highest that the reader has seen. Raises as `refresh`, and BelowStart, BeyondEnd, NotARecord,
-        CutAway (since `epoch` the log was truncated below what was read), Corrupt (damage, or a missing file).
+        `epoch`: the highest epoch that the reader has seen; if the log was truncated after that epoch, below the end of
+        what was read, raises CutAway. Also raises as `refresh`, and BelowStart, BeyondEnd, NotARecord, Corrupt (damage,
+        or a missing file).
         """
         self.refresh()
         chunk = self._retry(offset, lambda reader: reader.read(offset, max_bytes, True, epoch, cached=False))

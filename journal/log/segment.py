@@ -113,8 +113,8 @@ class Segment:
     def append(self, buffers: Sequence[Bytes], controls: Sequence[BlockTrailer]) -> None:
         """Write whole blocks at the end in one vectored write, and add their trailers to the index.
 
-        The blocks are not durable on return. On Full, the file is truncated to its previous size. On any other OSError,
-        also one of that truncation, unknown bytes may follow `size`, and the owner must stop the log.
+        The blocks are not durable on return. On Full, the file is truncated to its previous size. After an OSError, of
+        the write or of that truncation, unknown bytes may follow `size`, and the caller must stop the log.
         """
         if self.sealed:
             raise Closed(self.path)
@@ -129,8 +129,9 @@ class Segment:
                 # A later append could be shorter than the remaining bytes, and recovery could take the rest of these
                 # for valid blocks: the log must not continue.
                 raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
-            # Bytes of the failed write may survive a power loss, unless the truncation is durable. If the bytes that
-            # were not written are all zeros, a later append that lets the file grow would then complete that write.
+            # A power loss may bring back the bytes that the failed write has written, unless the truncation is durable.
+            # If all its other bytes are zeros, a later append that extends the file could then complete the write,
+            # because a gap in a file is read as zeros.
             if written and not any(b"".join(buffers)[written:]):
                 self.file.force()
             raise

@@ -22,7 +22,7 @@ _base = attrgetter("base")
 class SegmentSet:
     """Segments and bounds (first, durable and end offset) of a log, shared by its recovery, reader and writer.
 
-    Only the owner's thread changes them, or a worker on behalf of the owner while the owner does not use the log.
+    Only the thread that owns the log changes them, or a worker on its behalf while that thread does not use the log.
     Readers in other threads read each field once: the tuple of segments is replaced, never changed, and the numbers
     only grow. A removed segment is closed when no read uses it.
     """
@@ -55,7 +55,7 @@ class SegmentSet:
         self.index_lock = threading.Lock()
         """Held while an index is loaded, which may read a whole segment; so the owner must not wait for this lock."""
         self.file_references = FileReferences()
-        """A reader holds a reference while it uses segments: removed ones stay open until then."""
+        """A reader holds a reference while it uses segments. Segments removed meanwhile stay open until its release."""
 
     @property
     def active(self) -> Segment:
@@ -109,8 +109,9 @@ SourcePosition: TypeAlias = tuple[int, int]
 
 
 class AppliedPositions:
-    """How far each source (the origin of appends, such as a transaction journal) was applied to a log, durably or not.
+    """How far each source (the origin of appends, such as a transaction journal) was applied to a log.
 
+    There are two positions for each source: the highest of all appends, and the highest of the durable appends.
     `durable`: the positions in the snapshot from which the log was opened. Calls must not overlap, but `applied` may be
     read in any thread.
     """

@@ -25,9 +25,9 @@ from journal.record.format import BadRecord
 class LogWriter:
     """Appends to one log and makes it durable: fsyncs, the checkpoint file `log.mark`, snapshots, roll and stop.
 
-    The owner's thread makes all calls, with two exceptions. File work (a roll, a truncation) may run in a worker while
-    the owner appends nothing. An fsync, and the `complete_fsync` after it, may run in a worker also while the owner
-    appends.
+    The thread that owns the log makes all calls, with two exceptions. File work (a roll, a truncation) may run in a
+    worker while that thread appends nothing. An fsync, and the `complete_fsync` after it, may run in a worker even
+    while that thread appends.
     """
 
     def __init__(

@@ -170,9 +170,10 @@ def _check_bodies(data: Buffer) -> None:
 class Batch(NamedTuple):
     """Records of one producer for one partition, as one piece of bytes.
 
-    `blocks`: (bytes, count, CRC-32) of each block, which has whole records and at most BLOCK_SIZE_MAX bytes, or one
-    larger record; the log writes block trailers only after whole blocks. If `blocks` is empty, the log makes them.
-    `sequence`: that of the first record. `count`: number of records. `data` must not change until the append returns.
+    `blocks`: (size in bytes, number of records, CRC-32) of each block; empty: the log splits `data` itself. A block has
+    whole records, together at most BLOCK_SIZE_MAX bytes; a larger record is a block of its own. The log may join blocks
+    under one trailer, but never splits a block. `sequence`: that of the first record. `count`: number of records in the
+    batch. `data` must not change until the append returns.
     """
 
     data: Buffer
@@ -198,7 +199,7 @@ PLAIN = Source(SOURCE_PLAIN, 0, 0, 0)
 
 
 def succession_source(closed_id: int, successor_id: int, last_sequence: int) -> Source:
-    """Return the source of a block trailer that closes the producer id `closed_id`: it sends no more records.
+    """Return the source of a block trailer that closes the producer id `closed_id`: later batches of it are refused.
 
     `successor_id`: the id with which the producer continues. `last_sequence`: the last sequence that `closed_id` sent
     to this log, -1 if none.

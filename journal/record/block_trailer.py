@@ -164,9 +164,10 @@ class FoundTrailer(NamedTuple):
 def find_next_trailer(data: Buffer, start: int, *, offset: int, log_id: int) -> FoundTrailer | None:
     """Find the first reliable block trailer after the damaged block at position `start`; None if there is none.
 
-    `data[0]` has the offset `offset`. A trailer is reliable if its own checksum is valid, if it is where the block that
-    it describes ends, and if that block does not start before `start`. A trailer inside the block of a later trailer is
-    part of a payload and is ignored; to see this, `data` should have BLOCK_SPAN_MAX bytes or more after `start`.
+    `data[0]` has the offset `offset`. A trailer is reliable if its own checksum is valid, if it is at the end of the
+    block that it describes, and if that block does not start before `start`. A trailer inside the block of a later
+    trailer is part of a payload and is ignored. To find the later trailer, `data` should have at least BLOCK_SPAN_MAX
+    bytes after `start`.
     """
     stack: list[FoundTrailer] = []
     for claim in trailers_in(data, start, offset=offset, log_id=log_id):

@@ -488,7 +488,7 @@ EntriesOf: TypeAlias = Callable[[SimulatedFolder], dict[str, Node]]
 
 
 class EntryChange(NamedTuple):
-    """A change of a folder entry: `name` now refers to `node`. None: the name, which referred to `old`, was removed."""
+    """A change of a folder entry: `name` now refers to `node`, before to `old`. `node` None: `name` was removed."""
 
     folder: SimulatedFolder
     name: str
@@ -566,7 +566,7 @@ class FolderTree:
         self.pending.append(FolderOperation(number, entries))
 
     def fsync(self, folder: SimulatedFolder | None) -> None:
-        """Make the pending operations of `folder` durable (None: of all), and the earlier ones that they depend on."""
+        """Make the pending operations of `folder` (None: all) durable, and the earlier ones that they depend on."""
         chosen: list[FolderOperation] = []
         names: set[tuple[int, str]] = set()
         for operation in reversed(self.pending):
@@ -620,7 +620,7 @@ CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
 class CrashChoice(NamedTuple):
-    """A state after a power loss: which folder operations are durable, and for each file (size, sector versions...)."""
+    """A state after a power loss: which folder operations are durable; for each file (size, index of each version)."""
 
     operations: tuple[bool, ...]
     files: tuple[tuple[int, ...], ...]
@@ -660,7 +660,7 @@ class Moment:
         return self.build(self._draw(generator or random.Random(0)))
 
     def choices(self, limit: int, generator: random.Random) -> Iterator[CrashChoice]:
-        """Yield all choices if there are at most `limit`, otherwise all prefixes of the changes, then random draws."""
+        """Yield all choices if they are at most `limit`, otherwise one per prefix of the changes, then random ones."""
         if self.count() <= limit:
             files = []
             for _, image in self._changed:

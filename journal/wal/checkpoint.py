@@ -2,8 +2,8 @@
 
 The durable LSN in the checkpoint is a lower bound: it is updated after an fsync of the journal, at most once a second,
 and without an fsync of the checkpoint. The checkpoint also names the snapshots. After a new snapshot, it is written to
-both slots of its file, each fsynced; only then are the files removed that just the older snapshots need. The formats
-are in docs/formats/journal.md.
+both slots of its file and fsynced. Files that no named snapshot needs are removed only afterwards. The formats are in
+docs/formats/journal.md.
 """
 
 from __future__ import annotations

@@ -225,9 +225,9 @@ _first = attrgetter("first")
 class JournalFiles:
     """The files of the transaction journal, its end, its durable LSN, and the references to files.
 
-    Only the owner's thread changes them, or a worker on behalf of the owner. Readers in other threads read each field
-    once: the tuple of files, sorted by number, is replaced, never changed. A file is idle if it is sealed and has no
-    references. Only idle files are removed; a removed file is closed when no read uses it.
+    Only the thread that owns the journal changes them, or a worker on its behalf. Readers in other threads read each
+    field once: the tuple of files, sorted by number, is replaced, never changed. A file is idle if it is sealed and has
+    no references. Only idle files are removed; a removed file is closed when no read uses it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -242,7 +242,7 @@ class JournalFiles:
         self.lock = threading.RLock()
         """Held only to change several fields together, never while waiting for the disk."""
         self.file_references = FileReferences()
-        """A reader holds a reference while it uses `files`: removed files stay open until then."""
+        """A reader holds a reference while it uses `files`. A file removed meanwhile stays open until the release."""
 
     @property
     def active(self) -> JournalFile:

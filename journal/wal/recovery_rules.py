@@ -159,8 +159,8 @@ def without_surplus(
     A file ends where the next file starts, according to the header of the next file. If the next file is missing, the
     end is known from a snapshot's list, for files that were complete when the snapshot was made.
     """
-    # The header of the next file is written only after a file is complete and durable. So bytes after that end were
-    # added by something that is not the journal.
+    # The header of the next file is written only after the file before it is complete and durable. So bytes after the
+    # end of that file were not written by the journal.
     firsts = {file.number: file.first for file in files if not file.fault}
     listed = [files for files in lists if files]
     complete = {file.number: file.end for files in listed for file in files[:-1]}

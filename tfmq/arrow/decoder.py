@@ -90,7 +90,7 @@ class Decoder:
 
         `offset`: that of the first byte of `data`. All of `data` is checked. The columns do not refer to `data`.
         Raises: Damaged with the block's range (`first`, `next`), naming the record if it can be found; DecodeFailed for
-        data that this release cannot read; BadRequest above 2 GiB.
+        data that this release cannot read; BadRequest if `data` has more than 2 GiB.
         """
         if len(data) > POSITION_MAX:
             raise BadRequest(f"At most {POSITION_MAX} bytes are decoded at once, not {len(data)}.")

@@ -60,8 +60,8 @@ def encode(
 
     Columns are found by name: `value` (binary or string; null is a tombstone), and optionally `key` (binary or string),
     `tag` and `attributes`, see `build_parts`. Other columns are ignored. With `lenient`, invalid attributes are sent
-    unchanged, as the copy of a topic requires. The same rows always give the same bytes. Raises: BadRequest for columns
-    or attributes that cannot be sent; MessageTooLarge for a value of more than `message_bytes`.
+    unchanged, so that every topic can be copied. The same rows always give the same bytes. Raises: BadRequest for
+    columns or attributes that cannot be sent; MessageTooLarge for a value of more than `message_bytes`.
     """
     return prepare(batch, message_bytes=message_bytes, lenient=lenient).encode(producer_id, sequence)
 
@@ -253,7 +253,7 @@ def _parts_from_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) ->
 
 
 def _attribute_start(shape: int) -> bytes:
-    """Return size, map header and key header of an attribute. `shape`: the key's, and above _TAG_SHIFT the tag's."""
+    """Return size, map header and key header of an attribute. `shape`: the key's, and from bit _TAG_SHIFT the tag's."""
     if shape == _NULL_SHAPE:
         return b""
     tag, key = divmod(shape, 1 << _TAG_SHIFT)

@@ -136,9 +136,9 @@ def error_text(error: Exception) -> str:
 REPEAT_SECONDS: Final = 60.0  # after which the same message is logged again
 REMEMBERED_MESSAGES_MAX: Final = 100  # above it, all are forgotten
 STOPPED_CONNECTING: Final = "Failed connecting to Zookeeper within the connection retry policy."
-"""kazoo's message when it stops connecting. It does so only because tfmq stops it, so this is not logged."""
+"""kazoo's message when it stops connecting. It is not logged, because kazoo stops only at the request of tfmq."""
 NO_ZOOKEEPER: Final = "Exception raised during deserialization of request"
-"""kazoo's message begins so if a server is not ZooKeeper; the rest of the message does not help."""
+"""The beginning of kazoo's message if a server is not ZooKeeper; the rest of the message does not help."""
 
 
 class ThrottledLogFilter(logging.Filter):

@@ -194,7 +194,7 @@ def row_data(stored: StoredOffset) -> bytes:
 def stored_offset(path: str, offset: bytes | None, row: bytes | None) -> StoredOffset | None:
     """Decode the two nodes of a partition; None if the offset node does not exist. Raises Damaged, naming `path`.
 
-    If the offset node differs from its child, another tool has changed the offset node, and its offset counts.
+    If the offset node differs from its child, another tool has changed the offset node, and the offset in it counts.
     """
     if offset is None:
         return None

@@ -177,8 +177,8 @@ class RegistrationStateMachine(SessionStateMachine):
         if node is None:
             return
         if node.session != self.session:
-            # An earlier process of this broker made the node. It removed its address when it stopped, and its session
-            # has not expired yet.
+            # An earlier process of this broker made the node, in a session that has not expired yet. That process
+            # removed its address when it stopped: otherwise this one could not have registered its own.
             yield DeleteNode(path, node.version, self._layout.broker_address())
             self.request_round()
             return
