@@ -443,10 +443,11 @@ class _LogRepairer:
         return waiting._replace(next_ordinal=waiting.ordinal + count)
 
     def _next_known(self, base: int) -> tuple[int, int, int | None]:
-        """Return (offset, ordinal, count) where the log continues after the segment at `base`; offset -1 if unknown.
+        """Return (offset, ordinal, count) for what follows the segment at `base`; offset -1 if nothing is known of it.
 
-        The ordinal is the first one known in later segments, else that of the durable offset. `count` is the minimum
-        number of ordinals in the damaged ranges of later segments before that ordinal, None without such ranges.
+        `offset`: where the log continues. `ordinal`: the first one known in later segments, else that of the durable
+        offset. `count`: the minimum number of ordinals that were in later segments before `ordinal`, in ranges that are
+        damaged now; None if there are no such ranges.
         """
         bases = self.bases[self.bases.index(base) + 1 :]
         shared: int | None = None
@@ -848,8 +849,8 @@ def _continues_at(data: bytes, position: int, log_id: int) -> bool:
 
 
 def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
-    """True if there is a block trailer of any log. It may be damaged, but its length must be right, and two of flag, id
-    and checksum."""
+    """True if there is a block trailer of any log. It may be damaged, but its length must be right, and at least two of
+    its flag, id and checksum."""
     if position + TRAILER_SIZE > len(data):
         return False
     length, checksum, id, flag = HEADER.unpack_from(data, position)

@@ -88,7 +88,7 @@ class SegmentIndex:
     def load(cls, disk: Disk, path: str, base: int, log_id: int, size: int) -> SegmentIndex:
         """Load the valid entries of the file at `path` for a segment of `size` bytes. Raises OSError.
 
-        `fault` says what was missing or invalid; the next write overwrites the invalid rest.
+        The result's `fault` says what is missing or invalid in the file. The next write replaces what is invalid.
         """
         index = cls(path, base, log_id)
         if not disk.exists(path):

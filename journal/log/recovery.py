@@ -1,7 +1,7 @@
 """Recovery of a log: examine the folder, decide by the tables in `recovery_rules`, apply the decisions.
 
-After a crash, bytes that can be read may be in the page cache only. So before the log is served, the valid data after
-the durable offset is rewritten in place and fsynced; then the epoch is increased, and the checkpoint written durably.
+After a crash, bytes that can be read may be in the page cache only. So before the log is used, the valid data after the
+durable offset is rewritten in place and fsynced; then the epoch is increased, and the checkpoint is written durably.
 A stopped log is opened without changes and is readable up to its durable offset until an operator resumes it.
 """
 

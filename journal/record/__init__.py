@@ -1,4 +1,4 @@
 """The record format: headers and flags, batches, blocks and the trailers that close them.
 
-Everything is pure: bytes in, values out. Described in docs/formats/record.md.
+All functions take bytes and return values, without side effects. docs/formats/record.md describes the format.
 """

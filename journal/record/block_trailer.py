@@ -1,4 +1,4 @@
-"""The block trailer, which closes a block of records and has the checksum of all its bytes.
+"""The block trailer, which closes a block of records and has the checksum of all bytes of these records.
 
 The trailer is a record of 100 bytes, in the same write as its block. It has the offset of the block, so that a block
 that was copied or moved elsewhere is invalid. docs/formats/record.md has the table.

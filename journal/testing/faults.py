@@ -60,7 +60,7 @@ class Faults:
     def fail(
         self, kind: str, *, nth: int = 1, times: int | None = 1, error: int = errno.EIO, path: str = ""
     ) -> FaultRule:
-        """Let `times` calls of `kind` fail with `error`, from the `nth` such call on; with `times` None, all of these.
+        """Let `times` calls of `kind` fail with `error`, from the `nth` such call on. `times` None: without limit.
 
         Only calls whose path contains `path` count. As on Linux, a failed fsync of a file loses its data, and the next
         fsync succeeds. Raises `ValueError` for an unknown kind.

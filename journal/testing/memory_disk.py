@@ -1,9 +1,9 @@
 """A simulated disk in memory, and the states in which a power loss could leave it.
 
 For each sector of 512 bytes, a power loss leaves one of its *versions*: the bytes as of the last fsync, or after any
-later write. The size of the file is, too, that of the last fsync or any later one. The entries of a folder are durable
-only after an fsync of the folder: until then each create, rename or removal may or may not be on the disk. All
-combinations of these are possible; no order is assumed.
+later write. The size of the file, likewise, is the one as of the last fsync or any later one. The entries of a folder
+are durable only after an fsync of the folder: until then each create, rename or removal may or may not be on the disk.
+All combinations of these are possible; no order is assumed.
 """
 
 from __future__ import annotations
@@ -276,8 +276,8 @@ class SimulatedDisk:
     def sync_file_system(self, anchor: File) -> None:
         """Fsync everything. A fault "sync_file" loses the bytes of each file whose path its rule matches.
 
-        As on Linux, this call then fails once and the next one succeeds, and only the fsync of each single file tells
-        which file has lost bytes.
+        As on Linux, after such a loss this call fails once, and the next call succeeds. Only the fsync of each single
+        file tells which file has lost bytes.
         """
         if not isinstance(anchor, SimulatedFile):
             raise TypeError("the anchor must come from open_anchor of this disk")

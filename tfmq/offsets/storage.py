@@ -107,7 +107,8 @@ class OffsetStorage(Protocol):
     """Storage of offsets. Its methods may wait for a disk or a network; only one of them is called at a time.
 
     If a storage has `claim` (see `ClaimingStorage`), the new owner of a partition calls `claim`, which fences members
-    that have lost the partition without noticing. Otherwise it calls `read`, and its first commit fences them.
+    that have lost the partition without noticing. Otherwise the new owner calls `read`, and its first commit fences
+    these members.
     """
 
     def read(self, group: str, partitions: Sequence[PartitionName]) -> Mapping[PartitionName, StoredOffset]:
@@ -115,7 +116,7 @@ class OffsetStorage(Protocol):
         ...
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
-        """Commit `offsets`, each with its own generation (see `under`); durable on return.
+        """Commit `offsets`, each with its own generation, or `generation` if it has none (`under`). Durable on return.
 
         Partitions are independent. A partition with a higher stored generation is not changed; Fenced (see `fenced`) is
         raised for it after all others are committed. After any other error it is unknown what was committed.

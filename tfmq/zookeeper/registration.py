@@ -157,7 +157,7 @@ class RegistrationStateMachine(SessionStateMachine):
     def _claim_number(self) -> Generator[Request, Any, bytes | None]:
         """Register the address under the broker's number, and return None.
 
-        If another address is registered there, return that address; if its node was just removed, b"".
+        If another address is registered there, return that address, or b"" if its node has just been removed.
         """
         node = yield from self.create_or_get(self._layout.broker_address(), self.address.encode())
         if node is None:
