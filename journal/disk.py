@@ -1,6 +1,6 @@
 """The disk: every file call of the journal goes through a `Disk` argument and its `File`s.
 
-`RealDisk` is the system's; `journal.testing.SimulatedDisk` separates bytes that are not durable and can discard them.
+`RealDisk` calls the system; `journal.testing.SimulatedDisk` knows which bytes are not durable, and can discard them.
 Paths are strings joined with "/". Errors are `OSError`, with two exceptions. `lock` raises `Locked` if another process
 holds the lock. A call that writes bytes or creates an entry raises `Full` if no space or quota is left; a call that
 opens a file raises `Full` if no descriptor is left. A failed fsync is always an `OSError`, even if its reason is "no

@@ -20,7 +20,7 @@ PIECE_BYTES: Final = 1 << 20
 class RecoveryReport:
     """Report of one recovery: what it found and did.
 
-    `labels`: the rows of the decision tables that applied, in order. `walked_bytes`: bytes that were replayed.
+    `labels`: those of the decision tables' rows that applied, in order. `walked_bytes`: bytes that were replayed.
     `cut_bytes`: bytes truncated at the end, of which up to TORN_SIZE_MAX were copied to `torn_path`. `rewritten_bytes`:
     bytes that may not have been durable, and were rewritten and fsynced. `warnings`: sentences for an operator.
     """

@@ -32,7 +32,7 @@ class Arena:
     """Allocates and frees memory under one lock. Thread-safe.
 
     A pool has several arenas, so that threads rarely wait for each other. An empty slab is freed, except if it is the
-    only slab of its size with free elements: it is kept for the next request, which is likely soon.
+    only slab of its size with free elements: that one is kept for the next request, which is likely soon.
     """
 
     def __init__(self) -> None:

@@ -208,9 +208,9 @@ class JournalGap(NamedTuple):
 class JournalScan:
     """The contents of a journal's folder, damaged or not, for offline verification and repair.
 
-    Nothing is changed, and no damage raises an error: the LSN of a file without a valid header is found from its
-    entries, snapshots or neighbours; a missing checkpoint is replaced by what files and snapshots contain. No other
-    process may write meanwhile. `close` closes the files. Raises NewerFormat, OSError.
+    Nothing is changed, and no damage raises an error: if the header of a file is invalid, its first LSN is found from
+    its entries, a snapshot or the neighbour files; a missing checkpoint is replaced by what files and snapshots
+    contain. No other process may write meanwhile. `close` closes the files. Raises NewerFormat, OSError.
     """
 
     def __init__(self, disk: Disk, folder: str) -> None:

@@ -193,8 +193,8 @@ class ReadOnlyLog:
             self._open_files.popitem()[1].close()
 
     def _read_checkpoint(self) -> LogCheckpoint:
-        # If the owner is writing one slot, the older slot is returned. The read is repeated, so that the durable offset
-        # does not decrease.
+        # While the owner of the log writes one slot, the other slot is read, which may be older. So the read is
+        # repeated until the durable offset is not lower than before.
         for _ in range(REFRESH_ATTEMPTS_MAX):
             found = self._checkpoint_file.read()
             if found is None:

@@ -91,9 +91,9 @@ class TailFacts(NamedTuple):
     """Facts about an offset where valid blocks end.
 
     `position`: start of the invalid or unfinished block, or `end` (of the file) if all blocks are whole. `append_end`:
-    end of the last whole append, `append_end <= position`. `durable`: the highest offset that the checkpoint, or any
-    valid block trailer, also a later one, reports as durable. `next_block`: start of the next valid block, None if
-    there is none. `zeros`: whether all bytes from `position` on are zero.
+    end of the last whole append, `append_end <= position`. `durable`: the highest offset that the checkpoint or a valid
+    block trailer reports as durable, even a trailer after `position`. `next_block`: start of the next valid block, None
+    if there is none. `zeros`: whether all bytes from `position` on are zero.
     """
 
     position: int

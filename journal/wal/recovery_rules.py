@@ -203,8 +203,8 @@ class TailFacts(NamedTuple):
     """Facts about the place where the valid entries of a file end.
 
     `lsn`: start of the invalid entry, or `end` (of the file) if all entries are valid. `durable_lsn`: the highest LSN
-    that the checkpoint, or any valid entry, also a later one, reports as durable. `next_entry`: start of the next valid
-    entry, None if there is none. `zeros`: whether all bytes from `lsn` on are zero.
+    that the checkpoint or a valid entry reports as durable, even an entry after `lsn`. `next_entry`: start of the next
+    valid entry, None if there is none. `zeros`: whether all bytes from `lsn` on are zero.
     """
 
     lsn: int
