@@ -1,10 +1,10 @@
 """Cancels and reschedules of delayed messages, and the lookup of their states.
 
-A change (a cancel or a reschedule) is written to the arrival log as an arrival header, and its result is reported once
-this header is durable. While a change is running, its message is locked, and the target queue waits before this
-message. While the delivery of a message is not durable, a change of this message waits. So either the change or the
-delivery happens, never both. If the arrival log fails during a change, the result is unknown and the message stays
-locked until the next start.
+A change (a cancel or a reschedule) is written to the arrival log as an arrival header. The result of the change is
+reported once this header is durable. While a change is running, its message is locked: the target queue delivers
+neither this message nor later ones. While the delivery of a message is running and not durable, a change of this
+message waits. So either the change or the delivery happens, never both. If the arrival log fails during a change, the
+result is unknown, and the message stays locked until the next start.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RescheduleCallback = Callable[[RescheduleResult | None, BaseException | None], N
 EndCallback = Callable[[BaseException | None], None]
 
 FIRING: Final = "unsure"
-"""State of a message that is being delivered; its queue's `non_durable_appends` calls back when that ends."""
+"""State of a message whose delivery is running; `non_durable_appends` of its target queue tells when it has ended."""
 TARGET_TAIL_NOT_DURABLE: Final = "the end of its partition waits for space to be made durable"
 
 
@@ -65,7 +65,7 @@ class MessageChanges:
 
     def __post_init__(self) -> None:
         self._running: dict[Turn, list[Callable[[], None]]] = {}
-        """Turns with a running change, and what to call when it ends: requests that wait for it."""
+        """By turn of a message with a running change: functions that repeat the requests that wait for its end."""
         self._uncertain: set[Turn] = set()
         self._cancels: list[tuple[int, Turn, CancelCallback]] = []
         """The cancels for the next `write`: log id of the target, turn, and callback."""
@@ -83,8 +83,9 @@ class MessageChanges:
     def cancel(self, key: int, turn: Turn, done: CancelCallback) -> None:
         """Cancel the message `turn` of the partition with the log id `key`.
 
-        `done(state, None)` is called once the result is durable: cancelled, delivered or unknown. After `done(None,
-        error)` the result is unknown unless `error.outcome` says otherwise; a repeated call finds it out.
+        `done(state, None)` is called once the result is durable. The state is CANCELLED, DELIVERED, or UNKNOWN if there
+        is no such message (any more). After an error, `done(None, error)` is called. Whether the message is cancelled
+        is not known then, unless `error.outcome` says so; the caller may call this again.
         """
         now = Turn(*self.state.rescheduled.latest(*turn))
         state = self._state_or_wait(key, now, partial(self.cancel, key, turn, done), partial(done, None))
@@ -134,7 +135,7 @@ class MessageChanges:
     # Reschedule
 
     def reschedule(self, key: int, turn: Turn, wire: bytes, done: RescheduleCallback) -> None:
-        """Give a pending message a new due time, encoded in `wire` as for `effective_due_times`. Errors as `cancel`."""
+        """Give a pending message a new due time: `wire`, one word as in `effective_due_times`. Errors: see `cancel`."""
         now = Turn(*self.state.rescheduled.latest(*turn))
         if turn in self._running:
             now = turn
@@ -193,7 +194,7 @@ class MessageChanges:
         wire: bytes,
         ended: Callable[[list[Turn], BaseException | None], None],
     ) -> None:
-        """Append copies of locked, pending messages of one target with new due times, all in one append."""
+        """Append copies, with new due times, of locked pending messages of one target, all in one append."""
         name = self.target_queues.destination.display_name(key)
         if name is None:
             for turn in turns:
@@ -244,7 +245,7 @@ class MessageChanges:
     # Steps of the wall clock
 
     def postpone(self, queue: TargetQueue, part: RowColumns) -> None:
-        """Give messages at the head of a queue, due by broker time but not by the wall clock, later due times."""
+        """Give later due times to `part`, the first messages of `queue`, which are not due yet by the wall clock."""
         turns = [part.turn(index) for index in range(len(part.numbers))]
         if any(turn in self._running for turn in turns):
             return
@@ -273,9 +274,10 @@ class MessageChanges:
     # Locks of messages with a running change
 
     def _state_or_wait(self, key: int, turn: Turn, again: Callable[[], None], failed: EndCallback) -> str | None:
-        """Return the state of a message; None if a change or its delivery is running, or after an error.
+        """Return the state of a message; None if a change or the delivery of the message is running, or after an error.
 
-        In the first two cases `again` is called when that has ended; after an error `failed` is called.
+        If a change or the delivery is running, `again()` is called when it has ended. After an error, `failed(error)`
+        is called at once.
         """
         if turn in self._uncertain:
             failed(StorageStopped(reason=CHANGE_UNCERTAIN, outcome=OUTCOME_UNKNOWN))
@@ -313,7 +315,7 @@ class MessageChanges:
     def _unlock(self, key: int, turn: Turn) -> None:
         """Unlock a turn and call the requests that wait for it.
 
-        If one of them starts another change of the message, the others wait for that one.
+        If one of the requests starts another change of the message, the other requests wait for that change.
         """
         waiting = self._running.pop(turn, [])
         self.target_queues.unlock(key, turn)
@@ -334,9 +336,9 @@ class MessageChanges:
     # States
 
     def state_of(self, key: int, turn: Turn, number_next: int) -> str:
-        """Return PENDING, CANCELLED, DELIVERED, UNKNOWN or FIRING; UNKNOWN for each number from `number_next` on.
+        """Return PENDING, CANCELLED, DELIVERED, FIRING or UNKNOWN. All numbers from `number_next` on are UNKNOWN.
 
-        Raises StorageStopped if the state depends on the target's log, which is stopped.
+        Raises StorageStopped if it cannot be known whether the target has or will keep the message.
         """
         if turn.number >= number_next:
             return UNKNOWN
@@ -355,15 +357,15 @@ class MessageChanges:
             return DELIVERED if turn.due > now - self.scheduler.outcome_ms else UNKNOWN
         if queue is None and turn.due <= now:
             self._raise_if_uncertain(key, turn, through)
-        # A message due before this limit is in no file and was not delivered: it was cancelled, and the cancel has
-        # expired.
+        # A message due before `lowest_stored_due` is in no file. This one was not delivered, so it was cancelled, and
+        # the record of the cancel has expired.
         return PENDING if turn.due >= self.scheduler.lowest_stored_due else UNKNOWN
 
     def _raise_if_uncertain(self, key: int, turn: Turn, through: Turn | None) -> None:
-        """Raise StorageStopped if it is unknown whether the target will keep the message.
+        """Raise StorageStopped if it cannot be known whether the target will keep the message.
 
-        It is unknown if the target has the message but not durably, or if the target is stopped and its highest durable
-        turn, `through`, is not known.
+        There are two such cases: the message was appended to the target, but is not durable there; or the target is
+        stopped, and `through`, the highest turn that is durable there, is None (not known).
         """
         applied = self.target_queues.destination.last_applied(key, self.target_queues.source)
         in_doubt = applied is not None and turn <= applied

@@ -21,11 +21,12 @@ logger = logging.getLogger("tfmq.delay")
 
 
 class BucketRowCounter:
-    """Counts the dead and the pending rows (messages) of buckets, in workers, one bucket at a time. Broker thread only.
+    """Counts the dead and the pending rows of buckets. A row is one message. Broker thread only.
 
-    A row is dead if its message is cancelled or rescheduled, or its topic deleted. The rows of these buckets are
-    counted: those with messages of a deleted topic (at a start, too, because the broker may have stopped just after the
-    deletion), all if the checkpoint has no counts, and the one that contains the end of the memory window.
+    A row is dead if its message is cancelled or rescheduled, or if the message's topic is deleted. Workers count the
+    rows, one bucket at a time: in buckets with messages of a deleted topic (also at each start, because the broker may
+    have stopped just after the deletion), in all buckets if the checkpoint has no counts, and in the bucket that
+    contains the end of the memory window.
     """
 
     def __init__(self, buckets: BucketStore, window: MemoryWindow) -> None:
@@ -33,7 +34,7 @@ class BucketRowCounter:
         self._requested: dict[TimeSpan, bool] = {}
         """Spans of buckets to check. True: count the rows of the bucket even if no topic in it is deleted."""
         self._border_bucket: tuple[Bucket, int, int] | None = None
-        """The bucket with the end of the window (the border) after its rows were counted: bucket, size, border."""
+        """The last counted bucket that contains the end of the window (the border): (bucket, its size, border)."""
         self.dropped = 0
         self._pending_after_border = 0
         """Pending rows in `_border_bucket` that are due from the border on."""
@@ -79,7 +80,7 @@ class BucketRowCounter:
         return bool(self._requested) or self._uncounted_border_bucket() is not None
 
     def _uncounted_border_bucket(self) -> Bucket | None:
-        """Return the bucket that contains the border, unless its rows from there on are counted."""
+        """Return the bucket that contains the border, unless its rows due after the border are counted; or None."""
         border = self._window.border
         bucket = self._buckets.bucket_at(border)
         if bucket is None or self._border_bucket == (bucket, bucket.size, border):
@@ -87,10 +88,10 @@ class BucketRowCounter:
         return bucket if bucket.span.start < border else None
 
     def start(self, pending: PendingSnapshot) -> Callable[[], Callable[[], bool]]:
-        """Return a function to run in a worker, which counts the rows of one bucket.
+        """Return a function that counts the rows of one bucket, to be run in a worker.
 
-        Its result is a function for the broker thread, which stores the counts and returns whether the count of dead
-        rows has changed.
+        That function returns another one, to be called in the broker thread: it stores the counts and returns whether
+        the count of dead rows has changed.
         """
         bucket, surely = self._uncounted_border_bucket(), True
         while bucket is None and self._requested:
@@ -146,10 +147,10 @@ ChangedTurn = tuple[int, Turn]
 class CancelledRows:
     """Cancelled and rescheduled messages whose rows still exist, in memory or in a bucket. Broker thread only.
 
-    A change is the cancel or the reschedule of one message. If its old row is in a bucket, the row stays there and is
-    counted in `Bucket.dead_count`, which must be exact. So work on bucket files sees only the changes that were durable
-    when the work began. Changes that become durable during the work are collected in `late` and counted when it has
-    ended. A start counts the changes after `BucketStore.counted_offset`.
+    A change is the cancel or the reschedule of one message. If the message's row is in a bucket, the row stays there
+    and is counted in `Bucket.dead_count`, which must be exact. So work on bucket files sees only the changes that were
+    durable when the work began. Changes that become durable during the work are collected in `late` and counted when
+    the work has ended. A start counts the changes after the offset `BucketStore.counted_offset` of the arrival log.
     """
 
     def __init__(
@@ -160,7 +161,10 @@ class CancelledRows:
         self._non_durable: deque[tuple[int, Sequence[ChangedTurn]]] = deque()
         """Changes that are not durable yet, by header: (offset where the header ends, changes)."""
         self.late: dict[Turn, int] = {}
-        """Changes that became durable during file work, which treats them as pending. Any thread may read this."""
+        """Turns whose change became durable during file work, which treats them as pending; the log id of each target.
+
+        Any thread may read this.
+        """
         self._not_in_memory: set[Turn] = set()
         """Turns in `late` whose rows were not in memory."""
         self._file_work_running = False
@@ -176,9 +180,10 @@ class CancelledRows:
         self._non_durable.append((end_offset, changes))
 
     def process_durable(self, forced_offset: int) -> None:
-        """Remove or count the rows of the changes before `forced_offset`, the durable offset of the arrival log.
+        """Handle the changes before `forced_offset`, the durable offset of the arrival log.
 
-        The messages before this offset must have been added to memory already, so that their rows are found.
+        Rows of changed messages are removed from memory, and counted as dead in buckets. The messages before this
+        offset must have been added to memory already, so that their rows are found.
         """
         while self._non_durable and self._non_durable[0][0] <= forced_offset:
             for key, turn in self._non_durable.popleft()[1]:

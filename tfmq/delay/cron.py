@@ -1,18 +1,18 @@
 """Cron expressions: the times that they match in a time zone, with daylight-saving changes.
 
-Pure functions. Five fields (minute, hour, day of month, month, day of week) as in crontab: `*`, numbers, ranges `1-5`,
-steps `*/15`, lists `0,30`, names of months and weekdays; 0 and 7 are both Sunday; `last` is the last day of a month.
-If day of month and day of week are both restricted (neither begins with `*`), either may match, as in crontab. Short
-forms: @hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually.
+Pure functions. An expression has five fields (minute, hour, day of month, month, day of week) as in crontab: `*`,
+numbers, ranges `1-5`, steps `*/15`, lists `0,30`, names of months and weekdays. 0 and 7 are both Sunday; `last` is the
+last day of a month. If day of month and day of week are both restricted (neither begins with `*`), a day need match
+only one of them, as in crontab. Short forms: @hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually.
 
-The triggers of APScheduler decide which local dates and times match; at which moments these are is decided here:
+The triggers of APScheduler decide which local dates and times match. This module decides at which moments they fire:
 
-- a local time that is skipped fires later by the length of the gap: 02:30 becomes 03:30 where 02:00 is followed by
-  03:00;
-- a local time that occurs twice fires the first time; a schedule of every hour fires both times, because otherwise
-  an hour would have no message.
+- a local time that the clock skips fires later by the length of the gap: if the clock goes from 02:00 to 03:00, then
+  02:30 fires at 03:30;
+- a local time that occurs twice fires the first time. A schedule that matches every hour of the day fires both times,
+  because otherwise there would be no message for an hour.
 
-Moments are ms since 1970 (UTC) at whole minutes of the zone.
+Moments are in ms since 1970 (UTC), and are whole minutes of the zone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ZONE_CHARACTERS: Final = 64
 MS: Final = 1000
 MINUTE_MS: Final = 60 * MS
 YEAR_MAX: Final = 9998
-"""The last year in which a day can be added to every moment."""
+"""The last year that is searched: a day can be added to each of its moments, as `datetime` ends after 9999."""
 MOMENT_MS_MAX: Final = 253_370_764_800_000
 
 CLOCK_CHANGE_MAX: Final = timedelta(hours=25)
@@ -178,7 +178,7 @@ class CronSchedule:
         return [first.astimezone(UTC)] if skipped else [first.astimezone(UTC), second.astimezone(UTC)]
 
     def _clock_change_near(self, moment: datetime) -> timedelta:
-        """Return the length of a clock change that is at most this length away from the moment, or zero."""
+        """Return the length of the clock change near `moment` (at most that length away); zero if there is none."""
         if self.zone is UTC:
             return _NOTHING
         shift = self._offset_difference(moment, CLOCK_CHANGE_MAX)
@@ -190,7 +190,10 @@ class CronSchedule:
 
 
 def _day_rules(expression: str, days: set[int], weekdays: set[int], months: set[int]) -> list[tuple[str, str]]:
-    """Return pairs (days of the month, weekdays), one of which a day must match. Raises BadRequest."""
+    """Return pairs (days of the month, weekdays). A day matches if it matches both parts of one of the pairs.
+
+    Raises BadRequest if no month has such a day.
+    """
     _, _, day_text, _, weekday_text = _fields_of(expression)
     day = LAST if day_text.lower() == LAST else _trigger_list(days, FIELDS[2])
     # Triggers count weekdays from Monday; Sunday has two numbers in crontab.

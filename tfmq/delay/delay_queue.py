@@ -49,11 +49,13 @@ class DelayQueue:
     record in the arrival log is durable. Each message fires once, and the messages of one partition fire in the order
     of their turns (due time, number). Every cancel gets one exact result.
 
-    Order of calls: construct, `recover(done)`, `start()`. In each turn of the broker (one pass of its event loop),
-    before partitions write, call `write()` as long as `due`, if `mark_ready` was called or `is_delivering`. At the end
-    call `stop(done)`, and `write()` in each turn until `done` is called. `floor_ms`: the highest due time that any
-    partition has applied. `tick_ms`: interval at which due messages fire. `outcome_seconds`: how long after its due
-    time a message's state can be queried.
+    Order of calls: the constructor, `recover(done)`, `start()`. After that, the broker calls `write()` in each of its
+    turns (passes of its event loop) in which `mark_ready` was called or `is_delivering` is true. It does so before the
+    partitions write, and repeats the call while `due` is true. At the end it calls `stop(done)`, and then `write()` in
+    each turn until `done` is called.
+
+    `floor_ms`: the highest due time that any partition has applied. `tick_ms`: interval at which due messages fire.
+    `outcome_seconds`: how long after its due time a message's state can be queried.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ class DelayQueue:
         """Queries run one at a time, as each may load all columns of a bucket. The first one is running."""
         self._stopped: Callable[[], None] | None = None
         self.is_delivering = False
-        """Whether target queues have messages; then the broker must call `write` in each turn."""
+        """Whether target queues have messages. While this is true, the broker must call `write` in each turn."""
         # Methods of the parts that the broker calls.
         self.now_ms, self.now_rounded_up_ms = broker_clock.now_ms, broker_clock.now_rounded_up_ms
         self.ahead_ms = broker_clock.ahead_ms
@@ -187,7 +189,10 @@ class DelayQueue:
         self._query(work, done)
 
     def _query(self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Call `work()` when all messages are in buckets and no other query runs. Its result is run in a worker."""
+        """Call `work()` when all messages are in buckets and no other query runs, and run what it returns in a worker.
+
+        The result of that run is passed to `done`.
+        """
 
         def start() -> None:
             self._run(work(), ended)
@@ -288,7 +293,7 @@ class DelayQueue:
         return self._target_queues.has_work or self._changes.has_writes
 
     def write(self) -> bool:
-        """Send appends to the targets that can accept one; return whether there was anything to do."""
+        """Append collected cancels, and due messages to the targets that can accept them; return if there were any."""
         busy = self._changes.write()
         busy = self._target_queues.write() or busy
         if self._dispatcher.started and self._scheduler.needs_run:

@@ -28,8 +28,8 @@ MAINTENANCE_SECONDS: Final = 1.0
 class Dispatcher:
     """Pops due messages from the timing wheel at its ticks, and passes them to the target queues.
 
-    A message is not popped while the arrival log has a message that is due earlier and is not durable; an fsync of the
-    log is requested instead. Except for maintenance, a timer runs only if something is due in the near future.
+    A message is not popped while the arrival log has a message that is due earlier and is not durable: first the log
+    is fsynced. One timer is set for the next time at which there is something to do, another one for maintenance.
     """
 
     arrival_log: ArrivalLog
@@ -69,10 +69,11 @@ class Dispatcher:
     # Arrivals
 
     def begin_append(self, due_min: int) -> int:
-        """Announce an append to the arrival log, in the turn of the broker in which its due times are computed.
+        """Announce an append to the arrival log, and return a ticket for it.
 
-        Return a ticket. Nothing due at `due_min` (the lowest due time of the append) or later fires until
-        `append_written` or `append_failed` is called with the ticket.
+        Must be called in the turn of the broker in which the due times of the append are computed. Nothing due at
+        `due_min` (the lowest of these due times) or later fires until `append_written` or `append_failed` is called
+        with the ticket.
         """
         ticket = self.non_durable.begin_append(due_min)
         self._append_after_stop[ticket] = self.arrival_log.log.stopped is not None
@@ -100,7 +101,11 @@ class Dispatcher:
         self._schedule_maintenance_if_needed()
 
     def append_failed(self, ticket: int) -> None:
-        """Record that an announced append has failed. If the log has stopped since, it may nevertheless be written."""
+        """Record that an announced append has failed.
+
+        If the log has stopped since the announcement, the append may have been written: its ticket stays valid, and
+        nothing that is due after the append fires.
+        """
         if self.arrival_log.log.stopped is None or self._append_after_stop.get(ticket):
             self.non_durable.append_failed(ticket)
             self.dispatch_due()

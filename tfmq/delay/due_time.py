@@ -17,7 +17,10 @@ from journal.record.format import Buffer
 from tfmq.errors import BadRequest
 
 STEPS_MAX: Final = 256
-"""More steps of the wall clock are merged. Then a message with an absolute time may be late, but never early."""
+"""Maximum of stored changes of the offset to the wall clock. If there are more, the oldest are merged.
+
+Because of the merge, a message with an absolute time may be late, but never early.
+"""
 SLACK_MS: Final = 10
 """`ahead_ms` falls only by more than this: a smaller difference is the drift of a clock, not a step."""
 AHEAD_MAX: Final = (1 << 62) - 1
@@ -38,10 +41,10 @@ class BrokerClock:
     Broker time starts at the wall clock, with its microseconds. If it started at whole milliseconds, two starts would
     round differently, and a message could fire a fraction of a millisecond early.
 
-    A sender that sets an absolute time means the wall clock, so the offset to the wall clock (positive: broker time is
-    ahead) is added to this time. Each change of the offset is stored with the number of the first message to which it
-    was added. With it, the time that the sender has set is computed when the message is due, also if the wall clock was
-    set meanwhile. Each arrival header has the offset, too.
+    A sender that sets an absolute time means the wall clock. So the offset of broker time to the wall clock (positive:
+    broker time is ahead) is added to this time. Each change of the offset is stored with the number of the first
+    message to which the new offset was added. So the time that the sender has set can be computed when the message is
+    due, even if the wall clock was set meanwhile. Each arrival header has the offset, too.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -65,7 +68,10 @@ class BrokerClock:
         self._last = self._start_ms
 
     def _read_clocks(self) -> tuple[float, int, float]:
-        """Return (monotonic clock before, wall clock in us, monotonic clock after), read quickly."""
+        """Read both clocks, and return (monotonic clock before, wall clock in us, monotonic clock after).
+
+        They are read several times. The result is the quickest reading.
+        """
         looks = []
         for _ in range(CLOCK_READS_MAX):
             looks.append((self._clock.monotonic(), self._clock.wall_us(), self._clock.monotonic()))
@@ -160,10 +166,10 @@ class BrokerClock:
             self._steps = [step for _, step in rows]
 
 
-# Due times. On the wire a batch has one big-endian u64 for each message: with the top bit set, the rest is a delay in
-# ms; without it, the word is a time in ms since 1970. An effective due time is in broker time. It is at least 1 ms from
-# now, so that a new message never precedes a fired one, and below 2^63. Absolute times are times of the wall clock, so
-# its offset is added.
+# Due times. On the wire a batch has one word (a big-endian u64) for each message. If its top bit is set, the other bits
+# are a delay in ms; otherwise the word is a time in ms since 1970 by the wall clock. From it the effective due time is
+# computed, in broker time: for a time of the wall clock, the offset of broker time is added. An effective due time is
+# at least 1 ms from now, so that a new message never precedes a fired one, and is below 2^63.
 #
 # All functions work on columns, without Python code for each message, unless a batch mixes delays and times.
 
@@ -184,7 +190,10 @@ _FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
 
 
 class DueTimes(NamedTuple):
-    """Effective due times in ms. `absolute`: a byte each, 1 for an absolute time. `low`, `high`: 0 without times."""
+    """Effective due times in ms, the lowest and the highest of them (0 if there are none).
+
+    `absolute`: one byte for each message, 1 if its sender has set a time instead of a delay.
+    """
 
     times: array[int]
     absolute: bytes

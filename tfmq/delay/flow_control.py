@@ -24,7 +24,7 @@ TURN_BYTES_MAX: Final = 512 << 10
 
 
 class FlowControl(InFlightLimit):
-    """Limits the bytes of all target queues that are in flight, and the work in one turn of the broker."""
+    """Limits the bytes that all target queues together have in flight, and the work in one turn of the broker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,12 +101,12 @@ class NonDurableAppends:
                 waiter()
 
     def when_durable(self, turn: Turn, waiter: Callable[[], None]) -> None:
-        """Call `waiter()` once the turn is durable, or that has become uncertain; it must check the state again."""
+        """Call `waiter()` once the turn is durable, or may not become so; `waiter` must look up the state again."""
         at = bisect_right(self._waiting, turn, key=itemgetter(0))
         self._waiting.insert(at, (turn, waiter))
 
     def reset_to(self, through: Turn | None) -> int:
-        """Set the last turn that a resumed target has, `through`; return how many appended messages it has lost."""
+        """Set `through`, the last turn that a resumed target has; return how many appended messages the target lost."""
         lost = sum(each.count for each in self._written if through is None or through < each.last)
         self._written.clear()
         self.durable_through, self.count = through, 0

@@ -1,6 +1,6 @@
 """The memory window: which messages are in the timing wheel, and which file work is next.
 
-The window ends at a due time. Pending messages due before this end are in the timing wheel, later ones only on disk.
+The window ends at a due time. Pending messages due before this end are in the timing wheel, later ones are on disk.
 The end is extended shortly before broker time reaches it, by one bucket (file with the messages of one time span) at a
 time. While the messages between the old and the new end are loaded, arriving messages are added if they are due before
 the new end, and nothing fires from the old end on. If too many messages are in memory, the window shrinks: rows after
@@ -14,7 +14,7 @@ the new end are dropped, because their messages are also on disk.
 | more in memory than MEMORY_ROWS_MAX, and the window is long enough | shrink |
 | something due soon may be on disk, and there is room | load it, after a spill or split if needed |
 | nothing due soon is on disk | extend the window without file work |
-| a query waits, or the messages of the arrival log in no bucket are many or old | spill: write them to buckets |
+| a query waits, or the arrival log has many or old messages that are in no bucket | spill: write them to buckets |
 | a target queue has dropped rows and can send messages again | reload the rows of the queue |
 | a coarse bucket is due soon, or a bucket is too large | split it |
 | the pending rows of a bucket are not counted | count them |
@@ -134,7 +134,7 @@ IDLE: Final = Decision(Step.IDLE)
 
 
 def shrunk_end(now: int) -> int:
-    """Return the end of a window that must shrink: SHRINK_KEEP_MS from now, at a multiple of the finest span."""
+    """Return the end of a window that must shrink: SHRINK_KEEP_MS from now, rounded up to the end of a finest span."""
     return (now + SHRINK_KEEP_MS + (1 << FINEST_LEVEL) - 1) >> FINEST_LEVEL << FINEST_LEVEL
 
 
@@ -249,8 +249,8 @@ class MemoryWindow:
     """The timing wheel, the end of its window, and the count of messages of the arrival log that are due later.
 
     Messages due before `end` are added to the wheel as soon as they are durable; later ones are only counted. Messages
-    due at `fires_below` or later must not fire (be delivered) yet: this is `end`, or during a load the end before the
-    load. Broker thread only.
+    due at `fires_below` or later must not fire (be delivered) yet. `fires_below` is `end`; during a load it is the end
+    before the load, and it is lower if a message of the window is missing in the wheel. Broker thread only.
     """
 
     def __init__(self, wheel: HashedTimingWheel, targets: TargetIds) -> None:
@@ -262,7 +262,7 @@ class MemoryWindow:
         self.loaded_rows = 0
         self.disk_arrivals = DiskArrivals()
         self.missing_due: int | None = None
-        """Due time of a message inside the window that is only on disk: the window must shrink to it; or None."""
+        """Lowest due time of the messages inside the window that are only on disk; the window must shrink to it."""
         self._spilling_arrivals = DiskArrivals()
         self._earlier_front = Turn(0, 0)
 
@@ -289,9 +289,11 @@ class MemoryWindow:
         return WheelRows(times, numbers, locators, tags)
 
     def add_durable(self, rows: WheelRows, count: int, low: int, high: int) -> None:
-        """Add durable messages, due from `low` to `high`: to the wheel if due before `end`, else to the count.
+        """Add `count` messages that are durable now; `low` and `high` are their lowest and highest due times.
 
-        `rows`: the result of `wheel_rows_of` for these `count` messages.
+        Messages due before `end` are added to the wheel, the others are counted in `disk_arrivals`. `rows`: the result
+        of `wheel_rows_of` for the messages. If it is empty, all are counted; if some are due before `end`, also
+        `missing_due` is set, so that the window shrinks.
         """
         if low >= self.end:
             self.disk_arrivals.add(count, low)
@@ -320,9 +322,9 @@ class MemoryWindow:
         self.extend(min(end, base_ms + DUE_RANGE))
 
     def reachable_end(self, to: int, low: int) -> int:
-        """Return how far the window can be extended, at most to `to`: the wheel covers 34 years from its base.
+        """Return the end to which the window can be extended: `to` or less, as the wheel covers 34 years from its base.
 
-        An empty wheel first gets a new base. `low`: no message that is still to be added is due before it.
+        An empty wheel first gets a new base. `low`: no message that is still to be added is due before `low`.
         """
         wheel = self.wheel
         if not wheel.row_count:
@@ -374,7 +376,7 @@ class MemoryWindow:
         self._spilling_arrivals, self.disk_arrivals = self.disk_arrivals, DiskArrivals()
 
     def end_spill(self, done: bool) -> int:
-        """End a spill; `done`: it succeeded. Return how many messages after the window it should have moved."""
+        """End a spill; `done`: whether it succeeded. Return how many messages due after the window it had to move."""
         before, self._spilling_arrivals = self._spilling_arrivals, DiskArrivals()
         if not done and before.low is not None:
             self.disk_arrivals.add(before.count, before.low)

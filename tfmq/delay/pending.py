@@ -1,7 +1,7 @@
 """Which messages on disk are pending: not delivered, not cancelled, and of a topic that is not deleted.
 
-The result may be out of date in one direction only: a message that was delivered or cancelled meanwhile may be reported
-as pending, which is checked again before it fires. A pending message is never reported as not pending.
+The result may be out of date in one direction only. A message that was delivered or cancelled meanwhile may be reported
+as pending; its state is checked again before it fires. A pending message is never reported as not pending.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,12 +15,13 @@ from tfmq.delay.target_queue import TargetQueues
 class PendingSnapshot:
     """Tells which messages on disk are pending; any thread may ask.
 
-    `target_queues.locked`, the turns with a running cancel or reschedule, is always up to date. `late` is given for
-    file work only: the turns of cancels that became durable since the work began. The turns in both are reported as
-    pending, even if the topic is deleted, because `CancelledRows.end_file_work` subtracts them when the work has ended.
+    `late` is given for file work only: the turns whose cancel or reschedule became durable since the work began. During
+    file work, the turns in `late` and those in `target_queues.locked` (their cancel or reschedule is running) are
+    reported as pending, even if the topic is deleted, because `CancelledRows.end_file_work` subtracts them when the
+    work has ended. Both collections are always up to date.
 
-    `border`, the end of the memory window, is given for a spill only. Messages due from there on are counted: those of
-    deleted topics in `dropped`, those that are spilled in `kept`. Others are missing because of `damage`.
+    `border`, the end of the memory window, is given for a spill only. Messages due at `border` or later are counted: in
+    `dropped` if their topic is deleted, in `kept` if they are spilled. Messages counted in neither are lost by damage.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class PendingSnapshot:
         return keep
 
     def lost_count(self, count: int) -> int:
-        """Return how many messages are lost because of damage; `count`: how many the spill should have moved."""
+        """Return how many messages are lost because of damage; `count`: how many the spill had to move."""
         return max(0, count - self.kept - self.dropped) if self.damage else 0
 
     def _pending_of(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":

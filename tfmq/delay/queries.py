@@ -88,8 +88,8 @@ SCAN_ROWS: Final = 200_000
 """Maximum of messages that a request for one page examines, about 100 ms of a worker."""
 
 
-# Lists and counts of pending messages, from the columns of buckets. They run in workers. Messages that are in no bucket
-# are not found, so the caller must wait with `StorageScheduler.when_spilled` first.
+# These functions list and count pending messages, from the columns of buckets. They run in workers. They do not find
+# messages that are in no bucket, so the caller must wait with `StorageScheduler.when_spilled` first.
 
 
 def list_pending(buckets: BucketStore, query: ListQuery, pending: PendingSnapshot) -> ListPage:
@@ -115,7 +115,7 @@ def list_pending(buckets: BucketStore, query: ListQuery, pending: PendingSnapsho
 def pending_histogram(
     buckets: BucketStore, edges: Sequence[int], keys: LogFilter | None, pending: PendingSnapshot, settled_below: int
 ) -> Histogram:
-    """Count the pending messages between `edges`, and in all; `keys`: as in `ListQuery`.
+    """Count the pending messages between each two neighbours of `edges`, and in all; `keys`: as in `ListQuery`.
 
     Messages due before `settled_below` may be delivered already, so they are checked one by one.
     """

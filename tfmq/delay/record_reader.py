@@ -123,7 +123,8 @@ FetchCallback = Callable[[Records | None, BaseException | None], None]
 class ReadAhead:
     """Records of the next rows of a target queue, read ahead while the queue has many rows. Broker thread only.
 
-    Rows are in the order of turns. But of ten thousand rows many are neighbours in a file, and one read covers several.
+    Rows are in the order of turns, which is not the order of their records in a file. But of ten thousand rows, many
+    have neighbouring records, and one read covers several of these.
     """
 
     def __init__(self, record_reader: RecordReader, run: RunInWorker) -> None:
@@ -139,9 +140,9 @@ class ReadAhead:
         self._generation += 1
 
     def fetch(self, part: RowColumns, rows: RowQueue, record_bytes: int, done: FetchCallback) -> None:
-        """Read the records of `part`, the first rows of `rows`: of at least one row. Call `done` at once or later.
+        """Read the records of the first rows of `part`, at least of one, and pass them to `done`, at once or later.
 
-        `record_bytes`: the average size of a record.
+        `rows`: all rows of the queue, which begin with `part`. `record_bytes`: the average size of a record.
         """
         ahead = self._buffered(part)
         if ahead is not None:

@@ -83,7 +83,7 @@ class ListQuery(NamedTuple):
 
 
 class ListPage(NamedTuple):
-    """Listed messages, in the order of turns. `after`: the last turn examined; `more`: others may follow it."""
+    """Listed messages, in the order of turns. `after`: the last turn examined; `more`: others may follow `after`."""
 
     rows: Sequence[PendingMessage]
     more: bool

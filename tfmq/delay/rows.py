@@ -15,7 +15,7 @@ from tfmq.delay.requests import Turn
 from tfmq.delay.timing_wheel import TARGETS_MAX
 
 COMPACT_ROWS_MIN: Final = 4096
-"""A `RowQueue` frees the memory of dropped rows only when more of them than this have collected."""
+"""A `RowQueue` frees the memory of dropped rows when they are more than this, and more than half of all rows."""
 
 
 class RowColumns(NamedTuple):
@@ -111,9 +111,10 @@ class JoinedRecords(NamedTuple):
 
 
 def join_records(records: Sequence[bytes | None], key: int, bytes_max: int) -> JoinedRecords:
-    """Join the first records to one batch of at most `bytes_max`, or of one record. None stands for a damaged record.
+    """Join the first records to one batch of at most `bytes_max` bytes, or of one record. None is a damaged record.
 
-    The batch ends before two records whose joined bytes would look like a block trailer of the log `key`.
+    If two joined records would contain bytes that look like a block trailer of the log `key`, the batch ends between
+    these two records.
     """
     count = len(records)
     whole = [record for record in records if record is not None]

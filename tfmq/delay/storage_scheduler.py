@@ -87,9 +87,9 @@ class StorageScheduler:
     def __post_init__(self) -> None:
         self.durable_offset = self.buckets.spilled_offset
         self.durable_number = self.buckets.spilled_number
-        """The memory window knows the durable messages before this offset of the arrival log, with lower numbers."""
+        """The memory window has all messages before `durable_offset` of the arrival log, with numbers below this."""
         self.tail_offset: int | None = None
-        """At a start: from this offset on the log was not durable. None once `load_tail` has loaded these messages."""
+        """Offset of the arrival log from which on it was not durable at the start; None once `load_tail` has ended."""
         self.running_step: Step | None = None
         self.stopping = self._scheduling = False
         self.changed = False
@@ -248,7 +248,7 @@ class StorageScheduler:
     def _read_range(self, area: LoadRange, pending: PendingFilter) -> None:
         """Load the messages of `area`, and retry after an error.
 
-        A load cannot be abandoned, because messages that arrive during the load are already added up to its end.
+        A load cannot be abandoned, because arriving messages that are due before its end are already added to memory.
         """
 
         def loaded(found: list[WheelRows] | None, error: BaseException | None) -> None:
@@ -280,7 +280,7 @@ class StorageScheduler:
         self._step_ended()
 
     def _reload(self) -> None:
-        """Load rows (messages in memory) that a target queue has dropped: those of one queue, a bounded number."""
+        """Load rows (messages) again that one target queue has dropped from memory, up to a maximum number."""
         queue = self.target_queues.next_to_reload()
         assert queue is not None and queue.on_disk_from is not None, "a reload was decided without a queue"
         ticket = queue.begin_reload()
@@ -301,10 +301,10 @@ class StorageScheduler:
     def _find_rows(
         self, key: int, first: Turn, before: Turn, arrivals: tuple[int, int], pending: PendingFilter
     ) -> tuple[RowColumns, Turn | None]:
-        """Return pending rows of the target `key` from the turn `first` to before `before`, at most QUEUE_ROWS_MAX.
+        """Return the pending rows of the target `key` with first <= turn < before, at most QUEUE_ROWS_MAX of them.
 
-        The second value is the turn from which on more of them are only on disk, or None. `arrivals`: the first and the
-        end offset of the part of the arrival log that is in no bucket.
+        The second value is the turn from which on others of these rows are still only on disk; None if there are no
+        others. `arrivals`: the first and the end offset of the part of the arrival log that is in no bucket.
         """
         found: list[WheelRows] = []
         high = covered = before.due + 1
@@ -390,7 +390,7 @@ class StorageScheduler:
 
     @property
     def _should_drop_blocked_rows(self) -> bool:
-        """Whether two segments of the arrival log are in buckets, but rows in memory still refer to the first one."""
+        """Whether two or more segments of the arrival log are in buckets, but rows in memory refer to the first one."""
         log = self.arrival_log.log
         kept = self._file_references.offset - log.first_offset
         spilled = self.buckets.spilled_offset - log.first_offset
@@ -440,9 +440,9 @@ class StorageScheduler:
     def recover(self, found: RecoveredArrivals, offset: int, number: int, whole: bool) -> None:
         """Restore the state at a start from `found`, the messages of the arrival log that are in no bucket.
 
-        `offset`: the durable end of the log; `number`: that of the next message. `whole`: whether the log ends there.
-        If it does not, `load_tail` adds the rest later; messages in the rest may have been due long ago, so the timing
-        wheel must begin earlier.
+        `offset`: the end of the durable part of the log; `number`: the number of the next message. `whole`: whether the
+        log ends at `offset`. If it does not, `load_tail` adds the rest later; messages in the rest may have been due
+        long ago, so the timing wheel must begin earlier.
         """
         self.durable_offset, self.durable_number = offset, number
         window, now = self.window, self.broker_clock.now_ms()
@@ -529,7 +529,7 @@ class FileReferences:
         return self._references[0][0] if self._references else 0
 
     def release_before(self, needed: int) -> list[Bucket]:
-        """Release the files to which only rows due before `needed` can refer; no row in memory is due before it.
+        """Release the files to which only rows due before `needed` can refer. No row in memory is due before `needed`.
 
         Advance `offset` for the arrival log, and return the buckets among the released files.
         """
@@ -544,11 +544,10 @@ class FileReferences:
 
 
 class UnspilledArrivals:
-    """The messages of the arrival log that are in no bucket: the lowest due time (of all, pending or not), and their
-    age.
+    """Lowest due time and age of the messages of the arrival log that are in no bucket, whether pending or not.
 
-    `since`: when the first of them became durable. `lows` includes the lowest due time of messages that a running spill
-    writes.
+    `since`: when the first of these messages became durable. `lows`: their lowest due time, and that of the messages
+    that a running spill writes to buckets.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """Target queues: they append the due messages of each partition in order, each message exactly once.
 
-What they share with transactions is in `tfmq.apply_queue`. Each append stores the turn (due time, number) of its last
-message as its source position, which tells after a crash what was delivered. A queue has a row in memory for each due
-message (`tfmq.delay.rows`). If its target rejects appends, it keeps a bounded number of rows; the other messages are
-only on disk, and their rows are loaded again when they can be sent.
+The code that they share with transactions is in `tfmq.apply_queue`. Each append stores the turn (due time, number) of
+its last message as its source position, which tells after a crash what was delivered. A queue has a row in memory for
+each due message (`tfmq.delay.rows`). While the target rejects appends, the queue keeps a limited number of rows. The
+other messages are only on disk, and their rows are loaded when the messages can be sent.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TargetQueue(ApplyQueue):
         self._uncertain_to = self._applied()
         """At first, and after an append with an unknown result: messages up to this turn may be in the target."""
         self._generation = 0
-        """Increased when rows are dropped: the result of a read or append that is running then is ignored."""
+        """Increased when rows are dropped, so that the result of a read or append that began before is ignored."""
         self._in_flight_to: Turn | None = None
         """Messages up to this turn are being read or written."""
         self._resumptions = 0
@@ -101,7 +101,7 @@ class TargetQueue(ApplyQueue):
 
     @property
     def lowest_due(self) -> int | None:
-        """Lower bound of the due times of messages that are not durable in the target; None: none."""
+        """Lower bound of the due times of messages that are not durable in the target; None if all are."""
         on_disk = self.on_disk_from.due if self.on_disk_from is not None else None
         first = self.rows.first_turn().due if len(self.rows) else None
         dues = (self.non_durable_appends.first_due, on_disk, first)
@@ -170,10 +170,10 @@ class TargetQueue(ApplyQueue):
         return self._reload_ticket
 
     def end_reload(self, ticket: int, part: RowColumns | None, next_turn: Turn | None) -> None:
-        """End the reload that got this ticket from `begin_reload`; ignored if the rows were dropped meanwhile.
+        """End the reload that got this ticket from `begin_reload`; do nothing if rows were dropped meanwhile.
 
-        `part`: the loaded rows, None after a failure. `next_turn`: messages from this turn on are still only on disk,
-        or None.
+        `part`: the loaded rows, None after a failure. `next_turn`: the turn from which on the other messages are still
+        only on disk; None if all were loaded.
         """
         if not self.reloading or ticket != self._reload_ticket:
             return
@@ -398,11 +398,11 @@ class TargetQueue(ApplyQueue):
 
 
 class FireableRows(NamedTuple):
-    """The first rows of a queue, by what to do with them: look at `cancelled` first, then at `early`, then at `part`.
+    """What to do with the first rows of a queue: look at `cancelled` first, then at `early`, then at `part`.
 
-    `cancelled`: number of cancelled rows at the head, to be dropped. `early`: rows that would fire too early by the
-    wall clock, the first row among them, and in `early_ms` by how many ms each. `part`: the rows to append now; if it
-    is empty, the first row must wait.
+    `cancelled`: number of cancelled rows at the head, to be dropped. `early`: if the first row would fire too early by
+    the wall clock, this row and all others that would; `early_ms`: by how many ms each would be too early. `part`: the
+    rows to append now; if it is empty, the first row must wait.
     """
 
     part: RowColumns
@@ -412,7 +412,7 @@ class FireableRows(NamedTuple):
 
 
 def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | None = None) -> FireableRows:
-    """Return the first rows, up to one that is cancelled, locked or too early.
+    """Return what to do with the first rows of `part`. Rows to append end before a cancelled, locked or early one.
 
     `uncertain_from`: rows due from this time on must wait until the next start; None: no such rows.
     """
@@ -449,7 +449,7 @@ Postpone = Callable[[TargetQueue, RowColumns], None]
 
 
 class TargetQueues(ApplyQueues[TargetQueue]):
-    """All target queues, and limits they share. `locked`: turns that must wait for a running cancel or reschedule."""
+    """All target queues, and the limits that they share. `locked`: turns with a running cancel or reschedule."""
 
     def __init__(
         self,
@@ -491,7 +491,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
 
     @property
     def lowest_due(self) -> int | None:
-        """Lower bound of the due times of messages that are not durable in their targets; None: none."""
+        """Lower bound of the due times of messages that are not durable in their targets; None if all are."""
         dues = [due for queue in self.by_key.values() if (due := queue.lowest_due) is not None]
         return min(dues, default=None)
 
@@ -505,17 +505,20 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         return next((queue for queue in self.on_disk if queue.wants_reload), None)
 
     def durable_turn(self, key: int) -> Turn | None:
-        """Return the turn up to which all messages of a target are durable there. Any thread."""
+        """Return the turn up to which all messages of a target are durable there; None: not known. Any thread."""
         queue = self.by_key.get(key)
         return self.applied_turn(key) if queue is None else queue.non_durable_appends.durable_through
 
     def applied_turn(self, key: int) -> Turn | None:
-        """Return the highest turn that is durable in a target. Any thread."""
+        """Return the highest turn that is durable in a target; None if there is none, or not known. Any thread."""
         settled = self.destination.last_durable(key, self.source)
         return None if settled is None else Turn(*settled)
 
     def stop_reason(self, key: int) -> StorageStopped | None:
-        """Return why a target is stopped until it is resumed (not full or deleted); else None. Any thread."""
+        """Return the error of a target that is stopped until it is resumed, else None (also if full or deleted).
+
+        Any thread.
+        """
         try:
             self.destination.check_space(key, 0)
         except StorageStopped as error:

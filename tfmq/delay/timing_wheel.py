@@ -102,7 +102,7 @@ class HashedTimingWheel:
         self.tick_ms, self.slots, self.base_ms = tick_ms, slots, base_ms
         self._ring: list[WheelSlot | None] = [None] * slots
         self._hand = 0
-        """The tick, counted from the base, before which the lists of all ticks were examined."""
+        """The lists of all ticks before this tick (counted from the base) were examined."""
         self._popped = -1
         """Due time, relative to the base, up to which all messages were popped."""
         self._cancelled: set[int] = set()
@@ -112,7 +112,7 @@ class HashedTimingWheel:
         """Numbers of messages that were added after their due time had been popped."""
         self._ready = no_wheel_rows()
         self._ready_popped = 0
-        """How many rows of `_ready` were popped: these are the sorted rows of a list of which not all were popped."""
+        """How many rows of `_ready` were popped. `_ready` has the sorted rows of a list that is only partly popped."""
         self._next_due: int | None = None
         """The earliest due time in the ring, relative to the base. None: no rows; UNKNOWN_DUE: to be searched."""
 
@@ -128,7 +128,7 @@ class HashedTimingWheel:
 
     @property
     def first_unpopped(self) -> tuple[int, int]:
-        """The lowest turn that was not popped. Messages with lower turns were, unless they were added too late."""
+        """The lowest turn not popped yet. Messages with lower turns were popped, unless they were added too late."""
         if self._ready_popped < len(self._ready.dues):
             return self._ready.dues[self._ready_popped], self._ready.numbers[self._ready_popped]
         return self.popped_ms + 1, 0
@@ -284,7 +284,7 @@ class HashedTimingWheel:
     # Pop
 
     def pop(self, now_ms: int, rows_max: int = ROWS_MAX) -> WheelRows:
-        """Return at most `rows_max` messages due by `now_ms`, by turn; afterwards `next_due` tells about others."""
+        """Remove and return messages due at `now_ms` or before, at most `rows_max`, in the order of their turns."""
         found = no_wheel_rows()
         now = now_ms - self.base_ms
         while len(found.dues) < rows_max:
@@ -355,7 +355,10 @@ class HashedTimingWheel:
         return WheelRows(array("Q", map(base.__add__, dues)), slot.numbers, slot.locators, tags)
 
     def _find_next_due(self) -> int | None:
-        """Return the earliest due time in the ring: that of the first list with a row of the current round, if any."""
+        """Return the earliest due time in the ring, relative to the base; None if the ring is empty.
+
+        The first list with a row of the current round has it. If there is no such list, all lists are compared.
+        """
         hand, slots, tick_ms, ring = self._hand, self.slots, self.tick_ms, self._ring
         least: int | None = None
         for tick in range(hand, hand + slots):

@@ -39,7 +39,8 @@ TOPICS_PER_QUERY: Final = 8
 class ActiveTransactions:
     """Active transactions with their timers, sessions and reservations, and the applier.
 
-    The commands decide what happens; the `on_...` methods do what a new state requires. `roll_back`: that command.
+    The commands decide what happens; the `on_...` methods do what a new state requires. `roll_back(transaction)`: the
+    command that rolls back a transaction without a request.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class ActiveTransactions:
         """Bytes of batches that are queued for the journal."""
         self._last_lsn = 0
         self.undurable_decisions: deque[ApplyProgress] = deque()
-        """Decisions that are written but not yet known to be durable."""
+        """Decisions (commit records) that are written but not yet known to be durable."""
         self.read_only: OrderedDict[tuple[str, int], None] = OrderedDict()
         """(xid, epoch) of transactions that have recently ended empty, without a record."""
         self.dropped_counts: OrderedDict[int, int] = OrderedDict()
@@ -97,8 +98,8 @@ class ActiveTransactions:
     def find_live(self, xid: str, epoch: int) -> Transaction | None:
         """Return the live transaction with this name and epoch; None if it has ended or never existed.
 
-        Raises StaleEpoch if a newer transaction has the name and the outcome of this one is not known; StorageStopped,
-        outcome unknown, if only the next start can determine whether its last record is written.
+        Raises StaleEpoch if a newer transaction has the name and the outcome of this one is not known. Raises
+        StorageStopped, outcome unknown, if only the next start finds out whether its last record is in the journal.
         """
         transaction = self.store.transactions.get(epoch)
         if transaction is not None and transaction.xid == xid:
@@ -170,7 +171,7 @@ class ActiveTransactions:
         self.open_timeouts.set_deadline(transaction.epoch, timeout_ms / 1000)
 
     def on_prepared(self, transaction: Transaction, lsn: int) -> None:
-        """Handle a written prepare record: its session or timeout does not end the transaction any more."""
+        """Handle a written prepare record: the end of the session or timeout does not end the transaction any more."""
         self.note_written(lsn)
         runtime_state(transaction).lsn = lsn
         self._untrack_open(transaction.epoch)
@@ -178,9 +179,9 @@ class ActiveTransactions:
         self.store.when_durable(lsn, lambda error: self._prepare_durable(transaction, error))
 
     def _prepare_durable(self, transaction: Transaction, error: BaseException | None) -> None:
-        # Check-back must not start earlier: a client that is asked may commit its own part, and after a power failure
-        # the transaction would not be prepared here. Check-back starts even if a commit or rollback is pending, because
-        # that may still fail; once its record is written, check-back ends.
+        # Check-back must not start before the prepare is durable: a client that is asked may commit its own part, and
+        # after a power failure the transaction would not be prepared here. Check-back starts even if a commit or
+        # rollback is pending, because that may still fail; once the record of either is written, check-back ends.
         if error is None and transaction.state in states.IN_DOUBT_STATES:
             self._start_check_back(transaction)
 
@@ -229,7 +230,7 @@ class ActiveTransactions:
         return progress
 
     def _decision_durable(self, progress: ApplyProgress, error: BaseException | None) -> None:
-        """Apply, in LSN order, the decisions up to this one, which are durable now; if `error`, reply with it."""
+        """Apply, in LSN order, the decisions up to this one, which are durable now; after an error, reply with it."""
         while self.undurable_decisions and self.undurable_decisions[0].decision.lsn <= progress.decision.lsn:
             first = self.undurable_decisions.popleft()
             if error is None:
@@ -292,7 +293,7 @@ class ActiveTransactions:
             self._end_orphaned(transaction)
 
     def _end_orphaned(self, transaction: Transaction) -> bool:
-        """Roll back an orphaned transaction if it is open and no record is pending; return whether it was."""
+        """Roll back an orphaned transaction if it is open and no record is pending; return whether this was done."""
         ends = runtime_state(transaction).orphaned and self.is_certainly(transaction, states.OPEN)
         if ends:
             self._roll_back(transaction)
@@ -383,11 +384,11 @@ def _add_bounded(memory: OrderedDict[Any, Any], key: Any, value: Any, most: int)
 class TransactionRuntimeState:
     """The state of one transaction that is not durable.
 
-    `lsn`: LSN of the record of its state, 0 before the first. `target_bytes`: bytes sent, by target. `reserved_bytes`:
-    bytes reserved at the targets in all. `missing_batches`: (producer id, sequence) of batches whose write failed,
-    until they are sent again. `orphaned`: the session or timeout ended while a record was queued; if that record fails,
-    the transaction is rolled back. `uncertain_write`: error of a record that may or may not be in the journal.
-    `waiting_commands`: commands to retry when queued records are written.
+    `lsn`: LSN of the record that caused its state; 0 before the first prepare or commit. `target_bytes`: bytes sent, by
+    target. `reserved_bytes`: bytes reserved at all targets together. `missing_batches`: (producer id, sequence) of
+    batches whose write failed, until they are sent again. `orphaned`: the session or timeout has ended; if a record was
+    queued at that time and fails, the transaction is rolled back. `uncertain_write`: error of a record that may or may
+    not be in the journal. `waiting_commands`: commands to retry when queued records are written.
     """
 
     timeout_ms: int = 0

@@ -78,7 +78,7 @@ class Applier(ApplyQueues["TargetQueue"]):
         """Whether TURN_BYTES is ignored: from the start until the applier is idle for the first time."""
         self._release_space, self._on_applied = release_space, on_applied
         self._starting: deque[ApplyProgress] = deque()
-        """Decisions that are not in the queues of their targets yet; for the first one, these are being computed."""
+        """Decisions that are not in the queues of their targets yet. The first one's targets are being computed."""
         self._turn_bytes = 0
         self.due_words = 0
         self._late: deque[tuple[float, ApplyProgress]] = deque()
@@ -336,7 +336,7 @@ class TargetQueue(ApplyQueue):
             part.progress.notify_late()
 
     def requeue(self, parts: Sequence[ApplyTask]) -> None:
-        """Return tasks to the queue, in order, when it is not known whether the target has their effects."""
+        """Put tasks back into the queue, in order, because it is not known whether the target has their effects."""
         self._queue = deque(sorted([*parts, *self._queue], key=lambda part: part.position))
         self._position_known = False
 
@@ -370,7 +370,7 @@ class TargetQueue(ApplyQueue):
         return bool(self._queue)
 
     def _send_messages(self) -> bool:
-        """Start an append of adjacent small tasks together, or of a large one alone; return whether it did."""
+        """Start an append of adjacent small tasks together, or of one large task; return whether one was started."""
         parts: list[ApplyTask] = []
         batches: list[Batch] = []
         pieces: list[Sequence[int]] = []
@@ -433,7 +433,7 @@ class TargetQueue(ApplyQueue):
         return Append(part.target.topic, *self.partition, batches, source)
 
     def _send_offsets(self) -> None:
-        """Commit the offsets of the first queued decisions together; of one group, the last offsets count."""
+        """Commit the offsets of the first queued decisions together; a group's last offsets replace earlier ones."""
         parts: list[ApplyTask] = []
         groups: list[GroupPositions] = []
         count = 0

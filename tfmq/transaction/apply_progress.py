@@ -105,7 +105,7 @@ class ApplyProgress:
         self.notify()
 
     def record_offsets(self, batch_indexes: Sequence[int], offsets: Sequence[int]) -> None:
-        """Record the offsets of batches by their indexes in the decision; -1: a later part of a split batch."""
+        """Record the offsets of batches by their indexes in the decision; index -1: a later part of a split batch."""
         if self.offsets:
             for piece, offset in zip(batch_indexes, offsets, strict=False):
                 if piece >= 0:
@@ -122,7 +122,7 @@ class ApplyProgress:
 FSYNC_DELAY_SECONDS: Final = 0.005
 """Delay before an fsync, so that several commits share it. Readers wait at most this much longer."""
 RETRY_SECONDS: Final = 30.0
-"""Pause before a failed fsync of a target is tried again, if the target does not report before that it resumed."""
+"""Pause before a failed fsync of a target is tried again, unless the target is resumed earlier."""
 
 
 class ApplyTask(NamedTuple):

@@ -93,7 +93,10 @@ class CheckBack:
     # Waiting clients
 
     def add_wait(self, group: str, wait_ms: int, session: Caller, done: DoneCallback) -> Callable[[], None]:
-        """Call `done(queries)` when some are due, `done([])` after `wait_ms`; return a function that ends the wait."""
+        """Call `done(queries)` when some are due, `done([])` after `wait_ms`; return a function that ends the wait.
+
+        Too many waits: `done(None, Busy)`.
+        """
         wait = CheckBackWait(group, session, done)
         if group in self._due_epochs:
             self._send_queries(wait)

@@ -67,7 +67,7 @@ UNDECIDED_STATES: Final = frozenset((states.OPEN, states.PREPARED))
 class Wait(Exception):
     """Raised by a command that must wait: its retry is added to `callbacks`, which are called when the wait ends.
 
-    `asked`: arguments of the retry, if the original ones are valid only until the end of the turn.
+    `asked`: the arguments of the retry, given if the original arguments are valid only until the end of the turn.
     """
 
     def __init__(self, callbacks: list[Callable[[], None]], asked: tuple[Any, ...] = ()) -> None:
@@ -96,7 +96,7 @@ def command(step: Callable[..., None]) -> Callable[..., None]:
 
 
 class TransactionCommandHandler:
-    """The commands for one transaction, in each of its states, and also if a command is repeated."""
+    """Executes the commands for one transaction, in each of its states, also commands that a client repeats."""
 
     def __init__(self, active: ActiveTransactions) -> None:
         self._active = active
@@ -106,20 +106,20 @@ class TransactionCommandHandler:
 
     @command
     def begin(self, request: BeginRequest, session: Caller, done: DoneCallback) -> None:
-        """Begin a transaction; `done(BeginResult)`. A repeated request gets the first result again.
+        """Begin a transaction; calls `done(BeginResult)`. A repeated request gets the first result again.
 
         Errors: TransactionExists, GroupStale, GroupFenced, NotAllowed (too many groups), BadRequest.
         """
         if request.xid.startswith(LOCAL_PREFIX):
             raise BadRequest(RESERVED_NAME)
         active, store = self._active, self._store
-        # The name of a local transaction is made of its begin request, and is unique like this.
+        # The name of a local transaction is made of the producer id and the number of its begin request: it is unique.
         xid = request.xid or f"{LOCAL_PREFIX}{request.producer_id:x}-{request.number}"
         timeout_ms = self._timeout_ms(request.timeout_ms)
         now_ms = active.clock.wall_ms()
         ending = store.producer_states.find_request(request.producer_id, request.number, now_ms)
         if ending is not None:
-            # The transaction may have ended since. Then the next command for it is answered with its outcome.
+            # If the transaction has ended since, the next command for it is answered with its outcome.
             begun = store.transactions.get(ending.epoch)
             if begun is not None and begun.runtime is not None:
                 timeout_ms = begun.runtime.timeout_ms or timeout_ms
@@ -165,8 +165,9 @@ class TransactionCommandHandler:
 
     @command
     def send(self, epoch: int, piece: IncomingBatch, done: DoneCallback) -> None:
-        """Store a batch; `done(None)` when the batch, or the original of a duplicate, is in the journal, not fsynced.
+        """Store a batch; calls `done(None)` when the batch, or the original of a duplicate, is in the journal.
 
+        No fsync is made for it. The prepare or commit makes the batch durable.
         Errors: UnknownTransaction, TransactionState, TransactionTooLarge, UnknownTopic, SequenceGap, UnknownProducer.
         """
         active, store = self._active, self._store
@@ -218,7 +219,7 @@ class TransactionCommandHandler:
     def prepare(
         self, xid: str, epoch: int, ttl_ms: int | None, offsets: Sequence[Any], session: Caller, done: DoneCallback
     ) -> None:
-        """Prepare a transaction; `done(PrepareResult)` once that is durable, also if it was prepared before.
+        """Prepare a transaction; calls `done(PrepareResult)` once that is durable, also for a repeated request.
 
         `ttl_ms`: how long a member of a commit group may stay prepared; None: the default. `offsets`: the consumer
         offsets to commit with the transaction. Errors: UnknownTransaction, StaleEpoch, TransactionState,
@@ -252,7 +253,7 @@ class TransactionCommandHandler:
             active.finish_empty(transaction)
             done(PrepareResult(states.READ_ONLY, 0), None)
             return
-        # These transactions stay until a client or an operator ends them.
+        # Prepared and heuristically ended transactions stay until a client or an operator ends them.
         counts = self._store.state_counts
         staying = counts[states.PREPARED] + sum(counts[each] for each in states.HEURISTIC_STATES)
         if staying >= self._active.limits["transactions_prepared"]:
@@ -271,7 +272,7 @@ class TransactionCommandHandler:
                 )
                 active.retry_waiting(transaction)
             else:
-                # Meanwhile the sequence of its commit group was committed, or its run was aborted.
+                # During the write, the sequence of its commit group was committed, or its run was aborted.
                 self.roll_back(transaction)
                 done(None, rejections.group_committed(member))
 
@@ -309,7 +310,7 @@ class TransactionCommandHandler:
         session: Caller,
         done: DoneCallback,
     ) -> None:
-        """Commit a transaction; `done(CommitResult)` once the commit is durable, and is applied or takes long to apply.
+        """Commit a transaction; calls `done(CommitResult)` once the commit is durable, and applied or late.
 
         `one_phase`: commit an open transaction without a prepare. `heuristic`: an operator commits a prepared
         transaction. `force`, only with `heuristic`: commit even if messages of the transaction are lost. Errors as for
@@ -342,7 +343,7 @@ class TransactionCommandHandler:
         elif state in COMMITTED_STATES or (heuristic and state == states.HEURISTIC_COMMITTED):
             progress = runtime_state(transaction).apply_progress
             if progress is None:
-                # Ended by an operator and applied before the start, and not yet forgotten.
+                # An operator committed it, and it was applied before the start of the broker, but is not forgotten yet.
                 done(CommitResult(states.COMMITTED, epoch, repeated=True), None)
             else:
                 progress.add_callback(partial(reply_committed, epoch, True, done, by_hand=heuristic))
@@ -393,7 +394,7 @@ class TransactionCommandHandler:
 
     @command
     def rollback(self, xid: str, epoch: int, heuristic: bool, done: DoneCallback) -> None:
-        """Roll back an open or prepared transaction; `done(RollbackResult)`.
+        """Roll back an open or prepared transaction; calls `done(RollbackResult)`.
 
         `heuristic`: an operator rolls back a prepared transaction. Errors: UnknownTransaction, StaleEpoch,
         TransactionCommitted, HeuristicOutcome.
@@ -424,8 +425,8 @@ class TransactionCommandHandler:
             return
 
         def written(lsn: int, error: BaseException | None) -> None:
-            # An open transaction ends even if its record fails, because recovery rolls it back, too: it has no commit
-            # record.
+            # An open transaction ends even if its rollback record fails: recovery would roll it back, too, because it
+            # has no commit record.
             if error is not None:
                 self._store.discard(transaction)
             if done is not None:
@@ -458,9 +459,10 @@ class TransactionCommandHandler:
 
     @command
     def forget(self, xid: str, epoch: int, done: DoneCallback) -> None:
-        """Forget a heuristic outcome (set by an operator); `done(True)`, or `done(False)` if there was none.
+        """Forget a heuristic outcome (set by an operator). Calls `done(True)`, or `done(False)` if there is none.
 
-        A heuristic commit is forgotten once its effects are durable at all targets. Errors: TransactionState.
+        For a heuristic commit whose effects are applied at all targets, waits until they are durable there. Error
+        TransactionState: the effects are not yet applied, or a target is blocked.
         """
         transaction = self._active.find_live(xid, epoch)
         if transaction is None or transaction.state not in states.HEURISTIC_STATES:
@@ -470,7 +472,7 @@ class TransactionCommandHandler:
             raise Wait(runtime_state(transaction).waiting_commands)
         progress = runtime_state(transaction).apply_progress
         if progress is not None and not progress.is_durable:
-            # Its journal entries are needed until its effects are durable. If a target is blocked, that may never be.
+            # Its journal entries are needed until its effects are durable, which may never happen at a blocked target.
             if not progress.applied or progress.blocked or progress.pending_targets:
                 raise rejections.wrong_state(xid, transaction.state, "one of its targets is blocked")
             raise Wait(progress.durable_callbacks)
@@ -480,7 +482,7 @@ class TransactionCommandHandler:
 
     @command
     def transact(self, request: TransactRequest, session: Caller, done: DoneCallback) -> None:
-        """Begin, send and commit in one request; `done(CommitResult)`. Errors: those of these commands.
+        """Begin, send and commit in one request; calls `done(CommitResult)`. Errors: those of the three commands.
 
         All records are written in one journal append with one fsync. Nothing remains of a rejected request.
         """
@@ -626,7 +628,7 @@ class TransactionCommandHandler:
         self._active.destination.unlock_offsets(transaction.epoch)
 
     def _open_record_failed(self, transaction: Transaction, error: BaseException, done: DoneCallback) -> None:
-        """Reply with the error after the prepare or commit record of an open transaction failed: it stays open."""
+        """Reply with the error of a failed prepare or commit record. Its transaction stays open."""
         # If it is not known whether the record is written, the offsets stay locked.
         if runtime_state(transaction).uncertain_write is None:
             self._release(transaction)
@@ -636,13 +638,16 @@ class TransactionCommandHandler:
     def _prepared_record_failed(
         self, transaction: Transaction, error: BaseException, done: DoneCallback | None
     ) -> None:
-        """Reply with the error after a record of a prepared transaction failed: it stays prepared."""
+        """Reply with the error of a failed record of a prepared transaction, which stays prepared."""
         if done is not None:
             done(None, rejections.from_journal_error(error))
         self._active.retry_waiting(transaction)
 
     def _reply_ended(self, xid: str, epoch: int, done: DoneCallback, answers: dict[str, Any]) -> None:
-        """Reply with an ended transaction's outcome once durable: the value of its state in `answers`, or an error."""
+        """Reply to a command for an ended transaction, once its outcome is durable.
+
+        The result is the value of `answers` for the state in which the transaction ended. Without one, it is an error.
+        """
         if (xid, epoch) in self._active.read_only:
             done(answers[states.READ_ONLY], None)
             return

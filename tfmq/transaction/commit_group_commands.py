@@ -43,10 +43,10 @@ class CommitGroupCommands:
 
     @command
     def commit(self, request: GroupCommitRequest, done: DoneCallback) -> None:
-        """Commit all named members atomically; `done(GroupCommitResult)`.
+        """Commit all named members atomically; calls `done(GroupCommitResult)`.
 
-        The same record rolls back the other members of the group up to this sequence. Errors: GroupStale, GroupFenced,
-        GroupIncomplete, NotAllowed, BadRequest.
+        The same record rolls back the other members of the group with this or a lower sequence. Errors: GroupStale,
+        GroupFenced, GroupIncomplete, NotAllowed, BadRequest.
         """
         group, sequence, run, names, rows, other_total = request
         self._wait_for_records(group)
@@ -161,9 +161,9 @@ class CommitGroupCommands:
 
     @command
     def abort(self, group: str, sequence: int, run: str, done: DoneCallback) -> None:
-        """Fence a run (reject its requests from now on) and roll back its members, unless its sequence is committed.
+        """Fence a run (reject its requests from now on) and roll back its members; calls `done(GroupAbortResult)`.
 
-        Errors: NotAllowed.
+        If `sequence` is already committed, nothing is changed. Errors: NotAllowed.
         """
         self._wait_for_records(group)
         if self._store.commit_groups.is_committed(group, sequence):
@@ -183,7 +183,7 @@ class CommitGroupCommands:
 
     @command
     def forget(self, group: str, done: DoneCallback) -> None:
-        """Forget the last commit and the aborted runs of a group; `done(True)`, or `done(False)` if it has none."""
+        """Forget the last commit and the aborted runs of a group; calls `done(True)`, `done(False)` if it has none."""
         known = self._store.commit_groups.by_name.get(group)
         if known is None or not known.has_history:
             done(False, None)
@@ -227,7 +227,7 @@ class CommitGroupCommands:
     def _roll_back_open(self, epochs: Iterable[int]) -> None:
         """Roll back the open ones among these members, each by its own record."""
         # Called after the group's record is written, so that open members stay open if the record fails. A member whose
-        # prepare record is being written is rolled back when that ends, because it is fenced then.
+        # prepare record is being written is rolled back when this write ends, because the member is fenced by then.
         for epoch in epochs:
             transaction = self._store.transactions.get(epoch)
             if transaction is not None and self._active.is_certainly(transaction, states.OPEN):
@@ -243,7 +243,7 @@ class CommitGroupCommands:
     ) -> None:
         """Queue a record of the group and call `written` when it is written; later commands of the group wait.
 
-        If the record fails, reply with the error. Then the transactions are unchanged, except that open ones are rolled
+        If the record fails, reply with the error. In that case the transactions are unchanged, but open ones are rolled
         back if their session or timeout has ended meanwhile. If this call raises, nothing is queued and nothing waits.
         """
 
@@ -266,7 +266,7 @@ class CommitGroupCommands:
             raise
 
     def _wait_for_records(self, group: str) -> None:
-        """Raise `Wait` while a record of the group is being written; StorageStopped if one may be written or not."""
+        """Raise `Wait` while a record of the group is being written, StorageStopped if one may have been written."""
         if group in self._uncertain_writes:
             raise rejections.from_journal_error(self._uncertain_writes[group])
         if group in self._waiting_commands:

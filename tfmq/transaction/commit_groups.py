@@ -115,7 +115,7 @@ class CommitGroups:
         return None
 
     def is_committed(self, group: str, sequence: int) -> bool:
-        """Return whether this sequence is committed, so that an abort changes nothing. Raises NotAllowed."""
+        """Return whether this sequence is committed, so that an abort changes nothing. NotAllowed: too many groups."""
         known = self._find_or_require_room(group)
         return known is not None and known.last_commit is not None and sequence <= known.last_commit.sequence
 
@@ -137,7 +137,7 @@ class CommitGroups:
         return [epoch for epoch in epochs if epoch not in members or members[epoch].sequence != sequence]
 
     def find_leftovers(self, group: str, sequence: int, epochs: Iterable[int] = ()) -> list[int]:
-        """Return the epochs of the members up to `sequence`, except `epochs`: the commit rolls them back."""
+        """Return which epochs a commit of `sequence` rolls back: all members up to this sequence, except `epochs`."""
         kept = set(epochs)
         return [
             epoch for epoch, member in self._members(group).items() if member.sequence <= sequence and epoch not in kept

@@ -6,9 +6,9 @@ are larger than eight full files. From each file that is less than half live, th
 copied to the end of the journal; the copies name the LSNs of the originals. A file is deleted once nothing refers to
 this file and a later checkpoint was written.
 
-The headers of entries count as live bytes: otherwise copies of tiny batches would seem as empty as the original file
-and would be copied forever. Batches of committed transactions are not copied: they will soon be obsolete, and may be
-being read for a partition.
+The headers of entries count as live bytes: otherwise a file with copies of tiny batches would seem as empty as the
+original file, and they would be copied forever. Batches of committed transactions are not copied: they will soon be
+obsolete, and the applier may be reading them.
 """
 
 import logging
@@ -30,7 +30,7 @@ from tfmq.transaction.transaction_table import TransactionTable
 logger = logging.getLogger("tfmq.transaction")
 
 LIVE_FACTOR: Final = 4
-"""Files may hold this many times the live bytes."""
+"""Compaction begins when the files have more than this many times the live bytes."""
 FILES_MIN: Final = 8
 """If all files together are smaller than this many full files, nothing is copied."""
 EMPTY_FACTOR: Final = 2
@@ -94,7 +94,7 @@ class JournalCompaction:
 
     def _read_done(self, found: "tuple[list[AppendMsg], int] | None", error: BaseException | None) -> None:
         if isinstance(error, JournalError | OSError):
-            # No later round reads this file. A client that commits the transaction gets the error then.
+            # No later round reads this file. A client gets the error when it commits the transaction.
             lsn, files = self._lsns[self._next_index], self._journal.files
             number = files[bisect_right([file.first for file in files], lsn) - 1].number
             logger.error("the transaction journal's file %d cannot be emptied: %s", number, error)

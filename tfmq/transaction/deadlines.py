@@ -1,4 +1,4 @@
-"""Epochs of transactions in the order of a time: their deadlines, in one heap with one timer."""
+"""Deadlines of transactions, in one heap with one timer. A transaction is identified by its epoch."""
 
 import heapq
 from collections.abc import Callable
@@ -11,7 +11,7 @@ STALE_ENTRIES_MIN: Final = 1024
 
 
 class EpochHeap:
-    """Epochs with a value each, and the lowest value. Removed epochs stay in the heap until they outnumber others."""
+    """Epochs with one value each, and the lowest value. The heap is rebuilt when most of its entries are removed."""
 
     def __init__(self) -> None:
         self._values: dict[int, float] = {}

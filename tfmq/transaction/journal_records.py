@@ -18,7 +18,7 @@ from tfmq.transaction.requests import CommitGroupMember
 PARTITION_OFFSET_FIELDS: Final = 5
 
 Topics: TypeAlias = Sequence[tuple[int, str]]
-"""(log id, topic name) of each target. The names are for display, because a name may be used again."""
+"""(log id, topic name) of each target. The names are only for display: a later topic may have the same name."""
 
 
 class Origin(NamedTuple):

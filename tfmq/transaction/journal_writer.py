@@ -21,7 +21,7 @@ APPEND_BYTES: Final = 8 << 20
 CACHED_TRANSACTION_BYTES: Final = 64 << 10
 """Transactions of one request, up to this size, stay in memory until they are applied."""
 CACHED_TOTAL_BYTES: Final = 32 << 20
-"""Maximum bytes of these transactions in memory; others are read from the journal to be applied."""
+"""Maximum bytes of all these transactions in memory. The others are read from the journal when they are applied."""
 
 WrittenCallback: TypeAlias = Callable[[int, BaseException | None], None]
 """written(lsn, None): the item's last entry is at `lsn` in the journal and is applied to the table, but not fsynced.

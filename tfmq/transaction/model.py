@@ -18,7 +18,7 @@ WORDS_PER_BATCH: Final = 3
 """Words of a batch in `BatchLocations`: its LSN, its log id, and a word with both message count and size."""
 
 ENTRY_BYTES: Final = HEADER_SIZE + MESSAGES.size
-"""Bytes of the journal entry of a batch besides its messages and blocks; tiny messages have fewer."""
+"""Bytes of the journal entry of a batch besides its messages and blocks; a tiny message is smaller than this."""
 
 SIZE_BITS: Final = 32
 SIZE_MASK: Final = (1 << SIZE_BITS) - 1
@@ -139,7 +139,7 @@ class Transaction:
 
 
 class TargetPart(NamedTuple):
-    """The part of a decision for one partition. The partition has all of it if it has the message `last_ordinal`."""
+    """The part of a decision for one partition, which has all of it if it has the message with `last_ordinal`."""
 
     log_id: int
     topic: str

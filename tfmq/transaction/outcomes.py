@@ -26,9 +26,9 @@ STATES: Final = (COMMITTED, ROLLED_BACK)
 STATE_BITS: Final = 8
 
 NEWEST_MAX: Final = 2048
-"""Maximum of outcomes in the dict (250 bytes each); then they are moved to a sealed run, in 0.6 ms."""
+"""Maximum of outcomes in the dict of `Outcomes` (250 bytes each). A full dict is moved to a sealed run, in 0.6 ms."""
 NEWEST_SHARE: Final = 16
-"""In a small table at most 1/NEWEST_SHARE is in the dict, so that few outcomes expire at once."""
+"""In a small table, at most 1/NEWEST_SHARE of the outcomes are in the dict, so that few outcomes expire at once."""
 
 MERGED_RUNS: Final = 16
 """Number of sealed runs merged into one. A lookup among a million outcomes searches about 45 runs (0.2 ms)."""
@@ -37,7 +37,7 @@ MERGED_SHARE: Final = 12
 
 
 class Outcome(NamedTuple):
-    """ "committed" or "rolled_back", and the wall clock time in ms."""
+    """How a transaction ended. `state`: "committed" or "rolled_back". `time_ms`: wall clock time of the end."""
 
     epoch: int
     state: str
@@ -65,9 +65,9 @@ class Outcomes:
     """Bounded table of outcomes, rebuilt by replaying the journal.
 
     An outcome takes 32 bytes: the digest of the name with a secret key, the epoch, time and state. The newest outcomes
-    are in a small dict, older ones in sealed runs: sorted rows that never change. Runs are merged as they age, and
-    removed as a whole: by age, or the oldest above a limit. The same outcomes in the same order give the same table,
-    with or without a snapshot. `key` is set before the first outcome.
+    are in a small dict, older ones in sealed runs: sorted rows that never change. Small runs are merged. A run is
+    removed as a whole: when it is too old, or as the oldest one while there are too many outcomes. The same outcomes in
+    the same order give the same table, with or without a snapshot. `key` is set before the first outcome.
     """
 
     def __init__(self, *, outcomes_max: int, retention_ms: int) -> None:
@@ -116,7 +116,7 @@ class Outcomes:
         self.expired_epoch = ALL_EPOCHS
 
     def mark_epochs_leased(self, end: int) -> None:
-        """Record that epochs below `end` were leased: after a loss, no outcomes of higher epochs are missing."""
+        """Record that epochs below `end` were leased. After a loss of entries, only their outcomes may be missing."""
         if self.expired_epoch == ALL_EPOCHS:
             self.expired_epoch = end - 1
 

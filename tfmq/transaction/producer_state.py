@@ -37,7 +37,7 @@ class RequestOutcome(NamedTuple):
 class ProducerState:
     """State of one producer id. The snapshot has the fields in the same order.
 
-    `sequence_epoch`: the epoch of its latest transaction with messages, and `first_sequence`: their first sequence.
+    `sequence_epoch`: the epoch of its latest transaction with messages; `first_sequence`: the first sequence in it.
     `last_number`, `last_epoch` and `last_state`: number of the begin request, epoch and state of its latest transaction
     that has a record. `seen_ms`: wall clock time of its last journal entry, or NOT_STAMPED.
     """
@@ -58,9 +58,9 @@ class ProducerStates:
     """State of all producers that send into transactions, longest idle first, rebuilt from the journal.
 
     A client uses a producer id of its own for each concurrent transaction. The sequences of an id are contiguous over
-    all partitions, and its transaction numbers increase. Idle ids expire; above the limit, those idle for the longest
-    time expire. An unknown id up to `expired_id` may have expired, so it is not accepted as new. Batches that are
-    queued for the journal are *staged*: later checks already count them.
+    over all partitions, and its transaction numbers increase. Idle ids expire; if there are too many ids, those idle
+    for the longest time expire. An unknown id up to `expired_id` may have expired, so it is not accepted as new.
+    Batches that are queued for the journal are *staged*: later checks already count them.
     """
 
     def __init__(self, *, producers_max: int, idle_ms: int, lease_time: LeaseTime) -> None:
@@ -136,7 +136,7 @@ class ProducerStates:
         return known[2] if known is not None else 0
 
     def _sequences(self, producer_id: int) -> tuple[int, int, int] | None:
-        """Return a row as in `_staged`, of queued batches or else of the journal; None for a new producer id."""
+        """Return a row as in `_staged`, from queued batches or, if none are queued, the journal; None for a new id."""
         staged = self._staged.get(producer_id)
         if staged is not None:
             return staged
@@ -146,7 +146,7 @@ class ProducerStates:
         return stream.sequence_epoch, stream.first_sequence, stream.next_sequence
 
     def _require_new(self, producer_id: int, now_ms: int) -> None:
-        """Raise UnknownProducer for an id without state, unless its lease is so recent that it cannot have expired."""
+        """Raise UnknownProducer for an id whose state may have expired. A recent lease proves that it has not."""
         leased = self._lease_time(producer_id)
         if producer_id <= self.expired_id or leased is None or leased + self._idle_ms < now_ms:
             raise UnknownProducer(producer_id=producer_id)
@@ -173,7 +173,7 @@ class ProducerStates:
     # Replay of journal entries
 
     def apply_batch(self, producer_id: int, epoch: int, sequence: int, count: int) -> int:
-        """Apply a batch in the journal; return how many messages of this producer before it a repair has lost."""
+        """Apply a batch of the journal; return how many messages of the producer are missing just before it."""
         stream = self._most_recent(producer_id, NOT_STAMPED)
         self._unstamped.add(producer_id)
         missing = sequence - stream.next_sequence
@@ -203,7 +203,7 @@ class ProducerStates:
             self._remove_idlest()
 
     def _most_recent(self, producer_id: int, time_ms: int) -> ProducerState:
-        """Return the state of a producer, created if missing, after moving it to the most recent end."""
+        """Return the state of a producer, a new one if there is none, and make it the most recently used one."""
         stream = self._producers.get(producer_id)
         if stream is None:
             stream = self._producers[producer_id] = ProducerState()

@@ -65,7 +65,7 @@ class TransactionQueries:
         return state in ATTENTION_STATES or bool(transaction.prepared_ms and state in states.IN_DOUBT_STATES)
 
     def _shown_state(self, transaction: Transaction) -> str:
-        """Return the state shown to users: none that a power failure or a stopped target could still revert."""
+        """Return the state shown to users, which neither a power failure nor a stopped target can revert."""
         state = transaction.state
         if not self._store.is_durable(transaction):
             return UNDURABLE_STATES.get(state, state)

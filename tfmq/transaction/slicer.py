@@ -1,8 +1,8 @@
 """Split a decision's part for one partition into slices, and read their batches from the journal.
 
-A slice is what one append writes: at most 1 MiB, unless one block is larger. It ends at the end of a block, where the
-next slice begins, also after a crash. Batches of delayed messages are never split, because one arrival header with the
-due times precedes all their records. Every entry is verified when it is read.
+A slice is what one append writes: at most 1 MiB, unless one block is larger. It ends at the end of a block. The next
+slice begins there, also if it is written after a crash. Batches of delayed messages are never split, because one
+arrival header with the due times precedes all their records. Every entry is verified when it is read.
 """
 
 import logging
@@ -134,7 +134,7 @@ def read_slices_nowait(
     after: int,
     slice_bytes: int = SLICE_BYTES,
 ) -> list[Slice] | None:
-    """Like `read_slices`; None if there are more than SLICE_BYTES or ENTRIES_PER_READ, or `read` returns None."""
+    """Like `read_slices`; None above SLICE_BYTES or ENTRIES_PER_READ, if messages are lost, or `read` returns None."""
     start = first_row(rows, after)
     if len(rows) - start > ENTRIES_PER_READ * ROW_WORDS:
         return None
@@ -153,7 +153,7 @@ def read_slices_nowait(
 
 
 def first_row(rows: "array[int]", after: int) -> int:
-    """Return where in `rows` the batch with the first message after ordinal `after` begins, or their length."""
+    """Return the index in `rows` of the first batch with a message after ordinal `after`; len(rows) if none has one."""
     if not rows or not after:
         return 0
     row = bisect_right(rows[1::ROW_WORDS], after) - 1

@@ -30,7 +30,7 @@ YIELD_ROWS: Final = 64
 
 
 class SnapshotHead(NamedTuple):
-    """The fields of a snapshot that are not for each transaction; `parts`: dumps, ordered as in the module's doc."""
+    """The fields of a snapshot before the rows; `parts`: dumps of producer states, commit groups, both `Outcomes`."""
 
     time_ms: int
     epochs_end: int
@@ -73,7 +73,7 @@ def capture(head: SnapshotHead, transactions: Iterable[Transaction]) -> Callable
 
 
 DURABLE_STATES: Final = {states.PREPARING: states.OPEN, states.COMMITTED: states.APPLYING}
-"""For states without a journal record: the last state that has one. For COMMITTING and ROLLING_BACK see `_row`."""
+"""State without a journal record of its own -> the state before it. For COMMITTING and ROLLING_BACK see `_row`."""
 
 
 def _row(

@@ -111,7 +111,7 @@ class TransactionStore:
     """Transactions and the journal that makes them durable.
 
     The constructor opens or creates the journal in the existing `folder`, recovers it and leases epochs durably. It
-    rolls back open transactions; prepared and committed ones are in `transactions` then. `settings`: the keys
+    rolls back open transactions and puts prepared and committed ones into `transactions`. `settings`: the keys
     `transaction.*` without that prefix. `decision_time` returns the time for commit records, in ms since 1970, from
     which the delays of their messages count. Raises Corrupt (with file and position; nothing was changed), NewerFormat,
     Full, Stopped, OSError.
@@ -119,9 +119,9 @@ class TransactionStore:
     Every durable change is made by applying a journal entry, in recovery and later alike. The records of a turn are
     queued; `write()` writes them in one append, applies them in order and calls their callbacks. While a record is
     queued, the state of its transaction is preparing, committing or rolling_back; if the write fails, the previous
-    state is restored. The methods that queue a record raise states.InvalidTransition if the state does not permit the
-    change; then nothing has changed. The coordinator checks limits, offsets and targets. Used by one thread, except
-    where a method states otherwise.
+    state is restored. The methods that queue a record raise states.InvalidTransition, and change nothing, if the state
+    does not permit the change. The coordinator checks limits, offsets and targets. Used by one thread, except where a
+    method states otherwise.
     """
 
     def __init__(
@@ -432,7 +432,7 @@ class TransactionStore:
         return self._journal.stopped
 
     def certainly_not_committed(self, xid: str, epoch: int) -> bool:
-        """Return whether a local transaction certainly was not committed: its outcome would still be stored."""
+        """Return whether a local transaction certainly was not committed, because its outcome would still be stored."""
         given = self._table.local_outcomes.expired_epoch < epoch < self._table.epochs_end
         return given and xid.startswith(LOCAL_PREFIX) and self.find_outcome(xid, epoch) is None
 

@@ -33,7 +33,7 @@ from tfmq.transaction.producer_state import ProducerStates
 class FileReferences:
     """The references of transactions to journal files: a file with a reference is not deleted.
 
-    A transaction has one reference to each file with batches of it, not one for each batch, so that its end is cheap.
+    A transaction has one reference to each file with any of its batches, not one for each batch, so that it ends fast.
     LSNs only increase: a batch is in the file being written if its LSN is not below the file's first LSN.
     """
 
@@ -93,12 +93,11 @@ class TransactionTable:
 
     The same entries in the same order give the same table, with or without a snapshot. The begin of a transaction and
     `complete` have no journal entry. So recovery may find completed decisions (commit records) again; the source
-    positions of their targets show that they are applied. An entry that contradicts earlier entries raises ValueError,
-    unless before it a repair has written a filler in place of lost entries: then what is missing is skipped and
-    counted.
+    positions of their targets show that they are applied. An entry that contradicts earlier entries raises ValueError.
+    But after a filler, which a repair has written in place of lost entries, what is missing is skipped and counted.
 
-    `outcomes`: results of ended transactions that clients have named; `local_outcomes`: of those that the broker has
-    named.
+    `outcomes`: results of ended transactions that clients have named; `local_outcomes`: results of those that the
+    broker has named.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class TransactionTable:
         self.epoch_index = EpochIndex(self.transactions)
         self.epochs_end = EPOCH_FIRST
         self.latest_ms = 0
-        """The latest time of any record; entries expire by this and no clock, so that replay is deterministic."""
+        """The latest time of any record. Entries expire by this and not by a clock, so that replay is deterministic."""
         self.retained_bytes = self.retained_batches = 0
         """The bytes of messages and the number of batches that the journal must retain for transactions."""
         self.file_references: FileReferences | None = None
@@ -384,7 +383,7 @@ class TransactionTable:
     # Entries lost in a repair
 
     def _check_message_count(self, transaction: Transaction, messages: int) -> None:
-        """Count messages that the journal lacks as lost. Raises ValueError if no repair explains the difference."""
+        """Count the messages missing in the journal as lost. Raises ValueError if no repair explains the difference."""
         if missing := messages - transaction.messages:
             if missing < 0 or not self.fillers_seen:
                 has = f"transaction {transaction.epoch} has {transaction.messages} messages in the journal"
@@ -401,8 +400,8 @@ class TransactionTable:
     def lose(self, places: Set[int]) -> None:
         """Count the batches at the LSNs `places`, which a repair could not restore, as lost.
 
-        Batches of committed transactions stay, because a partition may have their messages already. If a partition has
-        not, the loss is found when the batches are read.
+        Batches of committed transactions stay, because a partition may have their messages already. If it does not have
+        them, the loss is found when the batches are read.
         """
         for transaction in self.transactions.values():
             if transaction.decision is not None or places.isdisjoint(transaction.batch_lsns()):
@@ -470,8 +469,8 @@ class TransactionTable:
 class EntryRelocations:
     """Updates the locations of batches that compaction has copied to the end of the journal.
 
-    A snapshot that is being encoded uses the same arrays. So the first change of an array since the snapshot has begun
-    is made in a copy of the array.
+    A snapshot that is being encoded uses the same arrays of locations. So an array is copied before its first change
+    after a snapshot has begun.
     """
 
     def __init__(self) -> None:

@@ -134,7 +134,7 @@ def reschedule_header(
 
 
 def encode_header(header: ArrivalHeader) -> bytes:
-    """Encode a header as a whole record. Raises ValueError for an invalid header, TooLarge (journal.errors)."""
+    """Encode a header as a whole record. Raises ValueError for an invalid header, TooLarge for one that is too long."""
     kind, log_id, topic, dues, size_bytes, old, ahead_ms = header
     count = len(old.dues) if kind == CANCEL else header.record_count
     name = topic.encode("ascii")

@@ -73,7 +73,7 @@ HeaderCallback = Callable[[ArrivalHeader, int], None]
 
 
 class ArrivalBatch(NamedTuple):
-    """Consecutive records of one header in the log: its whole batch, or the part of the batch in one block.
+    """Consecutive records that belong to one header: its whole batch, or the part of the batch in one block.
 
     Four columns have one value for each message: `dues` (u64, ms), `absolute` (1 where the sender set an absolute time,
     else 0), `sizes` (u32, of whole records) and `offsets` (u64, in the log). Message n has the number `first_number +
@@ -142,8 +142,9 @@ def read_batches(
 ) -> Iterator[ArrivalBatch]:
     """Yield the batches in the log between two offsets, both of which are ends of appends. May run in a worker.
 
-    Damage is passed to `on_damage` and skipped; without `on_damage` Corrupt is raised. Raises BeyondEnd if the log is
-    not durable up to `to_offset`, so that nothing is left out silently; BelowStart, OSError, Closed.
+    Damage is passed to `on_damage` and skipped; without `on_damage`, Corrupt is raised. Raises BeyondEnd if the log is
+    not durable up to `to_offset` (with `upto`="written": not written), so that nothing is left out silently. Raises
+    BelowStart if `from_offset` is truncated; OSError, Closed.
     """
     reading, passed = _BatchParser(on_header), -1
     while from_offset < to_offset:
@@ -186,7 +187,7 @@ def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
 
 
 def _verified_blocks(log: Log, data: bytes | bytearray, start: int) -> Iterator[Block]:
-    """Yield the blocks in `data`, read from offset `start`. Raises Corrupt for a range up to the next block."""
+    """Yield the blocks in `data`, read from offset `start`. Raises Corrupt; its range ends where a block may begin."""
     position = 0
     try:
         for block in blocks_of(data, start, log.log_id):
@@ -223,8 +224,7 @@ class _BatchParser:
             if id == HEADER_ID and not flag:
                 self._start_header(data[position : position + size], block.offset + position)
             elif flag & FLAG_FILLER:
-                # A repair has replaced damaged records by a filler, which has their number in the field of the
-                # checksum.
+                # A repair has replaced damaged records by a filler. Its checksum field has the count of these records.
                 count = checksum
                 self.records_parsed += count
                 if self.header is not None and self.records_parsed >= self.header.record_count:
@@ -302,7 +302,10 @@ def _record_columns(data: bytes, position: int, offset: int, wanted: int) -> tup
 
 
 def header_before(log: Log, first_number: int) -> ArrivalHeader | None:
-    """Return the header of the batch that starts with `first_number`, if it exists. Raises OSError, Closed."""
+    """Return the header of the batch that starts with `first_number`; None if it cannot be read.
+
+    Raises OSError, Closed.
+    """
     if first_number <= log.first_ordinal or first_number > log.end_ordinal:
         return None
     try:
@@ -341,8 +344,8 @@ Records: TypeAlias = list[bytes | None]
 class ArrivalRecordReader:
     """Reads durable records by offset. One thread at a time; several readers may share `verified`.
 
-    The first read in a block reads the whole block and verifies it. Later reads get only the wanted records, neighbours
-    together, and verify each by its own checksum.
+    The first read in a block reads the whole block and verifies it. Later reads in the block get only the wanted
+    records, several close ones at once, and verify each record by its own checksum.
     """
 
     def __init__(self, log: Log, verified: VerifiedBlockCache | None = None) -> None:
@@ -413,7 +416,10 @@ class ArrivalRecordReader:
         return True
 
     def _copy_from_block(self, offsets: Sequence[int], index: int) -> int:
-        """Copy the records from `index` on that are in the block verified last; return the index after them."""
+        """Append the records from `offsets[index]` on that are in the block verified last to `_records`.
+
+        Return the index (in `offsets`) of the first record that was not copied.
+        """
         start, data, left, length = self._start, self._data, self._bytes_left, LENGTH.unpack_from
         size, count = len(data), len(offsets)
         while index < count and 0 <= (at := offsets[index] - start) < size and left > 0:
@@ -429,9 +435,10 @@ class ArrivalRecordReader:
         return index
 
     def _read_from_verified_block(self, offsets: Sequence[int], index: int, end: int, unproven: RawRead) -> int:
-        """Read neighbouring records of a verified block, which ends at `end`; return the index after them.
+        """Read the records from `offsets[index]` on that are close together in a verified block, which ends at `end`.
 
-        Return `index` if the whole block must be read and verified again.
+        Append them to `_records`, and return the index (in `offsets`) of the first record that was not read. That is
+        `index` itself if none could be read: the caller then reads and verifies the whole block again.
         """
         first = last = offsets[index]
         next_index, count, limit = index + 1, len(offsets), min(end, first + self._bytes_left)

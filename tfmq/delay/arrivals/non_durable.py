@@ -48,7 +48,7 @@ class NonDurableArrivals:
 
     @property
     def due_limit(self) -> int | None:
-        """The lowest due time of messages that are not durable: none fires from there on. None: all are durable."""
+        """The lowest due time of messages that are not durable; nothing due from then on may fire. None: no limit."""
         heap = self._heap
         while heap and heap[0][1] not in self._lows:
             heappop(heap)
@@ -77,7 +77,7 @@ class NonDurableArrivals:
 
     @property
     def lowest_due(self) -> int | None:
-        """The lowest due time of messages that are not durable, with those in `uncertain_targets`."""
+        """The lowest due time of messages that are not durable, including those in `uncertain_targets`; or None."""
         lows = (self.due_limit, *self.uncertain_targets.values())
         return min([low for low in lows if low is not None], default=None)
 

@@ -47,7 +47,7 @@ class ProducerStates(Protocol):
 
 
 class ArrivalLogState:
-    """All state that is derived from the arrival log. It begins as that of an empty log, and so must `producers`."""
+    """All state that is derived from the arrival log. At first it is the state of an empty log, also in `producers`."""
 
     def __init__(self, producers: ProducerStates) -> None:
         self.producers = producers
@@ -85,8 +85,8 @@ class ArrivalLogState:
     def expire_before(self, due: int) -> int:
         """Remove the cancelled and rescheduled messages of spans (65 s of due times) that end at `due` or before.
 
-        Return how many were removed. A span stays as long as one of its messages was rescheduled to a later time, so
-        that the old handle stays valid, unless half of CANCELLED_MAX or of BYTES_MAX is in use.
+        Return how many cancelled messages were removed. A span stays if one of its messages was rescheduled to `due` or
+        later, so that the old handle stays valid. But if half of CANCELLED_MAX or BYTES_MAX is in use, it is removed.
         """
         many = len(self.cancelled) > EXPIRY_SPANS_MAX
         if due >> SPAN_BITS == self._expiry_checked_to >> SPAN_BITS or (
@@ -188,9 +188,9 @@ EPOCHS_MAX: Final = 65_536
 class NumberEpochs:
     """In which epoch of the arrival log (the count of its unclean starts) the numbers of messages were given.
 
-    A broker that is started with an older copy of the data folder gives numbers again that the original gave after the
-    copy was made, but in another epoch (`journal.log.checkpoint.next_epoch`). So number and epoch together identify a
-    message, and handles contain both.
+    A broker that is started with an older copy of the data folder gives some numbers again: those that the original
+    gave after the copy was made. But it gives them in another epoch (`journal.log.checkpoint.next_epoch`). So number
+    and epoch together identify a message, and handles contain both.
     """
 
     def __init__(self) -> None:
@@ -247,7 +247,7 @@ SPAN_BITS: Final = 16
 
 RECENT_MIN: Final = 256
 RECENT_PART: Final = 16
-"""The newest rows of a span are merged into its columns when there are more than RECENT_MIN, plus this fraction."""
+"""The newest rows of a span are merged into its columns if there are more than RECENT_MIN + old rows / RECENT_PART."""
 
 SPANS_CHECKED_MAX: Final = 64
 """Maximum of spans that `any_between` looks up one by one."""
@@ -259,7 +259,7 @@ Turn = tuple[int, int]
 
 
 class _Span:
-    """The rows of one span: columns sorted by number, the first of them the numbers, and a dict of the newest rows."""
+    """The rows of one span: columns sorted by number (the first column), and a dict of the newest rows."""
 
     __slots__ = ("_columns", "_recent")
 
@@ -462,9 +462,9 @@ class RescheduledMessages(_SpannedMessages):
         return new
 
     def expirable_spans(self, starts: Iterable[int], before: int) -> list[int]:
-        """Return those of the spans whose messages, wherever they were moved, are all due before `before`.
+        """Return the spans of which no message was rescheduled, in one or more steps, to `before` or later.
 
-        Spans are given and returned by their first due times.
+        Spans are given (`starts`) and returned by their first due times.
         """
         spans = {start >> SPAN_BITS for start in starts}
         leads_to: dict[int, list[int]] = {}

@@ -44,7 +44,7 @@ CACHED_GAP_BYTES: Final = 4096
 """Like READ_WINDOW_BYTES, for reads from the page cache."""
 TAIL_MIN: Final = 128
 TAIL_MAX: Final = 4096
-"""Bounds of the assumed size of the last record in a read: that of the largest record in the previous read."""
+"""Bounds of the assumed size of a read's last record. The size of the previous read's largest record is assumed."""
 SCAN_BYTES: Final = 1 << 20
 """Bytes read at once to find the next chunk after damage."""
 TAIL_WINDOW_BYTES: Final = 64 << 10
@@ -63,8 +63,8 @@ class Bucket:
     """A file with the delayed messages that are due in one time span. It grows by chunks.
 
     Reads may run in any thread, also while a chunk is added. All data is verified before use: the columns by the
-    checksum of their chunk, a record by its own checksum, which also covers its number. `size` and `count`: the bytes
-    of the file and the messages that the checkpoint lists; bytes after `size` are not valid.
+    checksum of their chunk, a record by its own checksum, which also covers its number. `size` and `count`: the valid
+    bytes of the file and the number of messages in them, as the checkpoint lists them; bytes after `size` are ignored.
     """
 
     def __init__(
@@ -112,7 +112,10 @@ class Bucket:
         return decode_columns(data, chunk, self.span, self.seed, self.path)
 
     def read_targets(self, files: OpenFileCache) -> Iterator[Sequence[Target]]:
-        """Yield the targets of each chunk, unverified, to decide if columns are read. Raises NewerFormat, OSError."""
+        """Yield the targets of each chunk. They are not verified, but tell whether the columns must be read.
+
+        Raises NewerFormat, OSError.
+        """
         with files.opened(self.path) as file:
             for part in self.chunks(file):
                 if not isinstance(part, Corrupt):
@@ -138,9 +141,10 @@ class Bucket:
             yield Corrupt(self.path, size, listed_size, "the file is shorter than its listed size")
 
     def last_chunks(self, file: File, after: int) -> Iterator[ChunkHead | Corrupt]:
-        """Like `chunks`, but yield only those with messages from the offset `after` of the arrival log on.
+        """Yield the heads of the chunks that may have messages at arrival-log offset `after` or later.
 
-        Raises OSError.
+        Chunks written by a repair, whose arrival offset is unknown, and damage found on the way (Corrupt) are yielded,
+        too. Unlike `chunks`, this checks neither the file's head nor its size. Raises OSError.
         """
         size = min(self.size, file.size())
         window = TAIL_WINDOW_BYTES
@@ -290,7 +294,7 @@ class _OpenFile:
 
 
 class OpenFileCache:
-    """Open bucket files. Thread-safe. A file with data that is not durable is never closed."""
+    """Bucket files that are open for reading. Thread-safe."""
 
     def __init__(self, disk: Disk, limit: int = UNUSED_FILES_MAX) -> None:
         self.disk = disk

@@ -44,7 +44,7 @@ POSITION_FIELD: Final = Struct(">Q")
 CHECKSUM: Final = Struct(">I")
 
 CHUNK_BYTES: Final = 4 << 20
-"""Size at which collected messages become a chunk: worth a read of its columns, too small to delay other threads."""
+"""Collected messages of this size become a chunk. Its columns are worth a read, and do not delay other threads."""
 CHUNK_BYTES_MAX: Final = RECORD_SIZE_MAX + (16 << 20)
 """Maximum size of a chunk, which has room for the largest record. A damaged size cannot request gigabytes."""
 TABLE_BYTES_MAX: Final = 1 << 20
@@ -68,8 +68,8 @@ class StoreIdentity(NamedTuple):
 class ChunkHead(NamedTuple):
     """The head of the chunk at `position`, which has `size` bytes: columns of `count` messages, a table, and records.
 
-    `arrival_offset`: when the chunk was written, the bucket had all messages of the arrival log before this offset that
-    belong to it, except those that were not pending any more.
+    `arrival_offset`: up to and with this chunk, the bucket has all messages of its span that are in the arrival log
+    before this offset, except those that were not pending any more when the chunk was written. 0: not known.
     """
 
     position: int
@@ -258,7 +258,7 @@ class MessageColumns(NamedTuple):
         return self._picked(lambda column: compress(column, keep), list(compress(self._record_buffers(), keep)))
 
     def sorted_by_due(self) -> MessageColumns:
-        """Return the messages sorted by due time (a stable sort); then `data` has one buffer for each message."""
+        """Return the messages sorted by due time (a stable sort), with one buffer in `data` for each message."""
         if self.length < 2:
             return self
         order = sorted(range(self.length), key=self.dues.tolist().__getitem__)
@@ -416,7 +416,7 @@ class TimeSpan(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Whether this is a span of one of the levels: a span from a file name or a head may not be."""
+        """Whether this is a span of one of the levels; a span decoded from a file name or a head need not be one."""
         return self.exponent in LEVELS and 0 <= self.start <= DUE_MAX and self.start & ((1 << self.exponent) - 1) == 0
 
 

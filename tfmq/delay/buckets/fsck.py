@@ -64,7 +64,7 @@ FINDINGS_BY_LABEL: Final = {
     "unlisted": (NOTE, "the checkpoint does not list it; a start removes it"),
     "unfinished": (NOTE, "it was never finished; a start removes it"),
 }
-"""Weight and text of a finding, by the label of a file's state. What short files have lost is found by reading them."""
+"""Weight and text of a finding, by the label of a file's state. A short file is read to find out what it has lost."""
 
 
 def verify_buckets(disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None) -> VerifyReport:
@@ -285,7 +285,7 @@ def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False, store_id: 
         if identity is None and survey.fault is None:
             return []
         if identity is None and store_id and not any(map(parse_bucket_name, survey.sizes)):
-            # A new salt invalidates no checksum, because only buckets have checksums with it.
+            # A new salt invalidates no checksum: only the checksums in buckets depend on it, and there is no bucket.
             identity = StoreIdentity(store_id, int.from_bytes(os.urandom(SALT_SIZE), "big"))
         if identity is None:
             what = "neither the checkpoint nor a bucket head identifies the store"
@@ -310,7 +310,7 @@ def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
 
 
 def _is_end_damaged(survey: BucketScan, bucket: Bucket, after: int) -> bool:
-    """Return whether the head or columns of a chunk with messages from arrival log offset `after` on are damaged."""
+    """Return whether the head or columns of any chunk of `Bucket.last_chunks` are damaged; `after`: as there."""
     with survey.files.opened(bucket.path) as file:
         for part in bucket.last_chunks(file, after):
             if isinstance(part, Corrupt):
@@ -368,7 +368,10 @@ class _RepairRun:
         self.survey.checkpoint_file.write(found)
 
     def _repair_bucket(self, bucket: Bucket, count: int, is_start: bool = False) -> bool:
-        """Rewrite a bucket that is damaged or has not `count` messages; return whether that was, or would be, done."""
+        """Rewrite a bucket if it is damaged or has not `count` messages; return whether this was done (or dry run).
+
+        `is_start`: rewrite it only if lost messages can be rebuilt from the arrival log.
+        """
         kept = sum(messages.length for messages in self._intact_messages(bucket, None))
         size = self.survey.sizes[bucket_name(bucket.span)]
         if not bucket.damage and kept == count and size >= bucket.size:
@@ -445,7 +448,7 @@ class _RepairRun:
     # Reads and writes of bucket files
 
     def _intact_messages(self, bucket: Bucket, below: int | None) -> Iterator[MessageColumns]:
-        """Yield the intact messages of a bucket, unless their number is `below` or higher; record the damage."""
+        """Yield the intact messages of a bucket with numbers less than `below` (None: all); record the damage."""
         for messages in chunk_messages(bucket, self.survey.files):
             bad = checksum_failures(bytes(messages.data[0]), messages.sizes, messages.numbers)
             for index in bad:
@@ -608,7 +611,7 @@ class BucketScan:
         self.files.close()
 
     def _identity(self) -> StoreIdentity | None:
-        """Return the identity in the checkpoint, else that in the first valid bucket head."""
+        """Return the identity in the checkpoint, otherwise the one in the first valid bucket head, or None."""
         if self.checkpoint is not None:
             return self.checkpoint.identity
         for name in sorted(filter(parse_bucket_name, self.sizes)):

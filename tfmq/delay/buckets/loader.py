@@ -1,4 +1,4 @@
-"""Loads rows of pending messages from buckets and the rest of the arrival log. In workers; records are not read."""
+"""Loads rows of pending messages from buckets and the rest of the arrival log. Runs in workers; reads no records."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -143,7 +143,7 @@ class BucketLoader:
 
 
 def merge_rows(found: Sequence[WheelRows], after: Turn, before: Turn, rows_max: int) -> tuple[RowColumns, Turn | None]:
-    """Return the first `rows_max` rows with `after` <= turn < `before`, sorted, and the next turn or None."""
+    """Return the first `rows_max` rows with `after` <= turn < `before`, sorted, and the next row's turn or None."""
     turns = [
         (due, number, which, row)
         for which, rows in enumerate(found)

@@ -84,8 +84,8 @@ def file_sizes(disk: Disk, folder: str) -> dict[str, int]:
 
 # Decisions about the files in the folder. The checkpoint lists the valid buckets, and everything listed was durable
 # before the checkpoint was written. So bytes after a listed size are from an unfinished spill (which writes messages of
-# the arrival log to buckets). A file that is not listed is from an unfinished spill or split, or is obsolete. Their
-# pending messages are still in the arrival log, or in listed buckets.
+# the arrival log to buckets). A file that is not listed is from an unfinished spill or split, or is obsolete. Pending
+# messages in such bytes and files are still in the arrival log, or also in listed buckets.
 
 
 class Decision(Enum):
@@ -99,14 +99,14 @@ class Decision(Enum):
 
 
 class FileState(Enum):
-    """How a file differs from the checkpoint. Each state has a label, for tests and findings, and what a start does."""
+    """How a file differs from the checkpoint. Each state has a label for tests and findings, and a start's decision."""
 
     WHOLE = "whole", Decision.USE
     # An unfinished spill.
     LONGER = "unlisted chunks", Decision.CUT
     # Durable data is lost. The rest is served, and the loss is reported when the lost part is read.
     SHORTER = "too short", Decision.USE
-    # No removal leaves this state: a file is deleted only after a checkpoint without it was written.
+    # No deletion by the store can cause this: a file is deleted only after a checkpoint without it was written.
     MISSING = "missing", Decision.REFUSE
     # An unfinished spill or split, or an obsolete bucket.
     UNLISTED = "unlisted", Decision.REMOVE
@@ -164,7 +164,7 @@ def is_bucket_file_name(name: str) -> bool:
 #     | counted u64 | count u32 | note size u32 | buckets: start u64, exponent u8, size u64, count u64, dead u64,
 #     `count` times | note | CRC-32 u32 of everything before
 #
-# All integers are big-endian. The file has two copies of this, one in each half.
+# All integers are big-endian. The note is `queue_state`. The file has two copies of this, one in each half.
 
 MAGIC: Final = b"TFDK"
 VERSION: Final = 1
@@ -190,10 +190,10 @@ class ListedBucket(NamedTuple):
 class BucketCheckpoint(NamedTuple):
     """The contents of the checkpoint: the valid buckets, and what else a start has to know.
 
-    `spilled_offset` and `spilled_number`: messages before this offset of the arrival log, and with lower numbers, are
-    in buckets, delivered or cancelled. `broker_ms`: lower bound of broker time. `queue_state`: opaque state of the
-    delay queue, at most QUEUE_STATE_SIZE_MAX bytes. `counted_offset`: `dead_count` includes the cancels and reschedules
-    before this offset of the arrival log; 0: unknown.
+    `spilled_offset` and `spilled_number`: the messages before this offset of the arrival log, which have lower numbers
+    than this, are in buckets, delivered or cancelled. `broker_ms`: lower bound of broker time. `queue_state`: opaque
+    state of the delay queue, at most QUEUE_STATE_SIZE_MAX bytes. `counted_offset`: `dead_count` includes the cancels
+    and reschedules before this offset of the arrival log; 0: unknown.
     """
 
     identity: StoreIdentity

@@ -41,9 +41,10 @@ SPLIT_AHEAD_SPANS: Final = 2
 class BucketStore:
     """The set of bucket files: a hierarchical timing wheel on disk.
 
-    A spill writes messages of the arrival log to the bucket of their due time, which covers a long span while it is
-    distant. A bucket is split into finer ones before it is due, and a large one at once. Everything that the checkpoint
-    lists is durable, and nothing else is valid: a power failure leaves the set as it was before or after an operation.
+    A spill writes messages of the arrival log to buckets by their due times. The more distant a due time, the longer
+    the span of its bucket. A bucket is split into finer ones before it is due; one with too many messages is split at
+    once. Everything that the checkpoint lists is durable, and nothing else is valid: a power failure leaves the set as
+    it was before or after an operation.
 
     Threads: the broker thread reads the set and calls `mark_obsolete` and `release`. `spill`, `split`, `commit` and
     `close` may run in workers, one at a time. `read` and `rows` may run in any thread, at the same time as these.
@@ -60,7 +61,7 @@ class BucketStore:
         self.queue_state = checkpoint.queue_state
         self.spilled_offset = checkpoint.spilled_offset
         self.spilled_number = checkpoint.spilled_number
-        """Messages before this offset of the arrival log, with lower numbers, are in buckets or not pending."""
+        """Messages before `spilled_offset` of the arrival log have lower numbers, and are in buckets or not pending."""
         self.counted_offset = checkpoint.counted_offset
         """Cancels before this offset of the arrival log are in `Bucket.dead_count`; constant during file work."""
         self.stop_reason: str | None = None
@@ -95,7 +96,7 @@ class BucketStore:
         return next(iter(self._index.ending_after(due)), None)
 
     def due_for_split(self, now_ms: int) -> list[Bucket]:
-        """Return the coarse buckets that are due now, or in SPLIT_AHEAD_SPANS spans of the next finer level."""
+        """Return the coarse buckets, not over yet, that begin at most SPLIT_AHEAD_SPANS finer spans from now."""
         return [
             bucket
             for bucket in self._index.coarse
@@ -127,9 +128,9 @@ class BucketStore:
     ) -> list[bytes | None]:
         """Read records of the bucket `slot` by position, and verify that they have these numbers. In a worker.
 
-        The result has None for a damaged record, which is also recorded. It ends with the record that reaches
-        `bytes_max`. Fastest if positions ascend and are close together. Raises KeyError (no such bucket), OSError,
-        Full.
+        The result has None for a damaged record, and the damage is recorded. The result ends with the record that
+        reaches `bytes_max`. Fastest if positions ascend and are close together. Raises KeyError (no such bucket),
+        OSError, Full.
         """
         return self._bucket_ids[slot].read(self.files, positions, numbers, bytes_max)
 
@@ -449,7 +450,7 @@ class SpillPlan:
         return span
 
     def _overlaps(self, span: TimeSpan) -> bool:
-        """Return whether a live bucket begins in the span. None contains it, or `span_of` would have found that one."""
+        """Return whether a live bucket begins in the span. `span_of` has checked that no live bucket contains it."""
         index = bisect_left(self._spans, span.start, key=itemgetter(0))
         return index < len(self._spans) and self._spans[index].start < span.end
 

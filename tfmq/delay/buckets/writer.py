@@ -124,7 +124,7 @@ class BucketWriter:
                     break
 
     def finish(self) -> None:
-        """Write the buffers, and make all files durable, with the names of new ones. Raises Full, OSError."""
+        """Write the buffers, and make all files durable, also the names of new files. Raises Full, OSError."""
         self._distribute(self._mixed_buffer.to_columns())
         for span in sorted(self._buffers):
             self._write_chunk(span)
@@ -134,7 +134,7 @@ class BucketWriter:
                 self.disk.force_folder(self.folder)
 
     def undo(self) -> None:
-        """Undo all writes. Raises OSError: then the data stays on disk, but no checkpoint lists it."""
+        """Undo all writes. Raises OSError; data that could not be removed stays on disk, but no checkpoint lists it."""
         self._buffers.clear()
         for growth in self.growth.values():
             path = growth.bucket.path
