@@ -84,8 +84,8 @@ class MessageChanges:
         """Cancel the message `turn` of the partition with the log id `key`.
 
         `done(state, None)` is called once the result is durable. The state is CANCELLED, DELIVERED, or UNKNOWN if there
-        is no such message (any more). After an error, `done(None, error)` is called. Whether the message is cancelled
-        is not known then, unless `error.outcome` says so; the caller may call this again.
+        is no such message (any more). After an error, `done(None, error)` is called. In that case it is not known
+        whether the message was cancelled, unless `error.outcome` tells it; the caller may call this again.
         """
         now = Turn(*self.state.rescheduled.latest(*turn))
         state = self._state_or_wait(key, now, partial(self.cancel, key, turn, done), partial(done, None))
@@ -338,7 +338,7 @@ class MessageChanges:
     def state_of(self, key: int, turn: Turn, number_next: int) -> str:
         """Return PENDING, CANCELLED, DELIVERED, FIRING or UNKNOWN. All numbers from `number_next` on are UNKNOWN.
 
-        Raises StorageStopped if it cannot be known whether the target has or will keep the message.
+        Raises StorageStopped if it cannot be known whether the target has the message and will keep it.
         """
         if turn.number >= number_next:
             return UNKNOWN

@@ -70,7 +70,7 @@ class BrokerClock:
     def _read_clocks(self) -> tuple[float, int, float]:
         """Read both clocks, and return (monotonic clock before, wall clock in us, monotonic clock after).
 
-        They are read several times. The result is the quickest reading.
+        They are read up to CLOCK_READS_MAX times; the result is the quickest reading.
         """
         looks = []
         for _ in range(CLOCK_READS_MAX):
@@ -190,7 +190,7 @@ _FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
 
 
 class DueTimes(NamedTuple):
-    """Effective due times in ms, the lowest and the highest of them (0 if there are none).
+    """Effective due times in ms, and the lowest (`low`) and the highest (`high`) of them, 0 if there are none.
 
     `absolute`: one byte for each message, 1 if its sender has set a time instead of a delay.
     """
@@ -234,7 +234,7 @@ def due_times_of(times: array[int], absolute: bytes) -> DueTimes:
 def effective_due_times(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> DueTimes:
     """Compute the due times of `count` messages that arrive at `now_ms` (broker time) with the due times `wire`.
 
-    `ahead_ms`: as `BrokerClock.ahead_ms`. Raises BadRequest unless `wire` has one word for each message.
+    `ahead_ms`: the result of `BrokerClock.ahead_ms`. Raises BadRequest unless `wire` has one word for each message.
     """
     if not count or len(wire) != count * WORD:
         raise BadRequest(f"{len(wire)} bytes of due times for {count} messages: each has {WORD}.")

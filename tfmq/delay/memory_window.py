@@ -3,8 +3,8 @@
 The window ends at a due time. Pending messages due before this end are in the timing wheel, later ones are on disk.
 The end is extended shortly before broker time reaches it, by one bucket (file with the messages of one time span) at a
 time. While the messages between the old and the new end are loaded, arriving messages are added if they are due before
-the new end, and nothing fires from the old end on. If too many messages are in memory, the window shrinks: rows after
-the new end are dropped, because their messages are also on disk.
+the new end, and nothing that is due after the old end fires (is delivered). If too many messages are in memory, the
+window shrinks: rows after the new end are dropped, because their messages are also on disk.
 
 `decide` selects the next work, as a pure function:
 

@@ -248,7 +248,7 @@ class StorageScheduler:
     def _read_range(self, area: LoadRange, pending: PendingFilter) -> None:
         """Load the messages of `area`, and retry after an error.
 
-        A load cannot be abandoned, because arriving messages that are due before its end are already added to memory.
+        A load cannot be abandoned, because arriving messages that are due before `area.high` are already in memory.
         """
 
         def loaded(found: list[WheelRows] | None, error: BaseException | None) -> None:
@@ -303,8 +303,8 @@ class StorageScheduler:
     ) -> tuple[RowColumns, Turn | None]:
         """Return the pending rows of the target `key` with first <= turn < before, at most QUEUE_ROWS_MAX of them.
 
-        The second value is the turn from which on others of these rows are still only on disk; None if there are no
-        others. `arrivals`: the first and the end offset of the part of the arrival log that is in no bucket.
+        The second value is the turn from which on there are more such messages, which are not in the result; None if
+        there are none. `arrivals`: the first and the end offset of the part of the arrival log that is in no bucket.
         """
         found: list[WheelRows] = []
         high = covered = before.due + 1
@@ -519,7 +519,7 @@ class FileReferences:
     def add(self, window_end: int, *, offset: int | None = None, bucket: Bucket | None = None) -> None:
         """Record that arrivals before `offset` are in buckets now, or that `bucket` was split into others."""
         # The ends in the list must not fall, even if the window has shrunk: rows that were popped from the wheel before
-        # may be due after its new end.
+        # may be due after the window's new end.
         self._highest_end = max(window_end, self._highest_end) if self._references else window_end
         self._references.append((self._highest_end, offset, bucket))
 
@@ -546,8 +546,8 @@ class FileReferences:
 class UnspilledArrivals:
     """Lowest due time and age of the messages of the arrival log that are in no bucket, whether pending or not.
 
-    `since`: when the first of these messages became durable. `lows`: their lowest due time, and that of the messages
-    that a running spill writes to buckets.
+    `since`: when the first of these messages became durable. `lows`: the lowest due time of these messages, and the
+    lowest due time of the messages that a running spill writes to buckets.
     """
 
     def __init__(self) -> None:

@@ -515,7 +515,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         return None if settled is None else Turn(*settled)
 
     def stop_reason(self, key: int) -> StorageStopped | None:
-        """Return the error of a target that is stopped until it is resumed, else None (also if full or deleted).
+        """Return the error of a target that is stopped until it is resumed; None for others, also full or deleted ones.
 
         Any thread.
         """

@@ -99,7 +99,7 @@ class ActiveTransactions:
         """Return the live transaction with this name and epoch; None if it has ended or never existed.
 
         Raises StaleEpoch if a newer transaction has the name and the outcome of this one is not known. Raises
-        StorageStopped, outcome unknown, if only the next start finds out whether its last record is in the journal.
+        StorageStopped, outcome unknown, if the transaction's last record may or may not be in the journal.
         """
         transaction = self.store.transactions.get(epoch)
         if transaction is not None and transaction.xid == xid:
@@ -124,7 +124,8 @@ class ActiveTransactions:
     ) -> None:
         """Call `call(written)`, which queues a record of these transactions.
 
-        `is_pending` is true for them until `written` is called, even if a failed write has restored their state before.
+        `is_pending` is true for each of them until `written` is called, even if a failed write has restored the
+        transaction's state before.
         """
         runtimes = [runtime_state(transaction) for transaction in transactions]
 
@@ -208,7 +209,7 @@ class ActiveTransactions:
     def on_committed(self, decision: Decision, waiting: ProgressCallback) -> ApplyProgress:
         """Handle a written commit record, which will be applied once it is durable; return its progress.
 
-        `waiting` is called when the commit is applied or takes long, or if it is not known whether it is durable.
+        `waiting` is called when the commit is applied or takes long, or if it may not be durable.
         """
         self.note_written(decision.lsn)
         alone = decision.transactions[0] if len(decision.transactions) == 1 else None

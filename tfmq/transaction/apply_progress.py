@@ -31,7 +31,7 @@ class ApplyProgress:
     `pending_targets`: number of targets that lack their part. `undurable_parts`: number of parts that are written and
     not known to be durable. `blocked`: a target stopped before the fsync of such a part. `applied`: each target has had
     its part at least once. `undurable_delayed`: number of appends of delayed batches that are not durable. Replies wait
-    for these, because the handle of a message contains its ordinal in the arrival log, which another message could get
+    for these appends: the handle of a message contains its ordinal in the arrival log, which another message could get
     after a power failure.
 
     `damage`: why messages cannot be read from the journal, "" while they can. `losses`: by (log id, ordinal), the
@@ -145,7 +145,7 @@ class WrittenTasks(NamedTuple):
 
 
 class FlushTracker:
-    """Tracks written effects until they are durable; only then consumers see them.
+    """Tracks written effects until they are durable. Consumers do not see them before.
 
     An fsync is requested within a few milliseconds, and all effects written meanwhile share it. The reply to a commit
     does not wait for this fsync. `complete(progress)` is called once a decision is applied and all its effects are

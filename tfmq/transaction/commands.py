@@ -167,8 +167,8 @@ class TransactionCommandHandler:
     def send(self, epoch: int, piece: IncomingBatch, done: DoneCallback) -> None:
         """Store a batch; calls `done(None)` when the batch, or the original of a duplicate, is in the journal.
 
-        No fsync is made for it. The prepare or commit makes the batch durable.
-        Errors: UnknownTransaction, TransactionState, TransactionTooLarge, UnknownTopic, SequenceGap, UnknownProducer.
+        The batch is not fsynced: the prepare or commit makes it durable. Errors: UnknownTransaction, TransactionState,
+        TransactionTooLarge, UnknownTopic, SequenceGap, UnknownProducer.
         """
         active, store = self._active, self._store
         transaction = store.transactions.get(epoch)
@@ -219,7 +219,7 @@ class TransactionCommandHandler:
     def prepare(
         self, xid: str, epoch: int, ttl_ms: int | None, offsets: Sequence[Any], session: Caller, done: DoneCallback
     ) -> None:
-        """Prepare a transaction; calls `done(PrepareResult)` once that is durable, also for a repeated request.
+        """Prepare a transaction; calls `done(PrepareResult)` once the prepare is durable, also if it is repeated.
 
         `ttl_ms`: how long a member of a commit group may stay prepared; None: the default. `offsets`: the consumer
         offsets to commit with the transaction. Errors: UnknownTransaction, StaleEpoch, TransactionState,
@@ -310,11 +310,12 @@ class TransactionCommandHandler:
         session: Caller,
         done: DoneCallback,
     ) -> None:
-        """Commit a transaction; calls `done(CommitResult)` once the commit is durable, and applied or late.
+        """Commit a transaction; calls `done(CommitResult)` once the commit is durable and applied.
 
-        `one_phase`: commit an open transaction without a prepare. `heuristic`: an operator commits a prepared
-        transaction. `force`, only with `heuristic`: commit even if messages of the transaction are lost. Errors as for
-        `prepare`, and Damaged if messages are lost or cannot be read.
+        If applying takes long, `done` is called before that, with the state "applying". `one_phase`: commit an open
+        transaction without a prepare. `heuristic`: an operator commits a prepared transaction. `force`, only with
+        `heuristic`: commit even if messages of the transaction are lost. Errors: those of `prepare`, and Damaged if
+        messages are lost or cannot be read.
         """
         if force and not heuristic:
             raise BadRequest(rejections.FORCE_BY_HAND)
@@ -526,8 +527,8 @@ class TransactionCommandHandler:
                 # executed.
                 if self._store.producer_states.entries_lost:
                     raise UnknownProducer(producer_id=request.producer_id)
-                # The request is new to its producer, whose state has not expired: so it was certainly not executed
-                # before.
+                # The state of the producer id has not expired and does not have this request, so the request was
+                # certainly not executed before.
                 sentence = NOT_FIRST_SEQUENCE.format(expected=expected, found=piece.sequence)
                 raise SequenceGap(sentence, expected=expected, found=piece.sequence)
             expected = piece.sequence + piece.count
@@ -646,7 +647,7 @@ class TransactionCommandHandler:
     def _reply_ended(self, xid: str, epoch: int, done: DoneCallback, answers: dict[str, Any]) -> None:
         """Reply to a command for an ended transaction, once its outcome is durable.
 
-        The result is the value of `answers` for the state in which the transaction ended. Without one, it is an error.
+        The reply is the value of `answers` for the state in which the transaction ended, or an error if it has none.
         """
         if (xid, epoch) in self._active.read_only:
             done(answers[states.READ_ONLY], None)

@@ -2,13 +2,13 @@
 
 Without compaction a thousand transactions prepared a month ago could keep a thousand files. Live bytes are those of
 batches that a transaction still needs. Compaction begins when the files have more than four times the live bytes, and
-are larger than eight full files. From each file that is less than half live, the batches of prepared transactions are
-copied to the end of the journal; the copies name the LSNs of the originals. A file is deleted once nothing refers to
-this file and a later checkpoint was written.
+are larger than eight full files. From each file of which less than half is live, the batches of prepared transactions
+are copied to the end of the journal; the copies name the LSNs of the originals. A file is deleted once nothing refers
+to this file and a later checkpoint was written.
 
 The headers of entries count as live bytes: otherwise a file with copies of tiny batches would seem as empty as the
-original file, and they would be copied forever. Batches of committed transactions are not copied: they will soon be
-obsolete, and the applier may be reading them.
+original file, and these batches would be copied again and again. Batches of committed transactions are not copied: they
+will soon be obsolete, and the applier may be reading them.
 """
 
 import logging

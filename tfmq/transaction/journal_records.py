@@ -108,7 +108,7 @@ class EpochLeaseRecord(NamedTuple):
 
 
 class GroupCommitRecord(NamedTuple):
-    """Commits all `members` by one decision, and rolls back `dropped`; these are two lists of epochs.
+    """Commits all `members` by one decision, and rolls back `dropped`; both are lists of epochs.
 
     The order of `members` defines the ordinals of their messages. `rows`: how many rows the writer has written, to
     detect another total for the same sequence. Without members the record only rolls back transactions that are left

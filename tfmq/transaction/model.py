@@ -100,9 +100,9 @@ def unpack_locations(data: bytes) -> BatchLocations:
 class Transaction:
     """A transaction in the `TransactionTable`; only journal entries change its durable fields.
 
-    `topics`: topic name by log id. `offsets`: known since the prepare or commit record. Times are wall clock times in
-    ms, 0 if not set. `obsolete`: the journal no longer needs the messages. `messages` includes the `lost_messages`,
-    which a journal repair has lost. `runtime`: the `TransactionRuntimeState`.
+    `topics`: topic name by log id. `offsets`: the consumer offsets to commit, set by the prepare or commit record.
+    Times are wall clock times in ms, 0 if not set. `obsolete`: the journal no longer needs the messages. `messages`
+    includes the `lost_messages`, which a journal repair has lost. `runtime`: the `TransactionRuntimeState`.
     """
 
     epoch: int
@@ -149,7 +149,7 @@ class TargetPart(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """The messages of one append to a partition, as a part of a decision.
+    """A part of a decision: the messages that one append writes to a partition.
 
     `last_ordinal`: the ordinal of its last message, counted as in `Decision`. `batch_indexes`: for each batch its index
     in the whole decision; if a batch was split, its later parts have -1. `lost`: (first ordinal, count) of messages
@@ -166,9 +166,9 @@ class Slice(NamedTuple):
 class Decision:
     """A commit recorded in the journal, of one transaction or of all members of a commit group.
 
-    `lsn`: LSN of the commit record. Messages have ordinals from 1, through all transactions in order, and in each
-    transaction in the order sent. Ordinals never change, so after any crash an ordinal shows how much of the decision a
-    partition has.
+    `lsn`: LSN of the commit record. The messages are numbered from 1 by ordinals: transaction by transaction, and in
+    each transaction in the order in which they were sent. Ordinals never change, so after any crash an ordinal shows
+    how much of the decision a partition has.
     """
 
     __slots__ = ("_rows_by_partition", "_targets", "lsn", "time_ms", "transactions")
@@ -193,7 +193,7 @@ class Decision:
         return [places for each in self.transactions for places in each.offsets]
 
     def partition_rows(self, log_id: int) -> "array[int]":
-        """Return four words for each batch for one partition; empty if the decision has none for it.
+        """Return four words for each batch that is for the partition `log_id`; empty if the decision has none.
 
         The words are: LSN, ordinal of the first message, count and size as in `BatchLocations`, index in the decision.
         """

@@ -59,8 +59,8 @@ class ProducerStates:
 
     A client uses a producer id of its own for each concurrent transaction. The sequences of an id are contiguous over
     all partitions, and its transaction numbers increase. Idle ids expire; if there are too many ids, those idle for the
-    longest time expire. An unknown id up to `expired_id` may have expired, so it is not accepted as new.
-    Batches that are queued for the journal are *staged*: later checks already count them.
+    longest time expire. An unknown id up to `expired_id` may have expired, so it is not accepted as new. Batches that
+    are queued for the journal are *staged*: later checks already count them.
     """
 
     def __init__(self, *, producers_max: int, idle_ms: int, lease_time: LeaseTime) -> None:

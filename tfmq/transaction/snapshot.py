@@ -2,8 +2,8 @@
 
 A snapshot is a stream of msgpack values: the head [version, time, end of the epochs, producer states, commit groups,
 outcomes, outcomes of local transactions, decisions over several transactions, count of transactions], then one row per
-transaction. New fields are only added at the ends; docs/formats/operations.md has the table. The journal adds the
-checksum.
+transaction. New fields are only added at the end of the head or of the rows; docs/formats/operations.md has the table.
+The journal adds the checksum.
 
 Open transactions are included, because their commit record may follow the snapshot. A decision is included, with its
 LSN, unless it is completed.

@@ -8,12 +8,12 @@ Specified in docs/formats/arrivals.md.
 The header is the payload of a record with producer id 2 and sequence 0, and the checksum of this record covers it. In
 an arrival or a reschedule, the header has the target log and the due times of the next `count` records, which have
 `size` bytes in all. A cancel names messages that will not be delivered. A reschedule also names the messages that its
-records replace. `ahead` is by how many ms broker time was ahead of the wall clock (negative: behind). It exists only if
+records replace. `ahead` tells how many ms broker time was ahead of the wall clock (negative: behind). It exists only if
 it is not 0 and a sender set an absolute time.
 
 Each word of the columns has its top bit set, and the header ends with FF bytes. It has more FF bytes where the length
-of the record could be mistaken for a part of a block trailer. So whatever values senders choose, recovery after a torn
-end cannot mistake bytes of an arrival header for a block trailer.
+of the record could be mistaken for a part of a block trailer. So whatever values senders choose, recovery cannot
+mistake bytes of an arrival header for a block trailer after a crash has interrupted an append.
 """
 
 from array import array

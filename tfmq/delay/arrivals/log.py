@@ -157,8 +157,8 @@ def read_batches(
                 yield from reading.parse_block(block)
         except Corrupt as error:
             if error.next <= from_offset and passed < from_offset:
-                # The damage is before `from_offset`: the read began at an earlier index entry. The log knows the damage
-                # now: retry once.
+                # The damage is before `from_offset`, because the read began at an earlier index entry. The log has
+                # recorded the damage now, so retry once.
                 passed = from_offset
                 continue
             if on_damage is None or error.next <= from_offset:
@@ -342,7 +342,7 @@ Records: TypeAlias = list[bytes | None]
 
 
 class ArrivalRecordReader:
-    """Reads durable records by offset. One thread at a time; several readers may share `verified`.
+    """Reads durable records by offset. Used by one thread at a time; several readers may share `verified`.
 
     The first read in a block reads the whole block and verifies it. Later reads in the block get only the wanted
     records, several close ones at once, and verify each record by its own checksum.

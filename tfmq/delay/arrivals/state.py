@@ -462,9 +462,10 @@ class RescheduledMessages(_SpannedMessages):
         return new
 
     def expirable_spans(self, starts: Iterable[int], before: int) -> list[int]:
-        """Return the spans of which no message was rescheduled, in one or more steps, to `before` or later.
+        """Return those of the spans `starts` of which no message was rescheduled, in one or more steps, to `before` or
+        later.
 
-        Spans are given (`starts`) and returned by their first due times.
+        Spans are given and returned by their first due times.
         """
         spans = {start >> SPAN_BITS for start in starts}
         leads_to: dict[int, list[int]] = {}

@@ -68,8 +68,8 @@ class StoreIdentity(NamedTuple):
 class ChunkHead(NamedTuple):
     """The head of the chunk at `position`, which has `size` bytes: columns of `count` messages, a table, and records.
 
-    `arrival_offset`: up to and with this chunk, the bucket has all messages of its span that are in the arrival log
-    before this offset, except those that were not pending any more when the chunk was written. 0: not known.
+    `arrival_offset`: with this chunk, the bucket has all messages of its span that are before this offset in the
+    arrival log, except those that were not pending any more when the chunk was written. 0: not known.
     """
 
     position: int
@@ -193,8 +193,8 @@ def decode_table(data: bytes) -> Sequence[Target] | None:
 # Columns of delayed messages, all of equal length, without an object for each message. All operations run in C over
 # whole columns, in pieces that are short enough not to delay other threads.
 #
-# Each record is preceded by its CRC-32, which starts from the low 32 bits of its number. So a valid record in the place
-# of another one is detected.
+# Each record is preceded by its CRC-32. The start value of the CRC is the low 32 bits of the message's number, so a
+# valid record in the place of another one is detected.
 
 IntegerColumn: TypeAlias = "array[int]"
 

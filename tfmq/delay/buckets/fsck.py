@@ -310,7 +310,7 @@ def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
 
 
 def _is_end_damaged(survey: BucketScan, bucket: Bucket, after: int) -> bool:
-    """Return whether the head or columns of any chunk of `Bucket.last_chunks` are damaged; `after`: as there."""
+    """Return whether a chunk that `Bucket.last_chunks` yields for `after` has a damaged head or damaged columns."""
     with survey.files.opened(bucket.path) as file:
         for part in bucket.last_chunks(file, after):
             if isinstance(part, Corrupt):
@@ -368,9 +368,10 @@ class _RepairRun:
         self.survey.checkpoint_file.write(found)
 
     def _repair_bucket(self, bucket: Bucket, count: int, is_start: bool = False) -> bool:
-        """Rewrite a bucket if it is damaged or has not `count` messages; return whether this was done (or dry run).
+        """Rewrite a bucket if it is damaged or does not have `count` messages.
 
-        `is_start`: rewrite it only if lost messages can be rebuilt from the arrival log.
+        Return whether it was rewritten, or would be without the dry run. `is_start`: rewrite it only if lost messages
+        can be rebuilt from the arrival log.
         """
         kept = sum(messages.length for messages in self._intact_messages(bucket, None))
         size = self.survey.sizes[bucket_name(bucket.span)]

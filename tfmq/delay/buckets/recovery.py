@@ -33,7 +33,7 @@ class RecoveredBuckets(NamedTuple):
 def recover_buckets(
     disk: Disk, folder: str, new_id: Callable[[], int], randomness: Callable[[int], bytes]
 ) -> RecoveredBuckets:
-    """Start the bucket store in `folder`. Raises as `BucketStore.open`.
+    """Start the bucket store in `folder`. Raises the errors of `BucketStore.open`.
 
     Files, and ends of files, that the durable checkpoint does not list are removed. Only file sizes are checked, so the
     duration of a start does not depend on the number of messages.

@@ -80,7 +80,7 @@ class BucketStore:
     def open(
         cls, disk: Disk, folder: str, *, new_id: Callable[[], int], randomness: Callable[[int], bytes]
     ) -> BucketStore:
-        """Open the store in `folder`, which exists, or create one with an id of `new_id`. May run in a worker.
+        """Open the store in the existing `folder`, or create one with the id `new_id()`. May run in a worker.
 
         Raises Corrupt (nothing was changed), NewerFormat, Full, OSError.
         """
@@ -107,7 +107,7 @@ class BucketStore:
     def mark_obsolete(self, bucket: Bucket) -> None:
         """Remove a bucket without pending messages from the set.
 
-        The next `commit` deletes its file, unless a spill adds messages to it before.
+        The next `commit` deletes the bucket's file, unless a spill adds messages to the bucket before.
         """
         with self._set_lock:
             if self._index.covering(bucket.span.start) is bucket:
@@ -195,11 +195,11 @@ class BucketStore:
             return additions.count
 
     def split(self, bucket: Bucket, pending: PendingFilter) -> list[Bucket] | None:
-        """Move the pending messages of a bucket to finer buckets, which are durable then; return these. In a worker.
+        """Move the pending messages of a bucket to finer buckets; return these, which are durable. In a worker.
 
         The old bucket leaves the set, but can be read until `release`. Return None, without a change, if the bucket is
-        not in the set, is of the finest level, or contains the span of a split bucket that is not released. Raises as
-        `spill`.
+        not in the set, is of the finest level, or contains the span of a split bucket that is not released. Raises the
+        errors of `spill`.
         """
         with self._write_lock:
             self._require_writable()
@@ -222,7 +222,7 @@ class BucketStore:
             return [additions.growth[span].bucket for span in sorted(additions.growth)]
 
     def commit(self, broker_ms: int, queue_state: bytes | None = None) -> None:
-        """Write the checkpoint, which is durable then, and delete obsolete files. In a worker. Raises as `spill`.
+        """Write the checkpoint durably, and delete obsolete files. In a worker. Raises the errors of `spill`.
 
         `queue_state`: opaque bytes that the checkpoint stores for the next start, also in `self.queue_state`; None: no
         change.

@@ -351,7 +351,7 @@ def chunk_messages(
 def next_to_split(
     named: Sequence[Bucket], following: Bucket | None, horizon: int, wait: Container[TimeSpan]
 ) -> Bucket | None:
-    """Return the bucket of `named` to split first: `following` if it is among them, else the first.
+    """Return the bucket of `named` to split next: `following` if it is in `named`, otherwise the first one; or None.
 
     Buckets that end before `horizon` (the end of the memory window), or whose spans are in `wait`, are not split.
     """
