@@ -17,10 +17,7 @@ from journal.record.format import Buffer
 from tfmq.errors import BadRequest
 
 STEPS_MAX: Final = 256
-"""Maximum of stored changes of the offset to the wall clock. If there are more, the oldest are merged.
-
-Because of the merge, a message with an absolute time may be late, but never early.
-"""
+"""Maximum of stored offset changes. More are merged: messages with absolute times may be late, but never early."""
 SLACK_MS: Final = 10
 """`ahead_ms` falls only by more than this: a smaller difference is the drift of a clock, not a step."""
 AHEAD_MAX: Final = (1 << 62) - 1
@@ -68,10 +65,7 @@ class BrokerClock:
         self._last = self._start_ms
 
     def _read_clocks(self) -> tuple[float, int, float]:
-        """Read both clocks, and return (monotonic clock before, wall clock in us, monotonic clock after).
-
-        They are read up to CLOCK_READS_MAX times; the result is the quickest reading.
-        """
+        """Return the quickest of some readings: (monotonic clock before, wall clock in us, monotonic clock after)."""
         looks = []
         for _ in range(CLOCK_READS_MAX):
             looks.append((self._clock.monotonic(), self._clock.wall_us(), self._clock.monotonic()))
@@ -232,9 +226,10 @@ def due_times_of(times: array[int], absolute: bytes) -> DueTimes:
 
 
 def effective_due_times(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> DueTimes:
-    """Compute the due times of `count` messages that arrive at `now_ms` (broker time) with the due times `wire`.
+    """Compute the effective due times of `count` messages that arrive at `now_ms` (broker time).
 
-    `ahead_ms`: the result of `BrokerClock.ahead_ms`. Raises BadRequest unless `wire` has one word for each message.
+    `wire`: the due times as sent. `ahead_ms`: the result of `BrokerClock.ahead_ms`. Raises BadRequest unless `wire` has
+    one word for each message.
     """
     if not count or len(wire) != count * WORD:
         raise BadRequest(f"{len(wire)} bytes of due times for {count} messages: each has {WORD}.")

@@ -1,4 +1,4 @@
-"""Which messages on disk are pending: not delivered, not cancelled, and of a topic that is not deleted.
+"""Tells which messages on disk are pending: not delivered, not cancelled, and of a topic that is not deleted.
 
 The result may be out of date in one direction only. A message that was delivered or cancelled meanwhile may be reported
 as pending; its state is checked again before it fires. A pending message is never reported as not pending.

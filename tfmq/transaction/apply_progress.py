@@ -145,7 +145,7 @@ class WrittenTasks(NamedTuple):
 
 
 class FlushTracker:
-    """Tracks written effects until they are durable. Consumers do not see them before.
+    """Tracks written effects until they are durable. Consumers see the effects only when they are durable.
 
     An fsync is requested within a few milliseconds, and all effects written meanwhile share it. The reply to a commit
     does not wait for this fsync. `complete(progress)` is called once a decision is applied and all its effects are

@@ -131,7 +131,7 @@ class JournalCompaction:
 
 
 def plan_round(rows: Sequence[LocationSnapshot], files: Sequence[JournalFileInfo], bad: frozenset[int]) -> "array[int]":
-    """Select the batches to copy, and return their LSNs, ordered by transaction. In a worker.
+    """Select the batches to copy, and return their LSNs, ordered by transaction. Runs in a worker.
 
     The batches are in files that are less than half live, the oldest files first. The last file, and files with numbers
     in `bad`, are left out.
@@ -162,7 +162,7 @@ def plan_round(rows: Sequence[LocationSnapshot], files: Sequence[JournalFileInfo
 
 
 def _read_batches(read: Callable[[int], Any], places: "array[int]", at: int) -> tuple[list[AppendMsg], int]:
-    """Return copies of the batches from index `at` on, about BYTES_PER_STEP, and the next index. In a worker."""
+    """Return copies of the batches from index `at` on, about BYTES_PER_STEP, and the next index. Runs in a worker."""
     messages: list[AppendMsg] = []
     size = 0
     while at < len(places) and (not messages or size < BYTES_PER_STEP):

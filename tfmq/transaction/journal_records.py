@@ -110,9 +110,9 @@ class EpochLeaseRecord(NamedTuple):
 class GroupCommitRecord(NamedTuple):
     """Commits all `members` by one decision, and rolls back `dropped`; both are lists of epochs.
 
-    The order of `members` defines the ordinals of their messages. `rows`: how many rows the writer has written, to
-    detect another total for the same sequence. Without members the record only rolls back transactions that are left
-    over when a commit is repeated.
+    The order of `members` defines the ordinals of their messages. `rows`: how many rows the writer has written; by this
+    number, a repeated commit with other rows is detected. A record without members only rolls back transactions that
+    have joined the group since its commit; it is written when the commit is repeated.
     """
 
     group: str

@@ -112,9 +112,9 @@ class TransactionStore:
 
     The constructor opens or creates the journal in the existing `folder`, recovers it and leases epochs durably. It
     rolls back open transactions and puts prepared and committed ones into `transactions`. `settings`: the keys
-    `transaction.*` without that prefix. `decision_time` returns the time for commit records, in ms since 1970, from
-    which the delays of their messages count. Raises Corrupt (with file and position; nothing was changed), NewerFormat,
-    Full, Stopped, OSError.
+    `transaction.*` of the configuration, without that prefix. `decision_time` returns the time for a commit record, in
+    ms since 1970; the delays of delayed messages in the transaction count from this time. Raises Corrupt (with file and
+    position; nothing was changed), NewerFormat, Full, Stopped, OSError.
 
     Every durable change is made by applying a journal entry, in recovery and later alike. The records of a turn are
     queued; `write()` writes them in one append, applies them in order and calls their callbacks. While a record is

@@ -86,7 +86,7 @@ class ArrivalLogState:
         """Remove the cancelled and rescheduled messages of spans (65 s of due times) that end at `due` or before.
 
         Return how many cancelled messages were removed. A span stays if one of its messages was rescheduled to `due` or
-        later, so that the old handle stays valid. But if half of CANCELLED_MAX or BYTES_MAX is in use, it is removed.
+        later, so that the old handle stays valid, but not if half of CANCELLED_MAX or of BYTES_MAX is in use.
         """
         many = len(self.cancelled) > EXPIRY_SPANS_MAX
         if due >> SPAN_BITS == self._expiry_checked_to >> SPAN_BITS or (

@@ -164,12 +164,12 @@ def record_faults(data: bytes, columns: ChunkColumns, position: int) -> dict[int
     return faults
 
 
-# Messages that are damaged in a bucket, but are still in the arrival log.
+# Search for messages that are damaged in a bucket, but are still in the arrival log.
 #
 # If the columns of a chunk are damaged, the due times and targets of its messages are read from the arrival headers. To
 # find the messages of the chunk in the arrival log, the records after the damaged columns are compared with those of
-# the log. A message of the log without an equal record is not rebuilt: it is elsewhere, or was not pending any more
-# when the chunk was written.
+# the log. A message of the log is rebuilt only if one of these records is equal to its record. Otherwise the message is
+# in another chunk, or was not pending any more when the chunk was written.
 
 REBUILD_HINT: Final = "`tfmq log repair` rebuilds"
 DIGEST_SIZE: Final = 16
@@ -222,8 +222,8 @@ class LostMessages:
         """Like `_add_records`, for a range that may begin with the damaged head of a chunk."""
         with survey.files.opened(damage.path) as file:
             data = file.pread(min(damage.next - damage.first, CHUNK_BYTES_MAX), damage.first)
-        # The damaged head may still tell where the records begin. If it is wrong, no digest is equal to one of the
-        # arrival log.
+        # The damaged head may still tell where the records begin. If it is wrong, no digest is equal to the digest of a
+        # record in the arrival log.
         _, _, count, table_size, *_ = CHUNK.unpack_from(data.ljust(CHUNK_SIZE, b"\0"))
         return self._add_records(memoryview(data)[CHUNK_SIZE + ENTRY_SIZE * count + table_size :])
 

@@ -36,10 +36,10 @@ class LoadRange(NamedTuple):
 class RecoveredArrivals(NamedTuple):
     """What a start finds in the messages of the arrival log that are in no bucket yet.
 
-    `wheel_rows`: the pending messages. `due_low`: the lowest due time, pending or not. `ahead_steps`: for ranges of
-    messages with absolute due times: first number, count, and by how many ms broker time was ahead of the wall clock.
-    `changed_turns`: turns of cancelled or rescheduled messages in buckets that `Bucket.dead_count` does not include
-    yet.
+    `wheel_rows`: the pending messages. `due_low`: the lowest due time of all messages, pending or not. `ahead_steps`:
+    for each range of messages with absolute due times, its first number, its count, and how many ms broker time was
+    ahead of the wall clock. `changed_turns`: the turns of messages in buckets whose cancel or reschedule
+    `Bucket.dead_count` does not include yet.
     """
 
     wheel_rows: list[WheelRows]

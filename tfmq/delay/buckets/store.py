@@ -126,7 +126,7 @@ class BucketStore:
     def read(
         self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = NO_BYTE_LIMIT
     ) -> list[bytes | None]:
-        """Read records of the bucket `slot` by position, and verify that they have these numbers. In a worker.
+        """Read records of the bucket `slot` by position, and verify that they have these numbers. Runs in a worker.
 
         The result has None for a damaged record, and the damage is recorded. The result ends with the record that
         reaches `bytes_max`. Fastest if positions ascend and are close together. Raises KeyError (no such bucket),
@@ -173,7 +173,7 @@ class BucketStore:
         pending: PendingFilter,
         queue_state: bytes | None = None,
     ) -> int:
-        """Write the pending messages among `batches` to buckets; return how many. In a worker.
+        """Write the pending messages among `batches` to buckets; return how many they are. Runs in a worker.
 
         `batches` yields all messages of the arrival log between `spilled_offset` and `to_offset`; their numbers are
         below `to_number`. Buckets are written and fsynced together, then the checkpoint is written, with `now_ms` as
@@ -195,7 +195,7 @@ class BucketStore:
             return additions.count
 
     def split(self, bucket: Bucket, pending: PendingFilter) -> list[Bucket] | None:
-        """Move the pending messages of a bucket to finer buckets; return these, which are durable. In a worker.
+        """Move the pending messages of a bucket to finer, durable buckets; return the finer ones. Runs in a worker.
 
         The old bucket leaves the set, but can be read until `release`. Return None, without a change, if the bucket is
         not in the set, is of the finest level, or contains the span of a split bucket that is not released. Raises the
@@ -222,7 +222,7 @@ class BucketStore:
             return [additions.growth[span].bucket for span in sorted(additions.growth)]
 
     def commit(self, broker_ms: int, queue_state: bytes | None = None) -> None:
-        """Write the checkpoint durably, and delete obsolete files. In a worker. Raises the errors of `spill`.
+        """Write the checkpoint durably, and delete obsolete files. Runs in a worker. Raises the errors of `spill`.
 
         `queue_state`: opaque bytes that the checkpoint stores for the next start, also in `self.queue_state`; None: no
         change.
@@ -427,7 +427,7 @@ class BucketIndex:
 
 
 class SpillPlan:
-    """Selects the time span, and so the bucket, of each due time in one spill.
+    """Selects the time span, and so the bucket, for each due time in one spill.
 
     `taken`: spans whose file names are in use, although the checkpoint does not list them; no new bucket may have one.
     """

@@ -322,8 +322,8 @@ def chunk_messages(
 ) -> Iterator[MessageColumns]:
     """Yield the messages of each chunk that are `pending` (None: all); record damaged chunks in the bucket.
 
-    Records keep their checksums and are not verified here: a later read of the new bucket does that. Raises
-    NewerFormat, OSError.
+    Records keep their checksums. They are not verified here, but when they are read from the bucket to which the caller
+    writes them. Raises NewerFormat, OSError.
     """
     with files.opened(bucket.path) as file:
         for part in bucket.chunks(file):
