@@ -161,7 +161,7 @@ class CancelledRows:
         self._non_durable: deque[tuple[int, Sequence[ChangedTurn]]] = deque()
         """Changes that are not durable yet, by header: (offset where the header ends, changes)."""
         self.late: dict[Turn, int] = {}
-        """Turns whose change became durable during file work, which treats them as pending; the log id of each target.
+        """Turn -> log id of the target, for changes that became durable during file work, which does not see them.
 
         Any thread may read this.
         """

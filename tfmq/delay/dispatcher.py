@@ -149,8 +149,8 @@ class Dispatcher:
             if self.stopped or log.stopped is not None:
                 return  # the next start resolves it
             if log.waits_for_space:
-                # The next write to the log makes the tail durable first, but there may be no other write. So request a
-                # truncation that removes nothing.
+                # The next write to the log makes the tail durable first, but there may be no next write. So request a
+                # truncation, which removes nothing, but makes the tail durable first, too.
                 self.arrival_log.truncate_before(log.first_offset + 1, again)
             elif log.forced_offset < end[0]:
                 again()

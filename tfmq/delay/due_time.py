@@ -161,9 +161,9 @@ class BrokerClock:
 
 
 # Due times. On the wire a batch has one word (a big-endian u64) for each message. If its top bit is set, the other bits
-# are a delay in ms; otherwise the word is a time in ms since 1970 by the wall clock. From it the effective due time is
-# computed, in broker time: for a time of the wall clock, the offset of broker time is added. An effective due time is
-# at least 1 ms from now, so that a new message never precedes a fired one, and is below 2^63.
+# are a delay in ms; otherwise the word is a time in ms since 1970 by the wall clock. From the word, the effective due
+# time is computed, in broker time: to a time of the wall clock, the offset of broker time is added. An effective due
+# time is at least 1 ms from now, so that a new message never precedes a fired one, and is below 2^63.
 #
 # All functions work on columns, without Python code for each message, unless a batch mixes delays and times.
 

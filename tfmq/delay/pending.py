@@ -21,7 +21,8 @@ class PendingSnapshot:
     work has ended. Both collections are always up to date.
 
     `border`, the end of the memory window, is given for a spill only. Messages due at `border` or later are counted: in
-    `dropped` if their topic is deleted, in `kept` if they are spilled. Messages counted in neither are lost by damage.
+    `dropped` if their topic is deleted, in `kept` if they are spilled. Of the messages that the spill has to move,
+    those that are counted in neither are lost because of `damage`.
     """
 
     def __init__(

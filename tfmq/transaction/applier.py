@@ -1,8 +1,8 @@
 """Applies commits to their targets: partitions, the arrival log, group offsets.
 
 Each target has a `TargetQueue`, which applies in order the parts of all decisions (commit records) for this target.
-`ChunkedApply` applies a large part slice by slice. What applying has in common with the delivery of delayed messages is
-in `tfmq.apply_queue`.
+`ChunkedApply` applies a large part slice by slice. The code that is shared with the delivery of delayed messages is in
+`tfmq.apply_queue`.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class TransactionCommandHandler:
     def prepare(
         self, xid: str, epoch: int, ttl_ms: int | None, offsets: Sequence[Any], session: Caller, done: DoneCallback
     ) -> None:
-        """Prepare a transaction; calls `done(PrepareResult)` once the prepare is durable, also if it is repeated.
+        """Prepare a transaction, or repeat this; calls `done(PrepareResult)` once the prepare is durable.
 
         `ttl_ms`: how long a member of a commit group may stay prepared; None: the default. `offsets`: the consumer
         offsets to commit with the transaction. Errors: UnknownTransaction, StaleEpoch, TransactionState,

@@ -146,9 +146,9 @@ class _BucketVerifier(Verifier):
 
 
 def record_faults(data: bytes, columns: ChunkColumns, position: int) -> dict[int, str]:
-    """Verify the records of the chunk `data` by the checksums of their producers; return errors by index.
+    """Verify the records of a chunk by the checksums of their producers; return the errors by index of the record.
 
-    `position`: where the chunk begins in its file.
+    `data`: the bytes of the chunk. `position`: where the chunk begins in its file.
     """
     faults = {}
     for index, (record_position, size) in enumerate(zip(columns.positions, columns.sizes, strict=True)):
@@ -274,8 +274,8 @@ def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False, store_id: 
 
     Return what was done, or with `dry_run` what would be done. A bucket with damage is rewritten with all its intact
     messages, and with its lost messages that are still in the arrival log. A lost checkpoint is rebuilt from the
-    buckets; messages that are also in the arrival log are removed from them, and a message in several buckets is kept
-    once. If no bucket exists, the new checkpoint gets `store_id`. Originals are kept.
+    buckets. In that case, messages that are also in the arrival log are removed from the buckets, and a message in
+    several buckets is kept once. If no bucket exists, the new checkpoint gets `store_id`. Originals are kept.
 
     New files replace old ones by renames, and the checkpoint is written last: after a power failure the same repair can
     be run again. Raises Corrupt if the store cannot be identified, NewerFormat, Full, OSError.
@@ -419,7 +419,7 @@ class _RepairRun:
         return BucketCheckpoint(self.identity, offset, number, 0, ())
 
     def _repair_group(self, group: Sequence[Bucket], finest: int, below: int) -> tuple[int, int]:
-        """Rewrite overlapping buckets, or one with damage; return (messages kept, damaged ranges).
+        """Rewrite overlapping buckets, or one bucket with damage; return how many (messages are kept, ranges damaged).
 
         `finest`: exponent of the new spans. Messages numbered `below` or higher are left out: the arrival log has them.
         """

@@ -85,7 +85,7 @@ def file_sizes(disk: Disk, folder: str) -> dict[str, int]:
 # Decisions about the files in the folder. The checkpoint lists the valid buckets, and everything listed was durable
 # before the checkpoint was written. So bytes after a listed size are from an unfinished spill (which writes messages of
 # the arrival log to buckets). A file that is not listed is from an unfinished spill or split, or is obsolete. Pending
-# messages in such bytes and files are still in the arrival log, or also in listed buckets.
+# messages in such bytes and files are also in the arrival log or in listed buckets.
 
 
 class Decision(Enum):
@@ -157,8 +157,8 @@ def is_bucket_file_name(name: str) -> bool:
     return name == CHECKPOINT_NAME or parse_bucket_name(name) is not None
 
 
-# The checkpoint: which buckets are valid and up to which size, up to where the arrival log is in buckets, and broker
-# time. Specified in docs/formats/bucket.md.
+# The checkpoint tells which buckets are valid and up to which size, up to which offset the arrival log is in buckets,
+# and broker time. Specified in docs/formats/bucket.md.
 #
 #     magic "TFDK" | version u16 | zero u16 | store id u64 | salt u64 | offset u64 | number u64 | broker ms u64
 #     | counted u64 | count u32 | note size u32 | buckets: start u64, exponent u8, size u64, count u64, dead u64,
