@@ -84,7 +84,7 @@ class Desk:
             )
 
     def letters(self, selection: Selection = ALL_LETTERS, *, whole: bool = False) -> Iterator[Letter]:
-        """Iterate over the letters that match `selection`, first stored first. `whole`: with bodies and tracebacks."""
+        """Iterate over the letters that match `selection`, in storage order. `whole`: with bodies and tracebacks."""
         selection.check()
         page = FIRST_PAGE
         while found := self._run_operation(self._open_store().find(selection, page, PAGE_LETTERS, whole=whole)):
@@ -120,7 +120,8 @@ class Desk:
     def drop(self, ids: Iterable[str], *, force: bool = False) -> list[Letter | None]:
         """Discard letters. Return for each id the changed letter, or None if it is missing or its state forbids that.
 
-        `ids`: complete ids · `force`: also discard letters in transit, which a redrive may have stored in a topic.
+        `ids`: complete ids · `force`: also discard letters in transit. A redrive may have sent such a letter to a
+        topic.
         """
         return self._apply_to_all(ids, model.DropEvent(self._now_ms(), force))
 
@@ -130,8 +131,8 @@ class Desk:
         """Send the letters that `wish` selects to a topic again, each exactly once.
 
         `told(n)` is called when `n` more letters are stored in their topics. If an error is raised, the `report` passed
-        by the caller has what was done before the error. If the process is killed, the next redrive sends the letters
-        in transit again.
+        by the caller has what was done before the error. If the process is killed, letters that it may have sent remain
+        in transit; the next redrive sends them again, and the broker stores each only once.
         """
         driver = self._connect()
         work = RedriveOperation(

@@ -1,8 +1,8 @@
 """Data model of dead letters: the letter, the events that change it, selections.
 
 A store changes a letter only by applying an event; `state_machine` defines what each event changes. `at_ms` is the time
-of an event in ms since 1970. An event of a lease or of a redrive has the `token` of that lease or redrive, and has no
-effect if the letter has another token by then.
+of an event in ms since 1970. An event of a lease or of a redrive has the `token` of that lease or redrive. The event
+has no effect if the letter has another token when the event is applied.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tfmq.message import Attribute, decode_attribute
 class KeepEvent(NamedTuple):
     """The consumer stores a message as dead, or to be handled again at `next_ms` (0: dead).
 
-    `letter` has the failures and the number of `calls` that earlier events did not record. `begun`: the last call is
-    not in `calls`, because a `BeginEvent` counted it before it started.
+    `letter` has only those failures and that number of `calls` which earlier events did not record. `begun`: a
+    `BeginEvent` counted the last call before it started, so the call is not in `calls`.
     """
 
     at_ms: int
@@ -43,9 +43,9 @@ class BeginEvent(NamedTuple):
 class NoteEvent(NamedTuple):
     """A handler call failed, and the consumer will call the handler again.
 
-    `letter` has the failure. `letter.calls_left` is the number of handler calls in a new round of calls (the calls
-    until a message is dead); it is used only if this event starts a new round, for example because no letter of the
-    message is stored yet. `begun`: a `BeginEvent` counted the call before it started.
+    `letter` has the failure. A round is the series of calls until a message is dead. `letter.calls_left` is the number
+    of calls in a new round; it is used only if this event starts one, for example because no letter of the message is
+    stored yet. `begun`: a `BeginEvent` counted the call before it started.
     """
 
     at_ms: int
@@ -158,7 +158,7 @@ class ArriveEvent(NamedTuple):
 
 
 class ReturnEvent(NamedTuple):
-    """The broker has not stored the letter with this sequence (0: none recorded) and never will: it is dead again."""
+    """The broker does not have the letter with this sequence (0: none recorded) and never will: the letter is dead."""
 
     at_ms: int
     token: str
@@ -384,8 +384,8 @@ class Selection(NamedTuple):
     """Filter for letters; all given conditions must match.
 
     `states`: () for any · `error`: a part of the last failure's text, case-insensitive · `since_ms` (inclusive) and
-    `until_ms` (exclusive): when the letter was first stored, in ms since 1970 · `ids`: prefixes of ids; () for any.
-    A letter whose only call was counted in advance (`BeginEvent`) and succeeded never matches, since nothing failed.
+    `until_ms` (exclusive): when the letter was first stored, in ms since 1970 · `ids`: prefixes of ids; () for any. A
+    letter never matches if its only call was counted in advance (`BeginEvent`) and succeeded: nothing failed.
     """
 
     states: tuple[str, ...] = ()

@@ -43,8 +43,8 @@ def open_dead_letters(
     `where`: a path, a SQLAlchemy URL, "topic:NAME", or `DEFAULT_STORE` · `calls_max`: handler calls after which a
     message is dead (`retries` + 1) · `codec`: decodes `message.value` of messages that are handled again · `run`:
     executes the blocking calls of a database · `link`: the consumer's connection, which identifies the broker; required
-    only for a topic · `wall_clock`: returns seconds since 1970 · `folder`: directory in which `DEFAULT_STORE` is the
-    file GROUP.db; for an embedded broker, whose dead letters are in its own directory.
+    only for a topic · `wall_clock`: returns seconds since 1970 · `folder`: where `DEFAULT_STORE` stores GROUP.db,
+    instead of the user's state directory; used for an embedded broker, which has the dead letters in its own directory.
     """
 
     def broker() -> str | None:

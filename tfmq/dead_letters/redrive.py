@@ -7,7 +7,7 @@ same sequences, and the broker stores each once (`tfmq.client.send.idempotent_se
 
 A run, in this module, is a list of letters in transit with consecutive sequences of one producer; a batch that is sent
 is a run. Only responses of the broker decide whether a letter is stored. So a redrive may be killed at any point: the
-next one finds out that the letter is stored, or that it never will be, or else the letter remains in transit.
+next one learns that the letter is stored or never will be. If it can learn neither, the letter remains in transit.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ TIMEOUT_SECONDS: Final = 60.0
 class Wish(NamedTuple):
     """What a caller wants to redrive, and where to.
 
-    `selection`: which letters; of these the dead ones are sent, and if the selection has ids, also the waiting ones ·
+    `selection`: which letters. Only dead letters are sent; if the selection has ids, waiting letters are sent, too ·
     `to_topic`: send to this topic instead of the original topics · `rate`: maximum letters per second · `limit`:
-    maximum letters in all · `loop_limit`: letters whose message was redriven that often already are skipped · `dry`:
-    count the letters, send nothing · `force`: also send letters that belong to another broker.
+    maximum letters in all · `loop_limit`: a letter is skipped if its message was redriven this many times before ·
+    `dry`: count the letters, send nothing · `force`: also send letters that belong to another broker.
     """
 
     selection: Selection = Selection()
@@ -107,7 +107,7 @@ class RedriveOperation:
     """One redrive of letters in an open store, sent over a connection; `run` is called once.
 
     `wall_clock` returns seconds since 1970. `on_sent(n)` is called when `n` more letters are stored in their topics.
-    `report` is filled meanwhile, so that a caller that passes one can read it also after an error.
+    `report` is filled during the run, so a caller that passes one can also read it after an error.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class RedriveOperation:
         return self.report
 
     def _resume(self) -> Operation[None]:
-        """Send all letters in transit again; claimed letters without a sequence were never sent, and are dead again."""
+        """Send letters in transit again. Claimed letters without a sequence were never sent: make them dead again."""
         page = FIRST_PAGE
         under_way = Selection(states=(model.REDRIVING,))
         while letters := (yield from self._letters.find(under_way, page, PAGE_LETTERS, whole=True)):
@@ -330,7 +330,7 @@ class RedriveOperation:
 
 
 def exact_key(letter: Letter) -> bytes | str:
-    """Return the key from the attribute if the body was read: the key column of a database has only a lossy text."""
+    """Return the key from the attribute if the body was read: a database's key column has only an inexact text."""
     known = letter.key or b""
     if letter.body is None:
         return known
@@ -446,7 +446,7 @@ def _other_broker_text(link: ClientConnection, journey: model.RedrivePosition, u
 def close_run(
     link: ClientConnection, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
 ) -> Operation[RedriveResult]:
-    """Close the producer of a run, so that its letters which the broker has not stored yet are never stored.
+    """Close the producer of a run: letters of the run that the broker has not stored yet are then never stored.
 
     The result's events make the stored letters redriven and the other letters dead again. If the broker cannot tell
     which letters are stored, all remain in transit, and `unsure` has a sentence for each.

@@ -31,9 +31,9 @@ POLL_SECONDS: Final = 5.0
 """Maximum delay until the loop sees a letter that `tfmq dlq retry` or another member of the group released."""
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 60.0
-"""Pause after a failure of the store, doubled each time up to the maximum."""
+"""Maximum pause after a failure of the store. The pause is doubled after each consecutive failure."""
 RENEWALS: Final = 3
-"""How often a lease is renewed in its duration: several times, so that one slow response does not lose the lease."""
+"""How often a lease is renewed within its duration: several times, so that one slow response does not end the lease."""
 
 HandlerCall = Callable[[ReceivedMessage[Any]], Operation[None]]
 """Returns an operation that calls the listener with a message.
@@ -47,8 +47,8 @@ class Retrying:
     """Leases due letters from a store and calls the handler for each, one at a time.
 
     Start `run` as a task, or in a thread: `threading.Thread(target=driver.run, args=(x.run(),))`. `now`: clock of the
-    driver that runs the operations (`link.now`) · `wall_clock`: returns seconds since 1970. A `handle` that blocks its
-    thread prevents `run` from renewing the lease of the letter; then start `renewing` as a second task.
+    driver that runs the operations (`link.now`) · `wall_clock`: returns seconds since 1970. If `handle` blocks its
+    thread, `run` cannot renew the lease of the letter meanwhile; in that case start `renewing` as a second task.
     """
 
     def __init__(

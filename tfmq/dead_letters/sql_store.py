@@ -306,8 +306,9 @@ def _error_text(error: SQLAlchemyError) -> str:
     return " ".join(words.split())
 
 
-# Conversion of letters to rows and back. The primary key is the letter's id, a hash of the columns of the unique
-# constraint; a person can query these columns. Times are ms since 1970; 0 and -1 stand for none, as in `Letter`.
+# Conversion of letters to rows and back. The primary key is the letter's id, a hash of group, incarnation, partition,
+# offset and append time. These also have columns with a unique constraint, because people query by them. Times are ms
+# since 1970. A missing value is 0 or -1, as documented for each field of `Letter`.
 
 TABLE_NAME: Final = "tfmq_dead_letters"
 NAME_CHARACTERS: Final = 249

@@ -1,8 +1,8 @@
 """State machine of dead letters: what each event changes. No I/O.
 
 All stores use `apply_event`, so the same events lead to the same letter in each store. An event that the letter's state
-does not accept, or that has the token of another lease or redrive, changes nothing: `apply_event` returns None, and so
-does the store.
+does not accept, or that has the token of another lease or redrive, changes nothing; `apply_event` and the store then
+return None.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ TRANSITIONS: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
     HANDLED: {**_NEW_ROUND, model.AdoptEvent: (HANDLED,)},
     DROPPED: {**_NEW_ROUND, model.RetryEvent: (WAITING,), model.AdoptEvent: (DROPPED,)},
 }
-"""State ("": no letter is stored) -> event -> possible next states. In each state, other events have no effect.
+"""State -> event -> possible next states. State "": no letter is stored. In each state, other events have no effect.
 
 A `KeepEvent` that was applied before changes nothing, in any state.
 """
@@ -112,9 +112,9 @@ def apply_event(letter: Letter | None, event: model.Event) -> Letter | None:
 def _apply_keep(letter: Letter | None, event: model.KeepEvent) -> Letter:
     """Store a message; if a letter of the message is stored already, add the new failures and calls to that letter.
 
-    A message whose offset was not committed before a crash is delivered again. The repeated delivery does not start a
-    new round of calls: the letter keeps the number of calls left, and a dead letter stays dead. An event that a store
-    repeats because the response to the first attempt was lost changes nothing.
+    After a crash, a message whose offset was not committed is delivered again. The repeated delivery does not start a
+    new round of calls: the letter keeps its number of calls left, and a dead letter stays dead. If the response to an
+    event was lost, the store applies the event a second time; this changes nothing.
     """
     if letter is None:
         return replace(_to_waiting_or_dead(event.letter, event), kept_ms=event.at_ms)
@@ -162,7 +162,7 @@ def _to_waiting_or_dead(letter: Letter, event: model.KeepEvent) -> Letter:
 
 
 def _apply_begin(letter: Letter | None, event: model.BeginEvent) -> Letter:
-    """Count a handler call before the call starts; if no calls are left, the letter is dead.
+    """Count a handler call before the call starts; if no calls are left, the letter becomes dead.
 
     A letter that is waiting, leased, dead or being redriven is unchanged, since the consumer then makes no call.
     """
@@ -178,9 +178,9 @@ def _apply_begin(letter: Letter | None, event: model.BeginEvent) -> Letter:
 def _apply_note(letter: Letter | None, event: model.NoteEvent) -> Letter:
     """Record a failed call of a message whose offset is not committed yet.
 
-    The call belongs to the current round of calls (state "failing"), which continues after a crash of the consumer, or
-    starts a new round. A letter that is waiting, leased, dead or being redriven keeps its state: its message was only
-    delivered again.
+    If a round of calls is in progress (state "failing"), the call belongs to it, even after a crash of the consumer;
+    otherwise the call starts a new round. A letter that is waiting, leased, dead or being redriven keeps its state: its
+    message was only delivered again.
     """
     count = 0 if event.begun else 1
     if letter is None:
@@ -252,19 +252,19 @@ def _apply_retry(letter: Letter, event: model.RetryEvent) -> Letter:
 
 
 def _apply_drop(letter: Letter, event: model.DropEvent) -> Letter | None:
-    """Drop the letter; one that may have been sent by a redrive only with `force`."""
+    """Drop the letter. Without `force`, a letter that a redrive may have sent is unchanged."""
     if letter.state == REDRIVING and letter.journey is not None and not event.force:
         return None
     return _end_lease(letter, DROPPED)
 
 
 def _apply_adopt(letter: Letter, event: model.AdoptEvent) -> Letter | None:
-    """Record the letter's broker, if none is recorded or with `force`."""
+    """Record the letter's broker if none is recorded, or if `force` is set."""
     return replace(letter, broker=event.broker) if event.force or not letter.broker else None
 
 
 def _apply_claim(letter: Letter, event: model.ClaimEvent) -> Letter | None:
-    """Reserve the letter for a redrive; a waiting letter only if `event.waiting`.
+    """Reserve the letter for a redrive. A waiting letter is reserved only if `event.waiting` is set.
 
     If another redrive reserved the letter but recorded no sequence, the letter was never sent and can be reserved
     again.

@@ -1,7 +1,7 @@
 """Dead-letter store of a consumer group, the interface of its backends, and store addresses.
 
-`GroupDeadLetterStore` implements what a consumer needs, over a `LetterStore`: a database or a topic. An
-address is PATH, a SQLAlchemy URL, or "topic:NAME".
+`GroupDeadLetterStore` implements what a consumer needs. It stores the letters in a `LetterStore`, which is a database
+or a topic. An address is PATH, a SQLAlchemy URL, or "topic:NAME".
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ LEASE_ATTEMPTS_MAX: Final = 100
 ADOPTION_CHECK_SECONDS: Final = 60.0
 """Interval of the check for waiting letters that do not record this broker as their broker."""
 BROKER_CHECK_SECONDS: Final = 0.25
-"""Interval of the check whether the broker is reached. Until then the own letters are unknown."""
+"""Interval of the check whether the broker was reached. Until then it is unknown which letters are this broker's."""
 
 
 def time_after_ms(now_ms: int, seconds: float) -> int:
@@ -123,8 +123,8 @@ class GroupDeadLetterStore:
 
     `calls_max`: handler calls after which a message is dead · `jitter`: returns random numbers from 0 to 1, which vary
     the delay of retries · `broker`: returns the id of the consumer's broker, None until the broker is reached; letters
-    of other brokers are not leased · `has_message`: returns whether the broker has the message of a letter that records
-    no broker id, None if that cannot be found out now.
+    of other brokers are not leased · `has_message`: for a letter that records no broker id, returns whether the broker
+    has its message; None if that cannot be found out now.
     """
 
     lease_seconds = LEASE_SECONDS
@@ -357,8 +357,9 @@ class LetterStore(Protocol):
     def apply(self, steps: Sequence[Step]) -> Operation[list[Letter | None]]:
         """Apply each event to its letter, and commit.
 
-        Returns for each event the letter after it, or None if the event has no effect (`state_machine.apply_event`). If
-        all are `KeepEvent`s, a store in a topic does not read the topic, and returns each letter as if it were new.
+        Return for each event the letter after it, or None if the event has no effect (`state_machine.apply_event`). If
+        all events are `KeepEvent`s, a store in a topic does not read the topic, and returns each letter as if it were
+        new.
         """
 
     def find(

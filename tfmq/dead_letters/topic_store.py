@@ -228,8 +228,8 @@ class TopicLetterStore:
     The topic is a log of events, all in its first partition, so that all events have one order. A letter is the result
     of applying its events in that order (`LetterIndex`). To change a letter, the store appends an event and then reads
     the log up to that event: of two conflicting events the first in the log takes effect, the second has no effect. An
-    event whose response was lost may still be appended later. Such a late event does no harm: either it has the token
-    of a lease or redrive, and has no effect after that has ended, or it is an event that takes effect only once.
+    event whose response was lost may still be appended later. Such a late event does no harm. If it has the token of a
+    lease or redrive, it has no effect after that has ended; any other event takes effect only once.
 
     If two methods are called at the same time, the second waits. `create`: create the topic if it is missing.
     """
@@ -329,7 +329,7 @@ class TopicLetterStore:
         return counted
 
     def get(self, id: str) -> Operation[Letter | None]:
-        """Return a letter, read from its events; if no event has its body, that is read from the message's topic."""
+        """Return a letter, read from its events. If no event has the body, it is read from the message's own topic."""
         yield from self._refresh_index()
         places = list(self._index.event_offsets.get(id, ()))
         if not places or self._producer is None:
@@ -408,7 +408,7 @@ class TopicLetterStore:
     def _append(self, steps: Sequence[Step], until: float) -> Operation[list[int]]:
         """Append events durably, all or none. Return the ids of their records.
 
-        If the broker no longer knows the producer id or the topic, the append is repeated once with a new one.
+        If the broker no longer knows the producer id or the topic, the append is repeated once with a new producer id.
         """
         self._index_read_at = -INDEX_AGE_MAX
         try:
@@ -452,7 +452,7 @@ def load_full_letter(
 ) -> Operation[Letter | None]:
     """Read the letter `id` with body and tracebacks from its events at the offsets `places`; None if all are deleted.
 
-    If no event has the body, it is read from the topic of the message. Raises StoreFailed if it is deleted there.
+    If no event has the body, it is read from the topic of the message. Raises StoreFailed if the message is deleted.
     """
     letter: Letter | None = None
     for offset in places:

@@ -9,10 +9,11 @@ For SQLAlchemy 2, blocking and asyncio:
         session.add(order)
         tx.send("orders", order.as_json())
 
-Without `check`, a consumer whose offsets a crash left in doubt never continues.
-docs/database-transactions.md describes how this survives crashes and what it needs in operation.
-`commit_offsets` is for consumers that send nothing: it commits results and offset in one database
-transaction (docs/offsets.md).
+A crash can leave a transaction in doubt: prepared, but neither committed nor rolled back. After `check`, the producer
+decides such transactions. Without `check`, a consumer whose offsets belong to one may wait without end.
+docs/database-transactions.md describes how transactions survive crashes and what they need in operation.
+`commit_offsets` is for consumers that send nothing: it commits results and offset in one database transaction
+(docs/offsets.md).
 """
 
 from tfmq.sql.database import TABLE as TABLE

@@ -46,26 +46,28 @@ Steps = Generator[Step, Any, Result]
 
 CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome, Damaged)
 """Errors of a commit at the broker after which the messages may never be sent, although the database has committed.
-After any other error, check-back (the broker's question to the producer group) commits later."""
+
+After any other error, check-back (the broker asks the producer group for the outcome) commits later.
+"""
 
 
 class SharedTransaction:
-    """One transaction shared by a database session, through its `participant`, and the broker.
+    """One transaction shared by a database session, which `participant` controls, and the broker.
 
     The protocol:
 
         check the session, begin at the broker, begin the session's transaction
         ... the user's block: changes, sends ...
-        write the changes and the row; prepare them if the database supports it
+        write the changes and the row of the transaction; prepare both if the database supports it
         prepare at the broker               from here on the broker checks back if the client is lost
         commit the database                 THE DECISION: the row becomes visible
         commit at the broker
 
-    Any failure before the decision rolls back the database and the broker. After a failure of the decision itself, the
-    row is read (`tfmq.sql.in_doubt`). After the decision nothing can revert the transaction: if the broker cannot be
-    reached, it later asks the producer group for the outcome (check-back), which finds the row, and commits.
-
-    `begin(xid)` begins the broker's transaction; `node()` then returns the broker's id.
+    Any failure before the decision rolls back the database and the broker. If the database's commit fails, it may have
+    taken effect nevertheless, so the row is read (`tfmq.sql.in_doubt`). After the decision nothing can revert the
+    transaction: if the broker cannot be reached, it later asks the producer group for the outcome (check-back). A
+    member of the group then finds the row and commits. `begin(xid)` begins the broker's transaction; `node()` then
+    returns the broker's id.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class SharedTransaction:
     def end(self, error: BaseException | None) -> Steps[None]:
         """After the user's block, commit at the database and the broker; if `error` ended the block, roll back both.
 
-        Raises what prevents the commit. `error` is raised again by the `with` statement.
+        Raises the error that prevents the commit. Does not raise `error`: the `with` statement raises it again.
         """
         if error is not None:
             yield from self._rollback_both(error)
@@ -169,7 +171,8 @@ class SharedTransaction:
     def _raise_outcome_unknown(self, error: BaseException) -> None:
         """Raise a TransactionError that says that the outcome is unknown; if `error` is no Exception, only return.
 
-        Nothing is rolled back: if the broker is prepared, check-back ends the transaction, otherwise its timeout does.
+        Nothing is rolled back here. If the broker has prepared the transaction, check-back ends it; otherwise the
+        broker rolls it back after its timeout.
         """
         if isinstance(error, Exception):
             raise TransactionError(
@@ -203,9 +206,9 @@ class SharedTransaction:
             )
 
     def _read_decision(self, prepared: Decision, error: BaseException) -> Steps[Decision | None]:
-        """Read the decision from the transaction's row (see `decide`); None if it cannot be read now.
+        """Return the decision, which the transaction's row makes (see `decide`); None if it cannot be made now.
 
-        `prepared`: how to finish a transaction that is still prepared in the database.
+        `prepared`: how to finish the transaction if it is still prepared in the database.
         """
 
         def read(connection: Connection) -> Decision | None:

@@ -34,8 +34,9 @@ TWO_PHASE_DRIVERS = frozenset({"psycopg", "psycopg2"})
 def database_address(url: URL) -> str:
     """Return the address of the database, without user, password and other options; safe to log.
 
-    All clients of a database get the same address. It is part of the default producer group's name. Every xid has a
-    hash of it and of the table's identity: so only clients with access to the deciding table answer check-back.
+    All clients of a database get the same address. It is part of the default producer group's name. Every xid begins
+    with a hash of the address and of the identity of the table (see `IDENTITY_XID`). So a client answers check-back
+    only for transactions of tables to which it has access.
     """
     name = url.database or ""
     if is_in_memory(url):
@@ -103,7 +104,8 @@ def discard_capabilities(engine: Engine) -> None:
 def read_capabilities(connection: Connection, table: Table) -> DatabaseCapabilities:
     """Read the capabilities from the database and cache them. Raises NotAllowed if the table is missing.
 
-    A table that `create_table` did not make gets its identity here, in a transaction of its own.
+    `create_table` stores a random identity in the table. A table that was made otherwise, for example by migrations,
+    gets its identity here, in a separate transaction.
     """
     if not table_exists(connection, table):
         raise NotAllowed(
@@ -145,8 +147,9 @@ STATE_CHARACTERS = 16
 IDENTITY_XID = "database"
 """The xid of the row that has the table's identity: random hexadecimal digits in `state`.
 
-The identity is part of every xid, and a transaction's row is written only to the table with the transaction's identity.
-So a database with the same address on another machine, or a table in another schema, cannot decide it."""
+A hash of the identity is part of every xid, and a transaction's row is written only to the table with that identity. So
+a database with the same address on another machine, or a table in another schema, cannot decide the transaction.
+"""
 ROWS_PER_DELETE = 500
 """Rows deleted at a time, so that locks are short and every database permits the parameters (999 in old SQLite)."""
 
@@ -163,9 +166,9 @@ def transaction_table(metadata: MetaData, *, name: str = DEFAULT_TABLE_NAME, sch
     Pass a table with another name or schema to `tfmq.sql.transaction(..., table=)` and `tfmq.sql.check(..., table=)`.
 
     A row is the outcome of one transaction: `xid` (its name, the primary key), `state` ("committed" or "aborted") and
-    `time` (UTC). The owner writes "committed" in the transaction with the user's changes, so the row exists exactly
-    if they are committed. A client that has to decide and finds no row writes "aborted" under the same key, which
-    makes the owner's commit fail: the primary key excludes one of the two.
+    `time` (UTC). The owner writes "committed" in the transaction with the user's changes, so this row exists if and
+    only if the changes are committed. A client that has to decide and finds no row writes "aborted" under the same key.
+    This makes the owner's commit fail, because a primary key exists only once.
     """
     return Table(
         name,
@@ -182,7 +185,7 @@ TABLE = transaction_table(MetaData())
 
 
 def create_table(bind: Engine | Connection, table: Table = TABLE) -> None:
-    """Create the table if it does not exist. Raises BadRequest if `bind` is of another type.
+    """Create the table if it does not exist. Raises BadRequest if `bind` is neither an Engine nor a Connection.
 
     With an asyncio engine: `await connection.run_sync(create_table)`.
     """

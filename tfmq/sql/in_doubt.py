@@ -17,7 +17,7 @@ LOCK_SECONDS = 2
 """How long an insert of "aborted" waits for the owner that is committing; check-back is repeated later."""
 
 ATTEMPTS = 5
-"""Attempts to decide. One fails only if another client is deciding at the same time."""
+"""Attempts to decide. An attempt fails only if another client is deciding at the same time."""
 
 BUSY_SECONDS = LOCK_SECONDS / ATTEMPTS
 """Pause of each attempt while another client is finishing the prepared transaction."""
@@ -26,17 +26,17 @@ DECISION_BY_ROW: dict[str, Decision] = {rows.COMMITTED: "commit", rows.ABORTED: 
 
 
 def decide(connection: Connection, table: Table, xid: str, prepared: Decision) -> Decision | None:
-    """Decide the transaction `xid` from its row; None if that is not possible yet.
+    """Decide the transaction `xid` from its row; None if that is not possible yet, or not with this table.
 
-    If there is a row, its state is the decision. Otherwise a row "aborted" is inserted under the key that the owner
-    needs, and committed; then the decision is "rollback", because the owner's commit must fail. While the owner is
-    committing, its row with the same key blocks the insert; after LOCK_SECONDS the decision stays open.
+    If there is a row, its state is the decision. Otherwise a row "aborted" with the key `xid` is inserted and
+    committed, and the decision is "rollback": the owner can no longer insert its row, so its commit fails. If the owner
+    is just committing, its uncommitted row blocks the insert; after LOCK_SECONDS the result is None.
 
-    If PostgreSQL has the transaction prepared, that is finished first and the row is read afterwards. A missing
-    prepared transaction proves nothing: another client may have committed it or rolled it back.
+    A transaction that is prepared in PostgreSQL is first finished as `prepared` says, and then its row is read. A
+    missing prepared transaction proves nothing: another client may have committed it or rolled it back.
 
-    `connection`: a separate one, without a transaction. `prepared`: how to finish the transaction if the database has
-    it prepared; "commit" only if the broker has it prepared too. Raises errors of SQLAlchemy.
+    `connection`: a separate one, without a transaction. `prepared`: how to finish a prepared transaction; "commit" is
+    allowed only if the broker has prepared its part, too. Raises errors of SQLAlchemy.
     """
     connection = _read_committed(connection)
     with connection.begin():
@@ -81,13 +81,14 @@ def _read_committed(connection: Connection) -> Connection:
 Decision = Literal["commit", "rollback"]
 
 FINISHED_ELSEWHERE = ("42704", "55000")
-"""SQLSTATEs for a prepared transaction that is gone or is being finished by another session."""
+"""SQLSTATEs for a prepared transaction that no longer exists or that another session is finishing."""
 
 _OUR_NAMES: Final = re.compile(rf"{re.escape(PREFIX)}\.[0-9A-Za-z._-]+@[0-9A-Za-z._-]*")
-"""Names of prepared transactions made by this module.
+"""Names of prepared transactions made by this module. Transactions with other names are ignored.
 
 Every user of the database can prepare transactions under other names, even with quotes in them, and SQLAlchemy inserts
-names into its statements unescaped."""
+names into its statements unescaped.
+"""
 
 _FIND = text(
     "SELECT gid FROM pg_prepared_xacts WHERE starts_with(gid, :start) AND database = current_database() ORDER BY gid"
@@ -106,7 +107,7 @@ def prepared_name(xid: str, node: str) -> str:
 
 
 def set_prepared_name(connection: Connection, gid: str) -> None:
-    """Name the two-phase transaction that was just begun `gid`, in place of a random name.
+    """Give the two-phase transaction that was just begun the name `gid`, in place of a random name.
 
     After a crash, the name shows to which transaction of which broker the prepared transaction belongs.
     """
@@ -129,7 +130,7 @@ def find_prepared(connection: Connection, xid: str = PREFIX) -> list[PreparedTra
 
 
 def finish_prepared(connection: Connection, gid: str, decision: Decision) -> None:
-    """Commit or roll back a prepared transaction, unless another session does so. Raises SQLAlchemyError.
+    """Commit or roll back a prepared transaction. Does nothing if another session finishes it. Raises SQLAlchemyError.
 
     `connection` must not be in a transaction.
     """

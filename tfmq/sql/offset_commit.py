@@ -42,12 +42,13 @@ def commit_offsets(session: Any, consumer: Any, message: ReceivedMessage[Any] | 
                 session.add(Invoice(message.json()))
                 tfmq.sql.commit_offsets(session, consumer, message)
 
-    If the transaction commits, all messages that the consumer has returned are acked, or those of the message's
-    partition up to and including `message`. Results and offsets are thus committed exactly once. A member that lost
-    the partition cannot commit its results: the row is only updated if no higher generation has claimed it.
+    When the transaction commits, the messages of the partition of `message` are acked up to and including `message`;
+    without `message`, all messages that the consumer has returned. Results and offsets are thus committed exactly once.
+    A member that lost the partition cannot commit its results: the offset's row is updated only if no member with a
+    higher generation has claimed the partition.
 
-    Args: `session`: a Session or Connection, or, to be awaited, an AsyncSession or AsyncConnection, of the database
-    given to the consumer with offsets="sql:URL". `consumer`: of any API variant.
+    Args: `session`: a Session or Connection of the database that the consumer got as offsets="sql:URL"; for an
+    AsyncSession or AsyncConnection, await the result. `consumer`: of any API variant.
     Raises: Fenced if the partition is assigned to another member: let the error roll back the transaction, and continue
     with the next message. BadRequest and NotAllowed with a sentence that says what to change. Errors of SQLAlchemy.
     """
@@ -94,8 +95,8 @@ def _commit_in_session(session: Session | Connection, consumer: Any, message: Re
 
 def _redeliver_others(offsets: ExternalOffsets, storage: SqlOffsets, lost: Collection[PartitionName]) -> None:
     """Let the consumer deliver the messages again, except those of the `lost` partitions."""
-    # This call's transaction has locked the rows and is going to be rolled back. So what another transaction reads now
-    # is what will be stored afterwards.
+    # This call has locked the rows in a transaction that is going to be rolled back. So what another transaction reads
+    # now is what will be stored afterwards.
     others = [name for name in offsets.positions if name not in lost]
     kept = storage.read(offsets.group, others) if others else {}
     offsets.mark_fenced(lost, kept)
@@ -118,13 +119,13 @@ def _require_same_database(connection: Connection, storage: SqlOffsets) -> None:
 
 
 _uncommitted: WeakKeyDictionary[Session, list[ExternalOffsets]] = WeakKeyDictionary()
-"""Offsets that the current transaction of a session may commit. The sessions in it have the event listeners."""
+"""Session -> offsets that its current transaction may commit. Sessions in this mapping have the event listeners."""
 
 
 def _mark_saved_after_commit(session: Session, offsets: ExternalOffsets) -> None:
     """Mark the offsets as saved in the consumer when the transaction commits.
 
-    The consumer's next call then saves only later offsets. This saves work; correctness does not depend on it.
+    The consumer's next call then saves only later offsets. This only saves work: without it, nothing would be wrong.
     """
     if session not in _uncommitted:
         _uncommitted[session] = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tfmq.aio import Admin as AsyncAdmin
 
 DEFAULT_RETENTION = timedelta(days=7)
-"""Default age of rows to delete. The broker keeps outcomes as long, and no session lasts as long."""
+"""Default age of rows to delete. The broker keeps outcomes for as long, and every session ends earlier."""
 
 UNFINISHED_STATES = ("open", "preparing", "prepared", "committing", "applying", "rolling_back")
 
@@ -44,14 +44,14 @@ def prune(
     table: Table = rows.TABLE,
     clock: rows.Clock = rows.utc_now,
 ) -> int | Coroutine[Any, Any, int]:
-    """Delete rows older than `older_than` that no longer decide a transaction; return the count.
+    """Delete rows older than `older_than` that no longer decide a transaction; return the number of deleted rows.
 
     Rows are needed until the broker has ended the transaction. Call this function once a day; it deletes in short
     transactions. With an `AsyncEngine` and a `tfmq.aio.Admin` for each broker, await the call.
 
     Args: `admins`: one for each broker that shares transactions with this database. Each is asked for its unfinished
     transactions first; their rows are kept at any age.
-    Raises: BadRequest, ConnectionFailed, and errors of SQLAlchemy.
+    Raises: BadRequest for invalid arguments, ConnectionFailed, and errors of SQLAlchemy.
     """
     if older_than <= timedelta(0):
         raise BadRequest(f"older_than must be positive, not {older_than}.")

@@ -34,8 +34,9 @@ _registered: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
 def check(producer: Any, engine: Any, *, table: Table = rows.TABLE) -> None:
     """Let `producer` answer check-back for transactions of this database from now on.
 
-    Call it at each start of a program, before its consumer reads. `tfmq.sql.transaction` does this too, but a consumer
-    whose offsets a crash left in doubt delivers no message for a transaction: without this call it waits without end.
+    Call it at each start of a program, before its consumer reads. `tfmq.sql.transaction` does this too. But if a crash
+    left the commit of a consumer's offsets in doubt, the consumer delivers no message until that commit is decided, and
+    the program may never begin a transaction. Without this call the consumer then waits without end.
 
     Args: `engine`: an `Engine`, or an `AsyncEngine` with a `tfmq.aio.Producer`.
     """
@@ -62,8 +63,8 @@ def require_matching_producer(producer: Any, is_async: bool, other: str) -> None
 
 def register_check_back(producer: Any, engine: Engine, table: Table) -> None:
     """Register the producer for check-back of this database and table, once."""
-    # An in-memory database ends with this process. The thread that answers check-back would open another,
-    # empty one, or with a StaticPool use the session's own connection.
+    # An in-memory database ends with this process. The thread that answers check-back would open another, empty
+    # database, or with a StaticPool use the session's own connection.
     if is_in_memory(engine.url):
         return
     known = _registered.setdefault(producer, set())
@@ -78,7 +79,7 @@ def register_check_back(producer: Any, engine: Engine, table: Table) -> None:
 
 
 class CheckBackResponder:
-    """Answers check-back for one database and table, from the row (`tfmq.sql.in_doubt`).
+    """Answers check-back for one database and table, from the transaction's row (`tfmq.sql.in_doubt`).
 
     Every member of the producer's group must be able to read the row.
     """
@@ -116,7 +117,7 @@ DECISION_BY_BROKER_STATE: Final[dict[str, Decision]] = {
     "rolled_back": "rollback",
     "heuristic_rolled_back": "rollback",
 }
-"""What to do with the database's part, by the state at the broker; in other states it waits."""
+"""State at the broker -> what to do with the database's part. In other states the part waits."""
 
 
 class ScanResult(NamedTuple):
@@ -129,9 +130,9 @@ class ScanResult(NamedTuple):
 class OrphanedTransactions:
     """Finishes prepared transactions of one database whose owner is lost, without check-back.
 
-    The database prepares before the broker. If the owner crashes between the two, the prepared transaction holds its
-    locks, while the broker's unprepared part times out without check-back. Clients that use two-phase commit therefore
-    scan the database regularly and finish what has ended at the broker:
+    The database prepares before the broker. If the owner crashes between the two, the transaction prepared in the
+    database keeps its locks. The broker's part is unprepared, so it times out without check-back. Clients that use
+    two-phase commit therefore scan the database regularly and finish what has ended at the broker:
 
         at the broker                        in the database
         committed, applying, read only       commit
@@ -164,7 +165,7 @@ class OrphanedTransactions:
     def _decision(self, prepared: PreparedTransaction, producer: Any) -> Steps[Any]:
         """Return the decision for a prepared transaction, from its state at the broker.
 
-        "wait" if it is unfinished there; "leave" if it belongs to another broker.
+        The result is "commit", "rollback", "wait" (unfinished at the broker) or "leave" (it belongs to another broker).
         """
         found = yield Step("ask the broker", lambda: describe_transaction(producer, prepared.xid))
         if found.state != "unknown":
@@ -209,7 +210,7 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 def start_scanner(producer: Any, engine: Engine) -> None:
     """Scan the database now, and then every SCAN_SECONDS until the producer is closed.
 
-    With an asyncio engine, only in a running loop: otherwise the first transaction starts the scanner.
+    With an asyncio engine, does nothing if no event loop runs: the first transaction then starts the scanner.
     """
     loop = None
     if engine.dialect.is_async:
@@ -236,9 +237,9 @@ def scan_pause(result: ScanResult) -> float:
 
 
 class _OrphanScanner:
-    """Scans one database in a thread while one of its producers is open.
+    """Scans one database in a thread as long as one of its producers is open.
 
-    A transaction cannot make the scan itself: it may wait for the locks of an orphan.
+    Transactions cannot scan instead: a transaction may be waiting for locks that an orphan holds.
     """
 
     def __init__(self, name: ScannerKey, engine: Engine) -> None:

@@ -31,8 +31,8 @@ _default_groups: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 def join_group(producer: Any, url: URL) -> None:
     """Let a producer without a group join the default group of this database.
 
-    If the producer is lost, the broker asks its group how prepared transactions ended (check-back). So a second
-    database raises NotAllowed: the broker would ask producers that cannot read the deciding table.
+    If the producer is lost, the broker asks its group how prepared transactions ended (check-back). For a second
+    database NotAllowed is raised: the broker would ask producers that cannot read the deciding table.
     """
     core, name = producer._core, default_group_name(url)
     if core.group is None:
@@ -68,8 +68,8 @@ _SESSION_RULE = "tfmq.sql.transaction ends the session's whole transaction"
 class SessionParticipant:
     """The database session of one shared transaction, from joining to its end.
 
-    All methods run in the session's thread, or for an asyncio session in its `run_sync`. The argument `two_phase`:
-    whether to prepare the database (None: if possible). The attribute `two_phase`: whether it will be prepared.
+    All methods run in the session's thread, or for an asyncio session in its `run_sync`. The argument `two_phase` says
+    whether to prepare the database's transaction (None: if possible); the attribute, whether it will be prepared.
     """
 
     def __init__(self, session: Session, table: Table, two_phase: bool | None) -> None:
@@ -149,9 +149,10 @@ class SessionParticipant:
         return bool(wanted or (self._two_phase_wanted is None and self._capabilities.two_phase))
 
     def prepare(self, xid: str) -> None:
-        """Write the user's changes and the deciding row; with two phases, prepare the database.
+        """Flush the user's changes and insert the row whose commit decides the shared transaction.
 
-        Raises NotAllowed, TransactionRolledBack, errors of SQLAlchemy. Then nothing is committed.
+        With two phases, then prepare the database's transaction. If this raises (NotAllowed, TransactionRolledBack,
+        errors of SQLAlchemy), it has committed nothing.
         """
         session = self.session
         if session.get_transaction() is not self._begun:
@@ -271,7 +272,7 @@ def require_joinable(session: Session) -> AbstractSet[Connection]:
 
 
 def require_no_autocommit(connection: Connection) -> None:
-    """Raise NotAllowed if each statement is committed by itself: then changes and row would be separate commits."""
+    """Raise NotAllowed if each statement is committed by itself: changes and row would not be committed together."""
     driver = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
         commits_each = getattr(driver, "isolation_level", "") is None and not getattr(driver, "in_transaction", True)

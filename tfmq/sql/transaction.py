@@ -48,7 +48,7 @@ class _BaseTransaction:
 
     @property
     def state(self) -> str:
-        """State at the broker, as in `tfmq.Transaction`; "new" before it is begun.
+        """State at the broker, as in `tfmq.Transaction`; "new" before the transaction is begun.
 
         After the block: "committed"; "applying" if a partition that cannot be written now gets its messages later;
         "prepared" or "unknown" if the broker could not be reached: the database has committed, and check-back will
@@ -118,8 +118,8 @@ class Transaction(_BaseTransaction):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After GeneratorExit the code must not wait. The session's owner rolls back, and the broker's part ends like
-        # every transaction that nobody refers to any more.
+        # After GeneratorExit this code must not wait, so it ends nothing. The session's owner rolls back the session;
+        # the broker ends its part as for every transaction that nobody refers to any more.
         if not isinstance(error, GeneratorExit):
             run_steps(self._shared.end(error))
 
@@ -213,17 +213,17 @@ def transaction(
     The block ends the session's whole transaction, including earlier changes in it: do not call `session.begin()`,
     `commit()` or `rollback()`. An exception in the block rolls back both sides and is raised again.
 
-    A row in the table `tfmq_transaction` decides (see `create_table`). If this process crashes, or the broker cannot
-    be reached, the broker later asks for the outcome (check-back): any producer of the same group that uses this
-    database and has called `check`, or had a transaction. Without `check`, a consumer whose offsets a crash left in
-    doubt waits without end.
+    A row in the table `tfmq_transaction` decides (see `create_table`). If this process crashes, or the broker cannot be
+    reached, the broker later asks a producer of the same group for the outcome (check-back). Each producer can answer
+    that uses this database and has called `check` or begun such a transaction. Without `check`, a consumer whose
+    offsets a crash left in doubt may wait without end.
 
     Args: `two_phase`: whether to prepare the database too; None: if possible, which needs PostgreSQL with
-    max_prepared_transactions above 0 and a session that has not begun. `timeout`: seconds after which the broker
-    rolls back an unprepared transaction; None: the broker's setting (60). `table`: one other than `tfmq_transaction`.
+    max_prepared_transactions above 0 and a session that has not begun. `timeout`: seconds after which the broker rolls
+    back an unprepared transaction; None: the broker's setting (60). `table`: one other than `tfmq_transaction`.
     Raises: on entry NotAllowed and NotSupported with a sentence that describes what to change, TransactionError and its
-    subclasses, ConnectionFailed, and errors of SQLAlchemy. On exit the same; then nothing is committed, except if a
-    TransactionError states that the outcome is not known yet.
+    subclasses, ConnectionFailed, and errors of SQLAlchemy. The same on exit. Nothing is then committed, unless the
+    error says that the outcome is not known yet, or that the database has committed its part.
     """
     if isinstance(session, scoped_session):
         session = session()
