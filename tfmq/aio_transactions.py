@@ -121,7 +121,7 @@ class Transaction(TransactionHandle):
 
 
 def checked_in(driver: AsyncDriver, function: Any) -> Check:
-    """Return a check-back function for any thread; a coroutine function is awaited in the driver's event loop."""
+    """Return a check-back function that any thread may call. A coroutine function runs in the driver's event loop."""
     if not iscoroutinefunction(function):
         check: Check = function
         return check

@@ -2,10 +2,10 @@
 
 Transactions (`tfmq.transaction.applier`) and delayed messages (`tfmq.delay.target_queue`) are two sources of effects
 (changes of a target, `tfmq.apply_target`), and each source has one `ApplyQueue` for each target. A target stores only
-the highest position that it has from a source, which implies all lower ones. So a queue has one operation at a time,
-and a later effect is never written before an earlier one. After a start, an error or a resumption of the target, the
-queue first asks the target for that position, and removes the effects that the target has. If a target rejects effects,
-only its own queue is blocked, and tries again later.
+the highest position that it has from a source; all lower positions then count as applied. So a queue has one operation
+at a time, and a later effect is never written before an earlier one. After a start, an error or a resumption of the
+target, the queue first reads that position from the target, and removes the effects that the target has. If a target
+rejects effects, only the queue of that target is blocked; it tries again later.
 
 All methods are called in the broker's thread.
 """
@@ -27,11 +27,11 @@ RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 30.0
 """First and longest pause before a target that rejects effects is tried again; each pause is twice the one before."""
 IN_FLIGHT_BYTES_MAX: Final = 512 << 10
-"""Maximum of bytes that the queues of a source together have written and that are not durable.
+"""Maximum number of bytes that all queues of one source together have written and that are not durable yet.
 
-An fsync for another client has to write these bytes too, and takes longer. Measured with a transaction of 2 GB: a send
-of another client took 4.6 ms (p99 9.3) with a maximum of 8 MiB, and 1.6 ms (p99 3.3) with this one and slices of 256
-KiB; the transaction took 6 % longer."""
+An fsync for another client has to write these bytes too, and so takes longer. Measured with a transaction of 2 GB: a
+send of another client took 4.6 ms (p99 9.3) with a maximum of 8 MiB, and 1.6 ms (p99 3.3) with 512 KiB and slices of
+256 KiB; the transaction itself took 6 % longer."""
 
 
 class InFlightLimit:
@@ -60,7 +60,7 @@ class InFlightLimit:
     def release(self, size_bytes: int) -> None:
         """Stop counting bytes that are durable, were not written, or whose target has stopped; call waiting callers."""
         self.in_flight_bytes -= size_bytes
-        # If a `go` called below calls `release`, that call returns here, and the loop below continues. With recursion,
+        # If a `go` called below calls `release`, that inner call returns here, and the outer loop continues. Otherwise
         # thousands of calls could be nested.
         if self._releasing:
             return
@@ -113,7 +113,7 @@ class ApplyQueue(ABC):
         """Drop, count and log all effects: the topic of the target is deleted."""
 
     def send_next(self) -> None:
-        """Start the next operation, unless an operation is running already, or a pause."""
+        """Start the next operation, unless an operation or a pause is in progress."""
         while self._can_send() and not self.busy and not self.is_paused:
             if (self._position_known or self._check_target()) and not self._send():
                 return

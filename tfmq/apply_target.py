@@ -1,10 +1,10 @@
-"""Effects of transactions and delayed messages, and the interface through which they are applied.
+"""Effects of transactions, delayed messages and schedules, and the interface through which they are applied.
 
-An effect is a change of one target: an append to a partition or to the arrival log, or new offsets of groups. It names
-its target by a key, and its source: the component that applies it (transactions or delayed messages) and the position
-in that source. At a target, the positions of one source only grow. So after a crash the highest applied position shows
-which effects are still to be applied; an effect at or below that position is not applied again. Sources do not know
-partitions, topics or groups: they know an `ApplyTarget`, `Timers` and `RunInWorker`.
+An effect is a change of one target: an append to a partition or to the arrival log, or new offsets of groups. It has
+the key of its target and a `source`: which component the effect comes from, and the effect's position among those of
+that component. At a target, the positions of one source only grow. So after a crash the highest applied position shows
+which effects are still to be applied; an effect at or below that position is not applied again. The sources use only
+the interfaces `ApplyTarget`, `Timers` and `RunInWorker`, not partitions, topics or groups.
 """
 
 from array import array
@@ -134,8 +134,8 @@ class ApplyTarget(Protocol):
     def check_space(self, key: int, size_bytes: int) -> None:
         """Raise an error if `key` cannot accept `size_bytes` more bytes now. Reserves nothing.
 
-        Raises UnknownTopic (also where that incarnation was deleted), StorageStopped, DiskFull: the last also when
-        the reserved bytes and `size_bytes` together exceed the free space.
+        Raises UnknownTopic (this incarnation of the topic was deleted), StorageStopped, DiskFull (the reserved bytes
+        and `size_bytes` together exceed the free space).
         """
         ...
 
@@ -158,9 +158,9 @@ class ApplyTarget(Protocol):
     def last_durable(self, key: int, source: SourceId) -> tuple[int, int] | None:
         """Return the highest position (high, low) from `source` that is durable in `key`, or None.
 
-        No power failure and no resumption of the target can take that position back. For the groups' offsets this is
-        true only if `source` has not written there since the start; the result is None while those offsets are stopped
-        or wait for disk space.
+        No power failure and no resumption of the target can take that position back. The exception is the groups'
+        offsets: their position is certain only until `source` writes there for the first time since the start. It is
+        None while these offsets are stopped or wait for disk space.
         """
         ...
 
@@ -168,18 +168,18 @@ class ApplyTarget(Protocol):
         """Write the effect at the end of the turn, unless it was written before. Never raises.
 
         Effects of one key are written in the order of the calls. Effects of one source that are queued for one
-        partition in the same turn are written in one append with the last one's position. The bytes of `effect.batches`
-        must not change until `done` is called.
+        partition in the same turn are written in one append, with the position of the last effect. The bytes of
+        `effect.batches` must not change until `done` is called.
 
         `done` gets UnknownTopic if the topic was deleted: the caller must discard the effect. It gets StorageStopped or
-        DiskFull if the effect was not written; if the error's outcome is "unknown", the effect may be written, and
+        DiskFull if the effect was not written. If such an error has the outcome "unknown", the effect may be written;
         `last_applied` shows that after the target is resumed. Any other error means the same as StorageStopped.
 
-        A source that must not lose an effect waits until the effect is answered before it applies the next one to the
-        same key, unless both may be written in one append. Otherwise a later effect that is written could hide an
-        earlier one that is not, because only the highest position counts. For the same reason a stopped target answers
-        StorageStopped until its sources were notified of the resumption: effects that were written but not fsynced may
-        be lost, and have to be written again before any later effect.
+        A source that must not lose an effect waits for `done` before it applies the next effect to the same key, unless
+        both may be written in one append. Otherwise, if the first effect fails and the next one is written, the first
+        would count as applied, because only the highest position is stored. For the same reason a stopped target
+        answers StorageStopped until its sources were notified of the resumption: effects that were written but not
+        fsynced may be lost, and have to be written again before any later effect.
         """
         ...
 

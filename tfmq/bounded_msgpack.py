@@ -4,8 +4,8 @@
 beyond the end, extension types, nesting deeper than `limits.HEADER_DEPTH`, more items than allowed, bytes after the
 value. A count is compared with the number of remaining bytes before anything of that size is allocated.
 
-`unpack_stored` is for what a broker stored: a snapshot may have millions of items, so only the size of the data limits
-them, and the check is done by the C library.
+`unpack_stored` is for data that a broker stored. A snapshot may have millions of items, so their number is limited only
+by the size of the data, and the C library does the check.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,8 +41,8 @@ def unpack(data: Buffer, *, text_keys: bool = True, items_max: int = limits.HEAD
 
     `text_keys=False` also allows integers as keys of maps.
 
-    A value of at most UNCHECKED_BYTES_MAX bytes is decoded whatever its depth, which is at most the number of its bytes
-    and overflows no stack. Callers that pass parts of such a value on unchanged must call `check_depth`.
+    The depth is not checked in a value of at most UNCHECKED_BYTES_MAX bytes: so few bytes cannot nest deep enough to
+    overflow the stack. Callers that pass parts of such a value on unchanged must call `check_depth`.
     """
     if len(data) > UNCHECKED_BYTES_MAX:
         check_structure(data, items_max)
@@ -77,8 +77,8 @@ def _unpack_checked(data: Buffer) -> Any:
 def check_counts(data: Buffer) -> None:
     """Raise `Malformed` unless `data` has all items that its lists and maps announce.
 
-    Without this check, a value of nested lists that each announce as many items as there are bytes makes the decoder
-    allocate that much memory for each level.
+    Without this check, nested lists that each announce as many items as `data` has bytes would make the decoder
+    allocate memory for that many items at each level.
     """
     for _ in _ends(data):
         pass

@@ -44,7 +44,7 @@ OTHER_PREFIXES: Final = ("TFMQ_TEST_", "TFMQ_BENCH_", "TFMQ_MUTANTS_")
 _SERVICE: Final = re.compile(
     r"TFMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
-"""What Kubernetes puts into the environment of every pod beside a service that is called tfmq or tfmq-NAME."""
+"""Names of variables that Kubernetes sets in every pod if there is a service called tfmq or tfmq-NAME."""
 
 
 class SettingValue(NamedTuple):
@@ -66,7 +66,7 @@ class Config:
     """The complete configuration; `Config()` has the defaults.
 
     `limits`: limit's name -> value. `topic`: topic -> the values of its section `[topic."NAME"]`, by key. `origins`:
-    key -> where its value comes from, for each key that has not its default.
+    key -> where its value comes from, for each key that a source sets.
     """
 
     server: Server = field(default_factory=Server)

@@ -38,21 +38,21 @@ class Consumer(BaseConsumer, Generic[Value]):
 
     The constructor does not connect. Leave `with`, or call `close`, at the end.
 
-    A message is acknowledged when the next message is requested; a batch from `poll`, when `poll` is called again.
-    When `with` ends without an exception, the last message or batch is acknowledged too. The consumer waits for a topic
-    that does not exist; reading never creates a topic.
+    A message is acknowledged when the next message is requested; a batch from `poll` is acknowledged when `poll` is
+    called again. When `with` ends without an exception, the last message or batch is acknowledged too. The consumer
+    waits for a topic that does not exist; reading never creates a topic.
 
     Args:
         servers: "host:port", several with commas or as a list. None: $TFMQ_SERVERS, otherwise 127.0.0.1:8367.
         topics: a name, several names, or a compiled pattern.
         partitions: pairs (topic, number), or numbers of partitions of the topics. None: all of them.
         group: the name under which offsets are saved and partitions are shared with other members.
-        start: where reading begins; in a group only where the group has no offset. "earliest", "latest", an offset
-            (bytes), `tfmq.Ordinal(n)`, or an aware datetime (append time).
+        start: where reading begins in partitions for which the group, if any, has no committed offset. "earliest",
+            "latest", an offset (bytes), `tfmq.Ordinal(n)`, or an aware datetime (append time).
         read: "forced" delivers only durable messages; "written" also messages that are not fsynced yet.
         on_damage: "stop" raises `Damaged`; "skip" logs the damaged range and continues after it.
-        on_out_of_range: "stop" raises `OffsetOutOfRange` when the offset no longer exists; "earliest" and "latest"
-            continue there.
+        on_out_of_range: what happens if the offset no longer exists. "stop" raises `OffsetOutOfRange`; "earliest" and
+            "latest" continue at the first or after the last message.
         commits: "auto" commits the acknowledged messages every `save_every` seconds and at the end (at least once).
             "manual" commits only in `commit`. "before" commits before a message is delivered (at most once).
         offsets: where offsets are stored: "broker", "file:PATH", "sql:URL", "zookeeper://...", or an `OffsetStorage`.
@@ -140,7 +140,7 @@ class Consumer(BaseConsumer, Generic[Value]):
         return self._driver.run(self._core.poll(timeout, max_messages))
 
     def arrow_batches(self, columns: Iterable[str] | None = None, *, timeout: float | None = None) -> Iterator[Any]:
-        """Iterate over the messages as Arrow record batches (`pyarrow.RecordBatch`), without an object for each.
+        """Iterate over the messages as Arrow record batches (`pyarrow.RecordBatch`), without an object per message.
 
         Each batch has messages of one partition, in order, verified by the checksums of their blocks. `columns` are
         names of docs/arrow.md; None: key, value, partition, offset and timestamp. Ends after `timeout` seconds
@@ -179,8 +179,8 @@ class Consumer(BaseConsumer, Generic[Value]):
     ) -> None:
         """Call `listener`, or what was registered with `on`, with each message, until `stop`, a signal or an error.
 
-        A message is acknowledged when its listener returns. When it raises, the message is retried up to `retries`
-        times with growing pauses, and is then a dead letter. `tfmq.Reject` makes it a dead letter at once,
+        A message is acknowledged when its listener returns. If the listener raises, the message is retried up to
+        `retries` times with growing pauses, and then becomes a dead letter. `tfmq.Reject` makes it one at once,
         `tfmq.RetryLater(seconds)` retries it later and continues with the next message. Without a dead-letter store
         the error is raised here. If a listener returns an awaitable, it is awaited. At the end, also after an error,
         the offsets of acknowledged messages are committed, and the consumer leaves the group and is closed.

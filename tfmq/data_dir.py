@@ -27,8 +27,8 @@ STARTING_NAME: Final = "starting"
 START_FILES: Final = frozenset({META_NAME, LOCK_NAME, STARTING_NAME})
 """What a broker, or the process that starts it, creates first. A folder with one of these must have a catalog."""
 OWN_FOLDERS: Final = frozenset({META_NAME, "transactions", "delay"})
-"""A folder with one of these is a data folder, and so is a folder with a partition. The names `lock` and `starting`
-alone prove nothing, because other programs have such files too."""
+"""A folder is a data folder if it has one of these or a partition. The names `lock` and `starting` alone prove nothing,
+because other programs have such files too."""
 FOLDER_NAMES: Final = (META_NAME, "transactions", "delay", "delay/arrivals", "archive")  # besides those of partitions
 IGNORED_NAMES: Final = frozenset(
     {
@@ -70,7 +70,8 @@ def encode_version(node: str) -> bytes:
 def decode_version(data: bytes, path: str) -> VersionFile:
     """Decode the version file. Raises Corrupt; NewerFormat for a later format.
 
-    The checksum has the same position in every format, so that a flipped bit is not taken for a newer format.
+    The checksum is checked first. It has the same position in every format, so that a flipped bit in the format number
+    is reported as damage, not as a newer format.
     """
     checked = _CHECKSUM_PATTERN.fullmatch(data)
     if checked is not None and crc32(checked[1]) != int(checked[2], 16):
@@ -186,9 +187,9 @@ ADDRESS_NAME: Final = "address"
 def write_address(data: str, address: str) -> None:
     """Write DATA/address, by which `file:PATH` clients find this broker: one line, `HOST:PORT PROCESS`.
 
-    The file exists from the time at which the broker is ready until a clean stop begins. After a kill it remains;
-    DATA/lock, which is then not locked or locked by another process, shows that the file is old. The file is replaced
-    atomically. An error of the disk is only logged: clients that have the address can still connect.
+    The file exists from the time at which the broker is ready until a clean stop begins. If the broker is killed, the
+    file remains. That it is old is shown by DATA/lock, which is not locked, or is locked by another process. The file
+    is replaced atomically. An error of the disk is only logged: clients that have the address can still connect.
     """
     path = os.path.join(data, ADDRESS_NAME)
     beside = f"{path}.{os.getpid()}"

@@ -74,8 +74,9 @@ def _wait_until_ready(child: _ServerProcess, deadline: float, seconds: float) ->
 class _ServerProcess:
     """The child process that runs tfmq-server, and the thread that starts it.
 
-    A thread starts the process, because Linux ends the child when the *thread* that started it ends. The thread then
-    reads the child's standard error, so that the child never blocks on it, and keeps the last bytes.
+    Linux ends the child when the *thread* that started it ends. So a thread of its own starts the child, and runs as
+    long as the child does. It reads the child's standard error, so that the child never blocks on writing to it, and
+    keeps the last bytes.
     """
 
     KEPT_BYTES = 4096

@@ -274,7 +274,7 @@ class DecodeFailed(TfmqError):
 
 
 class DeliveryFailed(TfmqError):
-    """Some deliveries failed and the caller had not read their results: `deliveries`, which is not pickled."""
+    """Deliveries failed whose results the caller had not read: those in `deliveries`, which are not pickled."""
 
     number, code = 24, "delivery_failed"
     happened = "Messages could not be delivered, and their results had not been read."
@@ -295,7 +295,7 @@ class TransactionError(TfmqError):
 
 
 class UnknownTransaction(TransactionError):
-    """No live transaction and no remembered outcome has that xid: it may have ended long ago."""
+    """No live transaction and no remembered outcome has that xid. A transaction with it may have ended long ago."""
 
     number, code = 32, "unknown_transaction"
     happened = "The broker has no transaction with that xid, and no outcome of one."

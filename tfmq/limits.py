@@ -220,7 +220,7 @@ def effective_limits(settings: Mapping[str, int]) -> dict[str, int]:
 
 
 def received_limits(found: Mapping[str, object]) -> dict[str, int]:
-    """Return the limits that a broker sent, each at most its cap here; the default for a missing limit.
+    """Return the limits that a broker sent, each reduced to this release's cap. A missing limit has its default.
 
     Raises `ValueError` for a value that is no number.
     """

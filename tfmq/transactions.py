@@ -28,9 +28,10 @@ class Transaction(TransactionHandle):
             tx.commit_offsets(consumer)
 
     Leaving `with` commits; an exception rolls back and is raised to the caller. A prepared transaction
-    remains prepared after an exception: the process that prepared it decides. Transactions are created by
-    `Producer.transaction`, `begin` and `resume`. Any number of threads may send in one transaction, and a
-    producer may have many at once. A forked child cannot continue its parent's transaction.
+    remains prepared after an exception: the process that prepared it has to commit it or roll it back.
+    Transactions are created by `Producer.transaction`, `begin` and `resume`. Any number of threads may send
+    in one transaction, and a producer may have many transactions at once. A forked child cannot continue its
+    parent's transaction.
     """
 
     def __init__(self, core: TransactionCore) -> None:
@@ -52,13 +53,13 @@ class Transaction(TransactionHandle):
     ) -> Delivery:
         """Add one message; arguments like those of `Producer.send`. The handle completes when the transaction ends.
 
-        A `delay` counts from the commit. The handle of a delayed message is in its result after the transaction is
-        committed.
+        A `delay` counts from the commit. The result of a delayed message has the message's handle after the
+        transaction is committed.
 
-        Waits for a topic's partitions before its first message, and for buffer space if a transaction of more than a
-        megabyte grows faster than the broker accepts it. Raises `TransactionState` after the end, `UnknownTopic`,
-        `MessageTooLarge`, `TransactionTooLarge`, the errors of `Producer.send` for its arguments, and the error
-        because of which the transaction can only be rolled back.
+        Before the first message to a topic, `send` waits until the topic's partitions are known. It also waits for
+        buffer space if a transaction of more than a megabyte grows faster than the broker accepts it. Raises
+        `TransactionState` after the end, `UnknownTopic`, `MessageTooLarge`, `TransactionTooLarge`, and the errors of
+        `Producer.send` for its arguments. If the transaction can only be rolled back, raises the error that caused it.
         """
         core = self._core
         if (
@@ -111,10 +112,10 @@ class Transaction(TransactionHandle):
     def commit_offsets(self, consumer: Consumer[Any]) -> None:
         """Commit the offsets of `consumer` together with this transaction.
 
-        All messages that `consumer` delivered so far, the current one included, are acknowledged if the transaction
-        commits: its group then continues after them. Otherwise they are delivered again, to the next reader of the
-        saved offset. In a handler of `run`, only the handler's own message and those before it in its partition are
-        acknowledged: other handlers use their own transactions.
+        If the transaction commits, all messages that `consumer` delivered so far, the current one included, are
+        acknowledged, and the consumer's group continues after them. Otherwise these messages are delivered again. In a
+        handler of `run`, only the handler's own message and those before it in its partition are acknowledged: other
+        handlers use their own transactions.
 
         The consumer needs a group, commits="manual" and offsets="broker". If another member has the partitions at the
         time of the commit, the commit raises `Fenced`, and the whole transaction is rolled back. After any rollback,
@@ -137,12 +138,12 @@ class Transaction(TransactionHandle):
     def commit(self) -> str:
         """Commit the transaction; return "committed", "applying" or "read_only".
 
-        For a transaction that is committed already, the same result is returned again.
+        For a transaction that is committed already, return the same result again.
 
         Raises `TransactionRolledBack`, `HeuristicOutcome`, `Fenced` (offsets), `UnknownTopic`, `StorageStopped`,
-        `DiskFull` ...: then no message is visible, and the commit may be repeated if the cause is temporary. Only
-        after an error with the outcome "unknown" the transaction may have been committed: the error's sentence
-        describes how to find out.
+        `DiskFull` and others. After an error with the outcome "not done", no message is visible, and the commit may be
+        repeated if the cause is temporary. After an error with the outcome "unknown", the transaction may have been
+        committed: the error's sentence describes how to find out.
         """
         try:
             return self._driver.run(self._core.commit())

@@ -34,7 +34,7 @@ from tfmq.offsets.storage import OffsetStorage
 
 @copy_docs_from(tfmq.consumer.Consumer)
 class Consumer(AwaitedConsumer[Value]):
-    """`tfmq.Consumer` for Twisted: methods that wait return Deferreds; coroutines read in `async for`.
+    """`tfmq.Consumer` for Twisted: methods that wait return Deferreds; coroutines can read with `async for`.
 
     `reactor` None: the installed one.
     """

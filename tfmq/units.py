@@ -1,7 +1,7 @@
 """Sizes and durations as people write them, like 64MiB and 1h30m. Pure.
 
-KB, MB, GB and TB are powers of 1000; KiB, MiB, GiB and TiB are powers of 1024, and so are K, M, G and T alone, as in
-Spark and the JVM. Letters may have any case.
+KB, MB, GB and TB are powers of 1000. KiB, MiB, GiB and TiB are powers of 1024; K, M, G and T alone are powers of 1024
+too, as in Spark and the JVM. Letters may have any case.
 """
 
 import re

@@ -20,11 +20,11 @@ QueuedJob = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]
 
 
 class BoundedExecutor:
-    """A `Run` (runs jobs in worker threads) that uses at most `at_once` workers of another `Run`.
+    """Runs jobs in the worker threads of another `Run`, at most `at_once` of them at the same time.
 
-    So slow jobs that clients ask for cannot delay fsyncs and segment rolls, for which workers remain. Further jobs are
-    queued and started round-robin over the callers. When QUEUED_JOBS_MAX jobs are queued, the next one fails
-    immediately with `Busy`.
+    The other workers remain free for fsyncs and segment rolls, which therefore never wait for slow jobs of clients.
+    Further jobs are queued and started round-robin over the callers. When `queued_max` jobs are queued, the next one
+    fails immediately with `Busy`.
     """
 
     def __init__(self, run: Run, at_once: int, queued_max: int = QUEUED_JOBS_MAX) -> None:
@@ -74,9 +74,9 @@ RESUME_FRACTION = 2
 class Backpressure:
     """Limits on pending bytes and requests, per session and for the whole broker.
 
-    A session above its own limit is paused: the server does not read from its socket. Above the broker's limit a
-    request is rejected with `Busy` before it has any effect. Every `acquire` that returns is followed by exactly one
-    `release` of the same size.
+    A session that reaches its own limit is paused: the server stops reading from its socket. A request that would
+    exceed a limit of the broker is rejected with `Busy` before it has any effect. After each successful `acquire` the
+    caller must call `release` exactly once, with the same size.
     """
 
     def __init__(self, limits: Mapping[str, int]) -> None:
@@ -96,7 +96,8 @@ class Backpressure:
     def acquire(self, session: Session, size_bytes: int) -> None:
         """Count a pending request of `size_bytes`. Pause its session if the session then reaches its own limit.
 
-        Raises Busy if the request would exceed a limit of the broker; nothing is counted then.
+        Raises Busy, and counts nothing, if the request would exceed a limit of the broker. A request of any size is
+        accepted if no bytes are pending.
         """
         if self.pending_requests >= self.pending_requests_max or (
             self.pending_bytes and self.pending_bytes + size_bytes > self.pending_bytes_max
@@ -127,8 +128,8 @@ class Backpressure:
     ) -> Callable[[Any, BaseException | None], None]:
         """Return `done(result, error)`, which replies with `fields(result)`, or with the error.
 
-        Until `done` is called the request, whose body has `size_bytes`, counts as pending. Raises Busy as `acquire`
-        does.
+        The request counts as pending until `done` is called. `size_bytes` is the size of its body. Raises Busy like
+        `acquire`.
         """
         size = size_bytes + REQUEST_BYTES
         self.acquire(session, size)

@@ -38,7 +38,7 @@ from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, 
 from tfmq.protocol.commands import TransactionOffsets
 
 TRANSACTION_APPEND_BYTES: Final = 256 << 10
-"""Maximum bytes of one append of effects, unless a single batch is larger: other appends wait until it is written."""
+"""Maximum bytes of one append of effects, unless a single batch is larger. Small, because other appends wait for it."""
 
 
 class BrokerApplyTarget:
@@ -61,7 +61,7 @@ class BrokerApplyTarget:
         self._group_offsets = group_offsets
         self._reserved_bytes = 0
         self.delayed: DelayCommands | None = None
-        """Appends to the arrival log; None until that is opened, which is after the partitions."""
+        """Has the arrival log; None until the start has opened that log, which it does after the partitions."""
 
     # Disk space
 

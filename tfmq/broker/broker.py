@@ -47,7 +47,7 @@ TOPIC_WORKERS: Final = 2
 
 
 class Broker(Runtime):
-    """All components of the broker. A start sets those from `lock` to `transaction_commands`, which need the disk."""
+    """All components of the broker. The attributes declared first have no value until a start has opened the files."""
 
     lock: Lock
     node: str
@@ -194,7 +194,7 @@ class Broker(Runtime):
         while ready or to_check or self._fsync_requested:
             if not self.is_open:
                 # During a start or stop, the `write` of a component also checks whether all its work is complete. So
-                # `write` of all components is called, and once more if a component had something to write.
+                # `write` of every component is called, and that is repeated as long as a component is marked as ready.
                 to_check = bool(ready)
                 ready.update(self._writes)
             for component, write in self._writes.items():

@@ -43,7 +43,7 @@ LOG_ID: Final = make_log_id(1, 0)
 PRODUCER_ID: Final = 1
 
 SEGMENT_BYTES: Final = 8 << 20
-"""Small, because each roll writes the whole state as a snapshot, and a start reads about one segment."""
+"""Small, so that a start is fast: each roll writes a snapshot of the state, and a start reads only what follows it."""
 
 SEGMENTS_KEPT: Final = 3
 """Segments kept before the end: enough for the newest two snapshots, and one to spare."""
@@ -119,9 +119,9 @@ class Catalog:
     def submit(self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], wait_durable: bool = True) -> None:
         """Queue `entry` and `more` for the append at the end of the turn; either all of them are written or none.
 
-        `done(None)` is called when the entries are durable, or if `wait_durable` is False as soon as they are written;
-        no fsync is requested then. If the append or the fsync fails, `done(error)` is called: the error's outcome is
-        "not done" if nothing was written, else "unknown".
+        `done(None)` is called when the entries are durable. With `wait_durable` False it is called as soon as they are
+        written, and no fsync is requested. If the append or the fsync fails, or nothing more can be queued,
+        `done(error)` is called. The error's outcome is "not done" if nothing was written, else "unknown".
         """
         entries = (entry, *more)
         packed = [pack(each) for each in entries]
@@ -150,7 +150,7 @@ class Catalog:
         self._schedule_checkpoint()
 
     def when_durable(self, done: Waiter, offset: int | None = None) -> None:
-        """Call `done(None)` once the catalog is durable up to `offset`, by default the end, or `done(error)`."""
+        """Call `done(None)` once the catalog is durable up to `offset` (None: to its end), or `done(error)`."""
         if self.log.waits_for_space:
             # Because the disk was full, recovery could not make entries durable that it found after the log's end.
             # `state` includes these entries, but they may still be lost.
@@ -215,7 +215,7 @@ class Catalog:
                 change.done(None)
 
     def _reject(self, queue: list[CatalogChange], error: TfmqError) -> None:
-        """Call `done(error)` of each change in `queue`; none of these changes was written.
+        """Call `done(error)` of each change in `queue`, because their append failed.
 
         If the disk is full and the space reserve has a piece left, changes that free space are queued again instead.
         """
@@ -252,7 +252,7 @@ class Catalog:
     def _schedule_checkpoint(self) -> None:
         """Schedule a rewrite of the checkpoint with the current durable offset.
 
-        If the file has an older offset, the next start cannot detect the loss of durable entries after that offset.
+        Without it, the next start could not detect that durable entries after the offset in the file were lost.
         """
         if not self._checkpoint_scheduled:
             self._checkpoint_scheduled = True
@@ -266,11 +266,11 @@ class Catalog:
 
 
 def _require_whole(disk: Disk, folder: str) -> None:
-    """Raise Corrupt if the catalog lacks a file or durable bytes, or such bytes are damaged. Writes nothing.
+    """Raise Corrupt if a file of the catalog is missing, or if durable bytes of it are missing or damaged.
 
     The checkpoint and the newest snapshot prove an offset up to which the catalog was durable; the files must not end
     before that offset. Damage before the newest snapshot is an error too: a start does not need those bytes, but `tfmq
-    log verify` would report the damage.
+    log verify` would report the damage. This function writes nothing.
     """
     children = disk.list(folder)
     bases = sorted(base for name in children if (base := parse_segment_name(name, SUFFIX)) is not None)
@@ -338,15 +338,15 @@ def write_version(disk: Disk, folder: str, node: str) -> None:
 
 
 ID_RANGE_MAX: Final = 4096
-"""Maximum ids in a range. Each range is leased with one catalog entry and one fsync. If one such range were leased
-every second, all 2^40 ids would last for 8 years."""
+"""Maximum number of ids in a range. A range is leased with one catalog entry and one fsync. If a range of this size
+were leased every second, all 2^40 ids would last for 8 years."""
 
 IDS_PER_SECOND: Final = 256
 CLOCK_BEGIN_SECONDS: Final = 1_700_000_000
 """The clock's number is an id computed from the wall clock: IDS_PER_SECOND for each second since CLOCK_BEGIN_SECONDS
-(November 2023). A range that starts there has IDS_PER_SECOND ids, and more only while ids are used faster. So a copy of
-a data folder reuses none of the original's ids if the copy is started at least a second after the original leased its
-last range, or 16 seconds after it leased a range of the maximum size."""
+(November 2023). Ranges start at this number, so that a copy of a data folder does not allocate ids that the original
+has allocated. For that, the clock's number must be past the original's last range when the copy is started. This takes
+a second after the lease of a range of IDS_PER_SECOND ids, and 16 seconds after one of ID_RANGE_MAX ids."""
 CLOCK_ID_MAX: Final = PRODUCER_ID_MAX // 2
 """Upper limit of the clock's number, so that a clock that is wrong by centuries uses up at most half of all ids. A
 correct clock reaches the limit in 2091."""
@@ -360,13 +360,13 @@ IdsCallback = Callable[[int, BaseException | None], None]
 class IdAllocator:
     """Allocator of producer ids and topic incarnations, which are never reused.
 
-    A range of ids is leased with a durable catalog entry before its first id is allocated. What is left of a range
-    after an hour or a restart is discarded, so that the age of an id is known to the hour.
+    A range of ids is leased with a durable catalog entry before its first id is allocated. The unused ids of a range
+    are discarded after an hour, and at a restart, so that the age of an id is known to the hour.
 
-    A data folder may be an old copy, whose original has allocated more ids since: the counter in the copy's catalog is
+    A data folder may be an old copy whose original has allocated more ids since. The counter in the copy's catalog is
     then lower than ids that are in use. Therefore a range starts at the clock's number (an id computed from the wall
-    clock, see CLOCK_BEGIN_SECONDS) if that is higher than the counter, except in a folder that has never allocated an
-    id.
+    clock, see CLOCK_BEGIN_SECONDS) if that is higher than the counter. The first range of a data folder starts at the
+    counter.
     """
 
     def __init__(self, catalog: Catalog, clock: Clock) -> None:
@@ -383,8 +383,8 @@ class IdAllocator:
         Calls `done(first, None)` or `done(0, error)`: immediately if the current range suffices, else when the next
         range is durable.
 
-        `in_use` is an id that a client uses. If that id is not allocated yet in the current range, the client got it
-        from a broker on a newer copy of this data folder, and this id and all lower ones are never allocated here.
+        `in_use` is an id that a client uses. If the current range has that id, but it is not allocated yet, the client
+        got it from a broker on a newer copy of this data folder. This id and all lower ones are then never allocated.
         """
         self._waiting.append((count, in_use, done))
         if len(self._waiting) == 1:

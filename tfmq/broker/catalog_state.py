@@ -1,8 +1,8 @@
 """The catalog's state: topics, counters, groups with their offsets, schedules.
 
 An entry is a msgpack array [kind, fields ...], one record of the catalog's log; docs/formats/catalog.md lists the
-kinds. The state depends on nothing but the entries and their order, also when it starts from a snapshot. An entry that
-does not fit the state is damage and raises `ValueError`.
+kinds. The same entries in the same order always lead to the same state, whether replayed from the first one or from a
+snapshot. An entry that does not fit the state is damage and raises `ValueError`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ LOST_IDS_MAX: Final = 1 << 20
 Ids have 40 bits, enough for a million such repairs."""
 
 LEASE_SPACING_MS: Final = 600_000
-"""Leases of ids within ten minutes are stored as one lease with the earliest time. So their ids may look older than
-they are, and expire too early rather than too late."""
+"""Leases that are made within ten minutes are stored as one lease with the earliest time. So an id may look up to ten
+minutes older than it is, and expires early rather than late."""
 
 LEASES_MAX: Final = 4096
 """Lease times that are kept: at least four weeks of them. The ids of earlier leases have the lease time 0."""
@@ -104,8 +104,8 @@ class PartitionOwner(NamedTuple):
 class GroupState:
     """A group in the catalog: last generation, owners of partitions, committed offsets.
 
-    `released`: partitions without a committed offset whose owner has released them. They are remembered if another
-    partition of their topic has an offset, because their messages count in the group's lag.
+    `released`: partitions that an owner has released, and for which no offset is committed. Such a partition is
+    remembered if another partition of its topic has an offset, because its messages count in the group's lag.
     """
 
     __slots__ = ("generation", "offsets", "owners", "released")
@@ -143,7 +143,7 @@ class CatalogState:
         self.groups: dict[str, GroupState] = {}
         self.offsets_count = 0
         self.owners_count = 0
-        """Number of offsets, and of owned and released partitions (`GroupState.owners_count`), of all groups."""
+        """Sums over all groups: of their offsets, and of their owned and released partitions."""
         self.applied_lsns: dict[int, tuple[int, int]] = {}
         """Transaction journal's id -> the highest position (high, low) in that journal whose group offsets are applied
         to this state; `high` is an LSN."""
@@ -217,7 +217,7 @@ class CatalogState:
             self._count(group)
 
     def _generation(self, group: str, generation: int, member: str) -> None:
-        """Set the group's generation and remove all owners. `member` is of older versions, and ignored."""
+        """Set the group's generation and remove all owners. `member` is a field that older versions used."""
         row = self._set_generation(group, generation)
         self._count(row, -1)
         row.release(list(row.owners))
@@ -358,9 +358,9 @@ class ScheduleRow(NamedTuple):
 
     `id` is leased like a producer id and never reused: it is the source id of the schedule's appends, and the producer
     id of its records. Messages are sent to the partition `partition` of the topic's incarnation `incarnation`.
-    `partition_wanted` is the partition that the client requested, or None, and the broker chose one. `attribute` is the
-    encoded attribute of the records (key, tag, properties), or b"". `payload` None is a tombstone. Nothing is sent for
-    times up to `through_ms`, whatever the partition contains.
+    `partition_wanted` is the partition that the client requested; None if the broker chose it. `attribute` is the
+    encoded attribute of the records (key, tag, properties), or b"". If `payload` is None, tombstones are sent. No
+    message is sent for times up to and including `through_ms`, even if the partition has none for them.
     """
 
     id: int

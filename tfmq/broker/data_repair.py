@@ -1,8 +1,8 @@
-"""Verify and repair a data folder: types of paths, the catalog, and the version file.
+"""Verify and repair a data folder. The `fsck` modules do the logs; this one the catalog, version file and wrong paths.
 
 The catalog is rebuilt from its newest valid snapshot, the readable entries after it, and the folders of the partitions,
-the transaction journal and the delayed messages. After a power cut at any point the same repair can be run again. No
-other process may write in the folder meanwhile. docs/operations.md says when this is needed.
+the transaction journal and the delayed messages. A repair that was interrupted, for example by a power cut, can be run
+again. No other process may write in the folder during a repair. docs/operations.md says when a repair is needed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _had_broker(disk: Disk, data: str) -> bool:
 
 
 def wrong_paths(disk: Disk, data: str) -> list[OSError]:
-    """Return an OSError for every path whose type does not match its name, and for unreadable ones."""
+    """Return an OSError for every path whose type does not match its name, and for every unreadable path."""
     found: list[OSError] = []
     for path, is_folder in _typed_paths(disk, data):
         try:
@@ -221,7 +221,8 @@ class DiskWithoutPaths:
 def missing_folders(disk: Disk, data: str, register: CatalogState) -> list[tuple[str, str, str]]:
     """Return (path, reason, advice) for folders that the catalog names and that are missing or empty.
 
-    Folders that the operator has discarded are left out, and so are unreadable ones, which are reported separately.
+    Left out are folders that the operator has discarded (with a file `new-journal` or `new-delay` in DATA/meta), and
+    unreadable folders, which are reported separately.
     """
     meta = filenames.join(data, META_NAME)
     found: list[tuple[str, str, str]] = []
@@ -243,9 +244,9 @@ def missing_folders(disk: Disk, data: str, register: CatalogState) -> list[tuple
 
 
 def lost_partition(disk: Disk, folder: str) -> Corrupt | None:
-    """Return the error for a partition whose folder was missing, so that a start created it anew; None for others.
+    """Return the error for a partition whose folder was missing and was created anew by a start; None for others.
 
-    The result is also None after an operator has resumed the partition, and so accepted the loss of its messages.
+    The result is also None if an operator has resumed the partition, and has thus accepted the loss of its messages.
     """
     place = filenames.parse_partition_folder(os.path.basename(folder))
     try:
@@ -264,7 +265,7 @@ def _resume(topic: str, number: int) -> str:
 
 
 def lost_is_damage(report: VerifyReport) -> VerifyReport:
-    """Return the report, in which the stop of a log that lost all its messages is replaced by damage."""
+    """Return `report`, changed so that the stop of a log that lost all its messages is reported as damage."""
     report.findings = [
         replace(each, what=each.what.removeprefix(STOPPED), weight=DAMAGE)
         if each.what.startswith(tuple(STOPPED + loss for loss in LOSSES))
@@ -324,18 +325,18 @@ def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
 
 
 # Reading a damaged catalog, and making a new one from what can be read. Ids must never be reused: if entries are lost,
-# the next ids are far above every id that was found. The new catalog is a snapshot at an offset above all files of the
-# old one.
+# the next ids are far above every id that was found. The new catalog consists of a snapshot. Its offset is above those
+# of all files of the old catalog.
 
 
 @dataclass
 class CatalogSurvey:
     """What can be read of the catalog in the data folder `data`; read-only. Raises NewerFormat, OSError.
 
-    `faults`: (path, reason) of everything that is missing or damaged in the log or its checkpoint. `notes`: the same
-    for damaged snapshots. `is_complete`: whether `state` is the full state, because all entries that the log lost are
-    in the snapshot, and certainly no other entries followed. `end`: an offset beyond which no file of the catalog
-    extends.
+    `faults`: (path, reason) of everything that is missing or damaged in the log or its checkpoint. `notes`: (path,
+    reason) of damaged snapshots. `is_complete`: whether `state` certainly includes all entries: the snapshot has those
+    that the log lost, and no lost entries can have followed. `end`: the highest offset up to which a file of the
+    catalog extends.
     """
 
     disk: Disk
@@ -407,7 +408,7 @@ class CatalogSurvey:
             return
 
     def _read_segments(self, bases: list[int], first: int, forced: int) -> int:
-        """Apply every readable entry after the snapshot. Return where the last valid block ends."""
+        """Apply every readable entry after the snapshot. Return where the last valid block or damaged range ends."""
         end = torn = first
         pending: tuple[str, str, int] | None = None
         for base in bases:
@@ -634,7 +635,7 @@ class PendingTransactions:
             return None
         with closing(JournalScan(self._disk, self._folder)) as scan:
             if not self._is_read:
-                # The whole journal is read, so once for all logs.
+                # This reads the whole journal, so it is done only once, for all logs.
                 self._table, self._is_read = _read_table(scan), True
             table = self._table
             if table is None or scan.identity is None:

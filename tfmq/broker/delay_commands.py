@@ -50,8 +50,8 @@ TRANSACTION_TOPIC: Final = "(delayed)"
 class DelayCommands:
     """The commands for delayed messages. Each method replies once, or raises.
 
-    A delayed send is checked as if it were appended to its partition immediately, because it must not be rejected when
-    it is due. If a handle was issued by another broker, its message is reported as unknown.
+    The batch of a delayed send is checked as if it were appended to its partition immediately, because its messages
+    must not be rejected when they are due. A message whose handle another broker has issued is reported as unknown.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class DelayCommands:
         self.queue.list(query, self._quotas.reply_when_done(reply, session, self._list_fields))
 
     def _list_fields(self, found: ListPage) -> tuple[Any, ...]:
-        # All rows fit one page, unless their keys are long; at least one does.
+        # All rows fit one page, unless they have long keys. Then only the first rows are returned, at least one.
         sizes = accumulate(ROW_BYTES_MAX + len(each.attribute or b"") for each in found.rows)
         count = max(1, sum(size <= PAGE_BYTES for size in sizes))
         rows = [self._list_row(each) for each in found.rows[:count]]

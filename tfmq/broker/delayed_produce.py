@@ -1,8 +1,8 @@
-"""The arrival log, which stores delayed messages until they are due, and its appends.
+"""The arrival log, in which delayed messages are stored first, and its appends.
 
 The arrival log is a `Partition` outside of all topics. A delayed PRODUCE, or a delayed batch of a committed
-transaction, is stored as an arrival header (a record with the partition and the due times) and the records as their
-producer sent them, in one append. Work is done per batch, never per message.
+transaction, is stored in one append: an arrival header (a record with the partition and the due times), and then the
+records as their producer sent them. Work is done per batch, never per message.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class DelayQueueAppend(PendingAppend):
     """An append that the delay queue makes itself, for cancellations and new due times.
 
     Its batches are arrival headers, and copies of the messages whose due time changes. A copy has the message id of its
-    original, whose sequence is not the next one of its producer. So an append with copies is not combined with others.
+    original, and therefore not its producer's next sequence. So an append with copies is not combined with others.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ _FLAG_TABLE: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
 
 
 class ExpectedArrival(NamedTuple):
-    """A delayed batch whose append is announced to the delay queue: the result of `begin_append` is `ticket`."""
+    """A delayed batch whose append was announced to the delay queue by `begin_append`, which returned `ticket`."""
 
     header: ArrivalHeader
     ticket: int
@@ -263,8 +263,8 @@ class DelayedEffectAppend(EffectAppend):
 def wrap_batch(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:
     """Return a delayed batch as the transaction journal stores it: arrival header, then records.
 
-    The header has the due times that the client requested in `due`, each an absolute time or a delay. The `count` of
-    the returned batch is the count of its records without the header.
+    The header has the due times that the client requested in `due`; each is an absolute time or a delay. The `count`
+    of the returned batch does not include the header.
     """
     times = array("Q", map(DUE_MAX.__and__, decode_words(due)))
     dues = due_times_of(times, due[::WORD].translate(_FLAG_TABLE))

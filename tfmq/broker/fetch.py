@@ -1,7 +1,8 @@
 """Fetch requests, answered immediately or parked (not answered) until there are records.
 
-A reader gets whole blocks, up to the durable offset unless it asked for records that are only written. If the request
-names tags, blocks without a matching record are left out, and the reply tells the reader to continue after them.
+A reader gets whole blocks up to the durable offset, or to the end of the log if it asked for written records. If the
+request names tags, blocks without a matching record are left out, and the reply says that the reader continues after
+them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ FILTER_BYTES_INLINE: Final = 64 << 10
 """Larger reads are filtered in a worker: 8 MiB of small records take a tenth of a second."""
 
 FilteredRead = tuple[Chunk, list[memoryview] | None]
-"""What was read, and its blocks that match the tags of the fetch; None for a fetch without tags."""
+"""(what was read, the blocks in it that match the tags of the fetch); the second is None for a fetch without tags."""
 
 
 @dataclass(slots=True, eq=False)
@@ -161,8 +162,9 @@ class FetchHandler:
         """Reply with the blocks that were read and match the tags. If no block matches, reply without blocks or park.
 
         `blocks`: the matching blocks of `chunk`; None if they are not known yet. A reply without blocks advances the
-        reader past those that do not match. Such a reply is sent if there is more to read, so that the work for one
-        request is bounded, and if the fetch was not parked before, so that the reader learns that it is at the end.
+        reader past those that do not match. Such a reply is sent in two cases: if there is more to read, so that the
+        work for one request is bounded; and if the fetch was not parked before, so that the reader learns that it has
+        reached the end.
         """
         if not chunk.data:
             self._park(poll)
@@ -179,7 +181,7 @@ class FetchHandler:
             self._park(poll)
 
     def _read_failed(self, poll: FetchInProgress, error: BaseException) -> None:
-        """Park a fetch whose offset is after what it may read; reply to others with the error."""
+        """Park the fetch if the records at its offset are not written or durable yet, else reply with the error."""
         if isinstance(error, BeyondEnd) and poll.offset <= poll.partition.log.end_offset:
             self._park(poll)
             return
@@ -289,9 +291,9 @@ def blocks_with(data: bytes | bytearray, wanted: Collection[int], offset: int, l
 
     `data` are whole blocks, the first at `offset` of the log. Adjacent blocks are returned as one part.
 
-    A block is left out only if its trailer, position and checksum are valid. Otherwise a damaged tag or length could
-    hide the block, or undamaged blocks after it, from the reader. Everything from the first invalid block on is
-    returned; the reader verifies every block and reports the damage.
+    A block without a matching record is left out only if its trailer, position and checksum are valid. If it is not
+    valid, the block and everything after it is returned, because a damaged tag or length may have hidden a match. The
+    reader verifies every block and reports the damage.
     """
     view, found = memoryview(data), list[tuple[int, int]]()
     unpack, size = LENGTH_FLAG.unpack_from, len(data)

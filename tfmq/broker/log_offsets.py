@@ -45,8 +45,8 @@ def ordinal_of(log: Log, offset: int) -> int:
     """Return the ordinal of the record at `offset`.
 
     At the end of the log, or inside a filler (the replacement of lost records), return the ordinal of the next record.
-    Return ORDINAL_UNKNOWN in a damaged range, and where a stopped log cannot be read any more. May read the disk: call
-    it in a worker. Raises what `Log.read` raises.
+    Return ORDINAL_UNKNOWN if the offset is in a damaged range, or in a stopped log that cannot be read there. May read
+    the disk: call it in a worker. Raises what `Log.read` raises.
     """
     if offset == log.end_offset:
         return log.end_ordinal
@@ -71,9 +71,9 @@ def ordinal_of(log: Log, offset: int) -> int:
 def find_location(log: Log, by: int, value: int) -> tuple[int, int]:
     """Return the offset and ordinal of the record that LOCATE requests.
 
-    `by` is a BY_ constant; it says whether `value` is an offset, an ordinal or a time (ms). If `value` is outside of
-    the log, the nearest end of the log is returned. The ordinal is ORDINAL_UNKNOWN if it cannot be counted because of
-    damage.
+    `by` is a BY_ constant: the first or the end offset, or whether `value` is an offset, an ordinal or a time (ms). If
+    `value` is outside of the log, the nearest end of the log is returned. The ordinal is ORDINAL_UNKNOWN if it cannot
+    be counted because of damage.
     """
     if by == BY_EARLIEST:
         return log.first_offset, log.first_ordinal
@@ -143,7 +143,7 @@ class Retention:
         self._timers.after(ROUND_SECONDS, self._start_round, deferrable=True)
 
     def _process_next(self) -> None:
-        """Remove idle producer ids of the next partitions, up to one with retention, which is then applied."""
+        """Remove idle producer ids, partition by partition. At the first with retention, start that and return."""
         while self._remaining:
             partition = self._remaining.popleft()
             if partition.deleted or partition.file_work_running:

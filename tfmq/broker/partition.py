@@ -39,9 +39,9 @@ class Partition:
     `name` is the name of the topic. All methods are called in the broker's thread.
 
     Appends are written in the order of `enqueue`, several in one write. The reply to an append is sent after the write,
-    and after the fsync if the client asked for durability. While a worker does file work for the log, such as creating
-    a segment, the queue waits. While a large transaction has exclusive use of the partition, only its effects (its
-    appends after the commit) are written; all other appends wait, also effects of other sources.
+    or after the fsync if the client asked for durability. While a worker does file work for the log, such as creating
+    a segment, the queue waits. While one source of effects (the appends of committed transactions) has exclusive use of
+    the partition, only its effects are written; all other appends wait.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class Partition:
     # Fsyncs and their waiters
 
     def when_durable(self, offset: int, waiter: Waiter) -> None:
-        """Call `waiter(None)` once the log is durable up to `offset`, immediately if it is, or `waiter(error)`."""
+        """Call `waiter(None)` once the log is durable up to `offset`, which may be now; `waiter(error)` if it fails."""
         if self.log.waits_for_space and offset >= self.log.end_offset:
             # Because the disk was full, recovery could not make records durable that it found after the log's end. The
             # producer state includes these records, but they may still be lost.
@@ -408,10 +408,11 @@ class PendingAppend(ABC):
 
     @abstractmethod
     def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
-        """Return the batches to append; None if nothing is to be appended, as for a duplicate, which is answered here.
+        """Return the batches to append; [] to append only a block trailer with the source.
 
-        Raises FlushStagedFirst if the result depends on appends that are staged for the same write but not written yet.
-        Any other error rejects this append.
+        None: nothing is appended, and this method has answered the request, for example a duplicate. Raises
+        FlushStagedFirst if the result depends on appends that are staged for the same write but not written yet. Any
+        other error rejects this append.
         """
 
     @abstractmethod
@@ -430,11 +431,10 @@ class PendingAppend(ABC):
 
 
 class EffectAppend(PendingAppend):
-    """Append of an effect of a transaction or a schedule, applied exactly once.
+    """Append of an effect (of a transaction, delayed messages or a schedule), applied exactly once.
 
     Producer sequences are not checked, because they were checked when the producer sent the records. `done(result,
-    None)` is called when the effect is written, also if it had been written before, and `done(None, error)` if it is
-    not written.
+    None)` is called when the effect is written, or if it was written before; otherwise `done(None, error)` is called.
     """
 
     is_effect = True
@@ -488,7 +488,7 @@ class StagedAppends:
         self.size_bytes = 0
         self.next_sequences: dict[int, int] = {}
         self.last_batch: Batch | None = None
-        """The next batch follows its bytes directly in the log."""
+        """The last staged batch; in the log, the next one directly follows it."""
 
     def accepts(self, work: PendingAppend, size_bytes_max: int) -> bool:
         """Return whether `work` may be added to what is staged: enough room, and the same source."""

@@ -86,9 +86,9 @@ class PartitionDirs:
     def create_missing(self, topic: TopicRow, made: list[str] | None = None) -> list[OpenedPartition]:
         """Create and open the partitions that the topic lacks. On error none of them stays open.
 
-        Folders left by an interrupted attempt are used. The paths of new folders are appended to `made`, and the caller
-        deletes only these on failure, because an existing folder may contain data. Raises OSError, Full, Corrupt
-        (WrongLog: another topic's folder), Busy once the broker is stopping.
+        A folder that an interrupted attempt has left is used. The paths of new folders are appended to `made`. If this
+        fails, the caller deletes only those, because an existing folder may contain data. Raises OSError, Full, Corrupt
+        (WrongLog if the folder belongs to another topic), Busy when the broker is stopping.
         """
         opened: list[OpenedPartition] = []
         try:
@@ -172,7 +172,7 @@ class PartitionDirs:
     def open_or_reason(self, topic: TopicRow, number: int) -> Partition | OpenError:
         """Open a partition, or return the reason why that fails.
 
-        If its folder is missing, the folder is created again, but the log is stopped: an operator decides before
+        If its folder is missing or empty, a new log is created in it and stopped: an operator has to decide before
         anything is written to it.
         """
         path = self.path(topic.name, number)

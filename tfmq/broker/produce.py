@@ -1,6 +1,6 @@
-"""PRODUCE, and SUCCEED_PRODUCER, which closes a producer id: from the request to the reply.
+"""The commands PRODUCE, and SUCCEED_PRODUCER, which closes a producer id: from the request to the reply.
 
-Appends are queued during a turn. At its end `ProduceHandler.write` writes them, one append per partition.
+Appends are queued during a turn. At its end `ProduceHandler.write` writes all appends of a partition together.
 """
 
 from collections.abc import Sequence
@@ -137,7 +137,7 @@ class ProduceAppend(PendingAppend):
 
 
 class SuccessionAppend(PendingAppend):
-    """The append that closes a producer id on a partition for good. A repeat gets the first reply."""
+    """The append that closes a producer id on a partition for good. A repeated request gets the first reply again."""
 
     alone = True
     size_bytes = TRAILER_SIZE
@@ -189,9 +189,9 @@ class ProduceHandler:
     def check_record_size(self, blocks: Sequence[tuple[int, int, int]], data: Body) -> None:
         """Raise MessageTooLarge if a record or its payload is too large.
 
-        No record is larger than the largest block; a batch without blocks counts as one. So the records are examined
-        one by one only if that size exceeds the limit of a payload. A block above the limit of a record is rejected,
-        because only a block with a single record may exceed the normal block size.
+        No record is larger than the largest block (a batch without blocks counts as one block). So the records are
+        examined one by one only if the largest block exceeds the limit of a payload. If it exceeds the limit of a
+        record, the batch is rejected: a block larger than BLOCK_BYTES must consist of a single record.
         """
         size = blocks[0][0] if len(blocks) == 1 else max([block[0] for block in blocks], default=len(data))
         if size > self._message_bytes_max:

@@ -18,7 +18,7 @@ SNAPSHOT_NAME: Final = "the producers' snapshot"
 _new: Final = tuple.__new__
 """Makes a NamedTuple of a tuple with all its fields, without the call of its generated `__new__`."""
 PRODUCERS_OVERSHOOT: Final = 2
-"""Factor over the limit at which a new producer id evicts the longest idle one without waiting for `expire`."""
+"""If there are this many times more ids than the limit, a new id evicts the longest idle one, instead of `expire`."""
 
 LeaseTimeMs = Callable[[int], int | None]
 """Returns when an id was leased (wall clock, ms), as `CatalogState.lease_time_ms`; None if it never was."""
@@ -106,8 +106,9 @@ class ProducerState:
     ) -> DuplicateBatch | None:
         """Return None if the batch is the next one, a `DuplicateBatch` if it is in the log.
 
-        With `gaps` (for acks none) a later sequence than the next one is allowed too. Raises StaleProducer,
-        UnknownProducer, SequenceGap, BadRequest.
+        With `gaps` (for acks none), None is returned for a later sequence too. Raises StaleProducer (the id is closed),
+        UnknownProducer (the id, or the reply to a duplicate, is not known), SequenceGap, and BadRequest (only a part of
+        the batch is in the log).
         """
         stream = self._entries.get(producer_id)
         if stream is None:
@@ -128,7 +129,8 @@ class ProducerState:
     def require_known_new(self, producer_id: int, now_ms: int) -> None:
         """Raise UnknownProducer for an id without an entry, unless it certainly never had one.
 
-        The entry may have been removed if the id is not above the floor, or was leased too long ago.
+        An entry may have been removed if the id is not above the floor, or was leased longer ago than the idle time.
+        Raises UnknownProducer for an id that was never leased, too.
         """
         leased = self._leased_ms(producer_id)
         if producer_id <= self.floor or leased is None or leased + self._idle_ms < now_ms:
@@ -158,7 +160,7 @@ class ProducerState:
         stream.batches.clear()
 
     def expire(self, now_ms: int) -> int:
-        """Remove ids that are idle too long, and the longest idle of too many. Return how many."""
+        """Remove the ids that are idle for too long, and the longest idle ones above the limit. Return how many."""
         before = len(self._entries)
         while self._entries:
             stream = next(iter(self._entries.values()))

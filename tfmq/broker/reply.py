@@ -152,7 +152,7 @@ def reply_when_done(
 
 
 def of_read(error: BaseException) -> TfmqError:
-    """Return the error for a failed read; Busy for a lack of memory, so that it is repeated."""
+    """Return the error for a failed read. For a lack of memory this is Busy, so that the client tries again."""
     return errors.Busy(NO_MEMORY) if isinstance(error, MemoryError) else not_done_error(error)
 
 

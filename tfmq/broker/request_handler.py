@@ -107,9 +107,9 @@ class RequestHandler:
     def handle(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
         """Execute any command but HELLO and STATUS, which the session answers.
 
-        `request` is a NamedTuple of `tfmq.protocol.commands`; `body` are the bytes after the header, unchanged until
-        `reply.body_done`, `ok` or `error` is called. Never raises for a client's error: each request gets exactly one
-        reply, and an ack is sent only once it is true.
+        `request` is a NamedTuple of `tfmq.protocol.commands`. `body` are the bytes after the header; they must not
+        change until `reply.body_done`, `ok` or `error` is called. Errors are sent as the reply, not raised. Each
+        request gets exactly one reply. A reply that says that data is written or durable is sent only when it is.
         """
         kind = type(request)
         logged = LOGGED_COMMANDS.get(kind)

@@ -124,7 +124,7 @@ class SpaceReserve:
         return True
 
     def refill(self) -> None:
-        """Fill the reserve file in a worker, unless it is full or that was tried recently."""
+        """Complete the reserve file in a worker, unless it is complete or the last attempt was a short time ago."""
         now = self._clock.monotonic()
         if self._filling or self._size == SIZE_BYTES or now < self._not_before:
             return

@@ -43,14 +43,14 @@ class Runtime:
         self.backpressure = Backpressure(self.limits)
         self.running_jobs = 0
         self.is_starting = True
-        """Whether the broker is starting. No turns run then, so worker jobs run at once, in its thread."""
+        """Whether the broker is starting. No turns run then, so `run` runs jobs at once, in the broker's thread."""
         self.begin_force = None if begin_force is None else partial(self._start_fsync, begin_force)
         self._ready: set[str] = set()
         self._fsync_requested = False
         self._run = run
 
     def settings(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return every setting for one topic: its section of the configuration, else its own, else the broker's."""
+        """Return every setting of one topic: from its configuration section, else from `own`, else the broker's."""
         return {**self.config.values, **own, **self.config.topic.get(name, {})}
 
     def partitions_default(self, name: str, own: Mapping[str, Any]) -> int:
@@ -71,8 +71,8 @@ class Runtime:
     def _start_fsync(self, begin: StartFsync, file: File, completed: FsyncCallback) -> AioFsync | None:
         """Start an fsync of `file` by Linux AIO, without a worker; `completed` is called with its result.
 
-        Returns None if a worker has to do the fsync. During startup this is always so, because completions are not
-        received then.
+        Returns None if a worker has to do the fsync. It always returns None during a start, because the reactor, which
+        receives the completions, does not run yet.
         """
         return None if self.is_starting else begin(file, completed)
 

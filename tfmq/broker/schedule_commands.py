@@ -311,8 +311,8 @@ class ScheduleCommands:
     def _serialize(self, name: str, reply: Reply | None, change: Callable[[Finish], None]) -> None:
         """Call `change(finish)` when all earlier changes of the schedule `name` are complete.
 
-        `change` raises an error at once, or calls `finish(error, *fields of the reply)` when the change is complete. If
-        `reply` is None, no client waits for the change.
+        `change` either raises an error at once, or calls `finish(error, *fields of the reply)` when the change is
+        complete. If `reply` is None, no client waits for the change.
         """
 
         def begin() -> None:

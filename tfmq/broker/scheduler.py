@@ -72,9 +72,9 @@ class Scheduler:
 
     The target partition records what was sent: the scheduled time is the position of the schedule's source in the
     block trailers, and no time at or below the highest one is sent again. So a crash never duplicates a message, and
-    no catalog entry is written per message. A schedule has one append in progress at a time; the next follows when it
-    is durable. What cannot be sent now (a stopped partition, a full disk) is retried every ROUND_SECONDS; the misfire
-    rule decides about the times missed until then.
+    no catalog entry is written per message. A schedule has one append in progress at a time; the next one follows when
+    that is durable. If a schedule cannot send now (a stopped partition, a full disk), it tries again every
+    ROUND_SECONDS; the misfire rule decides which of the times missed until then are sent.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Scheduler:
         self.timer = ScheduleTimer(
             timers=runtime.timers, clock=runtime.clock, meet=self._process, set_back=self._clock_set_back
         )
-        """Start and stop sending with it; appends in progress are still written."""
+        """Its `start` and `stop` begin and end the sending. Appends in progress at a stop are still written."""
 
     def add(self, run: RunningSchedule) -> None:
         self.timer.schedules[run.row.id] = run
@@ -121,7 +121,8 @@ class Scheduler:
     def resolved_until(self, run: RunningSchedule) -> int:
         """Return the time up to which messages were sent or skipped, and are not sent again.
 
-        Messages in a stopped partition that are not known to be durable do not count: a resume may truncate them.
+        If the partition is stopped, messages in it that are not known to be durable do not count as sent, because a
+        resume may truncate them.
         """
         known = self.last_sent(run)
         if known > run.durable_ms and self._is_target_stopped(run):
@@ -164,7 +165,7 @@ class Scheduler:
         return self.resolved_until(run) - self._clock.wall_ms() >= GRACE_MS
 
     def _clock_set_back(self, now: int) -> None:
-        """Plan all schedules again from `now`: skipped times that are later occur once more."""
+        """Plan all schedules again: times after `now` that were skipped occur once more, and are no longer skipped."""
         for run in list(self.timer.schedules.values()):
             run.skipped_ms = min(run.skipped_ms, now)
             if not run.is_sending and not self.timer.is_parked(run):
@@ -232,7 +233,7 @@ class Scheduler:
     # Appends of messages
 
     def _send_if_allowed(self, run: RunningSchedule, moments: list[int]) -> None:
-        """Send for these times, as far as they still count after a resume or a new binding."""
+        """Send for these times, except those that count as sent or skipped by now, for example after a new binding."""
         run.is_sending = False
         if not self._may_send(run):
             return
@@ -312,8 +313,8 @@ ACTIVE, PAUSED, WAITING = ScheduleState
 class RunningSchedule:
     """A running schedule: its row in the catalog, its times, and the records made from it.
 
-    Raises BadRequest, DecodeFailed for an invalid row. A row that is stored already (`kept`) raises nothing: such a
-    schedule never sends, and `trouble` has the reason.
+    Raises BadRequest or DecodeFailed for an invalid row. With `kept`, for a row that is stored already, nothing is
+    raised: a schedule with an invalid row never sends, and `trouble` has the reason.
     """
 
     def __init__(self, row: ScheduleRow, kept: bool = False) -> None:
@@ -419,8 +420,8 @@ class RunningSchedule:
 
 
 ROUND_SECONDS: Final = 10.0
-"""Interval of rounds: a step of the wall clock, or the end of a machine's sleep, is noticed this late at most. Far
-below a minute, which is the resolution of cron."""
+"""Interval of rounds, which detect that the wall clock was set, or that the machine has slept. It is far below a
+minute, the resolution of cron."""
 
 PORTION_STEPS: Final = 100
 PORTION_SECONDS: Final = 0.005
@@ -429,7 +430,7 @@ PAUSE_SECONDS: Final = 0.005
 """Pause between two portions of work, in which other requests are served."""
 
 OBSOLETE_ENTRIES_MAX: Final = 64
-"""The heap is rebuilt when it has this many entries more than two per schedule: most are obsolete then."""
+"""The heap is rebuilt when it has more than this plus two entries per schedule: most entries are obsolete then."""
 
 Step = Callable[[], None]
 
@@ -437,9 +438,9 @@ Step = Callable[[], None]
 class ScheduleTimer:
     """Timer that calls `meet(run)` for each due schedule, and `set_back(now)` when the wall clock was set back.
 
-    Times are of the wall clock, which may be set, and a machine may sleep. So besides the timer for the next due
-    schedule there is a round every ROUND_SECONDS. Work is done in portions, so that other requests are served in
-    between.
+    The times are those of the wall clock, which may be set, and the machine may sleep. So the timer for the next due
+    schedule may be late, and a round every ROUND_SECONDS also looks for due schedules. Work is done in portions, so
+    that other requests are served in between.
     """
 
     def __init__(

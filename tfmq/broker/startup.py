@@ -246,8 +246,8 @@ STEPS: Final[tuple[Callable[[Broker], None], ...]] = (
 def start(broker: Broker) -> None:
     """Start the broker: run all STEPS. Raises Locked, NewerFormat, Corrupt, OSError, Full."""
     began = broker.clock.monotonic()
-    # Garbage collection is off during the start, because what a start allocates stays alive. Repeated scans of these
-    # objects took half of a start with 100,000 prepared transactions.
+    # Garbage collection is off during the start, because the objects that a start creates stay alive. Scanning them
+    # again and again took half of the time of a start with 100,000 prepared transactions.
     was_enabled = gc.isenabled()
     gc.disable()
     try:

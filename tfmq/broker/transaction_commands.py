@@ -150,7 +150,7 @@ class TransactionCommands:
     def transact(self, request: Transact, body: Body, reply: Reply, session: Session) -> None:
         """Run a whole transaction. Raises what `send` raises, unless the request is a repeat.
 
-        A repeat gets the first answer again, even if the topics were deleted since.
+        A repeated request gets the first answer again, even if the topics were deleted since.
         """
         data = own_body(body, reply)
         try:

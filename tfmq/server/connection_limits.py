@@ -113,7 +113,7 @@ PARTIAL_FRAME_SECONDS = 60.0
 RECEIVING_BYTES_ALL = 256 * MIB
 """Memory for incomplete frames. Above it only one connection at a time continues with its frame."""
 CROWDED_FACTOR = 4
-"""Above this multiple of RECEIVING_BYTES_ALL, reads are short. Only the first bytes of many frames can reach it."""
+"""Reads are short if frames use more than this times RECEIVING_BYTES_ALL, by the first bytes of very many frames."""
 PAUSED_FOR_MEMORY = "memory"
 """Pause reason of connections that wait for receive memory."""
 CHECK_SECONDS = 1.0
@@ -134,16 +134,16 @@ class LimitedConnection(Protocol):
     def pause(self, reason: str) -> None: ...
     def resume(self, reason: str) -> None: ...
     def stalled_since(self) -> float | None:
-        """Return since when the connection waits for its client, to read or to continue a frame, else None."""
+        """Return since when the client has neither read nor continued its frame; None if neither is waited for."""
 
 
 class ConnectionLimits:
     """Shared limits of all connections of one server; used in the reactor's thread only.
 
     A connection whose client does not read its replies is closed in three cases: too many bytes are unsent on it; the
-    client has read nothing for too long; or too many bytes are unsent on all connections together, and the most on this
-    one. A connection is also closed if its client stops in the middle of a frame, so that incomplete frames do not
-    accumulate.
+    client has read nothing for too long; or too many bytes are unsent on all connections together, and this connection
+    has the most. A connection is also closed if its client stops in the middle of a frame, so that incomplete frames do
+    not accumulate.
     """
 
     def __init__(
@@ -225,10 +225,10 @@ class ConnectionLimits:
             self._call_later(CHECK_SECONDS, self._check_stalled)
 
     def may_receive(self, connection: LimitedConnection) -> bool:
-        """Return whether the connection may receive more of its frame now; if not, it is paused until it may.
+        """Return whether the connection may receive more of its frame now. If not, pause it until it may.
 
-        The connection that has waited longest always may, so that at least one frame is completed, whatever the others
-        do.
+        The connection that has waited longest may always receive, so that at least one frame is completed, whatever the
+        others do.
         """
         if self.receiving_bytes <= RECEIVING_BYTES_ALL and not self._waiting_for_memory:
             return True

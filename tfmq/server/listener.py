@@ -70,8 +70,8 @@ RESPONSE_BYTES_MAX = 4096
 def describe_port_owner(host: str, port: int) -> str:
     """Return a clause on the program that uses a port: "another tfmq server (tfmq 0.1.0) answers there".
 
-    First wait for a greeting from the program, then send HELLO, then an empty line, to which text protocols respond
-    with an error. Each step has a timeout, and none changes anything in the other program.
+    This first waits for a greeting from the program, then sends HELLO, and then an empty line, to which text protocols
+    respond with an error. Each step has a timeout, and none changes anything in the other program.
     """
     try:
         with socket.create_connection((host, port), timeout=PROBE_SECONDS) as connection:

@@ -213,8 +213,8 @@ def run(config: Config, load: Callable[[], Config]) -> int:
     from tfmq.server.server import retain_freed_memory
 
     set_up_logging(config.server.log_level, config.server.log_json)
-    # SIGHUP is ignored until the server is started: a terminal that is closed sends it, and it must not end
-    # the server.
+    # SIGHUP is ignored until the server is started. A terminal that is closed sends SIGHUP, which would end the server
+    # otherwise.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reactor = install_reactor()
     globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False)

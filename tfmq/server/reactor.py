@@ -21,7 +21,7 @@ TURN_SECONDS = 0.05
 which those that have used the least time are served first. So the wait of a short request is limited, however many
 connections send expensive ones."""
 HOOK_ROUNDS_MAX = 16
-"""Rounds in which hooks may request another round in the same turn; more would be an endless loop."""
+"""Maximum number of times that the hooks run in one turn, because hooks may request that; avoids an endless loop."""
 
 
 class Turn:
@@ -41,7 +41,7 @@ class Turn:
         self.handling_seconds = 0.0
         """Time that requests of this poll took."""
         self.is_ending = False
-        """The hooks are running: a later hook in the order need not be requested with `request_end`."""
+        """Whether the hooks are running. A hook that is still to run in this order needs no `request_end`."""
         if self._has_turn_reactor:
             reactor.turn = self
 
@@ -74,7 +74,7 @@ class Turn:
 
 
 class TurnReactor(EPollReactor):  # type: ignore[misc]
-    """An epoll reactor on the monotonic clock. Turns end before the poll, for timers, and after it."""
+    """An epoll reactor on the monotonic clock. A turn ends after each poll, and before it if timers have run."""
 
     turn: Turn | None = None
     seconds = staticmethod(time.monotonic)

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 
 class NextDueTimer:
-    """A timer that calls `ring()` at the time that was set last, or earlier; `ring` sets the next time.
+    """A timer that calls `ring()` at the earliest time set since the last call. `ring` has to set the next time.
 
-    To ring early is harmless, whereas it is expensive to move the timer to a later time in every turn.
+    Setting a later time does not move the timer, because that would be expensive in every turn. Ringing early is
+    harmless.
     """
 
     def __init__(self, reactor: Any, clock: Clock, ring: Callable[[], None]) -> None:
@@ -452,7 +453,7 @@ class Server:
         )
 
     def _bound_headers(self) -> None:
-        """Set the bounds of request headers for as many partitions as the limit allows, or as exist if that is more.
+        """Set the bounds of request headers, for the limit of partitions, or for the existing ones if they are more.
 
         More partitions than the limit may exist, because the limit can be reduced. The mapping is changed in place,
         because open sessions use it too.

@@ -45,8 +45,8 @@ CREDIT_SECONDS = 1.0
 """How far the account of a connection (`Connection.served_until`) may be behind the present. This limits for how long a
 connection that was idle is served before the others."""
 DEBT_SECONDS = 2.0
-"""How far the account of a connection may be ahead of the present. So when a connection has been busy, it is served
-after idle ones for at most this time and CREDIT_SECONDS."""
+"""How far the account of a connection may be ahead of the present. So a connection that has been busy is served after
+idle ones for at most DEBT_SECONDS + CREDIT_SECONDS."""
 EXPENSIVE_HEADER_BYTES = 4096
 """A request with a longer header names so much that it may take a tenth of a second."""
 EXPENSIVE_SECONDS = 0.05
@@ -66,11 +66,12 @@ LISTS = frozenset(
         commands.ListCommitGroups,
     )
 )
-"""Commands whose requests may take as long in spite of a short header: their replies list what the broker has."""
+"""Commands whose requests may take that long even with a short header: their replies list what the broker has."""
 METADATA = BY_REQUEST[commands.Metadata].code
 TO_CHECK = LISTS | UNSIGNED.keys() | {0, METADATA}
-"""Values of a header's second byte for which `is_expensive` is called. That byte is the code of a command, unless the
-code or the length before it is encoded in more bytes than necessary. The first bytes of such encodings are included."""
+"""Values of a header's second byte for which `is_expensive` is called. That byte is normally the code of the command.
+If the code, or the array length before it, is encoded in more bytes than necessary, the byte belongs to that encoding.
+The values that it can have in that case are included."""
 EMPTY_LIST = 0x90
 PAUSED_FOR_TURN = "slice"
 """Pause reason of connections that exceeded their time in a turn."""
@@ -270,9 +271,9 @@ class Connection(tcp.Server):  # type: ignore[misc]
     def _defer(self, rest: bytes, cost_seconds: float = 0.0) -> None:
         """Defer what is left of a read until other connections were served.
 
-        This is the frame in `_partial`, if this read has completed it, and then `rest`. `cost_seconds`, the expected
-        time of the first deferred request, is charged now. So an idle connection with an expensive request is not
-        served before a busy one with cheap requests.
+        What is left is first the frame in `_partial`, if this read has completed it, and then `rest`. `cost_seconds`,
+        the expected time of the first deferred request, is charged to the connection now. So an idle connection with an
+        expensive request is not served before a busy one with cheap requests.
         """
         now = self._limits.clock.monotonic()
         self.served_until = max(self.served_until, now - CREDIT_SECONDS) + cost_seconds * CHARGE_FACTOR

@@ -46,8 +46,8 @@ class GroupCoordinator:
     during a turn (members, subscriptions, topics, released partitions) are combined into one plan and one catalog entry
     per group at the end of the turn. Heartbeats are parked (not answered) until the member's assignment changes. As
     soon as the plan is made, a partition belongs to its new owner, and commits of the previous owner are `Fenced`. A
-    member whose session timeout expires loses its partitions. Until they are assigned to others, the member may return
-    and continue, even across a restart of the broker, after which every owner has a full session timeout.
+    member whose session timeout expires loses its partitions. Until they are assigned to others, it may return and
+    continue. This is also possible after a restart of the broker, which gives every owner a full session timeout.
     """
 
     def __init__(self, runtime: Runtime, catalog: Catalog, offsets: GroupOffsetStore, topics: Topics) -> None:
@@ -194,8 +194,8 @@ class GroupCoordinator:
     ) -> tuple[Group, Member]:
         """Return the group `name` and its member `member_id`.
 
-        If the member is not in memory, but an owner in the catalog, it becomes a member again. Raises Fenced if there
-        is no such member, or if it has used a later connection than `session`.
+        If the member is not in memory, but the catalog names it as an owner, it becomes a member again. Raises Fenced
+        if there is no such member, or if it has used a later connection than `session`.
         """
         group = self._find_or_create(name)
         member = group.members.get(member_id)
@@ -229,7 +229,7 @@ class GroupCoordinator:
         return group, self._next_generation()
 
     def removal_written(self, group: Group, error: BaseException | None) -> None:
-        """End what `remove_all_members` began: its entry is durable, or failed."""
+        """Call this after `remove_all_members`, when the entry is durable or has failed."""
         self._entry_done(group.name)
         self._drop_if_empty(group)
 

@@ -32,8 +32,8 @@ class Group:
 
     The owner of a partition is the member that the catalog names. A partition gets another owner only after the current
     one has released it, has left, or has expired. The planned assignment (`target`) changes with members and topics. If
-    `target` gives a partition to another member than its owner, the partition is revoked: it is left out of the
-    assignment that the owner is told, and the next owner waits until it is released.
+    `target` gives a partition to another member than its owner, the partition is revoked: the reply to the owner's
+    heartbeat no longer lists the partition, and the next owner waits until it is released.
 
     This class does no I/O: `changes` returns what must be written to the catalog, and `changes_written` is called when
     that is done.
@@ -215,7 +215,7 @@ class Group:
         return OwnerChanges(grants, freed)
 
     def changes_written(self, changes: OwnerChanges, forced: bool) -> None:
-        """Handle the result of `changes`: durable (`forced`), or failed, with any outcome."""
+        """Handle that the entry with `changes` is durable (`forced`) or has failed, with any outcome."""
         for key, owner in changes.assigned.items():
             in_catalog = self.row.owners.get(key) == owner
             if not forced and in_catalog:

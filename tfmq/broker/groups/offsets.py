@@ -33,7 +33,7 @@ _NO_OFFSET = CommittedOffset(-1, 0, -1, 0)
 
 
 class GroupOffsetStore:
-    """Commits and reads offsets, which are durable before the reply, unless a transaction has locked them."""
+    """Commits and reads offsets; replies when they are durable. Offsets that a transaction has locked are `Busy`."""
 
     def __init__(self, catalog: Catalog, topics: Topics, run: Run, offsets_max: int, locks: OffsetLocks) -> None:
         self._catalog, self._topics, self._run, self._locks = catalog, topics, run, locks
@@ -74,7 +74,7 @@ class GroupOffsetStore:
             forced(None)
 
     def require_free(self, group: str, places: Sequence[OffsetRow]) -> None:
-        """Raise Busy while a transaction has an offset in doubt, NotAllowed above the limit."""
+        """Raise Busy if a transaction has one of the offsets in doubt, NotAllowed if there would be too many."""
         self.require_unlocked(group, [place[:2] for place in places])
         register = self._catalog.state
         if register.offsets_count + len(places) <= self._offsets_max:
@@ -196,7 +196,7 @@ class TransactionOffsetQueue:
         self._writing = False
 
     def enqueue(self, effect: CommitOffsets, done: AppliedCallback) -> None:
-        """Queue an effect. `done(mark, None)` once it is written, also if it was before; `done(None, error)` if not."""
+        """Queue an effect. Calls `done(mark, None)` when it is written (or was before), `done(None, error)` if not."""
         applied = self._catalog.state.applied_lsns.get(effect.source.id)
         stopped = self._catalog.log.stopped
         if applied is None or effect.source[2:] > applied:
