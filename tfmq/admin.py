@@ -21,9 +21,9 @@ class Admin:
             admin.create_topic("orders", partitions=4)
             admin.topic("orders").partitions
 
-    The constructor does not connect. `timeout`: seconds until each reply; `client_id`: the name of this client in
-    the broker's log. All methods raise the `TfmqError` of the broker's reply, `ConnectionFailed` if no broker is
-    reached, `TimedOut`.
+    The constructor does not connect. `timeout`: how many seconds a method waits for each reply; `client_id`: the
+    name of this client in the broker's log. All methods raise the `TfmqError` of the broker's reply,
+    `ConnectionFailed` if no broker is reached, and `TimedOut` if no reply arrives in time.
     """
 
     def __init__(

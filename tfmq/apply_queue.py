@@ -44,7 +44,7 @@ class InFlightLimit:
         self._releasing = False
 
     def acquire(self, size_bytes: int, go: Callable[[], None]) -> None:
-        """Count `size_bytes` until `release`, and call `go()`, as soon as the limit permits.
+        """Call `go()` as soon as the limit permits `size_bytes` more. These bytes are counted until `release`.
 
         Callers are served in order. A size above the limit is permitted when nothing else is counted.
         """

@@ -1,8 +1,9 @@
 """Bounded msgpack: decode bytes from a peer or a file with a limit on memory and depth.
 
 `unpack` is for peers. It raises `Malformed`, and nothing else, for every invalid input: text that is not UTF-8, lengths
-beyond the end, extension types, nesting deeper than `limits.HEADER_DEPTH`, more items than allowed, bytes after the
-value. A count is compared with the number of remaining bytes before anything of that size is allocated.
+beyond the end, extension types, more items than allowed, bytes after the value, and nesting deeper than
+`limits.HEADER_DEPTH` (not checked in very short values). The number of items that a list or map announces is compared
+with the number of remaining bytes before memory for the items is allocated.
 
 `unpack_stored` is for data that a broker stored. A snapshot may have millions of items, so their number is limited only
 by the size of the data, and the C library does the check.
@@ -130,10 +131,10 @@ _ARRAY, _MAP, _STRING, _REFUSED = -1, -2, -3, -4
 
 
 def _first_byte_info(byte: int) -> tuple[int, int, int]:
-    """Return what the first byte of a msgpack value says about its size: a row of the table FIRST_BYTES.
+    """Return what the first byte of a msgpack value says about the value's size: a row of the table FIRST_BYTES.
 
-    The row is (size of the value in bytes or its kind, number of bytes of the length that follows, length if the first
-    byte contains it).
+    The row is (size of the value in bytes, or its kind; number of bytes of the length field after the first byte;
+    length, if the first byte contains it).
     """
     if byte <= 0x7F or byte >= 0xE0:
         return 1, 0, 0

@@ -188,8 +188,8 @@ def write_address(data: str, address: str) -> None:
     """Write DATA/address, by which `file:PATH` clients find this broker: one line, `HOST:PORT PROCESS`.
 
     The file exists from the time at which the broker is ready until a clean stop begins. If the broker is killed, the
-    file remains. That it is old is shown by DATA/lock, which is not locked, or is locked by another process. The file
-    is replaced atomically. An error of the disk is only logged: clients that have the address can still connect.
+    file remains. A reader detects that by DATA/lock, which is then not locked, or is locked by another process. The
+    file is replaced atomically. Errors of the disk are only logged: clients that know the address can still connect.
     """
     path = os.path.join(data, ADDRESS_NAME)
     beside = f"{path}.{os.getpid()}"

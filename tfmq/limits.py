@@ -1,7 +1,7 @@
 """All limits on what a peer can make this process allocate: default, cap and reason.
 
 A `Limit` is an `int`, its default, so code compares with it directly. A limit that the operator may change is
-the key `limits.NAME` of the configuration; its effective value is passed to the code that needs it. Limits
+the key `limits.name` of the configuration; its effective value is passed to the code that needs it. Limits
 marked `sent` are sent to a client in the reply to HELLO.
 """
 

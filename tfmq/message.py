@@ -51,8 +51,8 @@ class Message(NamedTuple):
 class Attribute(NamedTuple):
     """The decoded attribute of a record.
 
-    `born_ms`: when the sender created the message, in ms since 1970, or None · `attempts`: how often its handler
-    failed · `redrives`: how often it was a dead letter and was sent again.
+    `born_ms`: when the sender created the message, in ms since 1970, or None · `attempts`: how often a handler of the
+    message failed · `redrives`: how often the message was a dead letter and was sent again.
     """
 
     born_ms: int | None = None
@@ -138,7 +138,7 @@ def encode_attribute(
     properties: Mapping[str, str] | None = None,
     attempts: int = 0,
 ) -> bytes:
-    """Encode the attribute; b"" if all values are empty, and the record then has no attribute.
+    """Encode the attribute. The result is b"" if all values are empty: the record then has no attribute.
 
     Raises `TypeError` for values that are not text, `MessageTooLarge` for values above a limit, `ValueError` for text
     that UTF-8 cannot encode or a time out of range.

@@ -99,7 +99,7 @@ class Transaction(TransactionHandle):
     def send_many(
         self, topic: str, payloads: Iterable[Any], delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Deliveries:
-        """Add all of `payloads` with less work for each; return one handle for them all.
+        """Add all of `payloads`, with less work than a `send` for each; return one handle for them all.
 
         The payloads are bytes, text, `Message`s or values for the codec; at most a few megabytes are in memory.
         `delay` (counted from the commit) or `deliver_at` applies to all messages without a time of their own. Waits
@@ -129,9 +129,9 @@ class Transaction(TransactionHandle):
     def prepare(self) -> str:
         """Run the first phase of a two-phase commit; return "prepared", or "read_only" for an empty transaction.
 
-        When it returns, the transaction with all its messages is durable, and remains until it is committed or rolled
-        back. Raises the reason why it could not be prepared; its state is then unchanged, unless the error's outcome
-        is "unknown".
+        When `prepare` returns, the transaction with all its messages is durable, and remains until it is committed or
+        rolled back. If it cannot be prepared, raises the error that is the reason. The transaction's state is then
+        unchanged, unless the error's outcome is "unknown".
         """
         return self._driver.run(self._core.prepare())
 

@@ -99,8 +99,8 @@ class Catalog:
             reason = "the snapshot of the catalog is missing or damaged, and the entries before it were deleted"
             raise Corrupt(folder, 0, log.first_offset, reason)
         if log.stopped is not None:
-            # The log is resumed now, because no command can resume it later. Everything that was acked is durable, and
-            # recovery verifies the rest. If the resume fails, the broker starts with a read-only catalog.
+            # The log is resumed now, because no command can resume it later. No acked entry can be lost by that: these
+            # are durable, and recovery verifies the others. If the resume fails, the catalog is read-only.
             logger.error("the catalog was stopped (%s); trying to resume it", log.stopped)
             try:
                 log.resume()

@@ -1,4 +1,4 @@
-"""Verify and repair a data folder. The `fsck` modules do the logs; this one the catalog, version file and wrong paths.
+"""Verify and repair a data folder: the catalog, the version file, paths of the wrong type, and the rest with `fsck`.
 
 The catalog is rebuilt from its newest valid snapshot, the readable entries after it, and the folders of the partitions,
 the transaction journal and the delayed messages. A repair that was interrupted, for example by a power cut, can be run
@@ -286,7 +286,7 @@ def _is_gone(disk: Disk, path: str) -> bool:
 
 
 def version_fault(disk: Disk, data: str, catalog: CatalogState) -> tuple[str, bool]:
-    """Return why DATA/meta/version cannot be used ("" if it can), and whether it exists.
+    """Return why the file DATA/meta/version cannot be used ("" if it can), and whether the file exists.
 
     Raises NewerFormat, OSError.
     """
@@ -335,8 +335,8 @@ class CatalogSurvey:
 
     `faults`: (path, reason) of everything that is missing or damaged in the log or its checkpoint. `notes`: (path,
     reason) of damaged snapshots. `is_complete`: whether `state` certainly includes all entries: the snapshot has those
-    that the log lost, and no lost entries can have followed. `end`: the highest offset up to which a file of the
-    catalog extends.
+    that the log lost, and no lost entries can have followed. `end`: an offset; no file of the catalog extends beyond
+    it.
     """
 
     disk: Disk

@@ -1,8 +1,8 @@
 """Fetch requests, answered immediately or parked (not answered) until there are records.
 
-A reader gets whole blocks up to the durable offset, or to the end of the log if it asked for written records. If the
-request names tags, blocks without a matching record are left out, and the reply says that the reader continues after
-them.
+A reader gets whole blocks up to the durable offset, or to the end of the log if it also asked for records that are not
+durable yet. If the request names tags, blocks without a matching record are left out, and the reply has the offset
+after them, at which the reader continues.
 """
 
 from __future__ import annotations
@@ -287,9 +287,9 @@ LENGTH_FLAG: Final = Struct(">I12xI")
 
 
 def blocks_with(data: bytes | bytearray, wanted: Collection[int], offset: int, log_id: int) -> list[memoryview]:
-    """Return the parts of `data` with a record that has one of the tag hashes `wanted`; [] if there is none.
+    """Return the blocks in `data` that have a record with one of the tag hashes `wanted`; [] if there is none.
 
-    `data` are whole blocks, the first at `offset` of the log. Adjacent blocks are returned as one part.
+    `data` are whole blocks, the first at `offset` of the log. Adjacent blocks are returned as one memoryview.
 
     A block without a matching record is left out only if its trailer, position and checksum are valid. If it is not
     valid, the block and everything after it is returned, because a damaged tag or length may have hidden a match. The

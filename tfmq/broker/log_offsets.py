@@ -71,9 +71,9 @@ def ordinal_of(log: Log, offset: int) -> int:
 def find_location(log: Log, by: int, value: int) -> tuple[int, int]:
     """Return the offset and ordinal of the record that LOCATE requests.
 
-    `by` is a BY_ constant: the first or the end offset, or whether `value` is an offset, an ordinal or a time (ms). If
-    `value` is outside of the log, the nearest end of the log is returned. The ordinal is ORDINAL_UNKNOWN if it cannot
-    be counted because of damage.
+    `by` is a BY_ constant. It requests the first record or the durable offset, or says whether `value` is an offset, an
+    ordinal or a time (ms). If `value` is outside of the log, the nearest end of the log is returned. The ordinal is
+    ORDINAL_UNKNOWN if it cannot be counted because of damage.
     """
     if by == BY_EARLIEST:
         return log.first_offset, log.first_ordinal

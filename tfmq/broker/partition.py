@@ -40,8 +40,8 @@ class Partition:
 
     Appends are written in the order of `enqueue`, several in one write. The reply to an append is sent after the write,
     or after the fsync if the client asked for durability. While a worker does file work for the log, such as creating
-    a segment, the queue waits. While one source of effects (the appends of committed transactions) has exclusive use of
-    the partition, only its effects are written; all other appends wait.
+    a segment, the queue waits. While a source of effects (for example appends of committed transactions) has exclusive
+    use of the partition, only effects of this source are written, and all other appends wait.
     """
 
     def __init__(
@@ -478,9 +478,9 @@ class StagedAppends:
     """Queued appends that are combined into one append of the log.
 
     An append of the log names one source, so only appends of the same source are combined: plain produce requests, or
-    effects of one transaction journal. The highest LSN of these effects is stored for all of them. The log writes an
-    append completely or not at all, so that no effect below that LSN is missing. `next_sequences`: producer id -> the
-    sequence that follows the producer's last staged batch.
+    effects of one transaction journal. For all of these effects, only the highest LSN (position in the journal) is
+    stored. The log writes an append completely or not at all, so that no effect below that LSN is missing.
+    `next_sequences`: producer id -> the sequence that follows the producer's last staged batch.
     """
 
     def __init__(self) -> None:

@@ -103,8 +103,8 @@ def _from_full(error: journal.Full) -> TfmqError:
     return errors.DiskFull()
 
 
-# For each error of `journal`, the error that a client gets; the first class that matches is used. Sentences for clients
-# never contain paths, which are only in the server's log.
+# Each error of `journal` with the error that a client gets instead; the first class that matches is used. Sentences for
+# clients never contain paths, which are only in the server's log.
 JOURNAL_ERRORS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
     (journal.BelowStart, lambda e: errors.OffsetOutOfRange(first=e.first, end=-1, offset=e.offset)),
     (journal.BeyondEnd, lambda e: errors.OffsetOutOfRange(first=-1, end=e.end, offset=e.offset)),

@@ -24,7 +24,7 @@ class RequestHandler:
     requests for a partition that the server received in one poll are written together.
 
     `begin_force` (`journal.linux_aio.AioFsyncQueue.start`) fsyncs single files without a worker; None if the system
-    cannot.
+    does not support that.
     """
 
     with_reply: dict[type[Any], Callable[[Any, Reply], None]]

@@ -206,8 +206,8 @@ class ScheduleCommands:
     def _restart_with_new_id(self, run: RunningSchedule, now: int, finish: Finish) -> None:
         """Restart a schedule under another id, because the clock is before the last time for which it sent a message.
 
-        The id is the source of the schedule's appends, and times are positions in that source. The positions of one
-        source only increase, so under the old id nothing could be sent for times before the last one.
+        Each append has the schedule's id as its source, and the scheduled time as its position in that source. A log
+        takes only increasing positions of a source, so under the old id nothing could be sent for earlier times.
         """
 
         def leased(id: int, error: BaseException | None) -> None:

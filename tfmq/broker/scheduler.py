@@ -70,11 +70,12 @@ def moments_to_send(cron: CronSchedule, rule: str, after_ms: int, now_ms: int) -
 class Scheduler:
     """The running schedules. All calls come from the broker's thread.
 
-    The target partition records what was sent: the scheduled time is the position of the schedule's source in the
-    block trailers, and no time at or below the highest one is sent again. So a crash never duplicates a message, and
-    no catalog entry is written per message. A schedule has one append in progress at a time; the next one follows when
-    that is durable. If a schedule cannot send now (a stopped partition, a full disk), it tries again every
-    ROUND_SECONDS; the misfire rule decides which of the times missed until then are sent.
+    The target partition records what was sent: the block trailers of an append name the schedule as its source, and
+    have the scheduled time as the position in this source. For times up to the highest recorded one, no message is sent
+    again. So a crash never duplicates a message, and no catalog entry is written per message. A schedule has one append
+    in progress, and starts the next one when that is durable. If a schedule cannot send now (its partition is stopped,
+    the disk is full), it tries again every ROUND_SECONDS; the misfire rule decides for which of the times missed until
+    then messages are sent.
     """
 
     def __init__(

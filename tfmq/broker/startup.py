@@ -423,8 +423,8 @@ def _open_arrival_log(broker: Broker, path: str) -> tuple[ArrivalPartition, Arri
     options = arrival_options(flush.messages, flush.seconds, _segment_bytes(broker))
     opened = Log.open(broker.disk, path, log_id=LOG_ID, clock=broker.clock, options=options, state=state)
     if opened.stopped is not None:
-        # The log is resumed now, because no command can resume it later. Everything that was acked is durable, and
-        # recovery verifies the rest again. If the resume fails, waiting messages are still delivered.
+        # The log is resumed now, because no command can resume it later. No acked message can be lost by that: these
+        # are durable, and recovery verifies the others again. If the resume fails, delivery continues.
         log.error("the arrivals of delayed messages were stopped (%s); trying to resume them", opened.stopped)
         try:
             opened.resume()

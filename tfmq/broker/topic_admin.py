@@ -3,7 +3,7 @@
 Each step is durable before the next, so that the next start finishes or reverts an interrupted change:
 
     create   entry `create` durable -> folders created and durable -> entry `ready` durable -> reply
-    grow     likewise with `grow`; on failure, `grow` back to the current number
+    grow     likewise with an entry `grow`; after a failure, another entry `grow` restores the current number
     delete   entry `delete` durable -> parked fetches get an error -> folders renamed, data folder fsynced
              -> entry `gone` durable -> reply -> files deleted
 """

@@ -47,9 +47,9 @@ COPY_BYTES: Final = 64 << 10
 class TransactionCommands:
     """The commands for transactions. Each method replies once, or raises.
 
-    A request counts against the session's limit until its reply. When a batch is sent, it is checked as if it were
-    appended to its partition immediately, because it must not be rejected after the commit. Its producer sequence is
-    checked by the coordinator.
+    A request counts as pending (`Backpressure`) until its reply. When a batch is sent, it is checked as if it were
+    appended to its partition immediately, because it must not be rejected after the commit. The coordinator checks its
+    producer sequence.
     """
 
     def __init__(
@@ -192,7 +192,8 @@ class TransactionCommands:
     def await_checks(self, request: AwaitChecks, reply: Reply, session: Session) -> None:
         """Park the request (do not answer it) until a prepared transaction of the group needs a check-back.
 
-        The wait also ends after `wait_ms`, by CANCEL, and when the session closes.
+        A check-back asks the producer group how the transaction ended. The wait also ends after `wait_ms`, by CANCEL,
+        and when the session closes.
         """
         number = reply.correlation
         over = False

@@ -170,7 +170,7 @@ def _assign_evenly(
 
 
 class _EvenAssignment:
-    """Assignments evened out by chains of moves, if members accept different partitions.
+    """Makes an assignment even by chains of moves. Used if the members accept different partitions.
 
     In a chain, one member gives a partition to a second member, which gives another one to a third, and so on. An
     assignment is optimal when no chain brings the numbers of partitions of two members closer together (optimal

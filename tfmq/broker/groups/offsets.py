@@ -52,8 +52,8 @@ class GroupOffsetStore:
     ) -> None:
         """Commit the offsets `places`. The reply has their number, and the list `fenced` if one is given.
 
-        The catalog entries `before` are written in the same append. `done` is called before the reply. Raises what
-        `require_free` raises.
+        The catalog entries `before` are written in the same append. `done(error)` is called before the reply. Raises
+        what `require_free` raises.
         """
         self.require_free(group, places)
 
@@ -182,7 +182,7 @@ AppliedCallback = Callable[[AppendResult | None, BaseException | None], None]
 
 
 class TransactionOffsetQueue:
-    """Queue of offsets that transactions commit, written in the order of their LSNs.
+    """Queue of offsets that transactions commit, written in the order of their LSNs (positions in the journal).
 
     The effects (what one commit changes) that are queued during a turn are written as one change of the catalog,
     completely or not at all. The next change waits until this one is written: only the highest applied LSN is stored,
