@@ -36,7 +36,7 @@ def blocking(
 
 
 def blocking(operation: Callable[..., Operation[Any]], convert: Callable[[Any], Any] | None = None) -> Any:
-    """Return a method that runs `operation` to its end. The method returns `convert(result)`, called without locks."""
+    """Return a method that runs `operation` to its end. With `convert`, the result is `convert(operation's result)`."""
 
     @wraps(operation)
     def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
@@ -59,7 +59,7 @@ def awaitable(
 
 
 def awaitable(operation: Callable[..., Operation[Any]], convert: Callable[[Any], Any] | None = None) -> Any:
-    """Return a coroutine method that runs `operation` to its end, otherwise as `blocking`."""
+    """Return a coroutine method that runs `operation` to its end. `convert` is used as by `blocking`."""
 
     @wraps(operation)
     async def method(self: Any, /, *arguments: Any, **named: Any) -> Any:
@@ -114,7 +114,7 @@ def name_methods(variant: type[Variant]) -> type[Variant]:
 def copy_docs_from(other: type) -> Callable[[type[Variant]], type[Variant]]:
     """Return a class decorator that copies method docstrings from `other`.
 
-    If a method has a docstring, it is appended to the copied one. The decorator also does what `name_methods` does.
+    A method's own docstring is appended to the copied one. The decorator also does what `name_methods` does.
     """
 
     def describe(variant: type[Variant]) -> type[Variant]:

@@ -1,4 +1,4 @@
-"""Memory limits of connections: receive buffers, unsent replies, stalled clients."""
+"""Memory limits of connections (receive buffers, unsent replies), and when a stalled connection is cut off."""
 
 from __future__ import annotations
 

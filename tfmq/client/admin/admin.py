@@ -109,7 +109,7 @@ class AdminCore:
         `partitions` None: the broker's setting `topics.partitions`.
 
         Raises `ConnectionFailed` with the outcome "unknown" if the connection is lost before the reply. The request is
-        not repeated, because `TopicExists` would not tell who created the topic; `topic` returns it if it exists.
+        not repeated, because `TopicExists` would not tell who created the topic; call `topic` to see whether it exists.
         """
         if type(partitions) is int and partitions < 1:
             raise BadRequest(f"A topic has 1 partition or more, up to limits.partitions_per_topic, not {partitions}.")
@@ -120,8 +120,8 @@ class AdminCore:
     def _check_partitions(self, count: int | None) -> Operation[None]:
         """Raises `BadRequest` for more partitions than the broker allows.
 
-        The broker reports its limits when a connection begins. The PING makes sure that there is a connection. It also
-        notices one that the broker has closed meanwhile, before a request is sent that must not be repeated.
+        The broker reports its limits when a connection begins. The PING makes sure that there is a connection. If the
+        broker has closed the connection, the PING notices this before a request is sent that must not be repeated.
         """
         yield from self._request(commands.Ping())
         most = self._link.limits["partitions_per_topic"]
@@ -312,7 +312,7 @@ class AdminCore:
     def transactions(
         self, states: Sequence[str] | None = None, *, group: str | None = None, after: int = 0, limit: int | None = None
     ) -> Operation[list[TransactionDescription]]:
-        """Return unfinished transactions in the order of their begin, after epoch `after`.
+        """Return unfinished transactions with an epoch above `after`, in the order of their begin.
 
         `states`: transactions in these states, for example "open"; None: those that may need an operator: prepared,
         applying, or ended by an operator. `group`: only transactions of this producer group. `limit`: the maximum
@@ -396,8 +396,8 @@ class AdminCore:
         """Commit prepared members atomically, as `sequence` of the commit group.
 
         `run`: the name of this attempt · `transactions`: (xid, epoch) of each member · `rows`: total number of rows. If
-        the sequence was committed before, the result of that is returned; then another total is accepted only with
-        `other_total`. Other members with this or an earlier sequence are rolled back. Raises `GroupStale`,
+        the sequence was committed before, the result of that commit is returned; its total may differ from `rows` only
+        if `other_total` is true. Other members with this or an earlier sequence are rolled back. Raises `GroupStale`,
         `GroupFenced`, `GroupIncomplete`.
         """
         names = [commands.TransactionName(xid, epoch) for xid, epoch in transactions]
@@ -622,7 +622,7 @@ NOTHING_REMOVED: Final = 'nothing was removed. To remove everything: "latest"'
 def _refuse_beyond_end(
     topic: str, partition: int, before: PartitionPosition, located: LocatedPosition, outcome: str
 ) -> None:
-    """Raises `OffsetOutOfRange` for an offset or ordinal after the end, for which `located` is the end.
+    """Raises `OffsetOutOfRange` if `before` is an offset or ordinal after the partition's end, which `located` has.
 
     `outcome`: the end of the error's text, which says what was not done.
     """

@@ -1,4 +1,4 @@
-"""The broker's descriptions of topics, groups, transactions and commit groups. Pure."""
+"""The broker's descriptions of topics, groups, transactions and commit groups, parsed from replies. No I/O."""
 
 from __future__ import annotations
 
@@ -124,11 +124,12 @@ class GroupDescription(NamedTuple):
 
     `strategy`: the strategy in use, which is that of the oldest member.
 
-    `members`: member, client, live, topics, strategy, session_ms, silent_ms, partitions (by topic: assigned, and not to
-    be revoked), leaving (by topic: assigned, to be revoked), note (why fewer partitions are assigned than requested).
+    Each of `members` has the keys member, client, live, topics, strategy, session_ms, silent_ms, partitions (by topic:
+    those assigned and not revoked), leaving (by topic: those revoked and not released yet), and note (why fewer
+    partitions are assigned than requested).
 
-    `offsets`: topic, partition, member (the owner, or ""), offset (-1: none committed), index, epoch, generation,
-    end_offset, lag (in messages; all of the partition if no offset is committed; -1: unknown).
+    Each of `offsets` has the keys topic, partition, member (the owner, or ""), offset (-1: none committed), index,
+    epoch, generation, end_offset, and lag (in messages; all of the partition if no offset is committed; -1: unknown).
     """
 
     group: str
@@ -212,7 +213,7 @@ class TransactionEnd(NamedTuple):
 class CommitGroupDescription(NamedTuple):
     """One commit group and its last committed sequence.
 
-    `sequence`: -1 if none is committed. `run`: the attempt that committed it. `rows`: their number in the sequence.
+    `sequence`: -1 if none is committed. `run`: the attempt that committed it. `rows`: the number of rows that it has.
     `details`: other fields of the reply.
     """
 
@@ -250,7 +251,7 @@ def commit_group_description(row: Mapping[str, Any]) -> CommitGroupDescription:
 def split_fields(
     row: Mapping[str, Any], names: Sequence[str], size: str = "bytes"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the fields in `names`, without those that are None, and the others.
+    """Return two dicts: the fields in `names`, without those that are None, and all other fields.
 
     `size`: the name that the row uses for `size_bytes`.
     """

@@ -219,7 +219,7 @@ class LocalBrokerAddress:
         raise self._not_ready_error("starts")
 
     def _is_locked(self) -> bool:
-        """Return whether a broker has locked the data folder. Tests with a shared lock do not disturb each other."""
+        """Return whether a broker has locked the data folder. Tests by a shared lock, so that tests do not collide."""
         try:
             descriptor = os.open(os.path.join(self.path, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

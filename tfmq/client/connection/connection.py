@@ -45,10 +45,10 @@ UpdateRequest = Callable[[Any], Any]
 class PendingRequest(Future):
     """A request in progress. It is done when its reply has arrived, or when it has failed or was abandoned.
 
-    `request` is a NamedTuple of `protocol.commands`. With `repeat` it is sent again after a reconnect; without, it
-    fails with outcome "unknown" if the connection is lost after it was sent. `in_background`: no caller waits, so the
-    driver's background thread reads until the request is done. `update(request)` is called each time before the request
-    is sent, and returns it with fields that depend on the time.
+    `request` is a NamedTuple of `protocol.commands`. With `repeat` it is sent again after a reconnect. Without `repeat`
+    it fails with outcome "unknown" if the connection is lost after it was sent. `in_background`: no caller waits, so
+    the driver's background thread reads until the request is done. `update(request)` is called each time before the
+    request is sent, and returns the request to send, for example with a remaining time.
 
     `reply` or `error` is the result. `reply_body` is a view of the received bytes, which need not be copied.
     """
@@ -133,12 +133,12 @@ BACK_OFF_SECONDS_MAX = 2.0
 BACK_OFF_SECONDS_FIRST = 0.25
 """The longest pause before the first successful connection: short, because a user waits for the result."""
 FIRST_CONNECT_TIMEOUT = 2.0
-"""When requests fail that wait for the first connection.
+"""After this time, requests that wait for the first connection fail.
 
 Long enough if broker and client are started together, short enough to report a wrong address soon.
 """
 SILENT_ATTEMPTS = 3
-"""After so many failed attempts for all addresses, about 0.15 s, the first line is logged."""
+"""The first line is logged after so many failed attempts at each address, which take about 0.15 s."""
 REQUEST_TIMEOUT_SECONDS = 30.0
 """The default timeout of a request."""
 HELLO_TIMEOUT_SECONDS = 10.0
@@ -230,7 +230,7 @@ class ClientConnection:
         wants_reply: bool = True,
         update: UpdateRequest | None = None,
     ) -> PendingRequest:
-        """Send `request` now, or as soon as there is a connection. The request fails after `seconds`.
+        """Send `request` now, or as soon as there is a connection. It fails after `seconds` (None: no time limit).
 
         Use `repeat=False` for requests that must not be executed twice. With `wants_reply=False` the request is done
         once it is written. `update(request)` is called before each attempt, and returns the request to send. The `body`
@@ -288,7 +288,7 @@ class ClientConnection:
         return min(due, self._hello_deadline)
 
     def tick(self) -> None:
-        """Fail the requests whose time is over. Raises `ConnectionFailed` if it is HELLO: then disconnect."""
+        """Fail the requests whose time is over. Raises `ConnectionFailed` if HELLO is not answered: then disconnect."""
         now = self.now()
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
             call = heapq.heappop(self._deadlines)[2]

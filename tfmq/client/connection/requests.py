@@ -28,12 +28,12 @@ ATTEMPT_TIMEOUT_SECONDS: Final = 30.0
 def request_with_retries(
     link: ClientConnection, request: Any, until: float, *, in_background: bool = False, while_busy: bool = True
 ) -> Generator[Wait, None, Any]:
-    """Send `request` until it succeeds, and return the reply. `until`: the time limit, in the connection's clock.
+    """Send `request`, again after each retriable error, and return the reply.
 
-    An error that is not retriable is raised at once, a retriable error at `until`. If the connection never reached a
-    broker, its error is also raised at once; without `while_busy`, so is `Busy`. `in_background`: no caller waits, so
-    the background thread reads the reply. The request may be executed more than once, so use this only for requests
-    for which that does no harm.
+    `until`: the time limit, in the connection's clock; if no other attempt fits before it, the last error is raised.
+    Raised at once are errors that are not retriable, any error while the connection has never reached a broker, and
+    `Busy` if `while_busy` is false. `in_background`: no caller waits, so the background thread reads the reply. The
+    broker may execute the request more than once, so use this only for requests that may safely be repeated.
     """
     call = yield from call_with_retries(link, request, until=until, in_background=in_background, while_busy=while_busy)
     return call.reply
@@ -211,10 +211,10 @@ def request_until_not_busy(
     repeat: bool = True,
     maybe_sent: bool = False,
 ) -> Operation[PendingRequest]:
-    """Send a transaction request, again while the broker is busy and the time `until` (connection's clock) is not over.
+    """Send a transaction request, again after each `Busy`, up to the time `until` (in the connection's clock).
 
-    Return the completed request with its reply or error; the error is `Busy` only if the time is over. With `repeat`
-    the connection sends the request again after a reconnect, so the broker must recognise duplicates of it.
+    Return the completed request with its reply or error. The error is `Busy` if no other attempt fits before `until`.
+    With `repeat` the connection sends the request again after a reconnect, so the broker must recognise duplicates.
 
     `maybe_sent`: whether the caller has sent the request before, with unknown outcome. In this case, and if the request
     is sent more than once here, an error of `UNCHECKED_ERRORS` gets the outcome "unknown". `send_count` of the result

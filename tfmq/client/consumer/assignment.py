@@ -36,11 +36,12 @@ NOTIFIED_REFRESH_SECONDS: Final = 600.0
 class Assignment:
     """Updates fetcher and positions according to the subscription and the group's assignment.
 
-    The metadata is requested at the start. Later changes reach a group member by its assignment, and other consumers by
-    the partition count in fetch responses. If a change cannot be noticed so, the metadata is requested at each
-    `refresh_interval`: for a topic pattern, for missing topics, and while some topic has no fetch in flight.
+    The metadata is requested at the start. The broker reports later changes: to a group member by its assignment, to
+    other consumers by the partition count in fetch responses. Where this is not enough, the metadata is requested at
+    each `refresh_interval`: for a topic pattern, for missing topics, and while a topic without a group has no fetch in
+    flight.
 
-    `changed` is called after each check, `void` to cancel the fetch of a partition that is no longer read.
+    `changed` is called after each check. `void` is called to cancel the fetch of a partition that is no longer read.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Assignment:
             if name in share and share[name].incarnation == incarnation
         }
 
-    # The share
+    # Assigned partitions
 
     def assignment_changed(self) -> None:
         """Stop reading partitions that are no longer assigned. `run` starts newly assigned partitions later."""
@@ -223,7 +224,7 @@ class Assignment:
         return ReadPosition(reply.offset, reply.ordinal, reply.epoch)
 
     def _drop_recreated(self) -> None:
-        """Forget partitions of a re-created topic whose failure was raised, so that they are read from the start."""
+        """Forget partitions of re-created topics once their failure was raised, so that the new partitions are read."""
         for name, feed in list(self._fetcher.partitions.items()):
             if (
                 feed.failure_raised

@@ -25,7 +25,7 @@ DEFAULT_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
 
 
 def column_decoder_factory(columns: Iterable[str] | None) -> Callable[[PartitionName, int], ColumnDecoder]:
-    """Return a function of partition and incarnation. `columns` None: DEFAULT_COLUMNS. Raises: BadRequest."""
+    """Return a function that creates a decoder for a partition and incarnation. `columns` None: DEFAULT_COLUMNS."""
     names = (columns,) if isinstance(columns, str) else columns
     return partial(ColumnDecoder, arrow.project(DEFAULT_COLUMNS if names is None else names))
 
@@ -33,8 +33,8 @@ def column_decoder_factory(columns: Iterable[str] | None) -> Callable[[Partition
 class ColumnDecoder:
     """Decodes the fetch responses of one partition, each to one record batch.
 
-    It replaces `decoder.Decoder`: a record batch is the payload of a message that has its offsets, so that
-    positions, acks and commits work as for messages.
+    It replaces `decoder.Decoder`. Each record batch becomes the payload of one message with the offsets of the batch,
+    so that positions, acks and commits work as for messages.
     """
 
     def __init__(self, schema: pa.Schema, name: PartitionName, incarnation: int) -> None:

@@ -39,9 +39,9 @@ HEARTBEAT_CHECK_SECONDS: Final = 0.1
 class ConsumerCore:
     """State and operations of one consumer, shared by the blocking, asyncio and Twisted APIs.
 
-    The driver runs the background tasks in `tasks` together with its timers. `run` executes calls of offset storages,
-    which may block. `wake_driver` wakes the driver for due tasks while no caller waits, `flush` makes the driver send
-    requests now, and `raise_flag` completes an event from any thread.
+    The driver runs the background tasks in `tasks` together with its timers. `run` executes calls to offset storages,
+    because these calls may block. `wake_driver` wakes the driver for due tasks while no caller waits, `flush` makes the
+    driver send requests now, and `raise_flag` completes an event from any thread.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ConsumerCore:
     # Delivery
 
     def next_batch(self) -> Operation[list[ReceivedMessage] | None]:
-        """Return messages for a loop, or None after `stop`. The loop sets `positions.current` to each message."""
+        """Return the next messages for a loop; None after `stop`. The loop sets `positions.current` to each message."""
         self._ack_delivered()
         while (yield from self._wait_for_batch(NEVER)):
             if self.options.commits != "before":
@@ -147,7 +147,7 @@ class ConsumerCore:
         self.fetcher.set_column_decoders(None)
 
     def next_columns(self, seconds: float | None) -> Operation[Any]:
-        """Return the next record batch; None after `seconds` without one (None: wait on) or after `stop`."""
+        """Return the next record batch; None after `stop`, or if none comes in `seconds` (None: no time limit)."""
         self._ack_delivered()
         until = NEVER if seconds is None else self.link.now() + seconds
         if not (yield from self._wait_for_batch(until)):
@@ -167,7 +167,7 @@ class ConsumerCore:
     def _wait_for_batch(self, until: float) -> Operation[bool]:
         """Wait for a batch until `stop` or the time `until`. Return whether there is one.
 
-        The driver reads from the connection at least once, also if `until` has passed.
+        If no batch is ready, the driver reads from the connection at least once, even if `until` has passed.
         """
         looks = 0
         while True:
@@ -211,7 +211,7 @@ class ConsumerCore:
         return Wait((self._change_event, self.stop_requested, *flags), None if seconds == NEVER else seconds)
 
     def _decode_next_batch(self) -> bool:
-        """Decode fetch responses up to the first with messages, for delivery. Return False if none has messages."""
+        """Decode fetch responses up to the first that has messages, and make these ready. Return False if none has."""
         if self.fetcher.fetchable:
             self.fetch_session.send_fetches()  # So the broker prepares the next response while this one is decoded.
         held = self.suspended if self.membership is None else self.suspended | self.rebalance.unannounced
@@ -228,7 +228,7 @@ class ConsumerCore:
         return batch is not None
 
     def _commit_before_delivery(self, count: int) -> Operation[list[ReceivedMessage]]:
-        """Commit up to `count` ready messages and return them. If the commit fails, deliver these messages later."""
+        """Commit up to `count` ready messages and return them; [] if the commit is refused. Rewind after an error."""
         messages = self.positions.take_ready_messages(count)
         if not messages:
             return []
@@ -288,8 +288,8 @@ class ConsumerCore:
 
         If the partition had stopped with an error, it is read again.
 
-        The new position is the record at or before `offset`, the `ordinal`-th message, the first message appended at or
-        after `time`, or an end of the log.
+        The new position is the record at or before `offset`, the message with the number `ordinal` (from 0 on), the
+        first message appended at or after `time`, or for `to` the earliest or latest offset of the log.
         """
         start = seek_position(offset, ordinal, time, to)
         feed = yield from self._require_partition(topic, partition)
@@ -469,10 +469,10 @@ class ConsumerCore:
             self.membership.reset_after_fork()
 
     def close(self, ack_delivered: bool) -> Operation[None]:
-        """Commit the offsets of acked messages and leave the group. A second call does nothing.
+        """Commit the offsets of acked messages (not in manual mode) and leave the group. A second call does nothing.
 
-        With `ack_delivered` all delivered messages are acked first. Raises the error that prevented the commit; a
-        commit refused because another member owns the partition by now is only logged.
+        With `ack_delivered` all delivered messages are acked first. Raises the error that prevented the commit. But if
+        the commit of a partition is refused because another member owns the partition by now, this is only logged.
         """
         if self.closed:
             return
@@ -520,8 +520,8 @@ def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) ->
     """Rewind partitions to their committed offsets after a rolled back transaction.
 
     Call this under the driver's lock. Partitions that handlers of `run` work on are not rewound, because `run` calls
-    the handlers again with the same messages. Nothing of the other partitions is delivered until the group's offsets
-    are read, because another member may have committed later than this consumer. A `seek` in the meantime takes
+    the handlers again with the same messages. A rewound partition delivers nothing until its committed offset has been
+    read from the group again, because another member may have committed a later one. A `seek` before that takes
     precedence.
     """
     positions = core.positions
@@ -536,7 +536,7 @@ def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) ->
 
 
 def _rewind_when_read(core: ConsumerCore, names: Collection[PartitionName]) -> Operation[None]:
-    """Read the group's offsets, and move partitions whose offset differs from the one that this consumer knew."""
+    """Read the group's offsets, and move the partitions whose offset is not the one that this consumer knew."""
     positions = core.positions
     try:
         while True:

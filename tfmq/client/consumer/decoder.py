@@ -77,7 +77,8 @@ class DecodedBlock(NamedTuple):
 class _Columns(NamedTuple):
     """The user's records of a block as columns. `positions`: where each record begins in the body.
 
-    `ordinals`: the ordinal of each record, relative to the block's first, then the end of the block; None: 0, 1, 2 …
+    `ordinals`: the ordinal of each record, relative to the block's first ordinal; one more value is the number of
+    ordinals in the block. None: the ordinals are 0, 1, 2 …
     """
 
     positions: Sequence[int]
@@ -122,8 +123,8 @@ class Decoder:
         """Decode the blocks of `body`, which has offsets `start` to `next_offset`.
 
         Records before `skip_to` are left out. `gaps`: whether a tag filter was requested, so that blocks may be
-        missing. At wrong bytes raises Damaged(first, next), once all blocks before the damage are returned; at bytes
-        that are valid but that this release cannot read, DecodeFailed.
+        missing. Raises Damaged(first, next) for wrong bytes, and DecodeFailed for valid bytes that this release cannot
+        read, in both cases after all blocks before these bytes have been returned.
         """
         place, position, end = start, 0, len(body)
         while position < end:
@@ -337,7 +338,7 @@ def _split_plain(body: bytes, start: int, end: int) -> _Columns:
 
 
 def _split_any(body: bytes, start: int, end: int) -> _Columns:
-    """Split records of any kind, more slowly. A filler takes the ordinals of lost records."""
+    """Split records of any kind, more slowly. A filler returns no record, but takes up the ordinals of lost records."""
     columns = _Columns([], [], [], [], ordinals := [0])
     rows: list[tuple[int, int, bytes | None, bytes | None]] = []
     for record in records_of(memoryview(body)[start:end]):

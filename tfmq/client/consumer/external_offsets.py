@@ -67,11 +67,11 @@ class ExternalOffsets(NamedTuple):
 
 
 def external_offsets(consumer: Any, message: ReceivedMessage[Any] | None) -> ExternalOffsets:
-    """Return a snapshot of `consumer` after all delivered messages, or after `message`.
+    """Return a snapshot of `consumer`, with its positions after all delivered messages, or the one after `message`.
 
-    Raises TypeError if `consumer` is no consumer; BadRequest if it commits by itself or has not delivered `message`;
-    Closed; Fenced if another member owns the partition of `message`. Also raises NotAllowed in a handler if handlers
-    use `commit()`, and a permanent failure of the membership.
+    Raises TypeError if `consumer` is no consumer; BadRequest if it is not in manual mode or has not delivered
+    `message`; Closed; Fenced if another member owns the partition of `message`. Also raises NotAllowed in a handler if
+    handlers use `commit()`, and the membership's permanent failure if it has one.
     """
     consuming, lock = _consumer_core(consumer), consumer._driver.lock
     with lock:
@@ -154,8 +154,8 @@ def transaction_positions(consumer: Any) -> TransactionPositions:
     """Return a snapshot of `consumer` for a broker transaction.
 
     Raises BadRequest if the consumer's offsets cannot be part of a transaction; TypeError if `consumer` is no consumer;
-    Closed; Fenced. Also raises NotAllowed in a handler if handlers use `commit()`, and a permanent failure of the
-    membership.
+    Closed; Fenced if a partition with delivered messages was lost. Also raises NotAllowed in a handler if handlers use
+    `commit()`, and the membership's permanent failure if it has one.
     """
     consuming, lock = _consumer_core(consumer), consumer._driver.lock
     with lock:

@@ -287,7 +287,10 @@ class Fetcher:
     # Delivery
 
     def next_batch(self, held: Collection[PartitionName] = ()) -> Batch | None:
-        """Decode the next response, of the partitions in turn, and return its messages. Skip the partitions `held`."""
+        """Decode the next response and return its messages; None if there is none. The partitions take turns.
+
+        The partitions in `held` are skipped.
+        """
         passed = 0
         while passed < len(self._ready):
             feed = self._ready.popleft()
@@ -398,7 +401,7 @@ def add_partition_to_error(error: TfmqError, name: PartitionName, offset: int) -
 
 
 FETCH_GRACE_SECONDS: Final = 30.0
-"""The client waits for a response so much longer than the broker may wait for data."""
+"""How much longer the client waits for a response than the broker may wait for data."""
 
 
 class FetchSession:
@@ -475,10 +478,11 @@ class FetchSession:
 
 
 def filter_batch(batch: Batch, where: Callable[[ReceivedMessage[Any]], object]) -> tuple[Batch, ReadPosition | None]:
-    """Return `batch` without the messages that `where` rejects.
+    """Return `batch` without the messages that `where` rejects, and None.
 
-    If `where` raises for a message, return the part before it and the message's position: reading continues there, so
-    that the filter is called for that message again. If the message is the first of the batch, the exception is raised.
+    If `where` raises an exception for a message, return the part of the batch before this message, and the message's
+    position. Reading must continue there, so that `where` is called for the message again. If the message is the first
+    of the batch, the exception is raised.
     """
     kept: list[ReceivedMessage[Any]] = []
     for number, message in enumerate(batch.messages):

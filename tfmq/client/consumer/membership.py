@@ -29,7 +29,7 @@ log = logging.getLogger("tfmq.consumer")
 HEARTBEATS_PER_SESSION: Final = 3
 """Number of heartbeats in one session timeout, so that two may be lost before the broker expires the member."""
 RETRY_SECONDS: Final = 0.25
-"""Pause after a failed heartbeat. While there is no connection, the back-off of reconnecting comes first."""
+"""Pause after a failed heartbeat. Without a connection, the next heartbeat waits in addition for the reconnection."""
 NOTE_VARIABLE_PARTS: Final = re.compile(r"[0-9a-f]{16}|\d+")
 """The parts of the broker's note (see `Membership.note`) that differ between heartbeats: ids and numbers."""
 DISCONNECTED_SESSION_FRACTION: Final = 10
@@ -110,7 +110,7 @@ class Membership:
         return self.generation if held is None else held.grant
 
     def may_deliver(self) -> bool:
-        """Return whether the last heartbeat is recent enough to exclude other owners."""
+        """Return whether the last heartbeat is so recent that no other member can own this member's partitions."""
         seconds = self._session_ms / 1000
         if self._link.state != READY or self._link.connection_count != self._last_heartbeat_connection:
             seconds /= DISCONNECTED_SESSION_FRACTION

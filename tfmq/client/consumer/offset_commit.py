@@ -1,8 +1,8 @@
 """Offset commits of a consumer group: in the broker, or in a storage of the user's choice.
 
 If another member owns some of the partitions by now, only the commit of these is refused (fenced); all others are
-committed. A consumer starts a commit only after the former one has ended, and each commit takes the positions of its
-start. So an older commit cannot overtake a newer one, even if requests are repeated after a broken connection.
+committed. A consumer starts a commit only after the former one has ended, and commits the positions as they are then.
+So an older commit cannot overtake a newer one, even if requests are repeated after a broken connection.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class GroupOffsets:
         return refused
 
     def _save_after_former(self, save: Callable[[], None], until: float) -> Operation[None]:
-        """Run `save` after the end of the former call. Raises TimedOut if that has not ended at the time `until`."""
+        """Run `save` after the former save has ended. Raises TimedOut if that one lasts beyond the time `until`."""
         # The caller of the former `save` may be cancelled while its thread still runs.
         while self._last_save_ended is not None and not self._last_save_ended.done:
             yield self._wait_for_former(self._last_save_ended, until)
@@ -165,9 +165,9 @@ class GroupOffsets:
     def commit_positions(
         self, choose: Callable[[], Mapping[PartitionName, ReadPosition]], until: float
     ) -> Operation[Collection[PartitionName]]:
-        """Commit the positions that `choose` returns when called after the end of former commits.
+        """Wait for the end of a commit in progress, then call `choose` and commit the positions that it returns.
 
-        Return the partitions whose commit was fenced. Raises TimedOut.
+        Return the partitions whose commit was fenced. Raises TimedOut at the time `until`.
         """
         while self._commit_ended is not None:
             yield self._wait_for_former(self._commit_ended, until)

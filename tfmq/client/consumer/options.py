@@ -257,7 +257,7 @@ STORAGE_FORMS: Final = '"broker", "file:PATH", "sql:URL" or "zookeeper://HOST:PO
 
 
 def open_storage(offsets: str | OffsetStorage, disk: Disk | None = None) -> OffsetStorage | None:
-    """Open an offset storage, without network access; None: the broker. Raises BadRequest, NotSupported."""
+    """Open an offset storage, without network access. Return None for the broker. Raises BadRequest, NotSupported."""
     if not isinstance(offsets, str):
         if isinstance(offsets, OffsetStorage):
             return offsets
@@ -285,7 +285,7 @@ Start = str | int | Ordinal | datetime
 
 
 class StartPosition(NamedTuple):
-    """A position as in the fields `by` and `value` of a LOCATE request. `exact`: `value` is the offset itself."""
+    """A position as in the fields `by` and `value` of a LOCATE request. `exact`: use offset `value` without LOCATE."""
 
     by: int
     value: int = 0
@@ -408,7 +408,7 @@ class Subscription(NamedTuple):
         }
 
     def requested_partitions(self, found: Iterable[PartitionName]) -> list[PartitionName] | None:
-        """Return the partitions to request of the group, also if they do not exist (are not in `found`); None: all."""
+        """Return the partitions to request from the group: `found`, and named ones that do not exist yet. None: all."""
         if not self.single_partitions and self.partition_numbers is None:
             return None
         named = (PartitionName(topic, number) for topic in self.topics for number in self.partition_numbers or ())

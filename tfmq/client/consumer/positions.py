@@ -50,12 +50,12 @@ class Positions:
         self._invalidated_loop_partition: PartitionName | None = None
         self._removed: set[PartitionName] = set()
         self.lost: set[PartitionName] = set()
-        """Partitions lost while their messages were being handled; the user is not told yet by a `Fenced`."""
+        """Partitions that were lost while their messages were being handled, and for which no Fenced was raised yet."""
 
     # Partitions
 
     def add(self, name: PartitionName, position: ReadPosition, saved: int | None = None, incarnation: int = 0) -> None:
-        """Start reading a partition at `position`. `saved`: the committed offset; `incarnation`: that of the topic."""
+        """Start reading a partition at `position`. `saved`: its committed offset; `incarnation`: that of its topic."""
         self.committed[name] = saved
         self.incarnations[name] = incarnation
         if saved is None:
@@ -70,7 +70,7 @@ class Positions:
             places.pop(name, None)
 
     def remove_lost(self, name: PartitionName) -> bool:
-        """Remove a partition that another member owns now. Return True if messages delivered here are repeated."""
+        """Remove a partition that another member owns now. Return whether messages delivered here go there again."""
         known = self._acked.get(name)
         unsaved = known is not None and known.offset != self.committed[name]
         open_ended = self.is_in_progress(name) or name in self.uncommitted
@@ -80,7 +80,7 @@ class Positions:
         return open_ended or unsaved
 
     def reassigned_after_loss(self, message: ReceivedMessage | None = None) -> list[PartitionName]:
-        """Return partitions that were lost and assigned again, while the user is not told yet of the loss.
+        """Return the partitions that were lost and assigned again before the user was told of the loss.
 
         With `message`, only the partition of this message is considered.
         """
@@ -88,9 +88,10 @@ class Positions:
         return [name for name in self.lost if name in self and own in (None, name)]
 
     def raise_if_lost(self, refused: Iterable[PartitionName] = (), message: ReceivedMessage | None = None) -> None:
-        """Raise Fenced if partitions were lost, or if a commit of the partitions in `refused` was refused.
+        """Raise Fenced if partitions were lost, or if there are partitions in `refused`, whose commit was refused.
 
-        Each loss is raised once. With `message`, or in a handler, only the partition of that message is considered.
+        Each loss is raised only once. With `message`, only its partition is considered; a handler that gives none
+        counts as if it had given its own message.
         """
         lost = sorted(self.lost.union(refused))
         message = message or CURRENT_MESSAGE.get()
@@ -193,8 +194,9 @@ class Positions:
     def ack_through(self, message: ReceivedMessage) -> PartitionName:
         """Ack a partition up to and including `message`, for `commit(message)`.
 
-        Return the partition. If handlers receive the messages, the acked position stops at the first unacked message.
-        Raises BadRequest if this consumer did not deliver `message`, Fenced if its partition was reassigned.
+        Return the partition. If handlers of `run` receive the messages, only `message` itself is acked, and the acked
+        position stops at the first unacked message. Raises BadRequest if this consumer did not deliver `message`,
+        Fenced if its partition was reassigned.
         """
         name, next_position = self._check_delivered(message)
         ledger = self.ack_trackers.get(name)
@@ -207,8 +209,8 @@ class Positions:
     def position_after(self, message: ReceivedMessage) -> tuple[PartitionName, ReadPosition]:
         """Return the partition of `message` and the position after it.
 
-        Raises BadRequest if this consumer did not deliver `message`, or delivered it to a handler and has an earlier
-        message unacked. Raises Fenced if the partition was reassigned.
+        Raises BadRequest if this consumer did not deliver `message`, or if it was delivered to a handler and an earlier
+        message of the partition is not acked. Raises Fenced if the partition was reassigned.
         """
         name, next_position = self._check_delivered(message)
         ledger = self.ack_trackers.get(name)
@@ -260,9 +262,10 @@ class Positions:
     def transaction_positions(self) -> dict[PartitionName, ReadPosition]:
         """Return the positions that a transaction is to commit: in each partition, after all delivered messages.
 
-        Called in a handler, return only the position after the handler's own message: the transaction of another
-        handler may be committed first, and no commit may move an offset back. Positions that are committed already are
-        left out. So are partitions without deliveries, because their reassignment would fence the transaction.
+        In a handler, return only the position after the handler's own message. Another handler's transaction may commit
+        a later offset of its partition first, and this transaction must not move that offset back. Partitions whose
+        position is committed already, or that delivered nothing, are left out: their reassignment would fence the
+        transaction for nothing. Raises BadRequest in a handler if an earlier message of the partition is not acked.
         """
         message = CURRENT_MESSAGE.get()
         if message is not None and self.ack_trackers.get(partition_of(message)) is not None:
@@ -274,9 +277,9 @@ class Positions:
         return {name: place for name, place in places.items() if place.offset != known[name]}
 
     def delegate_to_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
-        """Record that a transaction commits `positions`: releasing a partition does not wait for their commit any more.
+        """Record that a transaction will commit `positions`, so that the release of a partition does not wait for that.
 
-        The consumer may never learn how that transaction ends.
+        The consumer may never learn how the transaction ends.
         """
         for name, place in positions.items():
             self._delegated[name] = place.offset
@@ -319,7 +322,7 @@ class Positions:
         return place
 
     def _committable(self, name: PartitionName) -> ReadPosition:
-        """Return the position up to which everything is acked or belongs to the calling handler."""
+        """Return the position after all delivered messages; with handlers, after all that are acked or the caller's."""
         ledger = self.ack_trackers.get(name)
         if ledger is None:
             return self.delivered_position(name)
@@ -328,7 +331,7 @@ class Positions:
         return max(self._acked[name], ledger.position_if_acked(own))
 
     def _loop_message(self) -> ReceivedMessage | None:
-        """Return the message of the loop, or None if its partition was removed."""
+        """Return the message that a loop works on; None without one, or after a seek or removal of its partition."""
         current = self.current  # A loop sets `current` without a lock, possibly after the partition was removed.
         if current is None or partition_of(current) == self._invalidated_loop_partition:
             return None
@@ -356,7 +359,7 @@ class Positions:
         self.ready = ready._replace(messages=rest) if rest else None
 
     def _batch_position_after(self, message: ReceivedMessage) -> ReadPosition:
-        """Return the position after `message`; after the last of a batch, also after messages filtered out there."""
+        """Return the position after `message`; for the last one of `ready`, also after any filtered out behind it."""
         ready = self.ready
         if ready is not None and ready.ends_with(message):
             return ready.end_position
@@ -479,7 +482,7 @@ class AckTrackers(dict[PartitionName, AckTracker]):
             )
 
     def add_batch(self, batch: Batch, position: ReadPosition) -> AckTracker:
-        """Add a delivered batch to its partition's tracker. `position`: the acked position if a tracker is created."""
+        """Add a delivered batch to its partition's tracker. `position`: the acked position, for a new tracker."""
         ledger = self.get(batch.name)
         if ledger is None:
             ledger = self[batch.name] = AckTracker(batch.name, position)
@@ -534,7 +537,7 @@ class ReadPosition(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Messages of one partition in order. `end_position`: after these and after messages filtered out behind them."""
+    """Messages of one partition in order. `end_position`: the position after them and after any filtered out there."""
 
     name: PartitionName
     messages: list[ReceivedMessage]
@@ -549,7 +552,9 @@ class Batch(NamedTuple):
 def reset_offset(error: TfmqError, reset: str | None) -> int | None:
     """Return the offset at which to continue after the fetch error `error`; None if the partition must stop.
 
-    `reset`: the option `on_out_of_range`, "earliest" or "latest"; None: stop. A truncated log continues at the cut.
+    `reset`: the option `on_out_of_range`; with None the partition stops. With "earliest" or "latest", reading continues
+    at the first or end offset if the offset was out of range, and at the offset of the truncation if the log was
+    truncated after a crash. After any other error the partition stops.
     """
     if reset is None:
         return None

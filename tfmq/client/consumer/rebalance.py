@@ -2,8 +2,9 @@
 
 A partition is revoked when the group requests it back. From then on no more of its messages are delivered. The consumer
 releases the partition when none of its messages is in progress and the acked offsets are committed. In manual mode the
-delivered messages must be committed, or the user must have requested more messages a session timeout after the
-revocation without a commit. There is no other limit, because a handler may take minutes.
+user must have committed the delivered messages. A user who has not done so, and requests more messages a session
+timeout after the revocation or later, is not waited for any longer. There is no other time limit, because a handler may
+take minutes.
 """
 
 import inspect
@@ -194,7 +195,7 @@ class Rebalance:
     def _run_callback(
         self, function: PartitionCallback, names: set[PartitionName], note: Callable[[], object]
     ) -> Operation[None]:
-        """Run `function(names)`, unless there is no function or no name. `note` is called after that."""
+        """Call `function(names)` if there are a function and names. After it has ended, or at once, call `note`."""
 
         def over() -> None:
             self._in_callback = False
@@ -235,7 +236,7 @@ class Rebalance:
         return name not in positions.uncommitted or waited >= self._options.session_timeout
 
     def _release(self, names: list[PartitionName]) -> Operation[None]:
-        """Commit and release partitions; on a retriable error pause and return."""
+        """Commit and release partitions. After a retriable error, pause and return without releasing them."""
         failure: TfmqError | None = None
         try:
             if self._options.commits != "manual":

@@ -1,10 +1,13 @@
 """Where a consumer starts in a partition: at the group's committed offset, or without one by these rules.
 
-The committed offset counts if it is of this incarnation of the topic. Without such an offset, a partition that was
-created after the consumer started is read from its earliest offset, any other from the user's `start`. With "latest",
-the offsets are requested once, after the first metadata response, for all partitions of topics without a committed
-offset of the group, so that they do not depend on when a partition is assigned. They are committed before anything is
-read, so that after a crash the next owner starts at the same offset.
+A committed offset counts only if it is of the topic's present incarnation. A partition without such an offset is read
+from its earliest offset if the group has an offset of another partition of the topic, or if the partition is new. It is
+new if it was created after the consumer started; with a `start` other than "latest", the consumer must also have read
+the topic before. Any other partition is read from the user's `start`.
+
+In a group, the offsets that start="latest" stands for are requested once, after the first metadata response, for all
+partitions of the topics in which the group has no offset. So they do not depend on when a partition is assigned. They
+are committed before anything is read, so that after a crash the next owner starts at the same offset.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ log = logging.getLogger("tfmq.consumer")
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Where some partitions start. Those that must wait for their offsets are missing in `positions`."""
+    """Where some partitions start. Partitions whose start is not known yet are missing in `positions`."""
 
     positions: Mapping[PartitionName, ReadPosition]
     stored: Mapping[PartitionName, StoredOffset]
@@ -40,7 +43,7 @@ class Starts:
 class StartPositions:
     """Finds the start position of each newly assigned partition.
 
-    `fenced` is called with partitions that another member owns by now, as the commit of their start was refused.
+    `fenced` is called with partitions whose start position was not committed because another member owns them by now.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class StartPositions:
             self._initial = dict(wanted)
 
     def started(self, name: PartitionName, incarnation: int) -> None:
-        """Remember that the topic of this partition is read, so that its later partitions are new ones."""
+        """Remember that the topic of this partition is read, so that partitions added to it later count as new."""
         self._topics[name.topic] = incarnation
 
     def resolve_latest(self) -> Operation[None]:
@@ -93,7 +96,7 @@ class StartPositions:
             }
 
     def find(self, fresh: Mapping[PartitionName, int]) -> Operation[Starts]:
-        """Return where the assigned partitions `fresh` (with incarnations) start. Commit it for start="latest"."""
+        """Return where the assigned partitions `fresh` (with incarnations) start. With "latest", commit that."""
         stored: dict[PartitionName, StoredOffset] = {}
         grants: dict[PartitionName, int] = {}
         refused: set[PartitionName] = set()
@@ -140,7 +143,7 @@ class StartPositions:
         return Starts(positions, stored, grants)
 
     def _is_new_partition(self, name: PartitionName, incarnation: int) -> bool:
-        """Return whether a partition was created after the first metadata response, and is read from its start."""
+        """Return whether a partition without offset is new (see the module), so that it is read from its beginning."""
         if self._initial is None or self._initial.get(name) == incarnation:
             return False
         return self._options.start_latest or self._topics.get(name.topic) == incarnation
@@ -154,7 +157,7 @@ class StartPositions:
 
         An offset is in doubt while a prepared transaction that commits it has not ended. The broker refuses a request
         that names such a partition. So a refused request is halved until these partitions are found, and the group
-        continues with the others. `others`: the offsets of more partitions than `names` may be returned.
+        continues with the others. With `others`, offsets of partitions that are not in `names` may be returned too.
         """
         assert self._group is not None
         try:

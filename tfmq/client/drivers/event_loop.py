@@ -158,7 +158,7 @@ class EventDriver(Driver, ABC):
 
     @abstractmethod
     def _create_sleep(self) -> tuple[Awaitable[None], Callable[..., None]]:
-        """Return an awaitable for the caller of `wait`, and the function that completes it. The argument is ignored."""
+        """Return an awaitable for the caller of `wait`, and a function that completes it. It ignores its argument."""
 
     @abstractmethod
     def _watch_socket(self, fileno: int, to_write: bool) -> None:

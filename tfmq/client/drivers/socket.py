@@ -64,7 +64,7 @@ class SocketChannel:
     def receive(self) -> bytes | OSError | None:
         """Return received bytes (b"" at the end of the stream), None if there are none, or the error. Never blocks.
 
-        Only one thread at a time may call this, but without the driver's lock.
+        Only one thread at a time may call this. The thread need not hold the driver's lock.
         """
         if self.socket is None or self.connecting:
             return None

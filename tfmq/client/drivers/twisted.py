@@ -31,10 +31,10 @@ Result = TypeVar("Result")
 def deferred(
     method: Callable[Concatenate[Any, Parameters], Coroutine[Any, Any, Result]], doc: str | None = None
 ) -> Callable[Concatenate[Any, Parameters], Deferred[Result]]:
-    """Return a method that starts the coroutine of `method` and returns a Deferred. Also a decorator.
+    """Return a method that starts the coroutine of `method` and returns a Deferred. Can be used as a decorator.
 
-    `method` may belong to another class if this class has the attributes that `method` uses. `doc` replaces the
-    docstring. Cancelling the Deferred cancels the coroutine.
+    `method` may come from another class than the one that gets the new method, if both have the attributes that
+    `method` uses. `doc` replaces the docstring. Cancelling the Deferred cancels the coroutine.
     """
 
     @wraps(method)

@@ -4,10 +4,10 @@ Each partition has one queue of batches, which are sent one after the other. If 
 time, the whole queue is stored in the outbox (an SQLite file). As long as the outbox has batches for the partition, new
 batches are stored too, and the stored ones are forwarded in order. So messages are never reordered.
 
-Delivery is exactly once. If it is unknown whether a sent batch arrived, it is stored with the id (producer id and
-sequence) under which it was sent; for a batch that is stored already, the id is recorded before it is sent. Before such
-a batch is sent again, its producer id is closed at the broker, which replies with the last stored sequence. If the
-broker no longer knows the producer id, the records are searched in the log.
+Delivery is exactly once. If it is unknown whether a sent batch arrived, the batch is stored with the id (producer id
+and sequence) under which it was sent. For a batch that is stored already, the id is recorded before the batch is sent.
+Before a batch with an id is sent again, its producer id is closed at the broker, which replies with the last stored
+sequence. If the broker no longer knows the producer id, the records are searched in the log.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class PartitionOutbox:
                     yield from self._send(self.batches[0])
 
     def _send(self, batch: StorableBatch) -> Operation[None]:
-        """Send the batch. If the partition does not accept it, store all queued batches, or leave them queued."""
+        """Send the batch. After an error, store all queued batches, leave them queued, or fail the batch."""
         batch.seal()
         until = self._link.now() + REPLY_TIMEOUT_SECONDS
         place = NEVER_SENT

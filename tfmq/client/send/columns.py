@@ -17,7 +17,7 @@ from tfmq.arrow.encoder import PreparedRecords, prepare
 from tfmq.client.send.record_encoder import EncodedRecords
 
 RECORD_OVERHEAD_BYTES: Final = 24
-"""About what a record has besides its columns."""
+"""Approximate size of what a record has besides its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class TableReader:
         self._slices = self._read_slices()
         self._rotation = 0
         self.parts: list[tuple[int | None, ColumnBatch]] = []
-        """What `read` has read: pairs of partition and records; None: any partition."""
+        """What `read` has read: pairs of partition (None: any) and records."""
 
     def read(self) -> None:
-        """Read the next slice into `parts`; they are empty at the end.
+        """Read the next slice of the table into `parts`. At the end of the table, `parts` is empty.
 
         Raises: BadRequest for columns or attributes that cannot be sent, MessageTooLarge.
         """
@@ -72,7 +72,7 @@ class TableReader:
         return ColumnBatch(records, len(rows), int(records.ends[-1]))
 
     def _read_slices(self) -> Iterator[pa.RecordBatch]:
-        """Yield slices that make one batch for each partition, of at least one row."""
+        """Yield slices of at least one row; by its size, each makes about one batch for each partition."""
         for batch in self._batches:
             if not batch.num_rows:
                 continue

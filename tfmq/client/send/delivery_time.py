@@ -110,8 +110,8 @@ def _is_number(value: object) -> bool:
 def _to_ms(what: str, seconds: float) -> int:
     """Convert seconds to ms, rounded up so that no message is early. Raises `BadRequest`.
 
-    Fractions of a microsecond are ignored, because floats have rounding errors. `seconds` is converted to int or float
-    before the multiplication, because the number types of other libraries can overflow.
+    Up to half a microsecond above a whole ms is ignored, because floats have rounding errors. `seconds` is converted to
+    int or float before the multiplication, because the number types of other libraries can overflow.
     """
     try:
         whole = isinstance(seconds, Integral)

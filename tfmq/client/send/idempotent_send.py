@@ -1,9 +1,10 @@
-"""Idempotent sending with producer sequences that the caller records before sending.
+"""Idempotent sending, for callers that record their producer sequences themselves before they send.
 
-After a crash the caller sends the same records with the same sequences again, and the broker stores them once. The
-broker requires that records of a producer id in a partition have consecutive sequences (docs/protocol.md, Producing).
-So a caller leases its own producer id (`lease_producer_id`) and assigns sequences to some records. The caller writes
-down these sequences, sends the records, writes down that they are stored, and only then continues with more records.
+The sequences of ordinary sends are in partition_sender.py. After a crash, a caller of this module sends the same
+records with the same sequences again, and the broker stores them once. The broker requires that records of a producer
+id in a partition have consecutive sequences (docs/protocol.md, Producing). So a caller leases its own producer id
+(`lease_producer_id`) and assigns sequences to some records. The caller writes down these sequences, sends the records,
+writes down that they are stored, and only then continues with more records.
 
 After an exception of `send_idempotent` it is unknown whether the records are stored, and another process that has read
 the same sequences may still send them. `close_producer` ends this: it returns the last stored sequence, and the broker
@@ -57,7 +58,7 @@ def lease_producer_id(link: ClientConnection, until: float) -> Operation[int]:
 def start_producer(
     link: ClientConnection, topic: str, partition: int, until: float
 ) -> Operation[tuple[ProducerPartition, int]]:
-    """Lease a producer id for a partition. Return it with the end of the partition's log. Raises UnknownTopic."""
+    """Lease a producer id for a partition. Return both, and the end of the partition's log. Raises UnknownTopic."""
     reply = yield from request_with_retries(link, commands.Metadata([topic], True), until)
     if not reply.topics:
         raise UnknownTopic(f"There is no topic {topic}, and the broker makes none by itself.")
@@ -110,8 +111,8 @@ def send_encoded(
 def close_producer(link: ClientConnection, stream: ProducerPartition, until: float) -> Operation[int]:
     """Close the producer id permanently. Return its last stored sequence, which is durable; -1: none is stored.
 
-    A repeated call returns the same. Raises UnknownProducer if the id expired or never existed; then too the broker
-    will never store anything under the id.
+    A repeated call returns the same. Raises UnknownProducer if the id expired or never existed. In this case, too, the
+    broker will never store anything under the id.
     """
     reply = yield from request_with_retries(link, commands.SucceedProducer(*stream), until)
     return int(reply.last_sequence)

@@ -26,7 +26,7 @@ class PartitionSelector(ABC):
     """Chooses a partition for each message. `get_partition` returns one of `partitions`."""
 
     per_batch = False
-    """True: messages without a key need not be distributed one by one; a whole batch of them may get one choice.
+    """True: the choice for one message without a key may be used for a whole batch of such messages.
 
     This avoids many small batches on topics with many partitions.
     """

@@ -41,9 +41,9 @@ log = logging.getLogger("tfmq.transaction")
 BACKGROUND_ROLLBACK_SECONDS: Final = 30.0
 """How long a background rollback is retried. After that the transaction's timeout ends it at the broker."""
 SEQUENCES_TRIED: Final = 4
-"""How many producer ids are tried for one TRANSACT request, while it is certain that it was not executed.
+"""How many producer ids are tried for one TRANSACT request. Another is tried only if it was certainly not executed.
 
-The broker may have forgotten the first id because it was idle, and each further one in a power loss during the request.
+The broker may have forgotten the first id because that was idle, and each further id in a power loss meanwhile.
 """
 
 
@@ -161,7 +161,7 @@ class TransactionRequests:
         offsets = [] if self.prepared else list(self.offsets.values())
         request = commands.CommitTransaction(self.xid, self.epoch, not self.prepared, False, offsets)
         call = yield from self._send_request(request)
-        # Not if the transaction was prepared, because then another client may have committed it.
+        # If the transaction was prepared, this is not certain, because another client may have committed it.
         never_began = self._began_here and not self.prepared and call.send_count == 1
         if isinstance(call.error, UnknownTransaction) and never_began:
             raise TransactionRolledBack(
@@ -172,7 +172,7 @@ class TransactionRequests:
         return str(reply.state)
 
     def roll_back(self, seconds: float | None) -> Operation[str]:
-        """Roll back. `seconds`: timeout; None: that of all steps. Raises `TransactionState`."""
+        """Roll back. `seconds`: timeout; None: that of all steps. Raises `TransactionState` after a commit in doubt."""
         if self.one_request_sent:
             raise TransactionState(
                 "Whether the transaction was committed is not known, so it cannot be rolled back: call commit() again,"

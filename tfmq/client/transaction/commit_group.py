@@ -15,7 +15,7 @@ from tfmq.errors import TfmqError, TimedOut
 from tfmq.protocol import commands
 
 DROP_TIMEOUT_SECONDS: Final = 5.0
-"""How long a failed writer tries to roll back its member transactions. Later the timeout of each rolls it back."""
+"""How long a failed writer tries to roll back its member transactions. Later, each is rolled back by its timeout."""
 
 
 class EncodedBlocks(Protocol):
@@ -98,7 +98,7 @@ class CommitGroupWriter:
         self._bytes = 0
         self._age_timer: Any = None
         self._preparing_event: Event | None = None
-        """While a member that became too old is being prepared: an event, set at the end of that; else None."""
+        """Set when the prepare of a member that became too old has ended. None while there is no such prepare."""
         self._failure: TfmqError | None = None
 
     # Operations
@@ -244,7 +244,7 @@ def forget_group(link: ClientConnection, group: str, seconds: float) -> Operatio
 
 
 def _request_until_answered(link: ClientConnection, message: Any, seconds: float) -> Operation[Any]:
-    """Repeat a request that times out as long as the broker answers a ping within `seconds`."""
+    """Send a request. Repeat it after each timeout, as long as the broker answers a ping within `seconds`."""
     doubtful = False
     while True:
         call = yield from request_until_not_busy(

@@ -51,7 +51,7 @@ log = logging.getLogger("tfmq.transaction")
 ONE_REQUEST_BYTES: Final = 1 << 20
 """A larger transaction is sent while it grows, so that neither client nor broker has all of it in memory."""
 EXIT_ROLLBACK_SECONDS: Final = 5.0
-"""How long `with` waits for its rollback after an exception. Without a reply the broker's timeout ends it later."""
+"""How long `with` waits for its rollback after an exception. Without a reply, the transaction times out later."""
 
 
 class TransactionCore:
@@ -69,7 +69,7 @@ class TransactionCore:
         self.suspended = False
         """Whether the work of an XA branch was ended, so that messages are rejected."""
         self.keep_open = False
-        """Whether an XA branch stays open although no handle refers to it, because its name finds it again."""
+        """Whether an XA branch stays open although no handle refers to it. It can be found again by its name."""
         self._reason = ""
         self._counted = False
         self._step_done = Event()
@@ -147,7 +147,7 @@ class TransactionCore:
         chunker.adjust_count(sum(sizes) + overhead * len(chunk), BATCH_BYTES)
 
     def _wait_for_room(self) -> Operation[None]:
-        """Wait while the broker has not acknowledged too many bytes. Without progress the pipeline fails."""
+        """Wait while too many sent bytes are not acknowledged. Without progress the pipeline fails; then raise that."""
         pipeline = self.requests.pipeline
         while pipeline is not None and not pipeline.has_room:
             self._check_open()
@@ -184,7 +184,7 @@ class TransactionCore:
             self.requests.offsets[row.group] = row
 
     def notify_consumers(self) -> None:
-        """Tell the consumers whose offsets the transaction has how it ended.
+        """Tell the consumers whose offsets are in the transaction how the transaction ended, once it has ended.
 
         Call this without the driver's lock, because the consumers have locks of their own.
         """
@@ -240,7 +240,7 @@ class TransactionCore:
         return state
 
     def _state_if_not_executed(self, before: str) -> str:
-        """Return the state if the step was certainly not executed: that before it, or open if none was ever sent."""
+        """Return the state after a step that was certainly not executed: `before`, or OPEN if nothing was ever sent."""
         return (
             before
             if before != states.IN_DOUBT or self.requests.begun or self.requests.one_request_sent
@@ -261,7 +261,7 @@ class TransactionCore:
     # End
 
     def exit(self, error: BaseException | None) -> Operation[None]:
-        """End a `with` block: commit, or roll back after `error`. Then a prepared transaction is left prepared."""
+        """End a `with` block: commit; after `error`, roll back an open transaction, and leave a prepared one prepared."""
         if error is None:
             if self.state not in states.FINISHED and self.state != states.IN_DOUBT:
                 try:
@@ -448,7 +448,7 @@ class ProducerTransactions:
         return len(self._open)
 
     def begin(self, xid: str | None = None, timeout: float | None = None) -> TransactionCore:
-        """Create a transaction. The broker knows it after its first request. Raises `BadRequest`, `Closed`."""
+        """Create a transaction. The broker learns of it by its first request. Raises `BadRequest`, `Closed`."""
         self.producer.check_open()
         self.roll_back_unreferenced()
         if self._check_functions and not self._answers_checks:

@@ -32,7 +32,7 @@ class HandlerThreads:
         self._count = self._busy = 0
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Call `function` in a thread, with the caller's context variables. Cancelling the caller does not end it."""
+        """Call `function` in a thread, with the caller's context variables. Cancelling the caller does not stop it."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._busy == self._count:
@@ -136,7 +136,7 @@ class TaskRunner(EventLoopRun):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Not this task was cancelled but an object that the listener awaited, which is a failure like any other.
+            # The listener awaited an object that was cancelled, and this task was not: a failure like any other.
             failure = FuturesCancelled(*error.args)
             failure.__cause__ = error
             return failure

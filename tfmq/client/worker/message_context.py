@@ -1,9 +1,9 @@
 """Context manager `message.handling()`, which retries and finally stores failing messages.
 
 If the body of the context raises, the exception is suppressed and recorded. After a pause the loop gets the same
-message again, until its handler calls are used up and it becomes a dead letter; all other messages of the loop wait.
-Exceptions that end the program are raised, and so is the last failure if there is no dead-letter store. A message that
-`poll` returned cannot be delivered again in order, so it becomes a dead letter at once.
+message again; all other messages of the loop wait. After the last permitted failure the message becomes a dead letter.
+Without a dead-letter store, this failure is raised instead. Exceptions that end the program are always raised. A
+message that `poll` returned cannot be delivered again in order, so it becomes a dead letter at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("tfmq.consumer")
 
 
 class MessageContextFactory:
-    """Creates the contexts of one consumer. `run`: that of its driver. `open_store` returns a store, or None."""
+    """Creates the contexts of one consumer. `run`: its driver's `run`. `open_store` returns a store, or None."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class LoopMessageContext:
     def _exit(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Operation[bool]:
-        """Exit the context of the hooks. Return the operation that processes the error of the body, if any."""
+        """Exit the context of the hooks. Return the operation that processes the end of the body."""
         try:
             self._handler_context.__exit__(kind, error, trace)
         except BaseException as again:

@@ -98,7 +98,10 @@ def restore_signal_handlers(former: dict[int, Any]) -> None:
 
 @contextlib.contextmanager
 def signal_handlers(stop: Callable[[], None], wanted: bool = True) -> Iterator[None]:
-    """Make the first SIGTERM or SIGINT call `stop`, the second raise; only if `wanted`, and in the main thread."""
+    """Return a context in which the first SIGTERM or SIGINT calls `stop`, and the second raises an exception.
+
+    Signals are handled so only if `wanted` is true and the context is entered in the main thread.
+    """
     former: dict[int, Any] = {}
     signalled = False
 
@@ -125,30 +128,30 @@ Result = TypeVar("Result")
 FAILING: Final = "failing"
 """State of a message in the dead-letter store: its handler has failed and is to be called again."""
 HANDLER_PAUSE_SECONDS: Final = 0.1
-"""Long enough for short failures, such as a database lock or a lost connection, to be over."""
+"""Pause after the first failure: short failures, such as a database lock or a lost connection, are over then."""
 HANDLER_PAUSE_SECONDS_MAX: Final = 30.0
-"""Not longer, because later messages of the ordered queue wait too. For longer failures there are dead letters."""
+"""Maximum pause: later messages of the ordered queue wait too, and for longer failures there are dead letters."""
 HANDLER_PAUSE_JITTER: Final = 0.2
 """Random part of the pause, as a fraction: handlers that failed together are not called again together."""
 COUNT_BEFORE_CALL_MAX: Final = 16
-"""Of so many first messages per partition, each handler call is counted in the dead-letter store before it starts.
+"""For so many first messages of a partition, each handler call is counted in the dead-letter store before it starts.
 
 One of these messages may have crashed the process in a former run; only a call counted before its start shows that.
-Counting costs two commits of the store per message. Of later messages, only the calls of those are counted for which
-the store has failures; these are looked up once per partition.
+Counting costs two commits of the store per message. For a later message, calls are counted only if the store has
+failures of it. The messages with failures are looked up once per partition.
 """
 EARLY_COMMIT_MAX: Final = 4096
 """Acked offsets are committed early before message 16, 32, 64 … of a partition in a run; this is the last such message.
 
-So when a message crashes the process, the restarted run begins with at most half as many messages before it. After a
-few crashes the message is among the first `COUNT_BEFORE_CALL_MAX`, so that its calls are counted.
+So when a message crashes the process, the restarted run handles at most half as many messages before that message as
+this run did. After a few crashes the message is among the first `COUNT_BEFORE_CALL_MAX`, so that its calls are counted.
 """
 UNACKED_BYTES_MAX: Final = 4 << 20
-"""Maximum bytes of a partition from its first unacked message on. Beyond it the partition is not read further."""
+"""No more messages of a partition are delivered while it has so many bytes from its first unacked message on."""
 FENCED_RETRIES_MAX: Final = 8
-"""So many times, a `Fenced` from a handler does not count as a failure, because the partition is probably lost.
+"""How often a `Fenced` that a message's handler raises is no failure, because the partition is probably lost.
 
-If a partition is lost, a heartbeat reports it before this limit is reached.
+If the partition is lost, a heartbeat reports that before this limit is reached.
 """
 IDLE_CHECK_SECONDS: Final = 60.0
 """Maximum time between two checks of an idle worker."""
@@ -353,7 +356,7 @@ class HandlerRunner:
         return begins
 
     def _commit_or_count_first(self, job: HandlerJob, ledger: AckTracker) -> Operation[bool]:
-        """Where necessary, commit offsets or count the call before it. Return False if the call must be skipped."""
+        """Where necessary, commit offsets or count the coming call. Return False if the call must be skipped."""
         core, store, message = self._core, self.store, job.message
         if core.options.commits == "before":
             ledger.ack(message)
@@ -422,7 +425,7 @@ class HandlerRunner:
         return (yield from self._fail_with_store(store, job, error))
 
     def _fail_without_store(self, job: HandlerJob, error: Exception) -> float:
-        """Return the pause before the next call without a store. Raises `error` after the last call."""
+        """Process a failure without a store: return the pause before the next call; after the last, raise `error`."""
         final = isinstance(error, Reject | RetryLater | DecodeFailed) or self._at_most_once
         if final or job.failures > self._core.options.retries:
             # Recorded here because a worker would take an error like `Closed` for the regular end of the run.
@@ -498,9 +501,9 @@ class HandlerRunner:
     def _retry_store(
         self, make: Callable[[], Operation[Result]], waits: str = "A handled message waits"
     ) -> Operation[Result]:
-        """Run the store operation `make()`, again while it fails with retriable errors and the run is not stopping.
+        """Run the operation `make()`, and repeat it after each retriable error while the run is not stopping.
 
-        `waits`: the begin of the log line about a failure, which says what waits for the store.
+        `waits`: the first words of the log line about an error, which say what waits for the store.
         """
         tries = 0
         while True:
@@ -517,7 +520,7 @@ class HandlerRunner:
     # Due dead letters
 
     def redeliver(self, message: ReceivedMessage[Any]) -> Operation[None]:
-        """Have a worker handle a dead letter. Raises the handler's error, HandlerNotCalled if the run stops before."""
+        """Have a worker handle a dead letter. Raises the handler's error; HandlerNotCalled if the run stops earlier."""
         job = HandlerJob(message)
         self._queues.add(job)
         self._wake_workers()

@@ -33,7 +33,7 @@ class ListenerLoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Run `awaitable` in the loop, with the caller's context variables. If the wait is interrupted, cancel it."""
+        """Run `awaitable` in the loop, with the caller's context variables. If the caller is interrupted, cancel it."""
 
         async def awaited() -> Any:
             return await awaitable

@@ -110,8 +110,8 @@ class DeferredRunner(EventLoopRun):
         if self._active_workers:
             self._all_ended = Deferred()
             self._cancelled = error
-            # Cancelled in a later reactor iteration: if a worker's listener caused this, that worker does not wait yet
-            # and could not be cancelled now.
+            # The workers are cancelled in a later reactor iteration: if the listener of a worker has caused the error,
+            # that worker is still running, and cannot be cancelled before it waits.
             self.driver.get_reactor().callLater(0, self._cancel_workers, error)
             await self._all_ended
 
