@@ -48,7 +48,7 @@ class PendingRequest(Future):
     `request` is a NamedTuple of `protocol.commands`. With `repeat` it is sent again after a reconnect. Without `repeat`
     it fails with outcome "unknown" if the connection is lost after it was sent. `in_background`: no caller waits, so
     the driver's background thread reads until the request is done. `update(request)` is called each time before the
-    request is sent, and returns the request to send, for example with a remaining time.
+    request is sent, and returns the request to send, for example with a shorter remaining delay.
 
     `reply` or `error` is the result. `reply_body` is a view of the received bytes, which need not be copied.
     """
@@ -288,7 +288,7 @@ class ClientConnection:
         return min(due, self._hello_deadline)
 
     def tick(self) -> None:
-        """Fail the requests whose time is over. Raises `ConnectionFailed` if HELLO is not answered: then disconnect."""
+        """Fail the requests whose time is over. Raises `ConnectionFailed` if the reply to HELLO is late: disconnect."""
         now = self.now()
         while self._deadlines and (self._deadlines[0][2].done or self._deadlines[0][0] <= now):
             call = heapq.heappop(self._deadlines)[2]

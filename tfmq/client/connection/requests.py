@@ -82,8 +82,9 @@ class Topic(NamedTuple):
 class MetadataCache:
     """A cache of topic metadata by name. Does no I/O.
 
-    An entry is used until the broker rejects a request with its incarnation, because the topic was deleted; then the
-    caller invalidates it. New partitions are detected when the metadata are requested again after `REFRESH_SECONDS`.
+    An entry is used until the broker rejects a request with the entry's incarnation, because the topic was deleted. The
+    caller then invalidates the entry. New partitions are detected when the metadata are requested again after
+    `REFRESH_SECONDS`.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -38,8 +38,8 @@ class Assignment:
 
     The metadata is requested at the start. The broker reports later changes: to a group member by its assignment, to
     other consumers by the partition count in fetch responses. Where this is not enough, the metadata is requested at
-    each `refresh_interval`: for a topic pattern, for missing topics, and while a topic without a group has no fetch in
-    flight.
+    each `refresh_interval`: for a topic pattern, for missing topics, and (except for a member of a group of the broker)
+    while some topic has no fetch in flight.
 
     `changed` is called after each check. `void` is called to cancel the fetch of a partition that is no longer read.
     """

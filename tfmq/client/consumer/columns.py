@@ -25,7 +25,7 @@ DEFAULT_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
 
 
 def column_decoder_factory(columns: Iterable[str] | None) -> Callable[[PartitionName, int], ColumnDecoder]:
-    """Return a function that creates a decoder for a partition and incarnation. `columns` None: DEFAULT_COLUMNS."""
+    """Return a function (partition, incarnation) -> decoder. `columns` None: DEFAULT_COLUMNS. Raises: BadRequest."""
     names = (columns,) if isinstance(columns, str) else columns
     return partial(ColumnDecoder, arrow.project(DEFAULT_COLUMNS if names is None else names))
 

@@ -228,7 +228,10 @@ class ConsumerCore:
         return batch is not None
 
     def _commit_before_delivery(self, count: int) -> Operation[list[ReceivedMessage]]:
-        """Commit up to `count` ready messages and return them; [] if the commit is refused. Rewind after an error."""
+        """Commit up to `count` ready messages and return them; [] if the commit was refused.
+
+        If the commit raises an error, the messages are delivered later.
+        """
         messages = self.positions.take_ready_messages(count)
         if not messages:
             return []

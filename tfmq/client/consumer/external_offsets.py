@@ -35,7 +35,7 @@ class ExternalOffsets(NamedTuple):
     fenced: Fenced | None = None
 
     def mark_committed(self) -> None:
-        """Record the commit of the transaction, so that the consumer does not repeat it."""
+        """Record the commit of the transaction, so that the consumer does not commit these offsets again."""
         with self.lock:
             self.core.positions.mark_committed_by_transaction(self.positions)
 
@@ -124,8 +124,8 @@ class TransactionPositions(NamedTuple):
     """Snapshot of a consumer for a broker transaction.
 
     `row`: the offsets as the broker gets them. `positions`: the consumer's committed positions after the commit.
-    `generations`: those of the partitions' assignments. `lock`: the consumer's lock, which the methods acquire. To
-    avoid a deadlock, call them only while no other consumer's lock is held.
+    `generations`: the generation of each partition's assignment. `lock`: the consumer's lock, which the methods
+    acquire. To avoid a deadlock, call the methods only while no other consumer's lock is held.
     """
 
     core: ConsumerCore
@@ -135,7 +135,7 @@ class TransactionPositions(NamedTuple):
     generations: Mapping[PartitionName, int]
 
     def mark_committed(self) -> None:
-        """Record that the transaction was committed. The consumer's next commit continues after its offsets."""
+        """Record that the transaction was committed, so that the consumer does not commit its offsets again."""
         with self.lock:
             self.core.positions.mark_committed_by_transaction(self.positions)
 

@@ -70,7 +70,10 @@ class Positions:
             places.pop(name, None)
 
     def remove_lost(self, name: PartitionName) -> bool:
-        """Remove a partition that another member owns now. Return whether messages delivered here go there again."""
+        """Remove a partition that another member owns now.
+
+        Return whether that member may also get messages that this consumer has delivered.
+        """
         known = self._acked.get(name)
         unsaved = known is not None and known.offset != self.committed[name]
         open_ended = self.is_in_progress(name) or name in self.uncommitted
@@ -90,8 +93,8 @@ class Positions:
     def raise_if_lost(self, refused: Iterable[PartitionName] = (), message: ReceivedMessage | None = None) -> None:
         """Raise Fenced if partitions were lost, or if there are partitions in `refused`, whose commit was refused.
 
-        Each loss is raised only once. With `message`, only its partition is considered; a handler that gives none
-        counts as if it had given its own message.
+        Each loss is raised only once. With `message`, only its partition is considered. In a handler, None stands for
+        the handler's own message.
         """
         lost = sorted(self.lost.union(refused))
         message = message or CURRENT_MESSAGE.get()
@@ -322,7 +325,10 @@ class Positions:
         return place
 
     def _committable(self, name: PartitionName) -> ReadPosition:
-        """Return the position after all delivered messages; with handlers, after all that are acked or the caller's."""
+        """Return the position up to which `commit()` may commit: after all delivered messages.
+
+        With handlers: before the first unacked message, where the calling handler's own message counts as acked.
+        """
         ledger = self.ack_trackers.get(name)
         if ledger is None:
             return self.delivered_position(name)

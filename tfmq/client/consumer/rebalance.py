@@ -60,8 +60,8 @@ def call_user_function(
 ) -> Operation[None]:
     """Call a user callback, which may commit and seek, and await its result if that is awaitable.
 
-    Raises what the callback raises. `over` is called when the callback has ended, which may be after the end of this
-    operation if the operation is cancelled.
+    Raises what the callback raises. `over` is called when the callback has ended. If this operation is cancelled, that
+    may be after the end of the operation.
     """
     done, called, task = ResultFuture(), False, None
 

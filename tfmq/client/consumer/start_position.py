@@ -96,7 +96,7 @@ class StartPositions:
             }
 
     def find(self, fresh: Mapping[PartitionName, int]) -> Operation[Starts]:
-        """Return where the assigned partitions `fresh` (with incarnations) start. With "latest", commit that."""
+        """Return where the assigned partitions `fresh` (and incarnations) start. For "latest", commit the positions."""
         stored: dict[PartitionName, StoredOffset] = {}
         grants: dict[PartitionName, int] = {}
         refused: set[PartitionName] = set()

@@ -31,7 +31,7 @@ SCHEMA_VERSION: Final = 1
 """Version of the tables; files that were created before versions were recorded have 0."""
 LOCK_SUFFIX: Final = ".lock"
 FILE_NUMBER_SHIFT: Final = 40
-"""The bits of a batch id above this are the number of the opened file, so that ids from a removed file are detected."""
+"""From this bit on, a batch id has the number of the opened file, so that ids from a removed file are detected."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 """Only the user may read payloads."""

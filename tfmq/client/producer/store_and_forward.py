@@ -297,7 +297,7 @@ class StoreAndForward:
         self._open: dict[tuple[str, int], StorableBatch] = {}
 
     def append(self, topic: str, message: Message, payload: bytes | None) -> Delivery:
-        """Append one message. Raises as `RecordAccumulator.append`; `BadRequest` for a delay or an unknown topic."""
+        """Append one message. Raises as `RecordAccumulator.append`; `BadRequest` for a delay, or another topic."""
         if message.delay is not None or message.deliver_at is not None:
             raise BadRequest("StrictPartitions with a store takes no delayed messages: use another producer.")
         sender = self.core.accumulator

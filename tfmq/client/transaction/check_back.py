@@ -1,8 +1,8 @@
 """The check-back: the broker asks a producer group how its prepared transactions ended.
 
-A producer with check functions always has a request waiting at the broker, which replies with the transactions. The
-request needs no thread: its reply is received with others, or looked for every `POLL_SECONDS`. The user's functions run
-in an executor, because they may block. The first function that returns "commit" or "rollback" decides.
+A producer with check functions always has a request waiting at the broker, which replies with the transactions. No
+thread waits for this reply: it is received together with other replies, or else looked for every `POLL_SECONDS`. The
+user's functions run in an executor, because they may block. The first one that returns "commit" or "rollback" decides.
 """
 
 from __future__ import annotations

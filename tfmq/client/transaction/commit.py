@@ -43,7 +43,7 @@ BACKGROUND_ROLLBACK_SECONDS: Final = 30.0
 SEQUENCES_TRIED: Final = 4
 """How many producer ids are tried for one TRANSACT request. Another is tried only if it was certainly not executed.
 
-The broker may have forgotten the first id because that was idle, and each further id in a power loss meanwhile.
+The broker may have forgotten the first id because the id was idle, and a further id because of a power loss.
 """
 
 
@@ -172,7 +172,7 @@ class TransactionRequests:
         return str(reply.state)
 
     def roll_back(self, seconds: float | None) -> Operation[str]:
-        """Roll back. `seconds`: timeout; None: that of all steps. Raises `TransactionState` after a commit in doubt."""
+        """Roll back. `seconds`: timeout; None: as of other steps. Raises `TransactionState` if a commit is in doubt."""
         if self.one_request_sent:
             raise TransactionState(
                 "Whether the transaction was committed is not known, so it cannot be rolled back: call commit() again,"

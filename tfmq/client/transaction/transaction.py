@@ -147,7 +147,7 @@ class TransactionCore:
         chunker.adjust_count(sum(sizes) + overhead * len(chunk), BATCH_BYTES)
 
     def _wait_for_room(self) -> Operation[None]:
-        """Wait while too many sent bytes are not acknowledged. Without progress the pipeline fails; then raise that."""
+        """Wait while too many sent bytes are not acknowledged. Raises as `_check_open` if the pipeline has failed."""
         pipeline = self.requests.pipeline
         while pipeline is not None and not pipeline.has_room:
             self._check_open()
@@ -261,7 +261,7 @@ class TransactionCore:
     # End
 
     def exit(self, error: BaseException | None) -> Operation[None]:
-        """End a `with` block: commit; after `error`, roll back an open transaction, and leave a prepared one prepared."""
+        """End a `with` block: commit, or after `error` roll back; but then a prepared transaction stays prepared."""
         if error is None:
             if self.state not in states.FINISHED and self.state != states.IN_DOUBT:
                 try:

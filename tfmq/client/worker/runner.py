@@ -100,7 +100,7 @@ def restore_signal_handlers(former: dict[int, Any]) -> None:
 def signal_handlers(stop: Callable[[], None], wanted: bool = True) -> Iterator[None]:
     """Return a context in which the first SIGTERM or SIGINT calls `stop`, and the second raises an exception.
 
-    Signals are handled so only if `wanted` is true and the context is entered in the main thread.
+    If `wanted` is false, or outside of the main thread, the context does nothing.
     """
     former: dict[int, Any] = {}
     signalled = False
