@@ -157,13 +157,13 @@ DATABASES: Final = (
         "offsets that a transaction committed are not committed again",
         "tfmq/client/consumer/external_offsets.py",
         (
-            '        """Record the commit of the transaction, so that the consumer does not commit these offsets again."""\n'
+            '        """Record the commit, so that the consumer does not commit these offsets again."""\n'
             "        with self.lock:\n"
             "            self.core.positions.mark_committed_by_transaction(self.positions)\n"
             "\n"
         ),
         (
-            '        """Record the commit of the transaction, so that the consumer does not commit these offsets again."""\n'
+            '        """Record the commit, so that the consumer does not commit these offsets again."""\n'
             "        with self.lock:\n"
             "            self.core.positions.names()\n"
             "\n"

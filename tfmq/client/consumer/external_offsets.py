@@ -35,7 +35,7 @@ class ExternalOffsets(NamedTuple):
     fenced: Fenced | None = None
 
     def mark_committed(self) -> None:
-        """Record the commit of the transaction, so that the consumer does not commit these offsets again."""
+        """Record the commit, so that the consumer does not commit these offsets again."""
         with self.lock:
             self.core.positions.mark_committed_by_transaction(self.positions)
 
