@@ -212,7 +212,7 @@ def start_transactions(broker: Broker) -> None:
     broker.end_turn()
     if not recovered:
         raise RuntimeError("decided transactions were neither written nor put off")
-    counts = {state: count for state, count in transactions.store.state_counts.items() if count}
+    counts = {str(state): count for state, count in transactions.store.state_counts.items() if count}
     if counts:
         log.info("transactions back from the journal: %s", counts)
 
