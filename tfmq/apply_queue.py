@@ -137,7 +137,7 @@ class ApplyQueue(ABC):
     # Blocked targets
 
     def target_resumed(self) -> None:
-        """Handle that the target accepts writes again; what was not durable there may be lost."""
+        """Called when the stopped target accepts writes again. It may have lost effects that were not durable."""
         self.retry()
 
     def retry(self) -> None:

@@ -445,9 +445,9 @@ class _LogRepairer:
     def _next_known(self, base: int) -> tuple[int, int, int | None]:
         """Return (offset, ordinal, count) for what follows the segment at `base`; offset -1 if nothing is known of it.
 
-        `offset`: where the log continues. `ordinal`: the first one known in later segments, else that of the durable
-        offset. `count`: the minimum number of ordinals that were in later segments before `ordinal`, in ranges that are
-        damaged now; None if there are no such ranges.
+        `offset`: where the log continues. `ordinal`: the first known ordinal in later segments, or the one at the
+        durable offset if none is known. `count`: the least number of records that the damaged ranges of later segments
+        had before `ordinal`; None if there are no such ranges.
         """
         bases = self.bases[self.bases.index(base) + 1 :]
         shared: int | None = None
@@ -871,7 +871,7 @@ def _starts_valid_records(data: bytes, position: int, log_id: int) -> bool:
 
 
 def _merge_short_gaps(pieces: list[RangePiece]) -> list[RangePiece]:
-    """Merge adjacent gaps of unknown count, and each gap that is too short for a filler with its neighbour."""
+    """Merge adjacent gaps with an unknown number of records. A gap too short for a filler takes in the next piece."""
     found: list[RangePiece] = []
     for piece in pieces:
         last = found[-1] if found else None

@@ -183,7 +183,7 @@ def find_next_trailer(data: Buffer, start: int, *, offset: int, log_id: int) -> 
 
 
 def trailers_in(data: Buffer, start: int, *, offset: int, log_id: int) -> Iterator[FoundTrailer]:
-    """Yield the block trailers from `start` on that have a valid checksum and position; a payload may imitate some."""
+    """Yield what has the checksum and the position of a block trailer. Bytes of a payload may have both, too."""
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     mark = trailer_key(log_id)
     found = plain.find(mark, start + TRAILER_KEY_POSITION)

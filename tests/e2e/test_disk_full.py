@@ -51,7 +51,8 @@ class FullSender(threading.Thread):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        with client.Producer(self.address, timeout=2.0) as producer:
+        # Longer than an fsync takes on a busy machine: a time-out would say nothing about the disk.
+        with client.Producer(self.address, timeout=5.0) as producer:
             for number in range(1_000_000):
                 payload = f"{self.name}:{number}:".encode().ljust(PAYLOAD, b".")
                 try:

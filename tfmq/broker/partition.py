@@ -228,8 +228,8 @@ class Partition:
     def when_durable(self, offset: int, waiter: Waiter) -> None:
         """Call `waiter(None)` once the log is durable up to `offset`, which may be now; `waiter(error)` if it fails."""
         if self.log.waits_for_space and offset >= self.log.end_offset:
-            # Because the disk was full, recovery could not make records durable that it found after the log's end. The
-            # producer state includes these records, but they may still be lost.
+            # Recovery found valid records from `end_offset` on, but the disk was too full to make them durable. They
+            # may still be lost, although the producer state includes them already.
             waiter(Full("the end of the log waits for space to be made durable"))
             return
         if offset <= self.log.forced_offset:
@@ -402,8 +402,8 @@ class PendingAppend(ABC):
     alone = False
     """Whether this append must not be combined with others into one append of the log, even of the same source."""
     is_effect = False
-    """Whether this append is an effect, for example of a transaction. The batches of an effect were checked when their
-    producer sent them, and are not checked again. Their bytes do not change until the append is complete."""
+    """Whether the broker itself makes this append: what a committed transaction, a due time or a schedule brings. Its
+    batches were checked when their producer sent them. Their bytes do not change until the append is complete."""
     source: Source = PLAIN
 
     @abstractmethod

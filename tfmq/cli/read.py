@@ -201,10 +201,10 @@ class ReadEnds:
 
 
 def read_batches(consumer: "Consumer", ends: ReadEnds | None, count: int | None) -> Iterator[list["ReceivedMessage"]]:
-    """Yield lists of messages up to the offsets in `ends` (None: without end), at most `count` messages in all.
+    """Yield lists of messages until each partition has reached its offset in `ends` (None: without end).
 
-    A poll may also return messages after the end of a partition. Such messages are included, since they count as read
-    for the consumer's group and would otherwise never be printed.
+    At most `count` messages in all. The last poll may return messages beyond these offsets. They are yielded too, since
+    they count as read for the consumer's group and would otherwise never be printed.
     """
     left = count
     while left is None or left > 0:

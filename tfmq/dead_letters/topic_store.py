@@ -475,7 +475,7 @@ def has_message(link: ClientConnection, letter: Letter, until: float) -> Operati
 
 
 def _read_body(link: ClientConnection, letter: Letter, until: float) -> Operation[model.LetterBody]:
-    """Read the letter's body from the message's own topic. Raises StoreFailed if deleted there."""
+    """Read the letter's body from the topic of the message. Raises StoreFailed if it is deleted there."""
     message = yield from _read_original(link, letter, until)
     if message is None:
         raise StoreFailed(

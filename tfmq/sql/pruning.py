@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tfmq.aio import Admin as AsyncAdmin
 
 DEFAULT_RETENTION = timedelta(days=7)
-"""Default age of rows to delete. The broker keeps outcomes for as long, and every session ends earlier."""
+"""Default age of rows to delete. The broker keeps outcomes for the same time, and a database session ends earlier."""
 
 UNFINISHED_STATES = ("open", "preparing", "prepared", "committing", "applying", "rolling_back")
 

@@ -1,7 +1,7 @@
 """Planned faults: requests that fail because a test says so.
 
 The broker sends the planned error in place of its reply, and the client reacts as it does to a real error. If the
-client retries the request after that error, the program only notices that time advances.
+client retries the request after that error, the tested code gets no error, but the test's clock has advanced.
 """
 
 from __future__ import annotations

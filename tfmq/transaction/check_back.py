@@ -93,9 +93,10 @@ class CheckBack:
     # Waiting clients
 
     def add_wait(self, group: str, wait_ms: int, session: Caller, done: DoneCallback) -> Callable[[], None]:
-        """Call `done(queries)` when some are due, `done([])` after `wait_ms`; return a function that ends the wait.
+        """Wait for queries of the group that are due. Return a function that ends the wait.
 
-        Too many waits: `done(None, Busy)`.
+        Calls `done(queries, None)` when there are some, `done([], None)` if there are none within `wait_ms`, and
+        `done(None, Busy)` if too many callers wait.
         """
         wait = CheckBackWait(group, session, done)
         if group in self._due_epochs:

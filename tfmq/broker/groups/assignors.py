@@ -1,7 +1,9 @@
 """Assignment strategies of consumer groups, as pure functions.
 
 Each strategy assigns every partition to exactly one of the members that accept it, and leaves out partitions that no
-member accepts. The order of the arguments does not matter. `sticky` is as even as possible with the fewest moves.
+member accepts. The result does not depend on the order in which members and partitions are given.
+
+`sticky` is as even as possible with the fewest moves.
 `range` sorts the members by name and gives each one a contiguous range of every topic's partitions. `consistent_hash`
 gives each partition to the next member on a hash ring: if a member joins or leaves, only its partitions move.
 """

@@ -21,7 +21,7 @@ STATES: Final = (
 class PartitionDescription(NamedTuple):
     """One partition.
 
-    Offsets are byte positions, ordinals are numbers of messages, times are ms since 1970 (-1: none).
+    Offsets are byte positions, ordinals number the partition's messages, times are ms since 1970 (-1: none).
 
     `state`: "open", "stopped" (accepts no writes; `reason` is the cause) or "damaged" (`damage` lists the unreadable
     ranges: first offset, next offset, reason).

@@ -1,10 +1,9 @@
 """Rebalance of a consumer: revoked partitions are drained, committed and released.
 
 A partition is revoked when the group requests it back. From then on no more of its messages are delivered. The consumer
-releases the partition when none of its messages is in progress and the acked offsets are committed. In manual mode the
-user must have committed the delivered messages. A user who has not done so, and requests more messages a session
-timeout after the revocation or later, is not waited for any longer. There is no other time limit, because a handler may
-take minutes.
+releases the partition when none of its messages is in progress and the acked offsets are committed. In manual mode it
+waits until the user has committed the delivered messages. This wait ends if the user requests more messages when a
+session timeout has passed since the revocation. There is no other time limit, because a handler may take minutes.
 """
 
 import inspect

@@ -448,7 +448,7 @@ class ProducerTransactions:
         return len(self._open)
 
     def begin(self, xid: str | None = None, timeout: float | None = None) -> TransactionCore:
-        """Create a transaction. The broker learns of it by its first request. Raises `BadRequest`, `Closed`."""
+        """Create a transaction. Nothing is sent before its first request. Raises `BadRequest`, `Closed`."""
         self.producer.check_open()
         self.roll_back_unreferenced()
         if self._check_functions and not self._answers_checks:

@@ -22,7 +22,7 @@ REPAIR_HINT: Final = "`tfmq log repair` lists what is lost and makes the rest us
 
 
 class RecoveredBuckets(NamedTuple):
-    """The result of a start. `labels`: the labels of the states that the files had."""
+    """What recovery has found. `labels`: those of the `FileState`s in which it found the bucket files."""
 
     checkpoint_file: BucketCheckpointFile
     checkpoint: BucketCheckpoint

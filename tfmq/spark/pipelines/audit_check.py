@@ -63,7 +63,7 @@ def _last_source(found: Sequence[PieceResult]) -> SourcePosition:
 class LogSummary:
     """Summary of the check of one log, from the results of all its pieces, in any order.
 
-    A source position says which commit, and which of its messages, a block was applied from. `bytes`, `blocks`,
+    A source position names the commit, and the message in it, from which the broker wrote a block. `bytes`, `blocks`,
     `records`: amount of valid data · `tail_bytes`: size of incomplete blocks after the durable offset · `applied`: the
     highest source position in the log · `windows`: ranges of source positions whose messages the log may lack, because
     part of the log is damaged, missing or deleted by retention.
