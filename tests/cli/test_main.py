@@ -34,7 +34,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 def lost(*reasons: tfmq.TfmqError) -> errors.DeliveryFailed:
     deliveries = []
     for reason in reasons:
-        batch = Batch(None, "orders", 0, 100, 0, 0.0)  # type: ignore[arg-type]
+        batch = Batch(None, "orders", 0, 100, b"", 0.0)  # type: ignore[arg-type]
         batch.set_failed(reason)
         deliveries.append(Delivery((batch, 0)))
     return errors.DeliveryFailed(f"{len(reasons)} lost", deliveries=deliveries)
