@@ -48,6 +48,14 @@ def test_a_task_begins_at_once_and_goes_on_with_its_target() -> None:
     assert task.done
 
 
+def test_ended_tasks_are_forgotten_though_no_time_limit_passes() -> None:
+    rig = Rig()
+    rig.flag.complete()
+    for _ in range(100):
+        rig.tasks.start(rig.waits_for_flag(), rig.errors.append)
+    assert len(rig.tasks._tasks) == 1
+
+
 def test_a_task_that_is_thrown_away_is_not_stepped_by_what_it_gives_up() -> None:
     rig = Rig()
 

@@ -99,6 +99,8 @@ class BackgroundTasks:
     def start(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> Task:
         """Start `operation` at once, and run it in the background until it ends. `failed` is called with its error."""
         task = Task(operation, failed, self._clock)
+        # `tick` may be long in coming: a driver calls it only when a time limit has passed.
+        self._tasks = [each for each in self._tasks if not each.done]
         self._tasks.append(task)
         task.step()
         return task

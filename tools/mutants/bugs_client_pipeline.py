@@ -294,6 +294,14 @@ _LONE: Final = (
         ["tests/client/send/test_accumulator.py"],
     ),
     Mutant(
+        "ended-tasks-are-remembered",
+        "background tasks that have ended take no memory",
+        "tfmq/client/operation.py",
+        "        self._tasks = [each for each in self._tasks if not each.done]\n        self._tasks.append(task)\n",
+        "        self._tasks.append(task)\n",
+        ["tests/client/test_operation.py"],
+    ),
+    Mutant(
         "lone-wait-leaves-no-poller",
         "a thread whose wait is over wakes another one to poll",
         "tfmq/client/drivers/blocking.py",
