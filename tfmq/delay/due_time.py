@@ -243,7 +243,7 @@ def effective_due_times(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> 
     elif RELATIVE_FLAG in absolute:
         moved = [max(0, t + ahead_ms) if t < RELATIVE else t - RELATIVE + now_ms for t in times]
     elif ahead_ms:
-        # If broker time is behind the wall clock, `ahead_ms` is negative: without the bound, sums could be negative.
+        # If broker time is before the wall clock, `ahead_ms` is negative: without the bound, sums could be negative.
         moved = map(ahead_ms.__add__, map(max, times, repeat(max(0, -ahead_ms))))
     else:
         return _limited(times, absolute, now_ms)

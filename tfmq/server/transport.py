@@ -42,7 +42,7 @@ CHARGE_FACTOR = 20.0
 """A connection whose requests take more than 1/CHARGE_FACTOR of the time is served after the others whenever a turn was
 too short for all."""
 CREDIT_SECONDS = 1.0
-"""How far the account of a connection (`Connection.served_until`) may be behind the present. This limits for how long a
+"""How far the account of a connection (`Connection.served_until`) may lag the present. This limits for how long a
 connection that was idle is served before the others."""
 DEBT_SECONDS = 2.0
 """How far the account of a connection may be ahead of the present. So a connection that has been busy is served after

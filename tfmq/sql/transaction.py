@@ -119,7 +119,7 @@ class Transaction(_BaseTransaction):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # After GeneratorExit this code must not wait, so it ends nothing. The session's owner rolls back the session;
-        # the broker ends its part as for every transaction that nobody refers to any more.
+        # the broker ends its part as for every transaction that has no reference left.
         if not isinstance(error, GeneratorExit):
             run_steps(self._shared.end(error))
 

@@ -141,7 +141,7 @@ DELIVERY_FRACTION: Final = 0.5
 """The member delivers messages for this part of the session timeout after the last write that ZooKeeper has answered.
 ZooKeeper ends a session after the whole timeout at the earliest. The rest is for servers of the ensemble that lag."""
 WRITES_PER_TIMEOUT: Final = 6
-"""Writes per session timeout: so many that two lost ones do not stop the delivery."""
+"""Writes per session timeout: enough that two lost ones do not stop the delivery."""
 ROUND_SECONDS: Final = 5.0
 """Interval of checks for partitions that other members still own. Usually a watch reports a release earlier."""
 ROUNDS_BEFORE_LOG: Final = 7

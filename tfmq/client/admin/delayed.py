@@ -147,7 +147,7 @@ def delayed_description(row: Mapping[str, Any]) -> DelayedDescription:
 
 TOPIC_NAME = Name()
 NAME_BYTES = 200
-"""How many characters of the topic's name a generated schedule name has, so that a checksum fits behind them."""
+"""How many characters of the topic's name a generated schedule name has, so that a checksum fits after them."""
 
 
 class ScheduleDescription(NamedTuple):

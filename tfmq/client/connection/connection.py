@@ -138,7 +138,7 @@ FIRST_CONNECT_TIMEOUT = 2.0
 Long enough if broker and client are started together, short enough to report a wrong address soon.
 """
 SILENT_ATTEMPTS = 3
-"""The first line is logged after so many failed attempts at each address, which take about 0.15 s."""
+"""The first line is logged after this number of failed attempts at each address, which take about 0.15 s."""
 REQUEST_TIMEOUT_SECONDS = 30.0
 """The default timeout of a request."""
 HELLO_TIMEOUT_SECONDS = 10.0

@@ -365,7 +365,7 @@ class Positions:
         self.ready = ready._replace(messages=rest) if rest else None
 
     def _batch_position_after(self, message: ReceivedMessage) -> ReadPosition:
-        """Return the position after `message`; for the last one of `ready`, also after any filtered out behind it."""
+        """Return the position after `message`; for the last of `ready`, also after those filtered out later."""
         ready = self.ready
         if ready is not None and ready.ends_with(message):
             return ready.end_position

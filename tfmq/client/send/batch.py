@@ -233,7 +233,7 @@ class Batch(Future):
     def result_of(self, index: int, count: int | None = None) -> SendResult:
         """Return the result of message `index`. Raises the error of the batch.
 
-        With `count`, return one result for so many messages from `index` on, with a list of their delayed handles.
+        With `count`, return one result for `count` messages from `index` on, with a list of their delayed handles.
         """
         if self.error is not None:
             self.mark_seen(index, count or 1)

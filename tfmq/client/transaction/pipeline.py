@@ -100,7 +100,7 @@ class TransactionBatch(Batch):
 BATCH_BYTES: Final = 256 << 10
 """Batch size, the same as outside of transactions. Larger batches do not increase the throughput."""
 CHECK_INTERVAL_BYTES: Final = 64 << 10
-"""The size of a transaction is computed each time it may have grown by so many bytes, not at every message."""
+"""The size of a transaction is computed each time it may have grown by this number of bytes, not at every message."""
 DELAY_START: Final = 0.0
 """Start time recorded for all delays: it is not used, because delays in a transaction start at its commit."""
 

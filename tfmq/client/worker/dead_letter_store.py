@@ -138,7 +138,7 @@ class DeadLetterStore(Protocol):
 
         `failures`: the failures that are not recorded yet, in order; `calls`: how many calls are not recorded yet
         (None: one per failure); `begun`: whether `count_call` has counted the last call. `retry_after`: the message is
-        handled again after so many seconds, and the call that requested this does not count; None: the message is dead.
+        handled again after these seconds, and the call that requested this does not count; None: the message is dead.
         Storing the same message again results in one letter with both histories; the number of remaining calls does not
         change, and a dead letter stays dead.
         """

@@ -134,7 +134,7 @@ HANDLER_PAUSE_SECONDS_MAX: Final = 30.0
 HANDLER_PAUSE_JITTER: Final = 0.2
 """Random part of the pause, as a fraction: handlers that failed together are not called again together."""
 COUNT_BEFORE_CALL_MAX: Final = 16
-"""For so many first messages of a partition, each handler call is counted in the dead-letter store before it starts.
+"""For the first messages of a partition, each handler call is counted in the dead-letter store before it starts.
 
 One of these messages may have crashed the process in a former run; only a call counted before its start shows that.
 Counting costs two commits of the store per message. For a later message, calls are counted only if the store has
@@ -147,7 +147,7 @@ So when a message crashes the process, the restarted run handles at most half as
 this run did. After a few crashes the message is among the first `COUNT_BEFORE_CALL_MAX`, so that its calls are counted.
 """
 UNACKED_BYTES_MAX: Final = 4 << 20
-"""No more messages of a partition are delivered while it has so many bytes from its first unacked message on."""
+"""No more messages of a partition are delivered while it has this number of bytes from its first unacked message on."""
 FENCED_RETRIES_MAX: Final = 8
 """How often a `Fenced` that a message's handler raises is no failure, because the partition is probably lost.
 
