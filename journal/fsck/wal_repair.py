@@ -193,7 +193,8 @@ class _JournalRepairer:
             end = file.size + surplus
             found.append(RepairedJournalRange(path, file.size, end, reason=reason, note=SURPLUS_REMOVED))
         if found and not self.dry_run:
-            if file is not None:
+            # A file that no header, entry or neighbour locates is replaced too, although it is not in `scan.files`.
+            if self.disk.exists(path):
                 keep_original(self.disk, path)
             replace_file(self.disk, path, file.size if file is not None else 0, patches)
         self.done += found

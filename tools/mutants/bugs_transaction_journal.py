@@ -368,6 +368,14 @@ _STARTS: Final = (
         "                pass\n",
         [REPAIR],
     ),
+    Mutant(
+        "repair-without-the-original-of-a-file-that-is-not-located",
+        "the original of a repaired file is kept",
+        "journal/fsck/wal_repair.py",
+        "            if self.disk.exists(path):\n                keep_original",
+        "            if file is not None:\n                keep_original",
+        [REPAIR],
+    ),
 )
 
 TRANSACTION_JOURNAL: Final = _WRITING + _CHECKPOINTS + _STARTS

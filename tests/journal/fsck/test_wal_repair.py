@@ -119,6 +119,16 @@ def test_the_original_is_kept_until_it_is_removed(journal: Journal) -> None:
     assert not journal.disk.exists(original)
 
 
+def test_the_original_is_kept_also_if_nothing_shows_where_the_file_belongs() -> None:
+    journal = opened().sent(22)
+    journal.kill()
+    for number in (3, 5):
+        journal.disk.unlink(journal.file(number))
+    journal.disk.damage(journal.file(4), 0, damaged := b"\xff" * journal.disk.size(journal.file(4)))
+    mended(journal)
+    assert journal.disk.read_file(journal.file(4) + ".damaged") == damaged
+
+
 def test_heads_are_made_anew(journal: Journal) -> None:
     rows = list(journal.state.seen)
     for number in journal.numbers:
