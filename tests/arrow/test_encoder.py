@@ -252,6 +252,15 @@ def test_what_is_no_attribute_is_refused_with_its_row(given: bytes) -> None:
         build_parts(columns(attributes=([b"\x80", given], pa.binary())))
 
 
+@pytest.mark.parametrize("given", [b"\xc1\xff", b"\x91\x01", b"\x80\x80"])
+def test_what_is_no_attribute_stays_as_it_is_where_lenient_but_takes_no_other_key(given: bytes) -> None:
+    alone = columns(attributes=([b"\x80", given], pa.binary()))
+    found = build_parts(alone, lenient=True)
+    assert found is not None and joined(found)[1] == attribute_part(given)
+    with pytest.raises(BadRequest, match=r"attributes of row 1 cannot be sent with another key or tag: .+[^.]\.$"):
+        build_parts(alone.append_column("key", pa.array([None, b"k"], pa.binary())), lenient=True)
+
+
 def test_why_it_is_none_is_one_sentence() -> None:
     with pytest.raises(BadRequest) as caught:
         build_parts(columns(attributes=([b"junk"], pa.binary())))

@@ -26,7 +26,7 @@ from journal.record.format import (
 )
 from tfmq import limits
 from tfmq.arrow.attributes import Array, AttributeColumn, UnreadableAttribute, column_edges, gather_bytes
-from tfmq.bounded_msgpack import pack, unpack
+from tfmq.bounded_msgpack import Malformed, pack, unpack
 from tfmq.errors import BadRequest, MessageTooLarge
 from tfmq.message import KEY, TAG
 
@@ -340,7 +340,7 @@ def _rewrite_rows(
     made: list[bytes | None] = []
     for row in rows.tolist():
         attribute = old[row].as_py()
-        fields: dict[Any, Any] = unpack(attribute, text_keys=False) if attribute else {}
+        fields = _attribute_fields(attribute, row)
         for number, value, same in ((KEY, key[row], same_key[row]), (TAG, tag[row], same_tag[row])):
             if not same:
                 fields.pop(number, None)
@@ -351,6 +351,17 @@ def _rewrite_rows(
     mask = np.zeros(len(column), dtype=bool)
     mask[rows] = True
     return pc.replace_with_mask(column, pa.array(mask), pa.array(made, pa.binary()))
+
+
+def _attribute_fields(attribute: bytes | None, row: int) -> dict[Any, Any]:
+    """Return the fields of an attribute, {} for None. Raises BadRequest with the row if they cannot be decoded."""
+    try:
+        fields = unpack(attribute, text_keys=False) if attribute else {}
+        if not isinstance(fields, dict):
+            raise Malformed("it is not a map")
+    except Malformed as error:
+        raise BadRequest(f"The attributes of row {row} cannot be sent with another key or tag: {error}.") from None
+    return fields
 
 
 def _with_size(attributes: pa.BinaryArray) -> pa.BinaryArray:

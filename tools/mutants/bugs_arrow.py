@@ -261,7 +261,7 @@ ARROW: Final = (
         "properties-lost-beside-a-new-key",
         "the other fields of an attribute are kept",
         "tfmq/arrow/encoder.py",
-        "        fields: dict[Any, Any] = unpack(attribute, text_keys=False) if attribute else {}\n",
+        "        fields = _attribute_fields(attribute, row)\n",
         "        fields: dict[Any, Any] = {}\n",
         [PARTS],
     ),
