@@ -284,6 +284,13 @@ def test_a_group_is_forgotten_by_the_word_of_an_operator() -> None:
     assert rig.commit_group("spark", 1, [member(rig, "b")]).result == ("committed", False, 0, 0)
 
 
+def test_a_group_is_forgotten_after_a_commit_of_the_same_moment() -> None:
+    rig = Rig()
+    commit = rig.commit_group("spark", 1, [member(rig, "a")], turn=False)
+    forgotten = rig.ask("forget_group", "spark")
+    assert (commit.state, forgotten.result, rig.handler.list_groups("", 100)[0]) == ("committed", True, [])
+
+
 def test_groups_are_listed_with_what_they_committed() -> None:
     rig = Rig()
     rig.commit_group("spark", 5, [member(rig, "a", 5)], rows=9)

@@ -184,20 +184,18 @@ class CommitGroupCommands:
     @command
     def forget(self, group: str, done: DoneCallback) -> None:
         """Forget the last commit and the aborted runs of a group; calls `done(True)`, `done(False)` if it has none."""
+        self._wait_for_records(group)
         known = self._store.commit_groups.by_name.get(group)
         if known is None or not known.has_history:
             done(False, None)
             return
 
-        def written(lsn: int, error: BaseException | None) -> None:
-            if error is not None:
-                done(None, rejections.from_journal_error(error))
-                return
+        def written(lsn: int) -> None:
             self._last_progress.pop(group, None)
             self._active.note_written(lsn)
             self._store.when_durable(lsn, partial(reply_when_durable, done, True))
 
-        self._store.forget_group(group, written)
+        self._submit(group, (), partial(self._store.forget_group, group), written, done)
 
     def list_groups(self, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
         """Return rows of up to `limit` commit groups with names above `after`, in order, and whether there are more."""
