@@ -5,7 +5,7 @@
     for message in tfmq.Consumer(topics="greetings"):
         print(message.text)
 
-Importing this package is fast: what a name needs is loaded when the name is first used.
+Importing this package is fast, because the module of each name is imported when the name is first used.
 """
 
 from importlib import import_module

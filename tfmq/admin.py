@@ -1,4 +1,4 @@
-"""The blocking admin client. The asyncio one is in `tfmq.aio`."""
+"""The blocking admin client. The asyncio variant is in `tfmq.aio`, the Twisted variant in `tfmq.twisted`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from tfmq.message import SendResult
 
 @copy_docs_from(tfmq.producer.Producer)
 class Producer:
-    """`tfmq.Producer` for asyncio: `send` and `send_many` return acknowledged results."""
+    """`tfmq.Producer` for asyncio: awaiting `send` or `send_many` returns the results after the acknowledgement."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Producer:
 
 
 def __getattr__(name: str) -> Any:
-    """Load `tfmq.aio.sql` on first use: it is `tfmq.sql`, which imports SQLAlchemy."""
+    """Return `tfmq.sql` as `tfmq.aio.sql`. It is imported on first use, because it imports SQLAlchemy."""
     if name != "sql":
         raise AttributeError(f"module 'tfmq.aio' has no attribute {name!r}")
     return import_module("tfmq.sql")

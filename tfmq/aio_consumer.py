@@ -1,4 +1,7 @@
-"""The asyncio consumer: `tfmq.client.consumer.core`, in coroutines. A cancelled call leaves the consumer usable."""
+"""The asyncio consumer, with the operations of `tfmq.client.consumer.core` as coroutines.
+
+A call may be cancelled; the consumer remains usable.
+"""
 
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence

@@ -106,7 +106,7 @@ class Transaction(TransactionHandle):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, GeneratorExit):  # an asynchronous generator is thrown away, perhaps without a loop
+        if isinstance(error, GeneratorExit):  # a discarded generator contains the block, perhaps without a loop
             self._core.drop(None)
             self._driver.wake()
             return

@@ -25,17 +25,17 @@ from tfmq.errors import UnknownTopic
 
 RETRY_SECONDS: Final = 1.0
 RETRY_SECONDS_MAX: Final = 30.0
-"""First and longest pause before a target that rejects effects is tried again; each pause is twice the one before."""
+"""First and longest pause before a target that rejects effects is tried again. Each pause is twice the last one."""
 IN_FLIGHT_BYTES_MAX: Final = 512 << 10
 """Maximum number of bytes that all queues of one source together have written and that are not durable yet.
 
 An fsync for another client has to write these bytes too, and so takes longer. Measured with a transaction of 2 GB: a
-send of another client took 4.6 ms (p99 9.3) with a maximum of 8 MiB, and 1.6 ms (p99 3.3) with 512 KiB and slices of
+send of another client took 4.6 ms (p99 9.3) with a maximum of 8 MiB, and 1.6 ms (p99 3.3) with 512 KiB and appends of
 256 KiB; the transaction itself took 6 % longer."""
 
 
 class InFlightLimit:
-    """Limits a sum of bytes, such as those that all queues of a source have written and that are not durable."""
+    """Limits a number of bytes, such as the bytes that all queues of a source have written and that are not durable."""
 
     def __init__(self, maximum: int | None = None) -> None:
         self._maximum = IN_FLIGHT_BYTES_MAX if maximum is None else maximum
@@ -58,7 +58,7 @@ class InFlightLimit:
         return not self.in_flight_bytes or self.in_flight_bytes + size_bytes <= self._maximum
 
     def release(self, size_bytes: int) -> None:
-        """Stop counting bytes that are durable, were not written, or whose target has stopped; call waiting callers."""
+        """Stop counting bytes that are durable, not written, or of a stopped target. Then serve waiting callers."""
         self.in_flight_bytes -= size_bytes
         # If a `go` called below calls `release`, that inner call returns here, and the outer loop continues. Otherwise
         # thousands of calls could be nested.
@@ -75,7 +75,7 @@ class InFlightLimit:
 
 
 class ApplyQueue(ABC):
-    """The effects for the target `key`, applied one at a time; `blocked_reason`: why the target rejects them, or ""."""
+    """The effects of one source for the target `key`. `blocked_reason`: why the target rejects effects now, or ""."""
 
     contents: ClassVar[str]  # what the effects are, as a noun for log messages
     logger: ClassVar[logging.Logger]
@@ -88,29 +88,29 @@ class ApplyQueue(ABC):
         self.blocked_reason = ""
         self._queues = queues
         self._position_known = False
-        """Whether the effects that the target has were removed from the queue."""
+        """Whether effects that the target already has were removed since the last start, error or resumption."""
         self._backoff = Backoff(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._pause_timer: Any = None
 
     @property
     @abstractmethod
     def is_empty(self) -> bool:
-        """Whether the queue may be removed."""
+        """Whether the queue has nothing to do, and may be removed."""
 
     @abstractmethod
     def _can_send(self) -> bool: ...
 
     @abstractmethod
     def _send(self) -> bool:
-        """Start the next operation, or remove effects that need none; return False to wait for a notification."""
+        """Start the next operation, or remove effects that need none. Return False if neither is possible now."""
 
     @abstractmethod
     def _drop_applied(self, applied: tuple[int, int] | None) -> bool:
-        """Remove the effects up to the position `applied`; return whether something is left to send."""
+        """Remove the effects up to the position `applied` (None: none); return whether `_send` may be called now."""
 
     @abstractmethod
     def drop_all(self) -> None:
-        """Drop, count and log all effects: the topic of the target is deleted."""
+        """Drop, count and log all effects, because the topic of the target was deleted."""
 
     def send_next(self) -> None:
         """Start the next operation, unless an operation or a pause is in progress."""
@@ -137,11 +137,11 @@ class ApplyQueue(ABC):
     # Blocked targets
 
     def target_resumed(self) -> None:
-        """Called when the stopped target accepts writes again. It may have lost effects that were not durable."""
+        """Handle that the stopped target accepts writes again. Effects that were not durable there may be lost."""
         self.retry()
 
     def retry(self) -> None:
-        """Check the target again at once: it may accept effects, or its topic may be deleted."""
+        """Check the target again at once, because it may accept effects again, or its topic may be deleted."""
         self._position_known = False
         self._backoff.reset()
         if not self.busy:
@@ -152,7 +152,7 @@ class ApplyQueue(ABC):
         return self._pause_timer is not None
 
     def pause(self, seconds: float) -> None:
-        """Send nothing for that long, unless a pause is running already."""
+        """Send nothing for `seconds`. Do nothing if a pause is running already."""
         if self._pause_timer is None:
             self._pause_timer = self._queues.timers.after(seconds, self._end_pause)
 
@@ -175,7 +175,7 @@ class ApplyQueue(ABC):
         self.pause(self._backoff.advance())
 
     def _unblock(self) -> None:
-        """Handle a written effect: the target accepts effects again."""
+        """Mark the queue as not blocked after an effect was written, since the target accepts effects again."""
         if self.blocked_reason:
             self.logger.info("%s accepts %s again", self._queues.target_name(self.key), self.contents)
             self.blocked_reason = ""
@@ -190,7 +190,7 @@ def _ignore() -> None:
 
 
 class ApplyQueues(Generic[Queue]):
-    """The queues of one source, by key of the target; `on_ready` is called whenever `write` gets work."""
+    """The queues of one source, by key of the target. `on_ready()` is called when a queue is marked ready."""
 
     def __init__(
         self, destination: ApplyTarget, timers: Timers, source: SourceId, on_ready: Callable[[], None] = _ignore
@@ -212,14 +212,14 @@ class ApplyQueues(Generic[Queue]):
         return bool(self._ready_queues)
 
     def write(self) -> bool:
-        """Let the queues that were marked ready send; return whether there were any."""
+        """Call `send_next` of all queues that were marked ready; return whether there were any."""
         ready, self._ready_queues = self._ready_queues, {}
         for queue in ready:
             queue.send_next()
         return bool(ready)
 
     def mark_ready(self, queue: Queue) -> None:
-        """Let `send_next` of this queue be called in the next `write`."""
+        """Mark a queue, so that the next call of `write` calls its `send_next`."""
         self._ready_queues[queue] = None
         self._on_ready()
 
@@ -246,7 +246,7 @@ class ApplyQueues(Generic[Queue]):
             self.by_key[key].target_resumed()
 
     def topic_deleted(self, incarnation: int) -> None:
-        """Let the queues of a deleted topic's partitions drop their effects."""
+        """Make the queues of all partitions of a deleted topic drop their effects."""
         for key, queue in list(self.by_key.items()):
             if key >> SEQUENCE_BITS == incarnation:
                 queue.retry()

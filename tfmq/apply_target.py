@@ -2,9 +2,9 @@
 
 An effect is a change of one target: an append to a partition or to the arrival log, or new offsets of groups. It has
 the key of its target and a `source`: which component the effect comes from, and the effect's position among those of
-that component. At a target, the positions of one source only grow. So after a crash the highest applied position shows
-which effects are still to be applied; an effect at or below that position is not applied again. The sources use only
-the interfaces `ApplyTarget`, `Timers` and `RunInWorker`, not partitions, topics or groups.
+that component. A target applies the effects of one source by increasing position only. So after a crash the highest
+applied position shows which effects must still be applied; an effect at or below it is not applied again. The sources
+use only the interfaces `ApplyTarget`, `Timers` and `RunInWorker`, not partitions, topics or groups.
 """
 
 from array import array
@@ -25,7 +25,7 @@ SourceId: TypeAlias = tuple[int, int]
 
 
 class Append(NamedTuple):
-    """Batches for one partition, in one atomic append with the position of `source`.
+    """Batches for one partition, to be written in one atomic append that also stores the position of `source`.
 
     The producer sequences need not be contiguous: they were checked when the messages were first stored, in the
     transaction journal or the arrival log.
@@ -43,9 +43,10 @@ class Append(NamedTuple):
 
 
 class GroupPositions(NamedTuple):
-    """The next read positions of a group, and the group generation that committed them.
+    """Read positions that a group commits, and the generation of the member that commits them.
 
-    `positions` are (incarnation, partition, offset, index, log epoch) of existing partitions.
+    `positions` are (incarnation, partition, offset, index, log epoch) of existing partitions. Index: how many messages
+    inside the record at the offset are acked.
     """
 
     group: str
@@ -54,7 +55,7 @@ class GroupPositions(NamedTuple):
 
 
 class CommitOffsets(NamedTuple):
-    """Read positions of groups, to be committed atomically, with the position of `source`."""
+    """Read positions of groups, to be committed in one atomic append that also stores the position of `source`."""
 
     groups: Sequence[GroupPositions]
     source: Source
@@ -69,7 +70,7 @@ class AppendDelayed(NamedTuple):
 
     `data` of a batch is an arrival header (the partition, and the due times as the client requested them), followed by
     the records; `count` counts the records only. `decided_ms` has the time of the commit for each batch, in broker
-    time: a relative delay counts from it.
+    time. Relative delays count from that time.
     """
 
     batches: Sequence[Batch]
@@ -85,7 +86,7 @@ Effect: TypeAlias = Append | CommitOffsets | AppendDelayed
 
 
 class StoredDelayedBatch(NamedTuple):
-    """Where a delayed batch is stored in the arrival log; handles are made of these values.
+    """What identifies the messages of a delayed batch in the arrival log. Handles are made of these values.
 
     Message n of the batch, counted from 0, is for the partition with the log `log_id`, has the number `first_number` +
     n, and is due at entry n of `dues` (ms of broker time). If `dues` has a single entry, it is valid for all messages.
@@ -97,7 +98,7 @@ class StoredDelayedBatch(NamedTuple):
 
 
 class AppendResult(NamedTuple):
-    """The result of a written effect, which is durable when the target `key` is fsynced up to `end`.
+    """The result of a written effect. The effect is durable when the target `key` is fsynced up to `end`.
 
     `offsets` has the start offset of each batch of the effect, in the order of the batches. It is empty for an effect
     that had been written before, for offsets of groups, and for delayed batches, which are not in their partition yet.
@@ -114,7 +115,7 @@ AppliedCallback: TypeAlias = Callable[[AppendResult | None, BaseException | None
 """Called with (result, None) when the effect is written, with (None, error) when it failed."""
 
 DurableCallback: TypeAlias = Callable[[BaseException | None], None]
-"""Called with None when an effect is durable; with an error if it cannot be before its target is resumed."""
+"""Called with None when an effect is durable; with an error if its target must be resumed before it can be durable."""
 
 RunInWorker: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
 """run(fn, done): call `fn()` in any thread, then `done(result, error)` in the broker's thread."""
@@ -144,7 +145,7 @@ class ApplyTarget(Protocol):
         ...
 
     def release_bytes(self, size_bytes: int) -> None:
-        """Release a reservation, in part or whole."""
+        """Release bytes that `reserve_bytes` has reserved."""
         ...
 
     def display_name(self, key: int) -> str | None:
@@ -152,15 +153,15 @@ class ApplyTarget(Protocol):
         ...
 
     def last_applied(self, key: int, source: SourceId) -> tuple[int, int] | None:
-        """Return the highest position (high, low) from `source` that is written in `key`, or None."""
+        """Return the highest position (high, low) from `source` that is written in the target `key`, or None."""
         ...
 
     def last_durable(self, key: int, source: SourceId) -> tuple[int, int] | None:
-        """Return the highest position (high, low) from `source` that is durable in `key`, or None.
+        """Return the highest position (high, low) from `source` that is durable in the target `key`, or None.
 
-        No power failure and no resumption of the target can take that position back. The exception is the groups'
-        offsets: their position is certain only until `source` writes there for the first time since the start. It is
-        None while these offsets are stopped or wait for disk space.
+        Neither a power failure nor a resumption of the target can lower that position. The groups' offsets are an
+        exception: their position is certain only until `source` writes there for the first time since the start, and
+        it is None while these offsets are stopped or wait for disk space.
         """
         ...
 
@@ -190,13 +191,13 @@ class ApplyTarget(Protocol):
     def begin_exclusive(self, key: int, source: SourceId) -> None:
         """Let only effects of `source` be appended to the partition, until `end_exclusive`; other appends wait.
 
-        So the slices of one large transaction are contiguous in the log. Calls do not nest. The call has no effect on a
-        deleted key, nor on `ARRIVALS_KEY`, where slices need not be contiguous.
+        So the appends of one large transaction are contiguous in the log. Calls do not nest. The call has no effect on
+        a deleted key, nor on `ARRIVALS_KEY`, where the appends need not be contiguous.
         """
         ...
 
     def end_exclusive(self, key: int) -> None:
-        """End `begin_exclusive`, if it was called."""
+        """Let effects of all sources be appended again, if `begin_exclusive` was called."""
         ...
 
     def is_durable(self, result: AppendResult) -> bool:
@@ -204,11 +205,11 @@ class ApplyTarget(Protocol):
         ...
 
     def fsync_to(self, result: AppendResult, done: DurableCallback) -> None:
-        """Fsync up to the end of `result`. `done(None)` is also called if the target was deleted."""
+        """Fsync the target up to the end of `result`, then call `done`: with None also if the target was deleted."""
         ...
 
     def check_offsets(self, rows: Sequence[Any], session: Any) -> list[GroupPositions]:
-        """Return the read positions in `rows`, which a client sent. Raises Fenced, NotAllowed, Busy (locked)."""
+        """Return the read positions in `rows`, which a client sent. Raises Fenced, NotAllowed, or Busy if locked."""
         ...
 
     def lock_offsets(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:

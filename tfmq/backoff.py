@@ -1,4 +1,4 @@
-"""Pauses between repeated attempts, doubled after each failure up to a maximum. Pure."""
+"""Pauses between repeated attempts, doubled after each failure up to a maximum. This module does not wait itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _DOUBLINGS_MAX = 60  # enough for any maximum; a larger exponent would overflow 
 
 
 def backoff_seconds(failures: int, first: float, maximum: float, spread: float = 0.0) -> float:
-    """Return the pause after the `failures`-th consecutive failure; the first is 1.
+    """Return the pause after the `failures`-th consecutive failure; the first failure is 1.
 
     `spread`: the fraction of the pause that is added to it. Callers pass a random fraction, so that clients that fail
     together do not all retry together.
@@ -24,7 +24,7 @@ class Backoff:
         self.seconds = first
 
     def advance(self) -> float:
-        """Return the next pause, and double the one after it."""
+        """Return the next pause, and double the pause after it, up to the maximum."""
         seconds, self.seconds = self.seconds, min(self._maximum, 2 * self.seconds)
         return seconds
 

@@ -104,7 +104,7 @@ def _ends(data: Buffer) -> Iterator[int]:
 
 @contextmanager
 def decoding(name: str) -> Iterator[None]:
-    """Context that replaces `Malformed`, and errors of fields that do not fit, by a ValueError that contains `name`."""
+    """Context that replaces `Malformed` and errors of missing or wrong fields by a ValueError that contains `name`."""
     try:
         yield
     except (ValueError, TypeError, IndexError, KeyError) as error:

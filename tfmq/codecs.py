@@ -33,7 +33,7 @@ class Codec(Protocol[Value]):
 
 
 def select_codec(codec: CodecType | Mapping[str, CodecType] | None, topic: str) -> CodecType | None:
-    """Return the codec for `topic` from a `codec=` argument, or None."""
+    """Return the codec for `topic` from a `codec=` argument, or None if the topic has no codec."""
     return codec.get(topic) if isinstance(codec, Mapping) else codec
 
 
@@ -86,7 +86,7 @@ class _MessagePack:
 
 
 class _Pydantic(Generic[Value]):
-    """One pydantic model (or any type that pydantic validates) as JSON."""
+    """Values of one pydantic model, or of any type that pydantic validates, as JSON."""
 
     def __init__(self, model: type[Value]) -> None:
         package = import_module("pydantic")

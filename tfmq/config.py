@@ -39,7 +39,8 @@ VARIABLES: Final = {f"{PREFIX}{key.replace('.', '_').upper()}": key for key in S
 
 OTHER_VARIABLES: Final = ("TFMQ_SERVERS", "TFMQ_CLIENT_ID")
 OTHER_PREFIXES: Final = ("TFMQ_TEST_", "TFMQ_BENCH_", "TFMQ_MUTANTS_")
-"""Variables that clients, tests and tools read. Any other TFMQ_ variable is taken for a misspelt setting."""
+"""Names, and beginnings of names, of variables that clients, tests and tools read. Any other TFMQ_ variable that is no
+setting is reported as misspelt."""
 
 _SERVICE: Final = re.compile(
     r"TFMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
@@ -63,7 +64,7 @@ class SettingValue(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """The complete configuration; `Config()` has the defaults.
+    """The complete configuration. `Config()` has the default of each setting.
 
     `limits`: limit's name -> value. `topic`: topic -> the values of its section `[topic."NAME"]`, by key. `origins`:
     key -> where its value comes from, for each key that a source sets.
@@ -98,7 +99,7 @@ def load(
     sets: Iterable[str] = (),
     again: bool = False,
 ) -> Config:
-    """Load the configuration. Raises `ConfigError`; also for a given file that cannot be read.
+    """Load the configuration. Raises `ConfigError` for an invalid value, and for a `file` that cannot be read.
 
     `flags`: key -> value of command line options such as `--data`; `sets`: the texts "KEY=VALUE" of `--set`. `again`:
     whether a running server reads the configuration again; `file` must then be a regular file.
@@ -129,7 +130,7 @@ def load(
 def _build_config(
     values: Mapping[str, Any], topics: Mapping[str, Mapping[str, Any]], origins: Mapping[str, str]
 ) -> Config:
-    """Return the configuration with these values, by key, and the defaults. Raises `ConfigError`."""
+    """Return the configuration with `values`, and the defaults of all other keys. Raises `ConfigError`."""
     parts: dict[str, dict[str, Any]] = {section: {} for section in (*SECTIONS, "limits")}
     for key, value in values.items():
         section, name = key.split(".")
@@ -175,9 +176,9 @@ def _shorten(value: Any) -> str:
 
 
 def _suggestion(key: str, known: Iterable[str]) -> str:
-    """Return ", did you mean ...?" for a similar key, or for the same word in another section."""
+    """Return "; did you mean ...?" with a similar key, or one with the same word in another section; "." if none."""
     known = list(known)
-    # A section name alone stands for its time or size: retention is retention.seconds, not the most similar word.
+    # For the name of a section, suggest its time or size: for `retention`, retention.seconds, not the most similar key.
     near = [f"{key}.{last}" for last in ("seconds", "bytes") if f"{key}.{last}" in known][:1]
     near = near or difflib.get_close_matches(key, known, 1, 0.6)
     if not near:
@@ -187,7 +188,7 @@ def _suggestion(key: str, known: Iterable[str]) -> str:
 
 
 def check_topic_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the settings for a new topic, keys as in `TOPIC_KEYS`. Raises `BadRequest`."""
+    """Return the settings for a new topic (keys: `TOPIC_KEYS`), checked and converted. Raises `BadRequest`."""
     try:
         return {key: parse_value(key, value, "the topic's settings", "NEW") for key, value in settings.items()}
     except ConfigError as error:
@@ -228,7 +229,7 @@ _DEFAULT_BOUNDS = {
     "transaction.timeout_seconds": "limits.transaction_seconds",
     "transaction.group_ttl_seconds": "limits.transaction_ttl_seconds",
 }
-"""A default time of the server -> the limit on what a client may request."""
+"""Key of a default time -> key of the limit on the time that a client may request; the default must not exceed it."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -238,14 +239,14 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches `host`. An empty host means all addresses."""
+    """Return whether only this machine can reach `host`. An empty host means all addresses, so it returns False."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-# The sources of settings: each yields a SettingValue for every key that it has.
+# The sources of settings: each function yields a SettingValue for every key that is set in its source.
 
 
 def _from_file(path: str) -> list[SettingValue]:
@@ -254,7 +255,7 @@ def _from_file(path: str) -> list[SettingValue]:
     except OSError as error:
         raise ConfigError(f"The configuration {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        # tomllib raises ValueError and RecursionError too, for too long numbers and too deep lists.
+        # tomllib raises a plain ValueError for a number that is too long, and RecursionError for lists nested too deep.
         raise ConfigError(f"The configuration {path} is not TOML: {error}.") from None
 
 
@@ -294,12 +295,12 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[SettingValue]:
 def _is_of_others(name: str, value: str) -> bool:
     if name in OTHER_VARIABLES or name.startswith(OTHER_PREFIXES) or _SERVICE.fullmatch(name):
         return True
-    # TFMQ_PORT=8367 is a setting of the user; TFMQ_PORT=tcp://10.0.0.1:8367 is one of the variables of a service.
+    # TFMQ_PORT=8367 was set by the user. TFMQ_PORT=tcp://10.0.0.1:8367 was set by Kubernetes for a service.
     return name.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", value) is not None
 
 
 def _near_variable(name: str) -> str:
-    """Return the end of the error for an unknown environment variable: the variable that was probably meant."""
+    """Return the end of the error text for an unknown environment variable; it names a similar variable, if any."""
     word = name.upper().removeprefix(PREFIX)
     near = [each for each, key in VARIABLES.items() if key.split(".")[1] == word.lower()]
     near = near or [each for last in ("SECONDS", "BYTES") if (each := f"{PREFIX}{word}_{last}") in VARIABLES]
@@ -341,7 +342,7 @@ def _split_key(key: str) -> list[str]:
 
 
 class ReloadResult(NamedTuple):
-    """The configuration after a reload; `changed` values as "KEY = VALUE (was VALUE)"; keys that need a restart."""
+    """The configuration after a reload; the applied changes, as "KEY = VALUE (was VALUE)"; changed keys not applied."""
 
     config: Config
     changed: list[str]

@@ -1,4 +1,4 @@
-"""The blocking consumer: `tfmq.client.consumer.core`, with all waits in the calling thread."""
+"""The blocking consumer. Its methods run operations of `tfmq.client.consumer.core` and wait in the calling thread."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -135,16 +135,16 @@ class Consumer(BaseConsumer, Generic[Value]):
             raise
 
     def poll(self, timeout: float | None = 1.0, max_messages: int = 500) -> list[ReceivedMessage[Value]]:
-        """Return up to `max_messages` as soon as there are any, or [] after `timeout` seconds (None: wait on)."""
+        """Return up to `max_messages` as soon as there are any, or [] after `timeout` seconds (None: never)."""
         check_poll(timeout, max_messages)
         return self._driver.run(self._core.poll(timeout, max_messages))
 
     def arrow_batches(self, columns: Iterable[str] | None = None, *, timeout: float | None = None) -> Iterator[Any]:
         """Iterate over the messages as Arrow record batches (`pyarrow.RecordBatch`), without an object per message.
 
-        Each batch has messages of one partition, in order, verified by the checksums of their blocks. `columns` are
-        names of docs/arrow.md; None: key, value, partition, offset and timestamp. Ends after `timeout` seconds
-        without a message (None: waits without end), and after `stop`. A batch is acknowledged when the next one is
+        Each batch has messages of one partition, in order, verified by the checksums of their blocks. `columns`: names
+        from docs/arrow.md; None: key, value, partition, offset and timestamp. The iteration ends after `timeout`
+        seconds without a message (None: never), and after `stop`. A batch is acknowledged when the next batch is
         requested, and when `with` ends without an exception; `commit` and transactions work as with messages.
 
         Raises `BadRequest` for an unknown column, for a consumer with tags, where= or a codec, or with
@@ -177,20 +177,21 @@ class Consumer(BaseConsumer, Generic[Value]):
         signals: bool = True,
         tracebacks: bool = True,
     ) -> None:
-        """Call `listener`, or what was registered with `on`, with each message, until `stop`, a signal or an error.
+        """Call `listener`, or a listener registered with `on`, with each message, until `stop`, a signal or an error.
 
         A message is acknowledged when its listener returns. If the listener raises, the message is retried up to
-        `retries` times with growing pauses, and then becomes a dead letter. `tfmq.Reject` makes it one at once,
-        `tfmq.RetryLater(seconds)` retries it later and continues with the next message. Without a dead-letter store
-        the error is raised here. If a listener returns an awaitable, it is awaited. At the end, also after an error,
-        the offsets of acknowledged messages are committed, and the consumer leaves the group and is closed.
+        `retries` times with growing pauses, and then becomes a dead letter. If the listener raises `tfmq.Reject`, the
+        message becomes a dead letter at once. `tfmq.RetryLater(seconds)` retries it later, and later messages are
+        handled meanwhile. Without a dead-letter store, `run` raises the error. An awaitable result of a listener is
+        awaited. At the end, also after an error, the offsets of acknowledged messages are committed, and the consumer
+        leaves the group and is closed.
 
         Args:
             listener: called with each message of a topic that has no listener of its own.
             workers: how many messages are handled at the same time.
             order: which earlier message must be handled before a message: the one before it in its "partition", the
                 one before it with its "key", or "none".
-            signals: SIGTERM and SIGINT finish the current messages; a second one ends at once (main thread only).
+            signals: SIGTERM and SIGINT end `run` after the current messages, a second one at once (main thread only).
             tracebacks: log the traceback of each failed call (logger `tfmq.consumer`); False: only the error's class.
         """
         running = self._create_run(listener, workers, order, tracebacks)
@@ -201,7 +202,7 @@ class Consumer(BaseConsumer, Generic[Value]):
             self._driver.close()
 
     def close(self) -> None:
-        """Commit the acknowledged messages, without the current one, and leave the group; takes at most `timeout`."""
+        """Commit the acknowledged messages, but not the current one, and leave the group; wait at most `timeout`."""
         self._close(processed=False)
 
     def _close(self, processed: bool) -> None:

@@ -38,7 +38,7 @@ class BaseConsumer:
     ) -> None:
         """Create connection, driver and core from the arguments of the constructor, without I/O.
 
-        `awaits`: whether the driver is one for an event loop. Raises `BadRequest`, `NotSupported`.
+        `awaits`: whether the driver needs an event loop (asyncio, Twisted). Raises `BadRequest`, `NotSupported`.
         """
         options = check_arguments(arguments, awaits=awaits)
         link, driver, self._wall_clock = make_client_parts(
@@ -59,7 +59,7 @@ class BaseConsumer:
         self._loop: Any = None
 
     def _create_run(self, listener: Listener | None, workers: int, order: str, tracebacks: bool) -> HandlerRunner:
-        """Create a run that has no workers yet. Raises BadRequest; Closed for a closed consumer."""
+        """Create the runner for `run`, which has no workers yet. Raises BadRequest; Closed for a closed consumer."""
         core, options = self._core, self._core.options
         if core.closed:
             raise Closed("The consumer is closed, as it always is after a run; make a new one.")
@@ -87,7 +87,7 @@ class BaseConsumer:
             raise_flag=Event.complete if self._handling.is_async else self._driver.set_event,
         )
         if store is not None:
-            # The path of the default store is not known before the client is connected.
+            # The default store is not logged here: its path is not known before the client is connected.
             if options.dead_letters != DEFAULT_STORE:
                 log.info("Dead letters of group %s are kept in %s.", options.group, store.address)
             running.retry_loop = Retrying(store, running.redeliver, now=core.link.now, wall_clock=wall_clock)
@@ -95,7 +95,7 @@ class BaseConsumer:
         return running
 
     def _open_dead_letter_store(self) -> DeadLetterStore | None:
-        """Open the dead-letter store; None if there is none, or no group. Raises BadRequest."""
+        """Open the dead-letter store. Return None if the consumer has no store or no group. Raises BadRequest."""
         options, link = self._core.options, self._core.link
         if options.dead_letters is None or options.group is None:
             return None
@@ -120,7 +120,7 @@ class BaseConsumer:
         return self._listeners.on(topic)
 
     def stop(self) -> None:
-        """Stop iteration after the current message; `poll` then returns []. Safe in any thread and signal handler."""
+        """Stop iteration after the current message; `poll` then returns []. For any thread and signal handlers."""
         self._core.stop()
         self._driver.set_event(self._core.stop_requested)
 

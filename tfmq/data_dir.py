@@ -21,15 +21,15 @@ from tfmq.errors import NOT_DONE, ConfigError
 
 META_NAME: Final = "meta"
 VERSION_NAME: Final = "version"
-"""In `meta`: the JSON file with the format version and the node id."""
+"""Name of the JSON file in `meta` that has the format version and the node id."""
 FORMAT: Final = 1  # of the data folder's layout
 STARTING_NAME: Final = "starting"
 START_FILES: Final = frozenset({META_NAME, LOCK_NAME, STARTING_NAME})
-"""What a broker, or the process that starts it, creates first. A folder with one of these must have a catalog."""
+"""Names that a start of a broker creates first. A data folder that has one of them must also have a catalog."""
 OWN_FOLDERS: Final = frozenset({META_NAME, "transactions", "delay"})
 """A folder is a data folder if it has one of these or a partition. The names `lock` and `starting` alone prove nothing,
 because other programs have such files too."""
-FOLDER_NAMES: Final = (META_NAME, "transactions", "delay", "delay/arrivals", "archive")  # besides those of partitions
+FOLDER_NAMES: Final = (META_NAME, "transactions", "delay", "delay/arrivals", "archive")  # besides partitions
 IGNORED_NAMES: Final = frozenset(
     {
         LOCK_NAME,
@@ -43,8 +43,8 @@ IGNORED_NAMES: Final = frozenset(
         ".gitkeep",
     }
 )
-"""Names that an empty folder may contain: files that a start creates before DATA/meta, a log file that the shell
-opened, the folder of a mounted disk, files of a version control system."""
+"""Names that a folder may contain and still counts as empty: files that a start creates before DATA/meta, a log file
+that the shell opened, the folder of a mounted disk, files of a version control system."""
 
 
 _CHECKSUM_PATTERN = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTALL)
@@ -52,7 +52,7 @@ _CHECKSUM_PATTERN = re.compile(rb'(\{.*), "crc": "([0-9a-f]{8})"\}\n?', re.DOTAL
 FOLDER_MISSING: Final = "its folder was gone at a start"
 """The reason of a partition's stop begins with this text if the partition's folder was missing."""
 LOSSES: Final = (FOLDER_MISSING, FILES_GONE)
-"""The reason of a log's stop begins with one of these texts if the log has lost everything."""
+"""The reason of a log's stop begins with one of these texts if the log has lost all its messages."""
 
 
 class VersionFile(NamedTuple):
@@ -156,7 +156,7 @@ def path_error_advice(error: BaseException, data: str) -> str | None:
 
 
 def _blocking_component(path: str) -> str:
-    """Return the component of `path` that is no folder; the system's error names the whole path."""
+    """Return the first part of `path` that is no folder. The system's error names only the whole path."""
     above = os.path.dirname(path)
     while above not in ("", "/") and not os.path.isdir(above):
         path, above = above, os.path.dirname(above)
@@ -164,7 +164,7 @@ def _blocking_component(path: str) -> str:
 
 
 def new_journal_advice(meta: str) -> str:
-    """Return what to do where DATA/transactions is missing or does not match; `meta` is DATA/meta."""
+    """Return advice for a DATA/transactions that is missing or belongs to other data. `meta`: the path of DATA/meta."""
     return (
         "Put back the folder that belongs to this data; or, if the transactions that were prepared are to be"
         f" forgotten, move this one away and make an empty file {meta}/new-journal, then start again"
@@ -172,7 +172,7 @@ def new_journal_advice(meta: str) -> str:
 
 
 def new_delay_advice(meta: str) -> str:
-    """Return what to do where DATA/delay is missing or does not match; `meta` is DATA/meta."""
+    """Return advice for a DATA/delay that is missing or belongs to other data. `meta`: the path of DATA/meta."""
     return (
         "Put back the folder that belongs to this data; or, if the messages that wait in it are to be given up, move"
         f" this one away and make an empty file {meta}/new-delay, then start again"

@@ -75,8 +75,8 @@ class _ServerProcess:
     """The child process that runs tfmq-server, and the thread that starts it.
 
     Linux ends the child when the *thread* that started it ends. So a thread of its own starts the child, and runs as
-    long as the child does. It reads the child's standard error, so that the child never blocks on writing to it, and
-    keeps the last bytes.
+    long as the child does. The thread also reads the child's standard error, so that the child never blocks on writing
+    to it, and keeps the last bytes.
     """
 
     KEPT_BYTES = 4096
@@ -132,7 +132,7 @@ class _ServerProcess:
 
 
 def terminate_with_parent() -> Callable[[], None] | None:
-    """Return a function for `preexec_fn` that lets Linux end the child with its parent; None elsewhere."""
+    """Return a function for `preexec_fn` that lets Linux end the child with its parent; None on other systems."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl

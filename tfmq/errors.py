@@ -96,7 +96,7 @@ class TfmqError(Exception):
 
 
 class Detail(Generic[DetailValue]):
-    """A value in `details`, read as an attribute; `unknown` if it is missing or of another type."""
+    """Descriptor that reads a value in `details`. If the value is missing or of another type, returns `unknown`."""
 
     def __init__(self, unknown: DetailValue) -> None:
         self.unknown: DetailValue = unknown
@@ -274,7 +274,7 @@ class DecodeFailed(TfmqError):
 
 
 class DeliveryFailed(TfmqError):
-    """Deliveries failed whose results the caller had not read: those in `deliveries`, which are not pickled."""
+    """Some deliveries failed, and the caller had not read their results. `deliveries` has them; it is not pickled."""
 
     number, code = 24, "delivery_failed"
     happened = "Messages could not be delivered, and their results had not been read."
@@ -295,7 +295,7 @@ class TransactionError(TfmqError):
 
 
 class UnknownTransaction(TransactionError):
-    """No live transaction and no remembered outcome has that xid. A transaction with it may have ended long ago."""
+    """No live transaction and no stored outcome has that xid. A transaction with that xid may have ended long ago."""
 
     number, code = 32, "unknown_transaction"
     happened = "The broker has no transaction with that xid, and no outcome of one."
@@ -438,7 +438,7 @@ class ErrorReply(NamedTuple):
 
 
 def to_error_reply(error: BaseException) -> ErrorReply:
-    """Return the fields of an error reply; any error but a `TfmqError` becomes `internal_error`."""
+    """Return the fields of an error reply. An error that is no `TfmqError` is sent as `internal_error`."""
     if not isinstance(error, TfmqError):
         error = ServerError()
     return ErrorReply(error.number, error.code, error.outcome, error.sentence, dict(error.details))

@@ -6,8 +6,8 @@
 
     tfmq.Producer(hooks=[Count()])
 
-A hook must not wait for the broker. `before_send` and `before_handle` run in the caller's thread, and what they raise
-reaches the caller. `after_send` runs in the thread that reads the connection, and what it raises is logged.
+A hook must not wait for the broker. `before_send` and `before_handle` run in the caller's thread, and their errors are
+raised to the caller. `after_send` runs in the thread that reads the connection, and its errors are logged.
 """
 
 from __future__ import annotations

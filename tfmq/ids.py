@@ -1,4 +1,4 @@
-"""Message ids: pack, take apart and format them; ranges of producer ids.
+"""Functions that pack, split and format message ids; ranges of producer ids.
 
 A message id is the producer id (40 bits, never 0) and the producer sequence of the record (24 bits). It is unique in a
 broker and never reused. A log id is built the same way from the topic's incarnation and the partition

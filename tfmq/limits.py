@@ -210,12 +210,12 @@ def is_valid_name(name: object) -> bool:
 
 @lru_cache(1024)
 def is_valid_short_name(name: str) -> bool:
-    """As `is_valid_name`, for strings of at most NAME_LENGTH characters; cached for the names of all requests."""
+    """Return what `is_valid_name` returns for a string of at most NAME_LENGTH characters. Cached for repeated names."""
     return _NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def effective_limits(settings: Mapping[str, int]) -> dict[str, int]:
-    """Return every limit by name: from `settings`, or else the default."""
+    """Return every limit by name: its value in `settings`, or else its default."""
     return {name: settings.get(name, int(limit)) for name, limit in ALL.items()}
 
 

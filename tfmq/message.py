@@ -190,7 +190,7 @@ def _check_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def decode_attribute(data: Buffer) -> Attribute:
-    """Decode an attribute. Raises `DecodeFailed` for any other bytes."""
+    """Decode an attribute. Raises `DecodeFailed` for bytes that are no valid attribute."""
     get = _decode_map(data).get
     born_ms, key, tag = get(BORN_AT), get(KEY), get(TAG)
     properties, attempts, redrives = get(PROPERTIES, _NO_PROPERTIES), get(ATTEMPTS, 0), get(REDRIVES, 0)
@@ -213,7 +213,7 @@ def decode_attribute(data: Buffer) -> Attribute:
 
 
 def replace_counts(data: Buffer | None, attempts: int, redrives: int) -> bytes:
-    """Replace the counts in the attribute `data`; other keys, also unknown ones, are kept.
+    """Return the attribute `data` (None: no attribute) with these counts. All other keys, also unknown ones, are kept.
 
     Raises `DecodeFailed` for an invalid attribute, `MessageTooLarge` if the counts do not fit.
     """

@@ -1,4 +1,4 @@
-"""The blocking producer. The asyncio one is in `tfmq.aio`."""
+"""The blocking producer. The asyncio variant is in `tfmq.aio`, the Twisted variant in `tfmq.twisted`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Producer:
         group: the name of a group of producers. The broker asks any member about prepared transactions of all members.
         acks: when a send is acknowledged: "synced" (on the disk), "written" (in the operating system), "none" (no
             reply). None: the broker's setting `server.acks`.
-        linger_ms: how long a batch waits for more messages while no caller waits for it.
+        linger_ms: how long a batch waits for more messages while no caller waits for its result.
         batch_bytes: the size at which a batch is full.
         buffer_bytes: memory for messages that are not acknowledged yet; when it is full, `send` waits.
         selector: a `PartitionSelector` or the name of one. None: by the key; messages without a key go to the
@@ -92,10 +92,10 @@ class Producer:
         datetime, or seconds since 1970) the broker stores the message until it is due. The result then has no
         offset, and `delayed` is the handle for `cancel` and `reschedule`.
 
-        Waits only for buffer space, and for a topic's partitions before its first message with a key, both at
-        most `timeout`. Raises `Busy` if there is no space by then, `MessageTooLarge`, `TypeError` for a
-        payload that needs a codec and for an invalid time (a datetime without a time zone, both at once),
-        `Closed`.
+        Waits only for buffer space, and for a topic's partitions before its first message with a key, each for at
+        most `timeout` seconds. Raises `Busy` if there is no space by then, `MessageTooLarge`, `Closed`, and
+        `TypeError` for a payload that needs a codec, for a time of another type, for a datetime without a time
+        zone, and for `delay` and `deliver_at` together.
         """
         core, driver, delivery = self._core, self._driver, None
         plain = key is tag is properties is delay is deliver_at is partition is None  # type: ignore[comparison-overlap]
@@ -132,7 +132,7 @@ class Producer:
     def send_many(
         self, topic: str, payloads: Iterable[Any], delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Deliveries:
-        """Send all of `payloads` with less work for each; return one handle for them all.
+        """Send all `payloads`, with less work than a `send` for each; return one delivery handle for all.
 
         The payloads are bytes, text, `Message`s or values for the codec.
 
@@ -140,9 +140,8 @@ class Producer:
         to all messages without a time of their own.
 
         Waits for buffer space as `send` does; returns when the last message is in a batch. `result()` of the
-        handle is a list with one entry for each batch; `delayed` of a delayed entry has a handle for each
-        message. When a batch fails, the remaining payloads are not read, and that failure is raised. Raises
-        like `send`.
+        delivery handle is a list of one `SendResult` for each batch. When a batch fails, the remaining payloads
+        are not read, and the error of the batch is raised. Raises the errors of `send` too.
         """
         deliveries = self._driver.run(self._core.send_many(topic, payloads, DeliveryTime(delay, deliver_at)))
         self._driver.wake()
@@ -170,19 +169,16 @@ class Producer:
         self._core.owner.close(seconds)
 
     def stats(self) -> dict[str, Any]:
-        """Return counters since the creation, and the state of the connection.
-
-        The counters are messages, batches, bytes, failed_messages and others.
-        """
+        """Return counters since the creation (messages, batches, bytes ...), and the state of the connection."""
         with self._driver.lock:
             return self._core.stats()
 
     def transaction(self) -> Transaction:
         """Create a transaction, whose messages become visible together or not at all.
 
-        Usage: `with producer.transaction() as tx: tx.send(...)`. Does not connect: up to a megabyte is sent
-        as one request at the commit. A larger transaction ends with this producer's connection; use `begin`
-        with an xid if it must outlive the connection. Raises `Closed`.
+        Usage: `with producer.transaction() as tx: tx.send(...)`. This call does not connect. A transaction of up to
+        a megabyte is sent as one request at the commit. A larger one is rolled back if this producer's connection
+        ends; use `begin` with an xid if it must outlive the connection. Raises `Closed`.
         """
         with self._driver.lock:
             return Transaction(self._core.transactions.begin())
@@ -211,9 +207,10 @@ class Producer:
 
         The broker sends check-backs for prepared transactions without an outcome to one connected producer of
         the group (`Producer(group=...)`), for the transactions of all members. `transaction` has `xid`,
-        `epoch`, `prepared_at` and `topics`; the function returns "commit", "rollback", or None: unknown, ask
-        again later. `function` runs in its own thread; an exception is logged and means None. Several registered
-        functions are called in turn until one returns an outcome. Raises `BadRequest` without a group.
+        `epoch`, `prepared_at` and `topics`. The function returns "commit", "rollback", or None if the outcome is
+        unknown; the broker then asks again later. `function` runs in its own thread; an exception is logged and
+        means None. Several registered functions are called in turn until one returns an outcome. Raises
+        `BadRequest` without a group.
         """
         with self._driver.lock:
             self._core.transactions.add_check(function)

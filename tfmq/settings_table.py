@@ -17,7 +17,7 @@ class Kind(Protocol):
     """The values that a key accepts.
 
     `read` returns the value as the code uses it, or raises ValueError, whose text ends the sentence "KEY must be".
-    `is_text`: whether a value may be a string even in the file, where numbers and booleans have types.
+    `is_text`: whether a value in the file, where numbers and booleans have types, may be a string.
     """
 
     text: str
@@ -356,7 +356,7 @@ RELOADED_LIMITS: tuple[str, ...] = (
     "schedules_bytes",
     "schedule_payload_bytes",
 )
-"""Limits that the server reads at each use. The others size structures at the start, or bound the content of files."""
+"""Limits that the server reads at each use. Other limits are read once, at the start, or limit the content of files."""
 
 RELOADED: frozenset[str] = frozenset(
     (
@@ -368,4 +368,4 @@ RELOADED: frozenset[str] = frozenset(
         *(f"limits.{name}" for name in RELOADED_LIMITS),
     )
 )
-"""Keys that take effect on SIGHUP; the others need a restart."""
+"""Keys whose new values take effect on SIGHUP. A change of any other key needs a restart."""

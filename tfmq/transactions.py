@@ -1,4 +1,4 @@
-"""The blocking transaction and XA resource. The asyncio ones are in `tfmq.aio_transactions`."""
+"""The blocking transaction and XA resource. The asyncio variants are in `tfmq.aio_transactions`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Transaction(TransactionHandle):
     def send_many(
         self, topic: str, payloads: Iterable[Any], delay: Delay | None = None, *, deliver_at: Moment | None = None
     ) -> Deliveries:
-        """Add all of `payloads`, with less work than a `send` for each; return one handle for them all.
+        """Add all `payloads`, with less work than a `send` for each; return one delivery handle for all.
 
         The payloads are bytes, text, `Message`s or values for the codec; at most a few megabytes are in memory.
         `delay` (counted from the commit) or `deliver_at` applies to all messages without a time of their own. Waits
@@ -136,9 +136,9 @@ class Transaction(TransactionHandle):
         return self._driver.run(self._core.prepare())
 
     def commit(self) -> str:
-        """Commit the transaction; return "committed", "applying" or "read_only".
+        """Commit the transaction; return "committed", "applying" or "read_only", also when repeated.
 
-        For a transaction that is committed already, return the same result again.
+        "applying": committed, but a partition that accepts no writes now gets its messages later. "read_only": empty.
 
         Raises `TransactionRolledBack`, `HeuristicOutcome`, `Fenced` (offsets), `UnknownTopic`, `StorageStopped`,
         `DiskFull` and others. After an error with the outcome "not done", no message is visible, and the commit may be
@@ -167,7 +167,7 @@ class Transaction(TransactionHandle):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The garbage collector may be running here, so this must not wait.
+        # The garbage collector may be closing a generator that contains the block, so this must not wait.
         if isinstance(error, GeneratorExit):
             with self._driver.lock:
                 self._core.drop(None)
@@ -220,6 +220,6 @@ class XAResource:
     forget = blocking(XaBranches.forget)
 
     def end(self, xid: str) -> None:
-        """End the association with the branch: no more messages are sent in it."""
+        """End the association of this resource with the branch: no more messages can be sent in the branch."""
         with self._driver.lock:
             self._core.end(xid)

@@ -5,8 +5,8 @@ Names, parameters and guarantees are those of `tfmq.Producer`, `tfmq.Consumer` a
     producer = tfmq.twisted.Producer()
     producer.send("orders", b"...", key="42").addCallback(lambda result: print(result.offset))
 
-A client belongs to one reactor: the argument `reactor`, or the installed one when the client is first used;
-creating a client needs none. A Deferred may be cancelled: the caller stops waiting, and the client continues.
+A client belongs to one reactor: the argument `reactor`, or the one that is installed when the client is first used;
+creating a client needs no reactor. A Deferred may be cancelled: the caller stops waiting, and the client continues.
 Errors about invalid arguments are reported by the Deferred too.
 """
 
@@ -43,7 +43,7 @@ from tfmq.twisted_transactions import checked_in
 class Producer:
     """`tfmq.Producer` for Twisted: methods that wait return Deferreds.
 
-    The results of `send` and `send_many` are acknowledged. `reactor` None: the installed one.
+    The Deferreds of `send` and `send_many` wait for the acknowledgement. `reactor` None: the installed reactor.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Producer:
 
 @copy_docs_from(tfmq.admin.Admin)
 class Admin:
-    """`tfmq.Admin` for Twisted: methods return Deferreds. `reactor` None: the installed one."""
+    """`tfmq.Admin` for Twisted: methods return Deferreds. `reactor` None: the installed reactor."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""The Twisted consumer: `tfmq.client.consumer.core`, with Deferreds. A cancelled call leaves the consumer usable."""
+"""The Twisted consumer, with the operations of `tfmq.client.consumer.core` as Deferreds.
+
+A call may be cancelled; the consumer remains usable.
+"""
 
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -36,7 +39,7 @@ from tfmq.offsets.storage import OffsetStorage
 class Consumer(AwaitedConsumer[Value]):
     """`tfmq.Consumer` for Twisted: methods that wait return Deferreds; coroutines can read with `async for`.
 
-    `reactor` None: the installed one.
+    `reactor` None: the installed reactor.
     """
 
     _driver: DeferredDriver

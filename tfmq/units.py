@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them, like 64MiB and 1h30m. Pure.
+"""Sizes and durations as people write them, like 64MiB and 1h30m.
 
 KB, MB, GB and TB are powers of 1000. KiB, MiB, GiB and TiB are powers of 1024; K, M, G and T alone are powers of 1024
 too, as in Spark and the JVM. Letters may have any case.

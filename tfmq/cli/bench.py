@@ -66,7 +66,7 @@ def json_row(what: str, messages: int, size: int, seconds: float) -> dict[str, A
 
 
 def measure_send(output: Output, topic: str, messages: int, size: int, acks: str, *, in_bulk: bool) -> float:
-    """Return the seconds that sending takes; unless `in_bulk`, each message waits for the ack of the previous one."""
+    """Return the seconds that sending takes. Unless `in_bulk`, each message waits for the ack of the previous one."""
     from tfmq.producer import Producer
 
     payload, step = b"x" * size, BULK_CHUNK if in_bulk else 1

@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 ChangeDelayed = Callable[["aio.Admin", str], Awaitable[dict[str, Any]]]
 
 CONCURRENT_CHANGES = 200
-"""Changes that are requested at the same time, so that they share fsyncs on the broker."""
+"""Number of changes that are requested at the same time, so that they share fsyncs of the broker."""
 SENTENCES_MAX = 20
 """If a command gets more handles than this, it prints a line only for messages without the wanted result."""
 EXTRA_EDGES = 4
-"""Edges of a query besides the edges of the ranges: the smallest and largest time, and a round time at either end."""
+"""Edges of a query besides those of the ranges: the smallest and largest time, and a round time at either end."""
 
 DELIVERED_BEFORE = "it was delivered already"
 UNKNOWN_HANDLE = "the broker knows no message of this handle: see docs/delay.md, “The handle” (tfmq --docs)"
@@ -200,7 +200,7 @@ def check_handles(handles: Sequence[str]) -> list[str]:
 
 
 async def change_all(output: Output, handles: Sequence[str], change: ChangeDelayed, wanted: str) -> int:
-    """Call `change` for all handles, also after failures. Returns 1 if a message did not become `wanted`, else 0."""
+    """Call `change` for all handles, also after failures. Return 0 if all messages have the state `wanted`, else 1."""
     from tfmq import aio
 
     rows: list[dict[str, Any]] = []
@@ -281,17 +281,17 @@ def histogram(
 
 
 def split_counts(counts: Sequence[int], edges: Sequence[int]) -> tuple[int, Sequence[int]]:
-    """Return how many messages are before the first edge, and how many are between each edge and the next."""
+    """Return how many messages are due before the first edge, and how many between each edge and the next."""
     if not edges:
         return sum(counts), ()
-    first = int(edges[0] > 0)  # `counts` begins with a range from 0 to the first edge, unless that is 0
+    first = int(edges[0] > 0)  # `counts` begins with a range from 0 to the first edge, unless the first edge is 0
     return sum(counts[:first]), counts[first : first + len(edges) - 1]
 
 
 def edges_for(
     admin: "Admin", topic: str | None, now_ms: int, first: datetime | None, end: datetime | None, every: float | None
 ) -> list[int]:
-    """Return the edges (ms since 1970) of the ranges to print, each `every` seconds long; [] without messages."""
+    """Return edges (ms since 1970) of ranges of `every` seconds (None: a suitable length); [] without messages."""
     low = 0 if first is None else milliseconds(first)
     high = TIME_MAX if end is None else milliseconds(end)
 

@@ -32,12 +32,12 @@ BAR_WIDTH_MIN: Final = 10
 BAR_WIDTH: Final = 40
 TABLE_PADDING: Final = 10  # characters that a table adds to its texts
 KEY_CHARACTERS: Final = 40
-"""Longer keys are shortened in a table; a key may have 64 KiB."""
+"""Maximum characters of a key in a table. Longer keys are shortened; a key may have 64 KiB."""
 
 
 @contextmanager
 def with_topic_hint(admin: Admin, topic: str | None) -> Iterator[None]:
-    """Context that adds the name of a similar topic to an UnknownTopic raised in the block."""
+    """Context that replaces an UnknownTopic raised in the block by one that also names a similar topic."""
     try:
         yield
     except UnknownTopic:
@@ -68,7 +68,7 @@ def count_between(admin: Admin, topic: str | None, edges: Sequence[int]) -> tupl
 
 
 def round_edge(edge: int) -> int:
-    """Round an edge after the year 9999 to seconds: only datetimes represent a ms exactly."""
+    """Round an edge after the year 9999 down to seconds: queries take ms only as datetimes, which end in 9999."""
     return edge if edge <= BORN_MS_MAX else edge // 1_000 * 1_000
 
 
@@ -78,7 +78,6 @@ complete_handles: Final = main.complete_names(
         for each in admin.delayed(limit=main.COMPLETIONS_MAX)
     )
 )
-"""Shell completion of handles."""
 
 
 def json_row(found: DelayedDescription) -> dict[str, Any]:
@@ -135,7 +134,7 @@ def relative_time(ms: int) -> str:
 
 
 def print_histogram(edges: Sequence[int], counts: Sequence[int], now_ms: int) -> None:
-    """Print a line for each range: its start, its number of messages, and a bar in proportion to that."""
+    """Print a line for each range: its start, its number of messages, and a bar in proportion to that number."""
     from rich.bar import Bar
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -169,7 +168,7 @@ def bar_width(rows: Sequence[tuple[str, str, str]], terminal: int) -> int:
 
 
 def bar_end(count: int, most: int, width: int) -> float:
-    """Return where a bar ends on a scale from 0 to `most`; any message makes at least an eighth of a character."""
+    """Return where a bar ends on a scale from 0 to `most`; at least at an eighth of a character if `count` is not 0."""
     return max(count, most / (8 * width)) if count else 0
 
 
@@ -179,7 +178,7 @@ CountBetween = Callable[[Sequence[int]], Sequence[int]]
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 YEAR = 365 * DAY
 MONDAY: Final = datetime(1970, 1, 5)
-"""Ranges of a length that neither divides a day nor is in whole years are counted from this date, in local time."""
+"""Start (local time) from which ranges are counted if their length neither divides a day nor is in whole years."""
 STEPS: Final[tuple[int, ...]] = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500),
     *(SECOND * n for n in (1, 2, 5, 10, 15, 30)),
@@ -188,25 +187,25 @@ STEPS: Final[tuple[int, ...]] = (
     *(DAY * n for n in (1, 2, 7, 14, 30, 90)),
     *(YEAR * n * 10**zeros for zeros in range(9) for n in (1, 2, 5)),
 )
-"""Round time spans, in ms."""
+"""Possible lengths of ranges in ms: round numbers of a unit of time."""
 DISTANCES: Final[tuple[int, ...]] = (
     *(0, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 6 * HOUR),
     *(DAY, 7 * DAY, 30 * DAY, YEAR, 10 * YEAR, 100 * YEAR),
 )
-"""Distances from now, each a multiple of the one before."""
+"""Distances from now, in ms, for ranges that grow with the distance. Each is a multiple of the previous one."""
 RANGES_MAX: Final = 20
 """Maximum number of ranges on a terminal."""
 TIME_MAX: Final = ((1 << 63) - 1) // SECOND * SECOND
 """The largest due time that can be queried, in whole seconds."""
 
 IGNORED_SHARE: Final = 0.005
-"""Share of all messages, at each end of the due times, for which the ranges are not extended: so a single message that
-is due in ten years does not make all ranges wide. Applied twice, once in each of two queries."""
+"""Share of all messages, at each end of the due times, that may be outside of the ranges. So a single message that is
+due in ten years does not make all ranges wide. `sensible_edges` applies the share in each of its first two queries."""
 CONCENTRATED_SHARE: Final = 0.8
-"""If one range has more than this share of all messages, ranges of equal length show too little detail."""
+"""If one of several equal ranges has more than this share of the messages, ranges of growing length are tried."""
 EDGES_PER_DOUBLING: Final = 8
 DETAIL_PARTS: Final = 1_000
-"""Number of parts into which the range with most messages is divided."""
+"""Number of equal parts into which the second query divides the range with nearly all messages."""
 
 
 def sensible_edges(ask: CountBetween, now: int, first: int = 0, end: int = TIME_MAX) -> list[int]:
@@ -214,9 +213,9 @@ def sensible_edges(ask: CountBetween, now: int, first: int = 0, end: int = TIME_
 
     `ask` counts the messages between edges. The due times are not known in advance: messages may be due in the next
     second or in ten years. So `ask` is called first with edges whose distances grow with the distance from now, then
-    with equal parts of the range that has nearly all messages. The result divides this range into round, equal steps;
-    or, if most messages would be in a single step, into steps that grow with the distance from now. [] without
-    messages.
+    with equal parts of the range that has nearly all messages. The result divides this range into equal steps of a
+    round length. If most messages would be in a single step, the steps grow with the distance from now instead. If
+    there are no messages, the result is [].
     """
     low, high = first, end
     for edges in (fine_edges(now, first, end), None):
@@ -289,7 +288,7 @@ def round_edges(low: int, high: int, step: int, first: int = 0, end: int = TIME_
 def floor_to_step(time: int, step: int) -> int:
     """Round a time (ms since 1970) down to a multiple of `step` ms in local time, where days begin at midnight.
 
-    Multiples are counted from fixed dates, not from now, so that a query a minute later gets the same edges.
+    Multiples are counted from fixed dates, not from now, so that a command a minute later has the same edges.
     """
     local = local_time(time)
     if local is None:

@@ -47,11 +47,11 @@ PENDING_STATES = ("failing", "waiting", "retrying", "dead", "redriving")
 ERROR_CHARACTERS = 60
 COLUMNS = ("id", "state", "group", "broker", "message", "key", "calls", "kept", "error")
 BROKER_CHARACTERS = 8
-"""Characters of a broker id in a table; enough to distinguish a few brokers."""
+"""Number of characters of a broker id in a table: enough to distinguish a few brokers."""
 
 
 class LetterChoice(NamedTuple):
-    """The dead letters that the user selected; `store` None: in all stores of this user."""
+    """The dead letters that the user selected. `store` None: all stores of this user. `filters`: option -> value."""
 
     store: str | None
     group: str | None
@@ -74,7 +74,7 @@ class LetterChoice(NamedTuple):
 
 
 def store_options(command: Function) -> Function:
-    """Add --store and --group; the command gets their values, and those of `filter_options`, as `choice`."""
+    """Add --store and --group. The command gets their values and the values of `filter_options` as `choice`."""
 
     @click.option(
         "--store", metavar="PATH|URL|topic:NAME", help="The dead-letter store [all below ~/.local/state/tfmq]."
@@ -245,7 +245,7 @@ def dlq() -> None:
 @click.option("-n", "count", type=click.IntRange(min=1), help=f"At most this many [a table: {ROWS_SHOWN}; JSON: all].")
 @output_options
 def list_command(choice: LetterChoice, count: int | None, output: Output) -> None:
-    """List the dead letters, the oldest first; without --state those that need an action."""
+    """List the dead letters, the oldest first. Without --state, only dead letters that need an action are listed."""
     with open_stores(choice, output) as found:
         letters = (each for desk in found for each in desk.letters(choice.selection(PENDING_STATES)))
         if output.json:
@@ -324,7 +324,7 @@ def export(choice: LetterChoice, path: Path | None, output: Output) -> None:
 
 
 def write_rows(path: Path, rows: Iterator[dict[str, Any]], as_array: bool) -> int:
-    """Write rows to a temporary file, which then replaces `path`; nothing without rows. Return the number of rows."""
+    """Write rows to a temporary file, then rename it to `path`. Without rows, write nothing. Return the row count."""
     first = next(rows, None)
     if first is None:
         return 0
@@ -377,7 +377,7 @@ def chosen_options(command: Any) -> Any:
 def retry(ids: tuple[str, ...], choice: LetterChoice, everything: bool, calls: int, force: bool, output: Output) -> int:
     """Let consumers of the group handle dead letters again.
 
-    The consumers at the broker of a dead letter look for such dead letters every few seconds.
+    The consumers of the group at the broker of a dead letter look for such dead letters every few seconds.
     """
     what = "will be handled again by a running consumer of the group"
     return change_letters(
@@ -402,7 +402,7 @@ def drop(ids: tuple[str, ...], choice: LetterChoice, everything: bool, force: bo
 def select_letters(
     found: Sequence[Desk], ids: Sequence[str], choice: LetterChoice, everything: bool
 ) -> list[tuple[Desk, list[Letter]]]:
-    """Return each store with its dead letters to change. Raises UsageError unless they are selected in one way."""
+    """Return each store with its dead letters to change. Raises UsageError unless either ids or filters are given."""
     if ids:
         if everything or any(value is not None for value in choice.filters.values()):
             raise click.UsageError("give either IDs or filters")
@@ -427,8 +427,8 @@ def change_letters(
 ) -> int:
     """Change the selected dead letters, print what was changed, and return the exit code.
 
-    `change`: changes the letters with these ids in a store · `word`: the JSON key for the ids of changed letters ·
-    `what`: what was done, as a part of the printed sentence.
+    `change(desk, ids)`: changes dead letters of a store, and returns None for each that was not changed · `word`: the
+    JSON key for the ids of changed dead letters · `what`: what was done, as a part of the printed sentence.
     """
     pairs: list[tuple[Letter, Letter | None]] = []
     with open_stores(choice, output) as found:

@@ -121,7 +121,7 @@ def check_group(admin: "Admin", name: str, advice: str = "") -> None:
 def reset(
     name: str, topic: str, place: Any, partition: int | None, create: bool, dry_run: bool, output: Output
 ) -> None:
-    """Set where group NAME continues in TOPIC. No member of it may be running."""
+    """Set where group NAME continues in TOPIC. No member of the group may be running."""
     from tfmq.client.admin.admin import refuse_reset_beyond_end
 
     with output.admin() as admin:
@@ -145,7 +145,7 @@ def reset(
         {"topic": topic, "partition": number, "before": before.get(number), "offset": offset}
         for number, offset in offsets.items()
     ]
-    if not output.json:  # digits only, as options accept an offset
+    if not output.json:  # print offsets without separators, so that options accept them
         for row in rows:
             row |= {key: None if row[key] is None else str(row[key]) for key in ("before", "offset")}
     output.print_rows(rows, ("topic", "partition", "before", "offset"), "")
@@ -162,7 +162,7 @@ def reset(
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @output_options
 def delete(name: str, yes: bool, output: Output) -> None:
-    """Delete a group with all its offsets. No member of it may be running."""
+    """Delete a group with all its offsets. No member of the group may be running."""
     with output.admin() as admin:
         found = find_group(admin, name)
         if not yes:

@@ -111,7 +111,7 @@ def dump(path: Path, count: int | None, first: int, control: bool, output: Outpu
 
 
 def start_position(row: dict[str, Any]) -> int:
-    """Return the value of a row that `--from` is compared with: LSN, due time, or offset."""
+    """Return the value of a row with which `--from` is compared: its LSN, due time, or offset."""
     found: int = row["place"] if "place" in row else row["due"] if "due" in row else row["offset"]
     return found
 
@@ -160,7 +160,7 @@ def block_rows(block: Block, control: bool) -> Iterator[dict[str, Any]]:
 
 
 ROW_KEYS = {"durable_offset": "forced", "positions": "places"}
-"""Present name of a field -> its key in rows, which has the former name so that scripts continue to work."""
+"""Name of a field in the code -> its key in rows. The keys are earlier names, so that scripts continue to work."""
 BLOCK_TRAILER_BYTES = 100  # a block trailer, header and body: docs/formats/record.md
 
 
@@ -245,7 +245,7 @@ def verify_command(path: Path, records: bool, output: Output) -> int:
 
 
 def verify_path(disk: Disk, path: Path, records: bool, moved: FileProgress) -> Iterator[VerifyReport]:
-    """Yield a report for each log, the journal and the buckets at `path`. `moved` is called with the progress."""
+    """Yield a report for each log, the journal and the buckets at `path`. `moved` is called as files are verified."""
     folders = [path] if is_segment(path) or is_log_folder(path) else partitions_of(path)
     for folder in folders:
         report = lost_is_damage(verify(disk, str(folder), records=records, suffix=suffix_of(folder), progress=moved))
@@ -262,7 +262,7 @@ def verify_path(disk: Disk, path: Path, records: bool, moved: FileProgress) -> I
 
 
 class FileProgress:
-    """Advances a progress bar by calls with the bytes done of one file after the other."""
+    """Progress callback: called with the bytes done of one file after the other; advances a bar by their difference."""
 
     def __init__(self, advance: Any) -> None:
         self.advance, self._current_path, self._done_bytes = advance, "", 0
@@ -388,7 +388,7 @@ def report_repair(output: Output, done: DataRepairResult, dry_run: bool) -> None
 
 
 def arrival_fields(record: Record, data: memoryview) -> dict[str, Any] | None:
-    """Return the fields of an arrival header in the block `data`; None for any other or invalid record."""
+    """Return the row fields of `record` in the block `data`; None if `record` is no valid arrival header."""
     if record.id != HEADER_ID:
         return None
     try:
@@ -571,7 +571,7 @@ def entry_row(part: JournalEntry | JournalGap) -> dict[str, Any]:
 
 
 def _operation_fields(content: Operation) -> dict[str, Any]:
-    """Return the fields of a step of a transaction; for an invalid step, the payload and the reason."""
+    """Return the fields of a step of a transaction. For an invalid step, return its payload and the reason."""
     from tfmq.transaction.journal_records import unpack
 
     try:
@@ -632,7 +632,7 @@ def is_segment(path: Path) -> bool:
 
 
 def suffix_of(path: Path) -> str:
-    """Return the suffix of segment files at `path`; catalog and arrival log (delayed messages) have their own."""
+    """Return the suffix of segment files at `path`. The catalog and the arrival log have suffixes of their own."""
     folder = path if path.is_dir() else path.parent
     own = {META_NAME: CATALOG_SUFFIX, ARRIVALS_NAME: ARRIVALS_SUFFIX}
     return own.get(folder.name, filenames.SEGMENT_SUFFIX)
@@ -661,7 +661,7 @@ def journal_of(path: Path) -> Path | None:
 
 
 def delay_of(path: Path) -> Path | None:
-    """Return the folder with the buckets of delayed messages at `path`, or in it; None without one."""
+    """Return the folder with the buckets (delayed messages) at `path`, or in the data folder `path`; None if none."""
     if path.is_file() and parse_bucket_name(path.name) is not None:
         return path.parent
     return next((f for f in (path, path / DELAY_FOLDER) if is_bucket_folder(RealDisk(), str(f))), None)
@@ -677,7 +677,7 @@ def partitions_of(path: Path) -> list[Path]:
 
 
 def is_log_folder(path: Path) -> bool:
-    """Return whether `path` is the folder of a log, even of one that has lost its segments."""
+    """Return whether `path` is the folder of a log, even if the log has lost its segments."""
     return has_log(RealDisk(), str(path), suffix_of(path))
 
 
@@ -695,21 +695,21 @@ def check_path(path: Path) -> Path:
 
 
 def size_of(path: Path) -> int:
-    """Return about how many bytes a verification of `path` reads."""
+    """Return the approximate number of bytes that a verification of `path` reads."""
     if path.is_file():
         return path.stat().st_size
     logs = {filenames.SEGMENT_SUFFIX, filenames.JOURNAL_SUFFIX, CATALOG_SUFFIX, ARRIVALS_SUFFIX, ".bucket"}
     total = 0
     for folder, _, files in os.walk(path):
         for file in (Path(folder, name) for name in files if Path(name).suffix in logs):
-            with suppress(OSError):  # the verification itself reports it
+            with suppress(OSError):  # the verification reports this error
                 total += file.stat().st_size
     return total
 
 
 @contextmanager
 def explain_path_errors(path: Path) -> Iterator[None]:
-    """Context that turns an error about a path of the wrong type into a sentence with advice."""
+    """Context that replaces an OSError about a path of the wrong type by a ClickException with advice."""
     try:
         yield
     except OSError as error:
@@ -721,7 +721,7 @@ def explain_path_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def lock_data_folder(path: Path) -> Iterator[Disk]:
-    """Context in which the data folder around `path` is locked; yields the disk. Raises if a server runs on it."""
+    """Context in which the data folder that contains `path` is locked. Yields the disk. Raises if a server uses it."""
     disk = RealDisk()
     folder = path.parent if path.is_file() else path
     near = [folder, folder.parent] + [folder.parent.parent] * (folder.name == ARRIVALS_NAME)

@@ -59,11 +59,11 @@ INTERRUPTED = 130  # the exit code that shells expect of a program ended by Ctrl
 
 
 class OutputClosed(Exception):
-    """The reader of a pipe closed it (`tfmq read t | head`), which click would report as a failure."""
+    """Replaces the BrokenPipeError of a closed pipe (`tfmq read t | head`), which click would report as a failure."""
 
 
 class LazyGroup(click.Group):
-    """A click group whose commands are imported when they are used."""
+    """A click group that imports each command when it is used. `targets`: name -> "module:attribute"."""
 
     targets: Mapping[str, str] = COMMANDS
 
@@ -99,7 +99,7 @@ class LazyGroup(click.Group):
 
 
 def print_docs(context: click.Context, option: click.Parameter, wanted: bool) -> None:
-    """Print the folder with the docs of this installation: its checkout, or the data folder of the wheel."""
+    """Print the folder that has the docs of this installation: the checkout, or the folder installed by the wheel."""
     if not wanted:
         return
     from importlib.metadata import distribution
@@ -181,7 +181,7 @@ def open_closed_streams() -> None:
 
 
 class CurrentStderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Logging handler that writes to the current `sys.stderr`, which a progress bar replaces to stay the last line."""
+    """Logging handler that writes to the current `sys.stderr`, which a progress bar replaces temporarily."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -199,7 +199,7 @@ def print_log_warnings() -> None:
         handler.setFormatter(logging.Formatter("tfmq: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
-        for what_waits in ("tfmq.connection", "tfmq.client"):  # waiting for a broker, or for buffer space
+        for what_waits in ("tfmq.connection", "tfmq.client"):  # they log waits for a broker or buffer space as INFO
             logging.getLogger(what_waits).setLevel(logging.INFO)
 
 
@@ -239,7 +239,7 @@ def report_error(error: Exception) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code for an expected error; for several failed deliveries that of the first."""
+    """Return the exit code for an expected error. For a DeliveryFailed, the error of the first delivery decides."""
     from journal.errors import Corrupt
     from tfmq.errors import BadRequest, ConfigError, ConnectionFailed, Damaged, DeliveryFailed
 
@@ -256,14 +256,14 @@ def exit_code(error: BaseException) -> int:
 # `tfmq completion`: the script that completes commands, options, and names of the broker.
 
 COMPLETION_TIMEOUT: Final = 1.0
-"""Timeout of a request to the broker: the user waits for the completion."""
+"""Timeout in seconds of a request for a completion. It is short, because the user waits at the prompt."""
 COMPLETIONS_MAX: Final = 200
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def complete_names(names: Callable[[Admin], Iterable[str | CompletionItem]]) -> Complete:
-    """Return a click completion of the names that `names` gets from the broker; [] if it does not reply in time."""
+    """Return a click completion of the names that `names` requests from the broker (none without a reply in time)."""
 
     def complete(context: click.Context, argument: click.Parameter, start: str) -> list[CompletionItem]:
         from tfmq.admin import Admin

@@ -13,7 +13,7 @@ from tfmq.units import parse_duration
 SINCE_1970 = re.compile(r"\d{10}(\d{3})?", re.ASCII)
 BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 UNITLESS = re.compile(rf"[+-] ?{BARE.pattern}", re.ASCII)
-"""A signed number without a unit: it could mean an offset or a time."""
+"""A signed number without a unit. It is rejected, because it could mean an offset or a time."""
 BEFORE_ZONE = re.compile(r"(?<=\d) (?=[+-]\d\d:?\d\d)", re.ASCII)
 """The blank before the UTC offset, in times as `time_text` formats them."""
 
@@ -56,7 +56,7 @@ class TextType(click.ParamType, ABC):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
         if not isinstance(value, str):
-            return value  # a default, which is converted already
+            return value  # a default value, which needs no conversion
         try:
             return self.parse(value)
         except ValueError as error:
@@ -82,7 +82,7 @@ class StartPosition(TextType):
 
 
 class PositiveInteger(TextType):
-    """Parameter type of an integer from 1 on; `what` is its noun in errors."""
+    """Parameter type of an integer from 1 on. `what`: the noun for what it counts, for error texts."""
 
     name = "NUMBER"
 
@@ -142,8 +142,6 @@ class Property(TextType):
 
 
 class ClientId(TextType):
-    """Parameter type of a client id."""
-
     name = "NAME"
 
     def parse(self, text: str) -> str:

@@ -34,7 +34,7 @@ UNBROKEN_WIDTH = 26
 PIPE_WIDTH = 200
 """Minimum width of a table if the output is no terminal."""
 BAR_TEXT_WIDTH = 26
-"""Columns beside a progress bar for the number, the time, and the blanks between them."""
+"""Characters beside a progress bar: for the number, the time, and the blanks between them."""
 BAR_AFTER_SECONDS = 1.0  # shorter work has no progress bar
 SEPARATOR = "  "
 """Separates the values of a row that is not printed as a table, and indents the row's second and later lines."""
@@ -70,7 +70,7 @@ class Output:
         return self.servers
 
     def admin(self, *, may_create: bool = False) -> "Admin":
-        """Return an admin client; unless `may_create`, it needs an existing data folder (`existing`)."""
+        """Return an admin client. Unless `may_create`, raise ConnectionFailed for `file:PATH` without a data folder."""
         from tfmq.admin import Admin
 
         return Admin(self.servers if may_create else self.existing)
@@ -94,7 +94,7 @@ class Output:
         self.info(sentence)
 
     def print_array(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Print a long list as one JSON array, one row per line, while the rows are read."""
+        """Print a long list as one JSON array, one row per line. Each row is printed as soon as it is read."""
         before = "["
         for row in rows:
             click.echo(f"{before}{json_text(row)}", nl=False)
@@ -137,7 +137,7 @@ PAGE_ROWS = 1_000
 
 
 def iterate_pages(fetch: Callable[[Any], Sequence[Row]], after: Any, position: str) -> Iterator[Row]:
-    """Yield the rows of all pages. `fetch(after)` returns the page after the row with `after` in `position`."""
+    """Yield the rows of all pages. `fetch(after)` returns the page after the row whose field `position` is `after`."""
     while True:
         page = fetch(after)
         yield from page
@@ -173,7 +173,7 @@ def json_default(value: Any) -> Any:
 
 
 def payload_fields(payload: bytes | None) -> dict[str, str | None]:
-    """Return the JSON field of a payload: `payload` as text (None: a tombstone), or `payload_base64`."""
+    """Return the JSON field of a payload: `payload` with text (None: a tombstone), or `payload_base64` if not UTF-8."""
     if payload is None:
         return {"payload": None}
     try:
@@ -250,7 +250,7 @@ def unbreakable_parts(texts: Iterable[str]) -> Iterator[str]:
 
 
 def column_widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
-    """Distribute `room` characters among columns, from their minimum (`least`) to their useful maximum (`most`)."""
+    """Return column widths with a sum of at most `room`, each between its minimum `least` and useful maximum `most`."""
     found, left = list(least), room - sum(least)
     order = sorted(range(len(least)), key=lambda number: most[number] - least[number])
     for turn, number in enumerate(order):
@@ -337,7 +337,7 @@ def iso_text(time_ms: int) -> str | None:
 
 
 def with_times(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the row with `NAME_at`, an ISO time, for each `NAME_ms` of `names` (ms since 1970; 0: None)."""
+    """Return `row` and a field NAME_at for each of `names`: the ISO time of NAME_ms (ms since 1970), or None for 0."""
     return {**row, **{f"{name}_at": iso_text(row.get(f"{name}_ms") or -1) for name in names}}
 
 
@@ -414,6 +414,5 @@ def make_bar() -> "Progress":
         TextColumn("{task.completed:,.0f}"),
         TimeElapsedColumn(),
     )
-    # Other output to standard error is printed above the bar; output to standard output too, but only if that is a
-    # terminal.
+    # Other output to standard error is printed above the bar. So is standard output, if it is a terminal.
     return Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty())

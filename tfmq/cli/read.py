@@ -123,7 +123,7 @@ def print_problems(troubles: list[str]) -> None:
 
 
 def partition_states(output: Output, topic: str, partition: int | None) -> tuple[dict[int, int], set[int], list[str]]:
-    """Return the end of each partition, the partitions that are not served, and a sentence for each problem."""
+    """Return {partition: end offset}, the partitions that are not served, and a sentence for each problem."""
     from tfmq.errors import UnknownPartition
 
     with output.admin() as admin:
@@ -140,7 +140,7 @@ def partition_states(output: Output, topic: str, partition: int | None) -> tuple
 
 
 def unread_reason(topic: str, found: "PartitionDescription") -> str:
-    """Return why the output may lack messages of a stopped partition; "" if no message is missing."""
+    """Return why the output may lack messages of the partition; "" if it cannot lack any."""
     if found.state != "stopped":
         return ""
     name = f"{topic}-{found.partition}"
@@ -171,7 +171,7 @@ class ReadEnds:
         self.output, self.topic, self.offsets, self.group = output, topic, ends, group
 
     def refresh(self, consumer: "Consumer") -> None:
-        """Lower ends that a truncation made unreachable; drop partitions that other members of the group read."""
+        """Lower ends that a truncation made unreachable, and remove partitions that other members of the group read."""
         now, _, _ = partition_states(self.output, self.topic, None)
         theirs: set[int] = set()
         if self.group is not None:
@@ -203,8 +203,8 @@ class ReadEnds:
 def read_batches(consumer: "Consumer", ends: ReadEnds | None, count: int | None) -> Iterator[list["ReceivedMessage"]]:
     """Yield lists of messages until each partition has reached its offset in `ends` (None: without end).
 
-    At most `count` messages in all. The last poll may return messages beyond these offsets. They are yielded too, since
-    they count as read for the consumer's group and would otherwise never be printed.
+    At most `count` messages are yielded. The last poll may return messages after these offsets. They are yielded too,
+    since they count as read for the consumer's group and would otherwise never be printed.
     """
     left = count
     while left is None or left > 0:
@@ -226,7 +226,7 @@ def escape_controls(text: bytes) -> bytes:
 def make_formatter(
     output: Output, template: str | None, written: Callable[[bytes], bytes] = bytes
 ) -> Callable[["ReceivedMessage"], bytes]:
-    """Return the function that formats a message; `written` converts its bytes, for example to escape them."""
+    """Return a function that formats a message. `written` converts payload and fields, for example to escape them."""
     if output.json:
         return lambda message: json_text(message_row(message)).encode() + b"\n"
     if template is None:

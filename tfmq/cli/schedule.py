@@ -102,7 +102,7 @@ def add(
             partition=partition,
             misfire=misfire,
         )
-    # A deployment script should report a schedule that is there, but paused.
+    # If the schedule existed already and is paused, the sentence says so: a deployment script should report that.
     paused = f"there already, paused: tfmq schedule resume {found.name}"
     what = paused if found.state == "paused" else "added"
     report_schedule(output, found, f"{escape_unprintable(found.name)} is {what}")
@@ -173,7 +173,7 @@ def run(name: str, output: Output) -> None:
 @name_argument
 @output_options
 def pause(name: str, output: Output) -> None:
-    """Send nothing of a schedule until it is resumed."""
+    """Pause a schedule: the broker sends none of its messages until it is resumed."""
     with output.admin() as admin:
         found = with_name_hint(admin, name, admin.pause_schedule)
     report_schedule(output, found, f"{name} is paused: tfmq schedule resume {name}")
@@ -183,7 +183,7 @@ def pause(name: str, output: Output) -> None:
 @name_argument
 @output_options
 def resume(name: str, output: Output) -> None:
-    """Resume a schedule from now on; also after the broker's clock was set back."""
+    """Resume a schedule that is paused, or waits because the broker's clock was set back. Past times are not sent."""
     with output.admin() as admin:
         found = with_name_hint(admin, name, admin.resume_schedule)
     report_schedule(output, found, f"{name} goes on")
@@ -201,7 +201,7 @@ def remove(name: str, output: Output) -> None:
 
 
 def with_name_hint(admin: "Admin", name: str, call: Callable[[str], Any]) -> Any:
-    """Return `call(name)`, and add the most similar name to an UnknownSchedule."""
+    """Return `call(name)`. If it raises UnknownSchedule, raise one that also names the most similar schedule."""
     try:
         return call(name)
     except UnknownSchedule:
@@ -211,7 +211,7 @@ def with_name_hint(admin: "Admin", name: str, call: Callable[[str], Any]) -> Any
 
 
 def report_schedule(output: Output, found: "ScheduleDescription", sentence: str) -> None:
-    """Print the schedule as JSON, or `sentence` with its next run."""
+    """Print the schedule as JSON, or `sentence` followed by the time of the next run."""
     if output.json:
         output.print_object(json_row(found))
         return

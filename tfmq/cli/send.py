@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BATCH_LINES = 10_000
 
 SENT = ("payload", "payload_base64", "key", "key_base64", "tag", "properties")
-"""The fields of an object of `--json` that become a message."""
+"""The fields of a JSON object (`--json`) from which a message is made."""
 TIMES = {"delay", "deliver_at"}
 OPTIONS = {"delay": "--delay", "deliver_at": "--at", "at": "--at", "partition": "--partition"}
 
@@ -137,7 +137,7 @@ class RoundRobinSelector(KeyHash):
 def send_all(
     producer: "Producer", topic: str, messages: Iterator[Message], advance: Callable[[int], None], handles: bool = False
 ) -> tuple[int, "SendResult | None", list[str | None]]:
-    """Send all messages and wait for their acks; return their number, the last result, and handles if wanted."""
+    """Send all messages and wait for their acks. Return their number, the last result, and their handles if wanted."""
     count, last, kept = 0, None, []
     try:
         for message in messages:
@@ -222,7 +222,7 @@ def named_payloads(payloads: tuple[str, ...], file: Path | None, lines: BinaryIO
 
 
 def split_stream(stream: BinaryIO, end: bytes) -> Iterator[bytes]:
-    """Yield the parts of `stream` as they arrive; the last one may lack its `end`."""
+    """Yield the parts of `stream` between the separators `end`, as they arrive. The last part may lack its `end`."""
     if end == b"\n":
         yield from (line[:-1] if line.endswith(b"\n") else line for line in stream)
         return
@@ -251,7 +251,7 @@ def parse_objects(stream: BinaryIO, shared: SharedOptions) -> Iterator[Message]:
 def message_of(row: dict[str, object], shared: SharedOptions) -> Message:
     if not isinstance(row, dict) or not {"payload", "payload_base64"} & row.keys():
         raise TypeError("it should be an object with a payload")
-    # An object with an offset was printed by `tfmq read` or `tfmq dlq export`; its other fields are not sent.
+    # An object with an offset was printed by `tfmq read` or `tfmq dlq export`; fields not in SENT or TIMES are ignored.
     unused = row.keys() & TIMES if "offset" in row else row.keys() - SENT
     for name in sorted(unused):
         option = OPTIONS.get(name)

@@ -9,7 +9,7 @@ from tfmq.cli.output import Output, age_text, output_options, size_text, with_no
 
 CLOCK_DIFFERENCE_MS = 1_000  # a smaller difference between broker time and the local clock is not reported
 TARGETS_SHOWN = 10
-"""Blocked partitions that are listed at most: a broken disk stops all of its partitions."""
+"""Maximum number of blocked partitions that are listed, since a broken disk may block thousands."""
 LATENESS = {"p50_ms": "half of them", "p99_ms": "99 %", "max_ms": "all"}
 STATES = ("open", "prepared", "applying", "heuristic")
 
@@ -17,8 +17,8 @@ STATES = ("open", "prepared", "applying", "heuristic")
 @click.command(short_help="Show how the broker is.", epilog="\b\nExample:\n  tfmq status --json")
 @output_options
 def status(output: Output) -> None:
-    """Show how the broker is: version, uptime, topics, transactions, delayed messages, connections, memory, what is
-    stopped.
+    """Show the state of the broker: version, uptime, topics, transactions, delayed messages, connections, memory, and
+    what is stopped.
     """
     with output.admin() as admin:
         found = dict(admin.status())

@@ -174,8 +174,8 @@ def grow(name: str, partitions: int, output: Output) -> None:
 def resume(name: str, partition: int | None, output: Output) -> int:
     """Let a stopped partition accept messages again, after the cause is corrected.
 
-    If the folder of the partition did not exist at a start, the partition begins empty: the messages of the lost folder
-    are given up. The exit code is 1 if a partition stays stopped.
+    If the folder of the partition was missing when the broker started, the partition begins empty: the messages of the
+    missing folder are lost. The exit code is 1 if a partition stays stopped.
     """
     with output.admin() as admin:
         before = {p.partition: p for p in find_topic(admin, name).partitions}
@@ -264,7 +264,7 @@ NONE_YET = " There are no topics yet: tfmq send TOPIC PAYLOAD makes one."
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError for an invalid topic name, before the broker is asked."""
+    """Raise UsageError if `name` is no valid topic name."""
     if is_valid_name(name):
         return
     wildcards = " There are no wildcards here: give one name." if set(name) & set("*?[]") else ""
@@ -274,7 +274,7 @@ def check_name(name: str) -> None:
 
 
 def find_topic(admin: Admin, name: str) -> Any:
-    """Return the description of a topic. Raises UnknownTopic with the most similar name, UsageError."""
+    """Return the description of a topic. Raises UnknownTopic with the most similar name; UsageError for a bad name."""
     check_name(name)
     try:
         return admin.topic(name)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("xid", "epoch", "state", "age", "size", "messages", "topics", "owner", "group")
 NAMES_COMPARED = 10_000
-"""Limit for "did you mean": comparing 100,000 names would take too long."""
+"""Maximum number of xids that are compared for "Did you mean": comparing 100,000 would take too long."""
 
 
 def iterate_transactions(
@@ -106,7 +106,7 @@ def describe_transaction(found: TransactionDescription) -> str:
 
 
 def find_transaction(admin: Admin, xid: str, epoch: int | None) -> TransactionDescription:
-    """Return the transaction with this xid, and epoch if given. Raises UnknownTransaction with the most similar xid."""
+    """Return the transaction with this xid and epoch (None: latest). Raises UnknownTransaction with a similar xid."""
     size = len(xid.encode())
     if not 1 <= size <= XID_BYTES:
         raise click.UsageError(f"An xid has 1 to {XID_BYTES:d} bytes, not {size}.")
@@ -182,8 +182,8 @@ def group_table_row(found: CommitGroupDescription) -> dict[str, Any]:
 def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
     """Forget the last sequences of commit groups whose writers have ended, or will start from the beginning.
 
-    If a writer continues after that, it writes again what its checkpoint does not contain: make sure that the
-    checkpoint is correct.
+    A writer that continues afterwards writes all sequences again that its checkpoint does not contain, even if they
+    were committed: make sure that the checkpoint is correct.
     """
     with output.admin() as admin:
         known = {each.group: each for each in admin.commit_groups()}
@@ -201,7 +201,7 @@ def forget_group(names: tuple[str, ...], yes: bool, output: Output) -> None:
 
 
 def remaining_text(members: int) -> str:
-    """Return what becomes of the prepared transactions of a forgotten group, as a part of a sentence."""
+    """Return a clause on what happens to the `members` prepared transactions of a forgotten group; "" for none."""
     if not members:
         return ""
     return (
@@ -230,7 +230,7 @@ STATES = (
     "heuristic_rolled_back",
 )
 ENDED_STATES = ("committed", "rolled_back", "read_only")
-"""States of a transaction that had ended before the command: then the outcome is not by hand and needs no `forget`."""
+"""States of transactions that ended before the command, and not by hand. Their outcomes need no `tfmq tx forget`."""
 
 
 @click.group()
@@ -277,7 +277,7 @@ def list_command(states: tuple[str, ...], group: str | None, after: int, count: 
 
 
 def print_overdue(output: Output, admin: Admin, shown: Sequence[TransactionDescription]) -> None:
-    """Print how many of the shown transactions wait too long; members of commit groups end by a timeout instead."""
+    """Print how many transactions are prepared for too long, except commit group members, which have a timeout."""
     prepared = [each for each in shown if each.state == "prepared" and not each.expires_ms]
     if not prepared or output.quiet:
         return
@@ -368,7 +368,7 @@ def end_by_hand(
     *,
     force: bool = False,
 ) -> int:
-    """End the transactions after all were found and the operator has confirmed; return the exit code."""
+    """Find all transactions, ask the operator to confirm, then end them by `what`; return the exit code."""
     check_epoch_option(names, epoch)
     with output.admin() as admin:
         found = all_known(admin, names, epoch)
@@ -457,7 +457,7 @@ def confirm_end(what: str, found: Sequence[TransactionDescription], as_owner: bo
 @epoch_option
 @output_options
 def forget(xids_given: tuple[str, ...], epoch: int | None, output: Output) -> int:
-    """Forget the outcomes of transactions that were ended by hand, after their owners have got them."""
+    """Forget the outcomes of transactions that were ended by hand, after the owners have received the outcomes."""
     check_epoch_option(xids_given, epoch)
     with output.admin() as admin:
         found = all_known(admin, xids_given, epoch)
@@ -475,7 +475,7 @@ def forget(xids_given: tuple[str, ...], epoch: int | None, output: Output) -> in
 
 
 def all_known(admin: Admin, names: Sequence[str], epoch: int | None) -> list[TransactionDescription]:
-    """Return the transactions with these xids. Raises UnknownTransaction for the first that does not exist."""
+    """Return the transactions with these xids. Raises UnknownTransaction for the first xid without a transaction."""
     try:
         return [find_transaction(admin, name, epoch) for name in names]
     except UnknownTransaction as error:

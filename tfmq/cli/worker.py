@@ -40,7 +40,7 @@ PAUSE_SECONDS_MAX: Final = 30.0
 """Maximum pause before a restart; the pause doubles each time a process ended within a minute."""
 STABLE_SECONDS: Final = 60.0
 NOT_STARTED: Final = 64
-"""Added to the exit code of a process that ended before its consumer could run, to tell that to the supervisor."""
+"""A process adds this to its exit code if its consumer could not start, so that the supervisor notices that."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -52,7 +52,7 @@ def worker_command(target: str, workers: int, order: str, tracebacks: bool, quie
 
 
 class WorkerSlot:
-    """The place of one supervised process: the process that runs in it, or when to start the next process."""
+    """One of the processes of a supervisor: the running process, or the time at which to start the next one."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -60,7 +60,7 @@ class WorkerSlot:
         self.start_at = 0.0
         self.backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         self.has_started = False
-        """Whether a process of this slot could start its run."""
+        """Whether the consumer of a process of this slot could start."""
         self.has_ended = False
         """Whether the last process ended and is not restarted."""
 
@@ -163,7 +163,7 @@ class Supervisor:
         slot.has_started = slot.has_started or has_started
         if code in (0, WRONG_USAGE) or cannot_begin:  # a new process would end in the same way
             slot.has_ended = self._sources is None
-            slot.start_at = float("inf")  # with --reload: the next change restarts it
+            slot.start_at = float("inf")  # with --reload, the next change of a file restarts the process
             self._code = self._code or code
             if code and self._sources is None:
                 self._stopping = True
@@ -238,7 +238,7 @@ def run(
             exit_on_stdin_eof()
         return run_worker(target, workers, order, tracebacks, output.quiet, watched)
     begin = worker_command(target, workers, order, tracebacks, output.quiet)
-    if not reload:  # a process that only checks the consumer, so that an error of the module is printed once
+    if not reload:  # first check the consumer in one process, so that an error is printed once
         checked = subprocess.run([*begin[:-2], "--check", "--", target], check=False)
         if checked.returncode:
             return checked.returncode
@@ -276,8 +276,8 @@ def run_worker(target: str, workers: int, order: Any, tracebacks: bool, quiet: b
 def freeze_imports(consumer: Any) -> None:
     """Exclude all imported objects, and those of the dead-letter store, from garbage collection.
 
-    Without that, the last garbage collections of the interpreter take most of the time that an idle process needs to
-    end, which adds up when several processes end at the same time.
+    Otherwise the last garbage collections of the interpreter take most of the time that an idle process needs to end.
+    That adds up when several processes end at the same time.
     """
     where = consumer._core.options.dead_letters
     if where is not None and not str(where).startswith("topic:"):
@@ -295,7 +295,7 @@ class ImportFailed(click.ClickException):
 
 
 def consumer_of(target: str) -> Any:
-    """Return the consumer that `target` (MODULE:CONSUMER) names. Raises UsageError; ImportFailed for an error in it."""
+    """Return the consumer that `target` (MODULE:CONSUMER) names. Raises UsageError, or ImportFailed (module failed)."""
     module_name, _, path = target.partition(":")
     if not module_name or not path:
         raise click.UsageError(f"{target!r} is no consumer: write MODULE:CONSUMER, as billing:consumer.")
@@ -386,7 +386,7 @@ def log_process_id() -> None:
 
 
 def exit_on_stdin_eof() -> None:
-    """Start a thread that stops this process at the end of standard input: then the supervisor has died."""
+    """Start a thread that stops this process at the end of standard input, because the supervisor has died then."""
 
     def wait() -> None:
         while os.read(0, 4096):
@@ -397,7 +397,7 @@ def exit_on_stdin_eof() -> None:
 
 
 FILES_MAX: Final = 10_000
-"""More Python files than this are probably the whole disk; checking them would take too much time."""
+"""Maximum number of watched files. A folder with more Python files is probably the whole disk, and takes too long."""
 
 
 class SourceWatcher:
@@ -424,6 +424,6 @@ class SourceWatcher:
                     path = os.path.join(folder, name)
                     try:
                         found[path] = os.stat(path).st_mtime_ns
-                    except FileNotFoundError:  # an editor that writes a new file and renames it
+                    except FileNotFoundError:  # an editor is just replacing the file
                         continue
         return found

@@ -12,16 +12,17 @@ from tfmq.limits import MIB
 from tfmq.server.reactor import TURN_SECONDS, Turn
 
 ARENA_BYTES = 8 << 20
-"""Memory for the reads of one turn: 32 full reads."""
+"""Memory for the reads of one turn: 32 reads of READ_BYTES."""
 READ_BYTES = 256 << 10
-"""Maximum of one read. As fast as 1 MiB (measured), and other connections are served sooner."""
+"""Maximum bytes of one read. Reads of 1 MiB were not faster (measured), and make other connections wait longer."""
 PARTIAL_FRAME_BYTES_MIN = 4096
-"""Minimum size of a frame's buffer, so that a frame that arrives slowly is not copied at every read."""
+"""Minimum size of the buffer of an incomplete frame, so that a slowly arriving frame is not copied at each read."""
 PARTIAL_FRAME_GROWTH = 4
-"""A frame's buffer is at most this factor larger than what has arrived, whatever its size word announces."""
+"""The buffer of an incomplete frame has at most this many times the size of the received part, so that a size word that
+announces a large frame allocates no memory for it."""
 PARTIAL_FRAME_BYTES_AT_ONCE = 1 << 20
 """A frame up to this size gets a buffer for the whole frame at once, unless much receive memory is in use. A batch is
-then received in one or two reads, instead of one for each growth of the buffer."""
+then received in one or two reads; otherwise it needs one read for each larger buffer."""
 RECEIVING_BYTES_PLENTIFUL = 16 << 20
 """If all incomplete frames together have less memory than this, a frame may get its whole buffer at once."""
 
@@ -31,8 +32,8 @@ class ReceiveArena:
 
     The reads of a turn are stored one after the other, and complete frames are passed on as views of the arena. When
     the turn ends, all frames have been written to the logs or copied, so the next turn starts at the beginning of the
-    arena again. A caller that needs a frame longer retains `buffer`; later reads then go after that frame, or into a
-    new buffer.
+    arena again. A caller that needs a frame longer retains `buffer`; later reads are then stored after that frame, or
+    in a new buffer.
     """
 
     def __init__(self, pool: Pool, *, arena_bytes: int = ARENA_BYTES, read_bytes: int = READ_BYTES) -> None:
@@ -44,7 +45,7 @@ class ReceiveArena:
         self._position = 0
 
     def read_buffer(self) -> memoryview:
-        """Return memory for one read; its content belongs to `buffer`."""
+        """Return memory for one read: a view of `buffer`. Call `mark_filled` after the read."""
         if self._position + self._read_bytes > self._arena_bytes:
             if self.buffer.holds > 1:
                 self.buffer.release()
@@ -54,30 +55,29 @@ class ReceiveArena:
         return self._view[self._position : self._position + self._read_bytes]
 
     def mark_filled(self, size_bytes: int) -> None:
-        """Mark the first `size_bytes` of what `read_buffer` returned last as filled."""
+        """Mark the first `size_bytes` of the memory that `read_buffer` returned last as filled."""
         self._position += size_bytes
 
     def end_turn(self) -> None:
-        """Start from the beginning again, unless the buffer is retained."""
+        """Let the next read start at the beginning of the arena, unless the buffer is retained."""
         if self._position and self.buffer.holds == 1:
             self._position = 0
 
     def close(self) -> None:
-        """Release the arena; nothing may be received any more."""
+        """Release the buffer. Nothing may be received afterwards."""
         self.buffer.release()
 
 
 class PartialFrame:
     """The received part of an incomplete frame, size word included: `filled` bytes of `needed`.
 
-    The buffer grows with the received bytes, so that a size that is only announced costs no memory. With `at_once` the
-    whole buffer is allocated at the beginning.
+    The buffer is replaced by larger ones as bytes arrive, so that a size that is only announced costs no memory.
     """
 
     __slots__ = ("_pool", "buffer", "filled", "needed")
 
     def __init__(self, pool: Pool, part: memoryview, needed: int, *, at_once: bool = False) -> None:
-        """Copy `part`. `at_once`: allocate the buffer for the whole frame."""
+        """Copy `part`, the received bytes. `at_once`: allocate the buffer for the whole frame now."""
         self._pool = pool
         self.needed = needed
         self.filled = len(part)
@@ -85,7 +85,7 @@ class PartialFrame:
         self.buffer.view[: self.filled] = part
 
     def mark_filled(self, size_bytes: int) -> None:
-        """Mark more bytes of `buffer` as filled; a full one that is too small is replaced by a larger one."""
+        """Mark more bytes of `buffer` as filled. If it is full and the frame incomplete, replace it by a larger one."""
         self.filled += size_bytes
         if self.filled == self.buffer.size < self.needed:
             larger = self._pool.allocate(partial_frame_size(self.filled, self.needed))
@@ -95,7 +95,7 @@ class PartialFrame:
 
 
 def allocates_at_once(receiving_bytes: int, needed: int) -> bool:
-    """Return whether a frame may have its whole buffer immediately, with `receiving_bytes` in use by others."""
+    """Return whether a frame gets a buffer of `needed` bytes at once. Other frames use `receiving_bytes` of memory."""
     return needed <= PARTIAL_FRAME_BYTES_AT_ONCE and receiving_bytes + needed <= RECEIVING_BYTES_PLENTIFUL
 
 
@@ -107,17 +107,18 @@ def partial_frame_size(arrived: int, needed: int) -> int:
 logger = logging.getLogger("tfmq.server")
 
 UNSENT_BYTES_ALL = 256 * MIB
-"""Limit of unsent replies of all connections: four that have reached their own limit."""
+"""Limit on the unsent bytes of all connections together: four times the default limit of one connection."""
 PARTIAL_FRAME_SECONDS = 60.0
 """Timeout for the next bytes of an incomplete frame; longer than any network interruption that TCP survives well."""
 RECEIVING_BYTES_ALL = 256 * MIB
-"""Memory for incomplete frames. Above it only one connection at a time continues with its frame."""
+"""Memory for incomplete frames. While more is in use, only one connection at a time continues to receive its frame."""
 CROWDED_FACTOR = 4
-"""Reads are short if frames use more than this times RECEIVING_BYTES_ALL, by the first bytes of very many frames."""
+"""Memory is short, and reads are limited, if incomplete frames use more than this times RECEIVING_BYTES_ALL. Only the
+first bytes of very many frames can use so much."""
 PAUSED_FOR_MEMORY = "memory"
 """Pause reason of connections that wait for receive memory."""
 CHECK_SECONDS = 1.0
-"""Interval of the check for connections without progress, while there are any that wait."""
+"""Interval of the check for connections without progress, while any connection waits for its client."""
 
 
 class LimitedConnection(Protocol):
@@ -134,7 +135,7 @@ class LimitedConnection(Protocol):
     def pause(self, reason: str) -> None: ...
     def resume(self, reason: str) -> None: ...
     def stalled_since(self) -> float | None:
-        """Return since when the client has neither read nor continued its frame; None if neither is waited for."""
+        """Return since when the client has not read replies or continued its frame; None if neither is expected."""
 
 
 class ConnectionLimits:
@@ -160,7 +161,7 @@ class ConnectionLimits:
         self.arena = ReceiveArena(pool)
         self.unsent_bytes = 0
         self.deferred: dict[LimitedConnection, None] = {}
-        """Connections with requests deferred to the next turn; they share the time of a turn."""
+        """Connections whose requests are deferred to a later turn. The time of a turn is divided among them."""
         self._deferred_scheduled = False
         self.set_limits(limits)
         self._call_later = call_later
@@ -192,7 +193,7 @@ class ConnectionLimits:
             self._call_later(0, self._run_deferred)
 
     def _run_deferred(self) -> None:
-        """Continue deferred connections, the least served first, for the time of one turn; at least one."""
+        """Continue deferred connections for the time of one turn, at least one, the least served first."""
         self._deferred_scheduled = False
         deadline = self.clock.monotonic() + TURN_SECONDS
         waiting = sorted(self.deferred, key=lambda connection: connection.served_until)
@@ -218,7 +219,7 @@ class ConnectionLimits:
         self.arena.end_turn()
 
     def monitor(self, connection: LimitedConnection) -> None:
-        """Monitor a connection that waits for its client, until it does not wait any more."""
+        """Check every CHECK_SECONDS whether the connection is stalled, until it no longer waits for its client."""
         self._monitored.add(connection)
         if not self._check_scheduled:
             self._check_scheduled = True
@@ -227,8 +228,7 @@ class ConnectionLimits:
     def may_receive(self, connection: LimitedConnection) -> bool:
         """Return whether the connection may receive more of its frame now. If not, pause it until it may.
 
-        The connection that has waited longest may always receive, so that at least one frame is completed, whatever the
-        others do.
+        The connection that has waited longest may always receive, so that at least one frame can be completed.
         """
         if self.receiving_bytes <= RECEIVING_BYTES_ALL and not self._waiting_for_memory:
             return True
@@ -239,7 +239,7 @@ class ConnectionLimits:
         return False
 
     def frame_done(self, connection: LimitedConnection, size_bytes: int) -> None:
-        """Release the buffer of `size_bytes` of a frame that is complete or discarded."""
+        """Stop counting the buffer of a complete or discarded frame, and resume connections that wait for memory."""
         self.receiving_bytes -= size_bytes
         self._waiting_for_memory.pop(connection, None)
         waiting = list(self._waiting_for_memory)
@@ -251,12 +251,12 @@ class ConnectionLimits:
             each.resume(PAUSED_FOR_MEMORY)
 
     def remove(self, connection: LimitedConnection) -> None:
-        """Stop monitoring a closed connection."""
+        """Stop monitoring a closed connection, and do not continue its deferred requests."""
         self._monitored.discard(connection)
         self.deferred.pop(connection, None)
 
     def close(self) -> None:
-        """Release the memory, after all connections are closed."""
+        """Release the receive arena. All connections must be closed."""
         self.arena.close()
 
     def _check_stalled(self) -> None:
@@ -278,6 +278,6 @@ class ConnectionLimits:
             self._call_later(CHECK_SECONDS, self._check_stalled)
 
     def close_worst(self) -> None:
-        """Close the connection with the most unsent bytes: the total is above UNSENT_BYTES_ALL."""
+        """Close the connection with the most unsent bytes, because the total is above UNSENT_BYTES_ALL."""
         worst = max(self._to_flush + list(self._monitored), key=lambda connection: connection.unsent_bytes)
         worst.cut_off(f"{self.unsent_bytes} bytes wait for all peers, the most for this one")

@@ -1,4 +1,4 @@
-"""Binding the listening address, and the number of connections it may have."""
+"""Binds the listening address, describes who uses it already, and computes how many connections are possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ limit of open files is low, connections leave half of the descriptors that are f
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the address, not listening yet; an empty host is all addresses. Raises TfmqError."""
+    """Return a socket that is bound but does not listen yet. An empty host means all addresses. Raises TfmqError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -35,7 +35,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def listen_error(error: OSError, host: str, port: int) -> TfmqError:
-    """Return the error for an address that cannot be bound, or on which another process listens first."""
+    """Return the error that describes why the server cannot bind this address or listen on it."""
     where = address_text(host, port)
     if error.errno == errno.EADDRINUSE:
         return NotAllowed(
@@ -50,7 +50,7 @@ def listen_error(error: OSError, host: str, port: int) -> TfmqError:
 
 
 def connections_max(wanted: int, open_files: int) -> int:
-    """Return how many connections the limit of open files allows. The soft limit is raised as needed."""
+    """Increase the soft limit of open files for `wanted` connections; return how many connections it then allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + open_files + DESCRIPTORS_KEPT
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -63,7 +63,7 @@ def connections_max(wanted: int, open_files: int) -> int:
 
 
 PROBE_SECONDS = 0.4
-"""Timeout of each step. A program on the same machine responds immediately or never."""
+"""Timeout of each step of `describe_port_owner`. A program on this machine responds immediately or never."""
 RESPONSE_BYTES_MAX = 4096
 
 
@@ -91,7 +91,7 @@ def _probe(connection: socket.socket) -> str:
 
 
 def describe_response(answer: bytes) -> str:
-    """Return a clause on the program that sent this response; b"" if it closed the connection."""
+    """Return a clause that describes the program that sent `answer`; b"" means that it closed the connection."""
     speaker = frames.detect_protocol(answer)
     if speaker is not None:
         return f"{speaker} answers there"

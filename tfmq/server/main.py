@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tfmq.server.server import Server
 
 
-# The server's log on standard error: plain lines for people, or one JSON object a line. Never payloads.
+# The server's log on standard error: lines of plain text, or one JSON object per line. It never has payloads.
 
 
 class JsonFormatter(logging.Formatter):
@@ -54,7 +54,7 @@ class PlainFormatter(logging.Formatter):
 
 
 def set_up_logging(level: str, as_json: bool, stream: TextIO = sys.stderr) -> None:
-    """Log to `stream` from `level` on; Twisted's own messages from warnings on."""
+    """Log messages of `level` and above to `stream`. Of Twisted's own messages, log only warnings and errors."""
     handler = logging.StreamHandler(stream)
     plain = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     handler.setFormatter(JsonFormatter() if as_json else PlainFormatter(plain))
@@ -64,7 +64,7 @@ def set_up_logging(level: str, as_json: bool, stream: TextIO = sys.stderr) -> No
     logging.getLogger("twisted").setLevel(logging.WARNING)
 
 
-# Notifications that the server is ready, or stops
+# Notifications to systemd that the server is ready, or that it stops
 
 
 def notify_systemd(state: str, environment: Mapping[str, str] = os.environ) -> bool:
@@ -157,7 +157,8 @@ def _os_error_sentence(error: OSError, data: str) -> str:
 logger = logging.getLogger("tfmq.server")
 
 GC_THRESHOLDS = (50_000, 20, 100)
-"""The collector runs rarely, because requests make few cycles of objects, and a full pass costs milliseconds."""
+"""Thresholds of Python's garbage collector. They are high, because requests create few cycles of objects, and a full
+collection takes milliseconds."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -213,8 +214,7 @@ def run(config: Config, load: Callable[[], Config]) -> int:
     from tfmq.server.server import retain_freed_memory
 
     set_up_logging(config.server.log_level, config.server.log_json)
-    # SIGHUP is ignored until the server is started. A terminal that is closed sends SIGHUP, which would end the server
-    # otherwise.
+    # Until the server has started, SIGHUP is ignored. Otherwise the SIGHUP of a closed terminal would end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reactor = install_reactor()
     globalLogBeginner.beginLoggingTo([STDLibLogObserver("twisted")], redirectStandardIO=False)
@@ -259,7 +259,7 @@ def _announce_ready(address: str, data: str) -> None:
 
 
 def _stop_on_signals(reactor: Any, service: Server, data: str) -> None:
-    """Stop cleanly at the first SIGTERM or SIGINT, and end the process at the second; a start recovers the files."""
+    """Stop cleanly at the first SIGTERM or SIGINT. At the second, end the process: the next start recovers files."""
     stopping = False
 
     def handle(number: int, _: Any) -> None:
@@ -274,7 +274,7 @@ def _stop_on_signals(reactor: Any, service: Server, data: str) -> None:
 
 
 def reload(service: Server, load: Callable[[], Config]) -> None:
-    """Read the configuration again, and apply what can change while the server runs."""
+    """Read the configuration again, and apply the settings that can change while the server runs."""
     from tfmq.config import merge_reload
 
     try:
@@ -286,7 +286,7 @@ def reload(service: Server, load: Callable[[], Config]) -> None:
     if later:
         parts.append(f"needs a restart: {', '.join(later)}")
     said = logger.isEnabledFor(logging.INFO)
-    if said:  # at the old level, because the new one may suppress the line
+    if said:  # before the level changes, because the new one may suppress the line
         logger.info("SIGHUP: %s", "; ".join(parts))
     set_up_logging(config.server.log_level, config.server.log_json)
     if not said:

@@ -1,4 +1,4 @@
-"""The reactor with hooks at the end of a turn, worker threads, asynchronous fsyncs."""
+"""The reactor, which calls hooks at the end of a turn; worker threads; asynchronous fsyncs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from twisted.python import log
 from journal.linux_aio import AioFsyncQueue, StartFsync
 
 TURN_SECONDS = 0.05
-"""Time for requests in one turn. When it is used up, the connections that were not served wait for the next turn, in
-which those that have used the least time are served first. So the wait of a short request is limited, however many
-connections send expensive ones."""
+"""Time for requests in one turn. When it is used up, connections that were not served yet wait for the next turn, where
+the connections that have used the least time are served first. So the wait of a short request is limited, however many
+connections send expensive requests."""
 HOOK_ROUNDS_MAX = 16
-"""Maximum number of times that the hooks run in one turn, because hooks may request that; avoids an endless loop."""
+"""Maximum runs of the hooks in one turn. A hook may request another run, so a limit is needed against endless loops."""
 
 
 class Turn:
@@ -37,16 +37,16 @@ class Turn:
         self._hooks: list[Callable[[], None]] = []
         self._has_turn_reactor = isinstance(reactor, TurnReactor)
         self.is_requested = False
-        """The hooks must run at the end of this turn."""
+        """Whether the hooks have to run at the end of this turn."""
         self.handling_seconds = 0.0
-        """Time that requests of this poll took."""
+        """Time that the requests which the last poll reported took so far."""
         self.is_ending = False
-        """Whether the hooks are running. A hook that is still to run in this order needs no `request_end`."""
+        """Whether the hooks are running. Work for a hook that is still to be called then needs no `request_end`."""
         if self._has_turn_reactor:
             reactor.turn = self
 
     def at_end(self, hook: Callable[[], None]) -> None:
-        """Add a hook, which runs after the earlier hooks at each end of a turn that was requested."""
+        """Add a hook. At each end of a turn that was requested, hooks run in the order in which they were added."""
         self._hooks.append(hook)
 
     def request_end(self) -> None:
@@ -74,15 +74,15 @@ class Turn:
 
 
 class TurnReactor(EPollReactor):  # type: ignore[misc]
-    """An epoll reactor on the monotonic clock. A turn ends after each poll, and before it if timers have run."""
+    """An epoll reactor on the monotonic clock. A turn ends after each poll; if timers requested it, also before one."""
 
     turn: Turn | None = None
     seconds = staticmethod(time.monotonic)
     _was_too_short = False
-    """The last turn ended before all that was ready was handled."""
+    """Whether the last turn ended (TURN_SECONDS) before all connections that were ready were handled."""
 
     def mainLoop(self) -> None:
-        """Run until the reactor stops. Like the base class, but timers are handled only when one is new or due."""
+        """Run until the reactor stops. Unlike the base class, handle timers only when one is new or due."""
         while self._started:
             try:
                 self.runUntilCurrent()
@@ -99,7 +99,7 @@ class TurnReactor(EPollReactor):  # type: ignore[misc]
                 log.err(None, "the reactor's loop failed")
 
     def doPoll(self, timeout: float | None) -> None:
-        """Poll once. Like the base class, but without its logging context (3 us per event)."""
+        """Poll once, handle the events, and run the hooks, without Twisted's logging context (3 us per event)."""
         turn = self.turn
         if turn is not None and turn.is_requested:
             turn.run_hooks()
@@ -143,20 +143,20 @@ def install_reactor() -> Any:
 
 
 FSYNC_CHECK_SECONDS = 0.25
-"""Interval of the check for completed fsyncs that no eventfd reported; a reply may be late, but never missing."""
+"""Interval of the check for completed fsyncs that the eventfd did not report: their replies are late, but not lost."""
 
 logger = logging.getLogger("tfmq.server")
 
 
 class AsyncFsync:
-    """Asynchronous fsyncs of single files; an eventfd reports completion to the reactor.
+    """Asynchronous fsyncs of single files. An eventfd reports to the reactor that fsyncs have completed.
 
     The broker starts an fsync by `begin`. If the system does not support asynchronous fsyncs, `begin` is None, and the
     broker fsyncs in worker threads.
     """
 
     def __init__(self, reactor: Any, delivered: Callable[[], None], queue: AioFsyncQueue | None = None) -> None:
-        """`delivered()` is called after the callbacks of fsyncs that completed together."""
+        """`delivered()` is called after the callbacks of all fsyncs that were found completed at the same time."""
         self._reactor = reactor
         self._delivered = delivered
         self._queue = queue or AioFsyncQueue.open()
@@ -189,14 +189,14 @@ class AsyncFsync:
 
 
 THREADS_MAX = 8
-"""One for the fsync that is always in progress; the others for cold reads, segment rolls and snapshots."""
+"""Maximum worker threads: one for an fsync, the others for reads from disk, segment rolls and snapshots."""
 
 Work: TypeAlias = Callable[[], Any]
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
 
 
 class Wakeup:
-    """An eventfd watched by the reactor, created unless one is given. `wake` may be called in any thread.
+    """An eventfd that the reactor watches. It is created unless `descriptor` is given. Any thread may call `wake`.
 
     One write to the eventfd wakes the reactor for all jobs that completed meanwhile. This is a tenth faster than
     `callFromThread` (measured).
@@ -239,7 +239,7 @@ class WorkerThreads:
     def __init__(
         self, reactor: Any, threads_max: int = THREADS_MAX, delivered: Callable[[], None] | None = None
     ) -> None:
-        """`delivered()` is called after the callbacks of jobs that completed together."""
+        """`delivered()` is called after the callbacks of all jobs that were found completed at the same time."""
         self._reactor = reactor
         self._delivered = delivered
         self._threads_max = threads_max
@@ -275,7 +275,7 @@ class WorkerThreads:
             self._delivered()
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
-        """End the threads once their queue is empty, and call the callbacks of what they completed."""
+        """End the threads after the queued jobs, wait for each, and call the callbacks of all completed jobs."""
         self._reactor.removeReader(self._wakeup)
         for _ in self._threads:
             self._waiting.put(None)
@@ -286,7 +286,7 @@ class WorkerThreads:
             self._wakeup.close()
 
     def _start(self) -> None:
-        """Start one more thread. If the system cannot, the existing threads do all of the work."""
+        """Start one more thread. If the system cannot start it, the existing threads do all jobs."""
         thread = threading.Thread(target=self._run_jobs, name=f"worker-{len(self._threads) + 1}", daemon=True)
         try:
             thread.start()

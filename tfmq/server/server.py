@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class NextDueTimer:
-    """A timer that calls `ring()` at the earliest time set since the last call. `ring` has to set the next time.
+    """A timer that calls `ring()` once, at the earliest of the times that were set since the last call of `ring`.
 
-    Setting a later time does not move the timer, because that would be expensive in every turn. Ringing early is
-    harmless.
+    A later time does not move the timer, because moving it in every turn would be expensive. So `ring` may be called
+    before there is anything to do.
     """
 
     def __init__(self, reactor: Any, clock: Clock, ring: Callable[[], None]) -> None:
@@ -46,7 +46,7 @@ class NextDueTimer:
         self._due = 0.0
 
     def set_due(self, due: float | None) -> None:
-        """Ring at `due` (monotonic seconds) at the latest. None keeps the timer as it is."""
+        """Let the timer call `ring` at `due` (monotonic seconds) at the latest. None does not change the timer."""
         if due is None or (self._call is not None and self._due <= due):
             return
         if self._call is not None:
@@ -60,7 +60,7 @@ class NextDueTimer:
 
 
 class IdleMonitor:
-    """Calls `end` once when no session was open for `seconds`; 0 seconds: never. It lets unused servers exit."""
+    """Calls `end` once when no session was open for `seconds` (0: never), so that an unused server exits."""
 
     def __init__(
         self, call_later: Callable[..., Any], seconds: float, sessions: Callable[[], int], end: Callable[[], None]
@@ -77,7 +77,7 @@ class IdleMonitor:
         self.check()
 
     def check(self) -> None:
-        """Check again, after a session was opened or closed."""
+        """Start or cancel the timer. Called after a session was opened or closed."""
         idle = self._running and self._seconds > 0 and not self._sessions()
         if idle and self._call is None:
             self._call = self._call_later(self._seconds, self._expired)
@@ -98,14 +98,14 @@ class IdleMonitor:
 logger = logging.getLogger("tfmq.server")
 
 IN_DOUBT_CHECK_SECONDS = 60.0
-"""Interval of the check, unless the alarm setting is shorter."""
+"""Interval of the checks of `InDoubtMonitor`, unless half of the setting transaction.alarm_seconds is shorter."""
 IN_DOUBT_CHECK_SECONDS_MIN = 0.05
 REMIND_SECONDS = 3600.0
-"""Interval of log reminders while the alarm lasts, so that the log of every hour contains it."""
+"""Interval at which a lasting alarm is logged again, so that the log of every hour contains the alarm."""
 
 
 class InDoubtMonitor:
-    """Logs prepared transactions that are not ended for a long time: they retain disk space and lock offsets."""
+    """Logs an alarm if transactions stay prepared for `alarm_seconds`: they occupy disk space and lock offsets."""
 
     def __init__(
         self,
@@ -159,17 +159,17 @@ TRIM_THRESHOLD: Final = -1
 MAP_THRESHOLD: Final = -3
 """Parameter numbers for glibc's mallopt, from its malloc.h."""
 KEPT_BYTES: Final = 32 << 20
-"""Free memory that is kept at the end of the heap: the reads and replies of a turn."""
+"""Free memory that glibc keeps at the end of the heap, enough for the reads and replies of a turn."""
 MAPPED_BYTES: Final = 16 << 20
-"""Only a buffer as large as the largest frame gets a mapping of its own, which is returned when freed."""
+"""A buffer of at least this size (the largest frames) gets a mapping of its own, which is unmapped when freed."""
 
 
 def retain_freed_memory() -> bool:
     """Let glibc keep up to KEPT_BYTES of freed memory. Return False on other C libraries.
 
-    By default glibc returns every larger buffer to the system immediately, and gets the memory again, page by page, for
-    the next reply; that took half of the CPU time of a fetch. `return_free_memory` returns the kept memory when the
-    server is idle.
+    By default glibc returns every large buffer to the system when it is freed, and requests the memory again, page by
+    page, for the next reply. That took half of the CPU time of a fetch. While the server is idle, `return_free_memory`
+    returns the kept memory.
     """
     mallopt = _libc_function("mallopt", ctypes.c_int, ctypes.c_int)
     if mallopt is None:
@@ -192,11 +192,11 @@ def _libc_function(name: str, *arguments: Any) -> Any:
 
 
 REGISTRATION_CHECK_SECONDS: Final = 1.0
-"""Interval of the check for created, grown and deleted topics; one check is a pass over their names."""
+"""Interval at which the topics are registered again, so that created, grown and deleted topics are noticed."""
 UNREGISTER_SECONDS: Final = 5.0
-"""How long to wait for the removal of the registration; a little more than that needs at most."""
+"""How long a stop waits for the removal of the registration; the removal takes a little less at most."""
 ANY_HOSTS: Final = ("", "0.0.0.0", "::")
-"""Listening hosts that are no address to connect to."""
+"""Listening hosts that mean all addresses of this machine. Clients cannot connect to them."""
 
 
 class RegistrationUpdater:
@@ -218,14 +218,14 @@ class RegistrationUpdater:
         self._call = self._call_later(REGISTRATION_CHECK_SECONDS, self.start)
 
     def stop(self) -> None:
-        """Start to remove the registration, in a thread."""
+        """Start a thread that removes the registration."""
         if self._call is not None and self._call.active():
             self._call.cancel()
         self._closing = threading.Thread(target=self._registration.close, name="tfmq-unregister", daemon=True)
         self._closing.start()
 
     def wait_unregistered(self) -> None:
-        """Wait after `stop`. If ZooKeeper is not reachable, the registration ends with its session."""
+        """Wait for the thread of `stop`. If it fails, the registration ends when its ZooKeeper session expires."""
         if self._closing is not None:
             self._closing.join(UNREGISTER_SECONDS)
 
@@ -242,7 +242,7 @@ def registration_updater(
     call_later: Callable[[float, Callable[[], None]], Any],
     topics: Callable[[], Mapping[str, int]],
 ) -> RegistrationUpdater | None:
-    """Return the registration of the server at `address`; None if the setting `zookeeper` is empty.
+    """Return the updater for the server at `address`; None if the setting `zookeeper` is empty.
 
     Raises BadRequest for an invalid ZooKeeper address, NotSupported without kazoo.
     """
@@ -254,9 +254,9 @@ def registration_updater(
 
 
 LAST_REPLY_SECONDS = 1.0
-"""Time that connections have at a stop to read their last replies."""
+"""When the server stops, time that its clients have to read their last replies."""
 REJECTED_MAX = 32
-"""Connections above the limit that get an error reply at the same time, for two seconds each; each has a descriptor."""
+"""Maximum connections above the limit that are open at a time to get an error reply, each for two seconds."""
 TRIM_SECONDS = 15.0
 """Interval at which an idle server returns memory to the system."""
 QUIET_ALLOCATIONS = 16
@@ -269,9 +269,9 @@ class Server:
 
     Call `start()`, then run the reactor; `stop(done)` calls `done()` when all is closed.
 
-    A start binds the address, opens the broker, which may take long, and then accepts connections. So a port in use is
-    found early. A stop closes the listener, lets the broker complete accepted requests, sends the last replies, closes
-    the connections, and closes all files cleanly.
+    A start binds the address first, so that a port in use is reported at once; then it opens the broker, which may take
+    long, and accepts connections. A stop closes the listener, lets the broker complete accepted requests, sends the
+    last replies, closes the connections, and closes all files cleanly.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class Server:
         self.address = config.server.listen
 
     def start(self) -> None:
-        """Start and accept connections. Raises the error that prevents it, with nothing left open."""
+        """Open the broker and accept connections. If that fails, close everything again and raise the error."""
         host, port = split_address(self.config.server.listen)
         bound = bind_socket(host, port)
         try:
@@ -342,7 +342,6 @@ class Server:
         self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Stop cleanly, then call `done()`."""
         if self._listener is not None:
             self._listener.stopListening()
             self._listener = None
@@ -354,7 +353,7 @@ class Server:
         self._turn.request_end()
 
     def reload(self, config: Config) -> None:
-        """Apply another configuration. Sessions keep what their HELLO reply contained."""
+        """Apply another configuration. Open sessions keep the limits and acks that their HELLO reply contained."""
         self.config = config
         self.__dict__.pop("_session_context", None)
         self._broker.reload(config)
@@ -394,11 +393,11 @@ class Server:
         try:
             self._broker.timers.tick(self._clock.monotonic())
         finally:
-            # Also after an exception: the hooks at the end of the turn set the timer again.
+            # Also after an exception, because a hook at the end of the turn (`_set_timer`) sets the timer again.
             self._turn.request_end()
 
     def _trim_when_quiet(self) -> None:
-        """Return memory to the system, once after each period of load."""
+        """Return memory to the system if the server is quiet, once after each period of load."""
         allocated = self._pool.stats().allocated_count
         quiet = allocated - self._allocated < QUIET_ALLOCATIONS
         if quiet and not self._trimmed:
@@ -409,9 +408,9 @@ class Server:
         self._reactor.callLater(TRIM_SECONDS, self._trim_when_quiet)
 
     def new_session(self) -> Session | RejectedConnection | None:
-        """Return the protocol object of a new connection; above the limit of connections, one that only sends an error.
+        """Return the protocol object of a new connection; above the limit, a `RejectedConnection`.
 
-        Return None, which closes the connection at once, if too many connections are being rejected already.
+        If too many connections are being rejected already, return None: Twisted then closes the connection at once.
         """
         if len(self._sessions) >= self._sessions_max:
             self._refused_count += 1
@@ -453,10 +452,10 @@ class Server:
         )
 
     def _bound_headers(self) -> None:
-        """Set the bounds of request headers, for the limit of partitions, or for the existing ones if they are more.
+        """Set the bounds of request headers for the limit of partitions, or for the existing number if it is higher.
 
-        More partitions than the limit may exist, because the limit can be reduced. The mapping is changed in place,
-        because open sessions use it too.
+        More partitions than the limit exist if the limit was reduced. The mapping is changed in place, because open
+        sessions use it too.
         """
         existing = self._broker.topics.partition_count()
         self._header_bounds.update(header_bounds(max(self.config.limits["partitions"], existing)))
@@ -519,7 +518,7 @@ def resident_bytes() -> int:
 
 @functools.cache
 def server_name() -> str:
-    """Return name and version for display, like "tfmq 0.1.0", from the installed package."""
+    """Return the name and version of the installed package for display, like "tfmq 0.1.0"."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,8 +1,8 @@
 """A session: decodes the frames of one connection into requests, and sends the replies.
 
-The first command must be HELLO; before it only small frames are accepted. After an error reply the session continues,
-unless the error's class sets `closes`. Replies are sent in the order in which the broker completes them. A request's
-body stays in the receive buffer until the broker has released it.
+The first command must be HELLO; before HELLO only small frames are accepted. After an error reply the session
+continues, unless the error's class sets `closes`. Replies are sent in the order in which the broker completes requests.
+The body of a request stays in the receive buffer until the broker calls `Reply.body_done`, or the reply is sent.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ logger = logging.getLogger("tfmq.server")
 
 PAUSED_FOR_REQUESTS = "requests"
 CLIENT_NAME_LOGGED_MAX = int(limits.CLIENT_ID_LENGTH)
-"""Characters of a client's name in logs. The client chose it, and a line break in it could forge a log line."""
+"""Maximum number of characters of a client's name in logs. The client chooses the name, and it may be very long."""
 RESUME_FRACTION = 8
-"""A session paused at its limit of requests resumes when an eighth of them has been answered."""
+"""A session that was paused at its limit of requests reads again when an eighth of that number was answered."""
 
 
 class SessionContext(NamedTuple):
-    """What all sessions of a server share: settings, handlers and callbacks."""
+    """Settings, handlers and callbacks that all sessions of a server share."""
 
     handle: Callable[[Any, Body, Reply, Session], None]
-    """`RequestHandler.handle`."""
+    """`RequestHandler.handle`, which executes a request."""
     node: str
     """The broker's permanent id."""
     server: str
@@ -49,11 +49,11 @@ class SessionContext(NamedTuple):
     turn_wanted: Callable[[], None]
     """Called to request that the hooks at the end of this turn run."""
     status: Callable[[], dict[str, Any]]
-    """Returns the fields of STATUS."""
+    """Returns the fields of the reply to STATUS."""
     opened: Callable[[Session], None]
     closed: Callable[[Session], None]
     header_bounds: Mapping[int, tuple[int, int]]
-    """See `commands.header_bounds`."""
+    """How many fields and values a request header may have, by command code (`commands.header_bounds`)."""
 
 
 class Reply:
@@ -66,7 +66,7 @@ class Reply:
         self._hold = hold
         self.correlation = correlation
         self.is_silent = False
-        """The client wants no reply, not even an error."""
+        """Whether the client wants no reply, not even an error (acks "none")."""
 
     def body_done(self) -> None:
         hold, self._hold = self._hold, None
@@ -105,7 +105,7 @@ class Reply:
 
 
 class Session:
-    """Protocol of one connection. Hashed by identity."""
+    """The protocol object of one connection: passes its requests to the broker, and sends the replies."""
 
     transport: Connection
     _numbers = count()
@@ -128,7 +128,6 @@ class Session:
     # Methods that the connection calls
 
     def makeConnection(self, transport: Connection) -> None:
-        """Start the session on a new connection."""
         self.transport = transport
         self._peer = transport.peer
         self._set_identity("")
@@ -194,7 +193,7 @@ class Session:
             reply.ok(status)
 
     def frame_refused(self, error: BadFrame, start: bytes) -> None:
-        """Reply to bytes that are no frame, in HTTP if they are an HTTP request, and close."""
+        """Reply to bytes that are no frame, in HTTP if they are an HTTP request, and close the connection."""
         logger.info("connection of %s refused: %s", self._peer, error)
         answer = frames.http_response(start, self._context.address)
         if answer is not None:
@@ -206,7 +205,7 @@ class Session:
     # Methods that the broker calls
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback()` once when the connection is closed; immediately if it is."""
+        """Call `callback()` once when the connection is closed; immediately if it is closed already."""
         if self.is_closed:
             callback()
         else:
@@ -218,14 +217,14 @@ class Session:
     def resume(self) -> None:
         self.transport.resume("engine")
 
-    # Methods that replies call
+    # Methods that `Reply` calls
 
     def send(self, buffers: list[Any]) -> None:
         if not self.is_closed:
             self.transport.send(buffers)
 
     def send_error(self, correlation: int, error: BaseException) -> None:
-        """Send an error reply, and close after it if the error's class says so."""
+        """Send an error reply, and close the session after it if the error's class sets `closes`."""
         number, code, outcome, sentence, details = errors.to_error_reply(error)
         if code == errors.ServerError.code:
             logger.error("a request of %s met an error of ours", self.identity, exc_info=error)
@@ -234,7 +233,7 @@ class Session:
             self._close()
 
     def request_answered(self) -> None:
-        """Count a request as answered, and resume reading when enough of them are."""
+        """Count a request as answered. Read again if the session was paused and enough requests are answered now."""
         self._in_flight -= 1
         if self._in_flight == self._in_flight_max - self._in_flight_max // RESUME_FRACTION - 1 and not self.is_closed:
             self.transport.resume(PAUSED_FOR_REQUESTS)
@@ -277,7 +276,7 @@ class Session:
             context.node,
             dict(context.limits_sent),
             context.acks,
-            [],  # features: none that a client could ask for yet
+            [],  # features: this release has no optional ones
         )
 
     def _set_identity(self, client: str) -> None:
@@ -299,7 +298,7 @@ class Session:
 
 
 class RejectedConnection:
-    """Protocol of a connection above the limit: sends one error reply and closes. `closed()` when it is closed."""
+    """Protocol object of a connection above the limit: sends an error, closes, and calls `closed()` when closed."""
 
     frame_bytes = int(limits.FRAME_BYTES_BEFORE_HELLO)
 
@@ -307,7 +306,7 @@ class RejectedConnection:
         self._error, self._closed = error, closed
 
     def makeConnection(self, transport: Connection) -> None:
-        """Send the error. What the client sends is still read, because a reset would discard the error reply."""
+        """Send the error. Requests are read and ignored: closing with unread data would discard the error reply."""
         number, code, outcome, sentence, details = errors.to_error_reply(self._error)
         transport.send(frames.encode((-number, 0, code, outcome, sentence, details)))
         transport.end()
@@ -326,7 +325,7 @@ HELLO = BY_REQUEST[commands.Hello]
 
 
 def unknown_command(code: int) -> TfmqError:
-    """Return the error for a code without a method: reserved for a later release, or unknown."""
+    """Return NotSupported for a command code that is reserved for a later release, UnknownCommand for any other."""
     later = reserved_for(code)
     if later is not None:
         return NotSupported(f"This release of the broker has no {later} yet.")

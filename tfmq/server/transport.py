@@ -1,4 +1,4 @@
-"""TCP connections of the server, without copies of frames."""
+"""TCP connections of the server. A turn is the handling of all that one poll of the reactor received."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ logger = logging.getLogger("tfmq.server")
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 VECTOR_MAX = 1024
-"""Buffers in one sendmsg; the system's limit (IOV_MAX)."""
+"""Maximum number of buffers in one call of sendmsg: the system's limit (IOV_MAX)."""
 BACKLOG = 1024
 """Connections that the system may queue before they are accepted: a thousand clients may connect at once."""
 UNSENT_BYTES_PAUSE = 8 << 20
-"""Above this many unsent bytes the client's requests are not read: it sends them faster than it reads replies."""
+"""While more bytes than this are unsent on a connection, its requests are not read, so that replies do not pile up."""
 LINGER_SECONDS = 2.0
 """Time that a closed connection waits for its client to close too, so that a reset does not discard the last reply."""
 CROWDED_READ_BYTES = 4096
-"""Maximum of one read while memory for incomplete frames is short, so that their first bytes do not exhaust it."""
+"""Maximum bytes of one read while memory is short (CROWDED_FACTOR), so that new incomplete frames do not exhaust it."""
 CHARGE_FACTOR = 20.0
-"""A connection whose requests take more than 1/CHARGE_FACTOR of the time is served after the others whenever a turn was
-too short for all."""
+"""A connection whose requests take more than 1/CHARGE_FACTOR of the time is served after the other connections whenever
+a turn was too short for all."""
 CREDIT_SECONDS = 1.0
-"""How far the account of a connection (`Connection.served_until`) may lag the present. This limits for how long a
-connection that was idle is served before the others."""
+"""How far the account of a connection (`Connection.served_until`) may be before the present. This limits for how long a
+connection that was idle is served before other connections."""
 DEBT_SECONDS = 2.0
-"""How far the account of a connection may be ahead of the present. So a connection that has been busy is served after
-idle ones for at most DEBT_SECONDS + CREDIT_SECONDS."""
+"""How far the account of a connection may be after the present. So a connection that was busy is served after idle
+connections for at most DEBT_SECONDS + CREDIT_SECONDS."""
 EXPENSIVE_HEADER_BYTES = 4096
-"""A request with a longer header names so much that it may take a tenth of a second."""
+"""A request with a longer header names so many objects that handling it may take a tenth of a second."""
 EXPENSIVE_SECONDS = 0.05
-"""Expected time of such a request."""
+"""Expected time of a request for which `is_expensive` returns True."""
 LISTS = frozenset(
     BY_REQUEST[request].code
     for request in (
@@ -66,12 +66,12 @@ LISTS = frozenset(
         commands.ListCommitGroups,
     )
 )
-"""Commands whose requests may take that long even with a short header: their replies list what the broker has."""
+"""Commands that may be expensive even with a short header, because their replies list many objects of the broker."""
 METADATA = BY_REQUEST[commands.Metadata].code
 TO_CHECK = LISTS | UNSIGNED.keys() | {0, METADATA}
-"""Values of a header's second byte for which `is_expensive` is called. That byte is normally the code of the command.
-If the code, or the array length before it, is encoded in more bytes than necessary, the byte belongs to that encoding.
-The values that it can have in that case are included."""
+"""Values of a header's second byte for which `is_expensive` is called. The byte is normally the code of the command, so
+LISTS and METADATA are included. A client may encode the code, or the array length before it, in more bytes than needed.
+Then the byte is one of `UNSIGNED.keys()`, or 0."""
 EMPTY_LIST = 0x90
 PAUSED_FOR_TURN = "slice"
 """Pause reason of connections that exceeded their time in a turn."""
@@ -81,23 +81,23 @@ WOULD_BLOCK = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.E
 
 
 class FrameProtocol(Protocol):
-    """What a connection calls: the protocol that handles its frames."""
+    """The methods that a connection calls on its protocol object, which handles the frames."""
 
     frame_bytes: int
-    """Maximum value of a frame's size word at the moment."""
+    """Maximum value of a frame's size word; it is smaller before HELLO."""
 
     def makeConnection(self, transport: Any) -> None: ...
     def connectionLost(self, reason: Failure) -> None: ...
 
     def frame_received(self, frame: memoryview, hold: Buffer) -> None:
-        """Handle a whole frame, its size word included: a view of `hold`, valid as long as that is retained."""
+        """Handle a whole frame, with its size word. It is a view of `hold`; retain `hold` to use it after this call."""
 
     def frame_refused(self, error: BadFrame, start: bytes) -> None:
-        """Handle bytes that are no frame; `start` are the first ones. Nothing more is read."""
+        """Handle received bytes that are no frame, and close the connection. `start` has the first of the bytes."""
 
 
 class Connection(tcp.Server):  # type: ignore[misc]
-    """One accepted connection, with `send`, several pause reasons, and `cut_off`.
+    """One accepted connection. Its reading may be paused for several reasons at the same time.
 
     A read goes directly into the arena, the receive memory that all connections share, and whole frames are passed to
     the protocol as views of it. An incomplete frame at the end of a read is copied to a buffer of its own, where the
@@ -129,16 +129,16 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._deferred_rest = b""
         self.unsent_bytes = 0
         self.served_until = traffic.clock.monotonic()
-        """Account of the time that the requests of this connection took, as a monotonic time. It advances CHARGE_FACTOR
-        times as fast as that time, but stays near the present (CREDIT_SECONDS, DEBT_SECONDS). When a turn was too short
-        for all connections, those with the earliest account are served first."""
+        """Account of the time that the requests of this connection took, as a monotonic time. A request of t seconds
+        advances it by CHARGE_FACTOR * t. It stays near the present (CREDIT_SECONDS, DEBT_SECONDS). When a turn was too
+        short for all connections, the connections with the earliest accounts are served first."""
         super().__init__(sock, protocol, client, server, number, reactor)
 
     def doRead(self) -> Any:
-        """Read once, and handle every frame that is complete then.
+        """Read once, and handle every frame that is complete after the read.
 
-        If memory is exhausted, the connection is closed. Some of its requests may have been executed; the broken
-        connection tells the client that their outcome is unknown.
+        If memory is exhausted, the connection is closed. Some of its requests may have been executed; for the client,
+        the outcome of all requests without a reply is then unknown.
         """
         try:
             return self._do_read()
@@ -219,7 +219,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         return None if error.errno in WOULD_BLOCK else main.CONNECTION_LOST
 
     def _handle_frames(self, view: memoryview, hold: Buffer, *, expensive: bool = False) -> None:
-        """Handle the frames in `view`, a read into the buffer `hold`, for at most this connection's share of a turn.
+        """Handle the frames that were read into `view` (of `hold`), for at most this connection's share of a turn.
 
         The remaining frames are deferred to a later turn. Unless `expensive` is set, the first expensive request is
         deferred as well, with all frames after it.
@@ -269,9 +269,9 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._limits.turn.handling_seconds += ended - began
 
     def _defer(self, rest: bytes, cost_seconds: float = 0.0) -> None:
-        """Defer what is left of a read until other connections were served.
+        """Defer the remaining frames of a read until other connections were served.
 
-        What is left is first the frame in `_partial`, if this read has completed it, and then `rest`. `cost_seconds`,
+        These are the frame in `_partial`, if this read has completed it, and then the frames in `rest`. `cost_seconds`,
         the expected time of the first deferred request, is charged to the connection now. So an idle connection with an
         expensive request is not served before a busy one with cheap requests.
         """
@@ -282,7 +282,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
         self._limits.defer(self)
 
     def continue_deferred(self) -> None:
-        """Handle what was deferred, at least one request of it."""
+        """Handle deferred frames: at least one, and others while this connection's share of a turn lasts."""
         rest, self._deferred_rest = self._deferred_rest, b""
         self.resume(PAUSED_FOR_TURN)
         if self._ending or self.disconnecting or self._aborting or self.disconnected:
@@ -310,13 +310,13 @@ class Connection(tcp.Server):  # type: ignore[misc]
         traffic.monitor(self)
 
     def pause(self, reason: str) -> None:
-        """Stop reading until `resume` was called for every reason."""
+        """Stop reading until `resume` was called for this and every other pause reason."""
         if not self._pauses:
             self.stopReading()
         self._pauses.add(reason)
 
     def resume(self, reason: str) -> None:
-        """Remove a pause reason; no error if it is not set."""
+        """Remove a pause reason, and read again if it was the last one. Do nothing if the reason is not set."""
         if reason in self._pauses:
             self._pauses.remove(reason)
             if not self._pauses and self.connected and not self.disconnecting:
@@ -326,7 +326,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
                     self._limits.monitor(self)
 
     def send(self, buffers: Sequence[Bytes]) -> None:
-        """Queue a reply's buffers for the end of this turn. They must not be empty, and not be modified any more."""
+        """Queue a reply to be sent at the end of this turn. No buffer may be empty, or be modified afterwards."""
         if self.disconnected or self._aborting:
             return
         size = sum(map(len, buffers))
@@ -348,11 +348,10 @@ class Connection(tcp.Server):  # type: ignore[misc]
             self.send((data,))
 
     def writeSequence(self, iovec: Sequence[bytes]) -> None:
-        """Send data; a method that Twisted requires of a transport."""
         self.send([data for data in iovec if data])
 
     def flush(self) -> None:
-        """Send queued buffers as far as the system accepts them; the rest when it accepts more."""
+        """Send as many queued buffers as the system accepts now. The reactor sends the others when it accepts more."""
         self._flushing = False
         if self.disconnected or self._aborting or self.is_waiting:
             return
@@ -361,7 +360,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
             self.connectionLost(Failure(failed))
 
     def doWrite(self) -> Any:
-        """Send from the queue until it is empty or the system accepts no more."""
+        """Send queued buffers until none is left or the system accepts no more. Return why to disconnect, or None."""
         queue = self._queue
         while queue:
             try:
@@ -409,7 +408,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
             self.pause(PAUSED_FOR_UNSENT)
 
     def end(self) -> None:
-        """Send what is queued, then close gracefully; requests are discarded. The client gets time to read."""
+        """Send the queued replies, then close; the client has LINGER_SECONDS to read them. Requests are discarded."""
         if self._ending or self.disconnected or self._aborting:
             return
         self._ending = True
@@ -457,7 +456,7 @@ class Connection(tcp.Server):  # type: ignore[misc]
 
 
 class Listener(tcp.Port):  # type: ignore[misc]
-    """A listening socket that is bound already, and its connections."""
+    """Listens on a socket that is bound already, and creates a `Connection` for each client."""
 
     def __init__(self, bound: socket.socket, factory: Any, reactor: Any, traffic: ConnectionLimits) -> None:
         host, port = bound.getsockname()[:2]
@@ -466,14 +465,13 @@ class Listener(tcp.Port):  # type: ignore[misc]
         self.transport = functools.partial(Connection, traffic=traffic)
 
     def startListening(self) -> None:
-        """Start accepting connections."""
         assert self._preexistingSocket is not None
         self._preexistingSocket.listen(BACKLOG)
         super().startListening()
 
 
 def is_expensive(view: memoryview, position: int, whole: int) -> bool:
-    """Return whether the request at `position`, a frame of `whole` bytes, may take much longer than most.
+    """Return whether the request at `position`, a frame of `whole` bytes, may take much longer than most requests.
 
     Only the first bytes of its header are read, because decoding a header of thousands of names already takes long.
     """
@@ -482,7 +480,7 @@ def is_expensive(view: memoryview, position: int, whole: int) -> bool:
     if SIZE.unpack_from(view, position + 4)[0] > EXPENSIVE_HEADER_BYTES:
         return True
     code = view[position + 9]
-    if code == METADATA:  # expensive if it is about all topics
+    if code == METADATA:  # expensive if it requests all topics
         names = position + 11 + UNSIGNED.get(view[position + 10], 0)
         return names >= position + whole or view[names] == EMPTY_LIST
     return code in TO_CHECK
