@@ -104,7 +104,7 @@ class Producer:
                 try:
                     payload = payload.encode()
                 except UnicodeEncodeError:
-                    payload_bytes(payload)  # raises the same TypeError, with advice
+                    payload_bytes(payload)  # raises the same error, with advice
             if type(payload) is bytes:
                 with driver.lock:
                     batch = core.accumulator.shared_batches.get(topic)

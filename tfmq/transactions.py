@@ -69,7 +69,7 @@ class Transaction(TransactionHandle):
                 try:
                     payload = payload.encode()
                 except UnicodeEncodeError:
-                    payload_bytes(payload)  # raises the same TypeError, with advice
+                    payload_bytes(payload)  # raises the same error, with advice
             if type(payload) is bytes:
                 with self._driver.lock:
                     try:
