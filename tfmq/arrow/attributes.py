@@ -1,8 +1,8 @@
-"""Extraction of keys and tags from a column of attributes (see docs/protocol.md).
+"""Extraction of keys and tags from the encoded attributes of many messages (the format is in docs/protocol.md).
 
-Nearly every attribute is a map of the birth time, the key and the tag, or some of these, in this order. numpy decodes
-such attributes for the whole column, at about 60 ns each. The others (with properties, counts, or fields of later
-releases) are decoded one by one by `tfmq.message.decode_attribute`.
+An attribute is a msgpack map. It is called plain if it has no other fields than birth time, key and tag, in this order.
+Nearly all attributes are plain, and numpy decodes all plain attributes at once, at about 60 ns each. Attributes with
+other fields (properties, counts of attempts, fields of later releases) are decoded one by one by `decode_attribute`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UnreadableAttribute(DecodeFailed):
 
 
 class AttributeColumn:
-    """The encoded attributes of many records: that of row n is `data[begins[n]:ends[n]]`; null if not `having[n]`."""
+    """The encoded attributes of many records. Row n has `data[begins[n]:ends[n]]`, or none if `having[n]` is false."""
 
     def __init__(self, data: Buffer, begins: Array, ends: Array, having: Array) -> None:
         self._data = data
@@ -41,7 +41,7 @@ class AttributeColumn:
 
     @cached_property
     def layout(self) -> AttributeLayout:
-        """The byte ranges of the attributes' fields, found at the first use."""
+        """Where in `data` the fields of each attribute are; computed at the first access."""
         return find_layout(self._data, self._begins, self._ends, self._having)
 
     def column(self) -> pa.BinaryArray:
@@ -50,10 +50,8 @@ class AttributeColumn:
         return gather_bytes(self._data, self._begins, self._ends, self._having)
 
     def decode_fields(self, *names: str, lenient: bool = False) -> dict[str, pa.Array]:
-        """Return the columns `names`, which may be "key" (text becomes UTF-8) and "tag".
-
-        An invalid attribute raises UnreadableAttribute; if `lenient`, its key and tag are null.
-        """
+        """Decode the fields `names`: "key" (a text key is returned as UTF-8), "tag" or both. Return a column for each.
+        An invalid attribute raises UnreadableAttribute; with `lenient` its row has neither key nor tag instead."""
         types = {"key": pa.binary(), "tag": pa.string()}
         if not self._having.any():
             return {name: pa.nulls(len(self._having), types[name]) for name in names}
@@ -74,7 +72,7 @@ class AttributeColumn:
         return found
 
     def _decode_rows(self, rows: Array, lenient: bool) -> dict[str, list[Any]]:
-        """Decode key and tag of `rows` one by one; equal attributes are decoded only once."""
+        """Return key and tag of the rows with the numbers `rows`, decoded one by one; equal attributes only once."""
         known: dict[bytes, Attribute] = {}
         keys: list[bytes | None] = []
         tags: list[str | None] = []
@@ -113,7 +111,7 @@ POSITION_MAX: Final = (1 << 31) - 1
 
 
 def read_numbers(data: Buffer, positions: Array, type: str) -> Array:
-    """Return the unsigned big-endian numbers of numpy's `type` ("u4", "u8") at `positions`, which are inside `data`."""
+    """Read the big-endian numbers at `positions`, all inside `data`. `type`: "u4" or "u8", unsigned of 4 or 8 bytes."""
     size = np.dtype(type).itemsize
     if len(data) < size:
         return np.empty(0, dtype=type)
@@ -123,7 +121,8 @@ def read_numbers(data: Buffer, positions: Array, type: str) -> Array:
 
 
 def gather_bytes(data: Buffer, begins: Array, ends: Array, valid: Array | None = None) -> pa.BinaryArray:
-    """Copy `data[begin:end]` of each pair into a binary column, null where `valid` is false. The pairs must ascend."""
+    """Return a binary column with a copy of each `data[begins[n]:ends[n]]`, and null where `valid[n]` is false.
+    The ranges must be in ascending order and must not overlap."""
     count = len(begins)
     if not count:
         return pa.array([], pa.binary())
@@ -164,11 +163,11 @@ _MAP: Final = 0x80
 _MAP_MASK: Final = 0xF0
 _U64: Final = 0xCF
 
-# Encoded size of a number by its first byte; 0 if the byte does not start a number.
+# Size of an encoded msgpack number, header included, by its first byte; 0 for a byte with which no number starts.
 _NUMBER_SIZE: Final = np.zeros(256, dtype=np.int64)
 _NUMBER_SIZE[:0x80] = 1
 _NUMBER_SIZE[0xCC : 0xCF + 1] = (2, 3, 5, 9)
-# Header size of a string or byte string by its first byte; 0 if the byte starts neither.
+# Header size of a msgpack string or byte string, by its first byte; 0 for a byte with which neither starts.
 _HEAD_SIZE: Final = np.zeros(256, dtype=np.int64)
 _HEAD_SIZE[0xA0:0xC0] = 1
 _HEAD_SIZE[[0xD9, 0xDA, 0xC4, 0xC5]] = (2, 3, 2, 3)
@@ -178,7 +177,7 @@ _IS_TEXT[[0xD9, 0xDA]] = True
 
 
 class FieldSpans(NamedTuple):
-    """Byte ranges of one field in all attributes; empty where not `present`. `text`: whether it is a string."""
+    """Range of a field in each attribute, empty if it is not `present` there. `text`: whether its value is a string."""
 
     begins: Array
     ends: Array
@@ -187,7 +186,7 @@ class FieldSpans(NamedTuple):
 
 
 class AttributeLayout(NamedTuple):
-    """Byte ranges of the fields. `plain`: whether a row has no other fields; if it has, its ranges are empty."""
+    """Where the fields of each attribute are. If an attribute is not `plain` (see the module), its ranges are empty."""
 
     plain: Array
     birth_times: FieldSpans
@@ -196,7 +195,7 @@ class AttributeLayout(NamedTuple):
 
 
 def find_layout(data: Buffer, begins: Array, ends: Array, having: Array) -> AttributeLayout:
-    """Return the layout of the attributes `data[begins[n]:ends[n]]`. A row without one (not `having`) is plain."""
+    """Find the fields of the attributes `data[begins[n]:ends[n]]`. A row without one (not `having`) counts as plain."""
     reader = _FieldReader(data)
     begins = begins.astype(np.int64)
     first = reader.bytes_at(begins)
@@ -232,11 +231,12 @@ def _plain_only(span: FieldSpans, plain: Array, begins: Array) -> FieldSpans:
 
 
 class _FieldReader:
-    """Decodes one field of all attributes at once, step by step.
+    """Reads all attributes at once, one field with each call.
 
-    `cursor`: the position reached in each attribute; `left`: the number of its fields that follow; `plain`: whether the
-    attribute has only birth time, key and tag so far. A step beyond the end of an attribute reads bytes of the next
-    one, so the caller compares the last cursor with the end. A step beyond the buffer reads the buffer's last byte.
+    Arrays with a value per attribute: `cursor` is the position of the next field, `left` the number of fields that
+    follow, `plain` whether all fields before `cursor` are those of a plain attribute. A call may read past the end of
+    an invalid attribute, so the caller compares the last cursor with the end. Reads past the buffer return its last
+    byte.
     """
 
     def __init__(self, data: Buffer) -> None:
@@ -261,7 +261,8 @@ class _FieldReader:
     def skip_string(
         self, number: int, cursor: Array, left: Array, plain: Array
     ) -> tuple[Array, Array, Array, FieldSpans]:
-        """Skip the field `number`, a string or bytes, where it is next; return cursor, left, plain and byte ranges."""
+        """Skip the field `number`, a string or bytes, in the attributes in which it is the next field.
+        Return the new cursor, left and plain, and the byte ranges of the field."""
         there = (left > 0) & (self.bytes_at(cursor) == number)
         kind = self.bytes_at(cursor + 1)
         heads = _HEAD_SIZE[kind]

@@ -1,7 +1,7 @@
 """Decoding of blocks to Arrow columns without a Python object per record.
 
-numpy follows the lengths of the records, then reads and checks all headers as columns. Each binary column is made in
-one pass over the buffer (`gather_bytes`). If a check fails, `DamageLocator` reads the blocks one by one to find why.
+The positions of all records are computed from their lengths. numpy then reads and checks all headers as columns, and
+each binary column is copied in one pass (`gather_bytes`). If a check fails, `DamageLocator` looks for the error.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _TIME: Final = pa.timestamp("us", tz="UTC")
 
 
 class MessageRows(NamedTuple):
-    """The messages to decode, as columns: positions where the record begins and ends, and where its attribute and its
-    payload begin; its flag; the index of its block."""
+    """The messages to decode, a row for each. `positions`, `ends`: where the message's record begins and ends in the
+    buffer; `attributes`, `payloads`: where its attribute and payload begin; `blocks`: the index of its block."""
 
     positions: Positions
     ends: Positions
@@ -59,11 +59,11 @@ class MessageRows(NamedTuple):
 class Decoder:
     """Decodes blocks of one partition.
 
-    `schema`: the columns to make, some of SCHEMA (see `project`). `log_id`: as in `journal.record.format.make_log_id`.
+    `schema`: the columns to return (see `project`). `log_id`: from `journal.record.format.make_log_id`.
     `verify`: "chunk" checks every block by the CRC-32 in its trailer; "message" also checks each record's own CRC-32;
-    "none" only checks that records and trailers are consistent. `lenient`: if true, a message with an invalid attribute
-    (brokers do not check them) has neither key nor tag. If false, `decode` raises DecodeFailed for such a message if
-    one of these columns is requested.
+    "none" only checks that records and trailers are consistent. Brokers do not check attributes, so they may be
+    invalid. With `lenient`, a message with an invalid attribute has neither key nor tag. Without it, `decode` raises
+    DecodeFailed for such a message if the column `key` or `tag` is requested.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Decoder:
         self.lenient = lenient
 
     def decode(self, data: Buffer, offset: int, start: int = 0, end: int | None = None) -> pa.RecordBatch:
-        """Decode the messages with an offset in [start, end) from complete blocks.
+        """Return the messages in `data`, which is complete blocks, whose offset is in [start, end).
 
-        `offset`: that of the first byte of `data`. All of `data` is checked. The columns do not refer to `data`.
-        Raises: Damaged with the block's range (`first`, `next`), naming the record if it can be found; DecodeFailed for
-        data that this release cannot read; BadRequest if `data` has more than 2 GiB.
+        `offset`: the offset of the first byte of `data`. All blocks are checked. The columns are copies, so `data` may
+        be reused. Raises: Damaged with the range of the bad block (`first`, `next`), and the bad record if it can be
+        found; DecodeFailed for data that this release cannot read; BadRequest if `data` has more than 2 GiB.
         """
         if len(data) > POSITION_MAX:
             raise BadRequest(f"At most {POSITION_MAX} bytes are decoded at once, not {len(data)}.")
@@ -169,7 +169,7 @@ class Decoder:
 
 
 def _message_rows(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> MessageRows | None:
-    """Return the messages among all records; None if a record is invalid. `indexes`: which records are trailers."""
+    """Return the messages among the records; None if a record is invalid. `indexes`: which records are trailers."""
     ends = np.empty_like(positions)
     ends[:-1] = positions[1:]
     ends[-1] = len(data)
@@ -198,7 +198,7 @@ def _message_rows(data: Buffer, positions: Positions, flags: Array, indexes: Arr
 
 
 def _ordinal_counts(data: Buffer, positions: Positions, flags: Array, indexes: Array) -> Array:
-    """Return the number of ordinals of each block: one for each message, and the count in each filler."""
+    """Return how many ordinals each block has: one for each message, and for each filler the number in its header."""
     counts = (flags != FLAG_TRAILER).astype(np.int64)
     fillers = np.flatnonzero((flags & FLAG_FILLER != 0) & (counts != 0))
     counts[fillers] = read_numbers(data, positions[fillers] + 4, "u4")
@@ -223,9 +223,9 @@ def _select_range(rows: MessageRows, start: int, end: int | None) -> MessageRows
 Positions = npt.NDArray[np.int64]
 
 RUN_COUNT_MIN: Final = 16
-"""For fewer records of one size, a loop is as fast as comparing columns."""
+"""Minimum number of consecutive records of one size to find by comparing columns: for fewer, a loop is as fast."""
 LOOP_BYTES: Final = BLOCK_SIZE_MAX
-"""Bytes of records of mixed sizes that are looped over before columns are tried again."""
+"""Where record sizes differ, a loop handles this number of bytes or more before columns are compared again."""
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
 
@@ -256,10 +256,8 @@ def record_positions(data: Buffer) -> Positions:
 
 
 def _append_positions(data: Buffer, position: int, stop: int, found: list[int]) -> int:
-    """Append the positions of records to `found`, up to the first block trailer that ends after `stop`.
-
-    Return the position after that trailer.
-    """
+    """Append to `found` the positions of the records from `position` to the first block trailer that ends after `stop`.
+    Return the position after that trailer."""
     unpack, add = _LENGTH_FLAG.unpack_from, found.append
     end = len(data)
     while position < end:
@@ -272,8 +270,8 @@ def _append_positions(data: Buffer, position: int, stop: int, found: list[int]) 
 
 
 def _find_run(data: Buffer, position: int, guess: int) -> tuple[int, int]:
-    """Return (size, count) of the run of records of one size at `position`; count 0 if it is short. `guess`: expected
-    count, so many are compared first."""
+    """Find out how many consecutive records from `position` on have one size. Return this size and the number of these
+    records, or 0 if the number is below RUN_COUNT_MIN. `guess`: the expected number, which is compared first."""
     length, _ = _LENGTH_FLAG.unpack_from(data, position)
     size = HEADER_SIZE + length
     most = min(len(data) - position, BLOCK_SIZE_MAX) // size
@@ -286,7 +284,7 @@ def _find_run(data: Buffer, position: int, guess: int) -> tuple[int, int]:
 
 
 def _run_length(data: Buffer, position: int, size: int, most: int) -> int:
-    """Return how many of the next `most` records have `size` bytes, the size of the one at `position`."""
+    """Return how many consecutive records, at most `most`, have `size` bytes, the size of the one at `position`."""
     lengths: Any = np.ndarray((most,), np.uint32, data, position, (size,))
     same = lengths == lengths[0]
     first = int(same.argmin())
@@ -322,7 +320,7 @@ class BlockTrailers:
         return column.astype(np.uint64 if column.dtype.itemsize == 8 else np.int64)
 
     def match(self, offset: int, log_id: int, ordinals: Sequence[int] | Array) -> bool:
-        """Return whether every trailer is valid and describes its block. `ordinals`: the number in each block."""
+        """Return whether every trailer is valid and fits its block. `ordinals`: how many ordinals each block has."""
         sizes = self.positions - self.starts
         records = self.column("records")
         first = self.column("first_ordinal").astype(np.int64)
@@ -348,7 +346,7 @@ class BlockTrailers:
 KNOWN_FLAGS: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER
 LOW_FLAGS: Final = 0xFFFF
 BAD_RECORDS_NAMED: Final = 5
-"""Maximum number of records that an error sentence names."""
+"""Maximum number of damaged records that an error text names."""
 
 
 class DamageLocator:
@@ -377,7 +375,7 @@ class DamageLocator:
         return None
 
     def _find_in_block(self, block: Block) -> Damaged | DecodeFailed | None:
-        """Return the first error of a record in a block whose own checks have succeeded; None if there is none."""
+        """Return the first error of a record in a block whose trailer is valid; None if all records are valid."""
         ordinals = 0
         for record in records_of(block.data):
             record_offset, kind = block.offset + record.position, record.flag & LOW_FLAGS
@@ -408,7 +406,7 @@ class DamageLocator:
         return self._make_error(block.offset, block.next, reason)
 
     def _damaged_from(self, data: bytes, block_offset: int, offset: int, reason: str) -> Damaged:
-        """Return the error for the block at `block_offset`. `offset`: that of the first byte of `data`."""
+        """Return the error for the bad block at `block_offset`. `offset`: the offset of the first byte of `data`."""
         start = block_offset - offset
         claim = block_trailer.find_next_trailer(data, start, offset=offset, log_id=self.log_id)
         following = offset + len(data)
@@ -437,7 +435,7 @@ def _describe_unknown_flag(kind: int) -> str:
 
 
 def _name_bad_records(records: bytes, offset: int) -> str:
-    """Return the last part of an error sentence, which names the records whose checksums are wrong."""
+    """Return the end of an error text, which names the records in a bad block whose own checksums are wrong."""
     bad: list[int] = []
     try:
         for record in records_of(records):

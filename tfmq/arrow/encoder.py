@@ -1,7 +1,7 @@
-"""Encoding of a record batch as the body of PRODUCE: records, divided into blocks.
+"""Encoding of an Arrow record batch as the body of a PRODUCE request: records, divided into blocks.
 
-All headers are one numpy matrix, and Arrow joins headers, attributes and values in one pass. Only the CRC-32 is
-computed for each record separately.
+The headers of all records are one numpy array, and Arrow joins headers, attributes and values in one pass. Only the
+CRC-32 is computed in a loop over the records.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ HEADER: Final = np.dtype([("length", ">u4"), ("checksum", ">u4"), ("id", ">u8"),
 
 
 class Encoded(NamedTuple):
-    """Encoded records of a batch: `count` records in `data`.
-
-    `blocks`: (bytes, number of records, CRC-32) of each block into which they are divided, as in PRODUCE.
-    """
+    """Encoded records of a batch: `count` records in `data`. `blocks`: (bytes, number of records, CRC-32) of each block
+    into which they are divided, as in PRODUCE."""
 
     data: Buffer
     count: int  # type: ignore[assignment]
@@ -59,8 +57,8 @@ def encode(
     """Encode the rows of `batch` as records with consecutive sequences of `producer_id`, from `sequence` on.
 
     Columns are found by name: `value` (binary or string; null is a tombstone), and optionally `key` (binary or string),
-    `tag` and `attributes`, see `build_parts`. Other columns are ignored. With `lenient`, invalid attributes are sent
-    unchanged, so that every topic can be copied. The same rows always give the same bytes. Raises: BadRequest for
+    `tag` and `attributes` (see `build_parts`). Other columns are ignored. With `lenient`, invalid attributes are sent
+    unchanged, so that every topic can be copied. Equal rows are always encoded to equal bytes. Raises: BadRequest for
     columns or attributes that cannot be sent; MessageTooLarge for a value of more than `message_bytes`.
     """
     return prepare(batch, message_bytes=message_bytes, lenient=lenient).encode(producer_id, sequence)
@@ -69,8 +67,8 @@ def encode(
 class PreparedRecords(NamedTuple):
     """Records that are encoded except for their ids, which depend on producer id and sequence.
 
-    `headers`: one per record (dtype HEADER), with id 0 until `encode` · `bodies`: the bytes of each record after its
-    header · `ends`: byte position of the end of each record in the joined data.
+    `headers`: one per record (dtype HEADER), with id 0 until `encode` sets it · `bodies`: the bytes of each record
+    after its header · `ends`: the position in the encoded data at which each record ends.
     """
 
     headers: Array
@@ -78,7 +76,7 @@ class PreparedRecords(NamedTuple):
     ends: Array
 
     def encode(self, producer_id: int, sequence: int) -> Encoded:
-        """Return the records with consecutive ids. Raises: BadRequest if the sequences pass their limit."""
+        """Return the records with ids from `sequence` on. Raises: BadRequest if a sequence exceeds the maximum."""
         count = len(self.headers)
         if sequence + count > SEQUENCE_COUNT:
             raise BadRequest(f"Sequences {sequence} to {sequence + count - 1} pass the limit of {SEQUENCE_COUNT}.")
@@ -119,7 +117,7 @@ def prepare(
 
 
 def _select_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the columns named in COLUMNS, as binary or string. Raises BadRequest: no `value`, or a wrong type."""
+    """Return the columns of COLUMNS, as binary or string. Raises BadRequest without `value`, or for a wrong type."""
     if "value" not in batch.schema.names:
         raise BadRequest(f"A batch to send needs the column value; it has {', '.join(batch.schema.names) or 'none'}.")
     arrays, names = [], []
@@ -156,7 +154,7 @@ def _join_records(headers: Array, bodies: pa.BinaryArray) -> memoryview:
 
 
 def _divide_blocks(data: Buffer, ends: Array) -> Blocks:
-    """Divide the records, which end at `ends`, into blocks of at most BLOCK_BYTES, or of one larger record."""
+    """Divide the records, which end at `ends`, into blocks of at most BLOCK_BYTES. A larger record is a block alone."""
     blocks: Blocks = []
     view = memoryview(data)
     first = start = 0
@@ -178,8 +176,8 @@ _TAG_SHIFT: Final = 32
 class AttributeParts(NamedTuple):
     """The encoded attributes of all rows.
 
-    `pieces`: columns. Joined row by row, they are the size of the attribute and the attribute, or nothing for a row
-    without an attribute. `tag_hashes`: the hash of each tag, 0 without a tag.
+    `pieces`: columns that the caller joins row by row. A joined row is the size of the attribute (4 bytes) and the
+    attribute, or b"" if the row has no attribute. `tag_hashes`: the hash of each tag, 0 without a tag.
     """
 
     pieces: list[pa.BinaryArray]
@@ -188,9 +186,9 @@ class AttributeParts(NamedTuple):
 
 
 class GivenAttributes(NamedTuple):
-    """The column `attributes`, decoded.
+    """The decoded fields of the column `attributes` that the caller has passed.
 
-    `plain`: whether the attribute has only birth time, key and tag. `birth_times`: the encoded field, or nothing.
+    `plain`: whether the attribute has only birth time, key and tag. `birth_times`: the field as it is encoded, or b"".
     `birth_counts`: 1 if there is a birth time, else 0. `text`: whether the key is a string.
     """
 
@@ -208,7 +206,7 @@ def build_parts(batch: pa.RecordBatch, *, lenient: bool = False) -> AttributePar
     An attribute is taken from the column `attributes`. If there is a column `key` or `tag`, its value replaces that
     field of the attribute, and a null removes the field. An attribute that already has these values keeps its bytes.
     With `lenient`, an invalid attribute keeps its bytes too, if the row has neither key nor tag in these columns. Only
-    attributes with properties or counts are encoded row by row. Raises: BadRequest with the row, MessageTooLarge.
+    attributes with other fields are encoded row by row. Raises: BadRequest, which names the row, or MessageTooLarge.
     """
     names = [name for name in ("attributes", "key", "tag") if name in batch.schema.names]
     if all(batch.column(name).null_count == len(batch) for name in names):
@@ -253,7 +251,8 @@ def _parts_from_key_and_tag(key: pa.Array | None, tag: pa.StringArray | None) ->
 
 
 def _attribute_start(shape: int) -> bytes:
-    """Return size, map header and key header of an attribute. `shape`: the key's, and from bit _TAG_SHIFT the tag's."""
+    """Return the bytes of an attribute before its key: the size, the map header and the header of the key.
+    `shape`: the shape of the key (see `_value_shapes`), and from bit _TAG_SHIFT on the shape of the tag."""
     if shape == _NULL_SHAPE:
         return b""
     tag, key = divmod(shape, 1 << _TAG_SHIFT)
@@ -278,7 +277,7 @@ def _decode_given(old: pa.BinaryArray, lenient: bool) -> GivenAttributes:
 
 
 def _build_attributes(old: GivenAttributes, key: pa.Array, text: Array, tag: pa.StringArray) -> pa.BinaryArray:
-    """Return attributes made of the birth times in `old`, `key` and `tag`. `text`: whether each key is a string."""
+    """Encode attributes of the birth times in `old` and the new `key` and `tag`. `text`: whether a key is a string."""
     counts = (
         old.birth_counts + key.is_valid().to_numpy(zero_copy_only=False) + tag.is_valid().to_numpy(zero_copy_only=False)
     )
@@ -302,7 +301,7 @@ def _field_headers(number: int, values: pa.BinaryArray, text: Array) -> pa.Binar
 
 
 def _value_shapes(values: pa.Array, text: Array | bool) -> Array:
-    """Return the shape of each value: a number for its length and type. Values of one shape have the same header."""
+    """Return the shape of each value, a number that encodes its length and type, which determine the msgpack header."""
     lengths: Array = pc.binary_length(values).fill_null(0).to_numpy().astype(np.int64)
     shapes: Array = (lengths << 1 | text) + 1
     if not values.null_count:
@@ -312,7 +311,7 @@ def _value_shapes(values: pa.Array, text: Array | bool) -> Array:
 
 
 def _bytes_by_shape(shapes: Array, made: Callable[[int], bytes]) -> pa.BinaryArray:
-    """Return `made(shape)` for each shape; it is called once for each distinct shape."""
+    """Return a column of `made(shape)` for each shape. `made` is called only once for each distinct shape."""
     distinct = pa.array(shapes).dictionary_encode()
     return pa.array([made(each) for each in distinct.dictionary.to_pylist()], pa.binary()).take(distinct.indices)
 
@@ -334,7 +333,7 @@ def _rewrite_rows(
     tag: pa.StringArray,
     same_tag: Array,
 ) -> pa.BinaryArray:
-    """Return `column` with new attributes in `rows`: those in `old`, changed to the new key and tag."""
+    """Return `column` with other attributes in `rows`: those of `old`, with key and tag set to the new values."""
     if not len(rows):
         return column
     made: list[bytes | None] = []
@@ -345,7 +344,7 @@ def _rewrite_rows(
             if not same:
                 fields.pop(number, None)
                 fields.update({number: value.as_py()} if value.is_valid else {})
-        # Numbers come first, ascending; after them unknown names in their present order.
+        # Fields with a number come first, in ascending order; fields with a name follow in their present order.
         order = sorted(fields, key=lambda name: (0, name) if isinstance(name, int) else (1, 0))
         made.append(pack({name: fields[name] for name in order}) if fields else None)
     mask = np.zeros(len(column), dtype=bool)
@@ -392,10 +391,8 @@ def _equal_rows(new: pa.Array, old: pa.Array) -> Array:
 
 
 def _require_valid(name: str, column: pa.Array, most: int) -> pa.Array:
-    """Return the column if its values are valid.
-
-    Raises MessageTooLarge for a value of more than `most` bytes, BadRequest for text that is not UTF-8.
-    """
+    """Return the column if its values are valid. Raises MessageTooLarge for a value of more than `most` bytes,
+    BadRequest for text that is not UTF-8."""
     lengths = pc.binary_length(column).fill_null(0).to_numpy()
     row = int(lengths.argmax())
     if lengths[row] > most:

@@ -12,12 +12,12 @@ from tfmq.arrow.attributes import Array, column_edges
 from tfmq.errors import BadRequest
 
 SHORT_SIZE_MAX: Final = 32
-"""Up to this size of the values, numpy is faster than zlib.
+"""Maximum size of values (bytes) for which numpy computes the CRC-32: for longer values zlib is faster.
 
-Measured: 45 ns instead of 97 for 16 bytes, 92 instead of 146 for 32 bytes.
+Measured for each value: 45 ns with numpy and 97 ns with zlib for 16 bytes; 92 and 146 ns for 32 bytes.
 """
 COUNT_MIN: Final = 64
-"""For fewer values, the loop over their bytes costs more than it saves."""
+"""Minimum number of values for which numpy computes the CRC-32: for fewer, its loop is slower than zlib."""
 _VALUES_PER_PASS: Final = 8192
 """Number of values that are processed together. They fit in the processor's cache."""
 _POLYNOMIAL: Final = 0xEDB88320
@@ -35,7 +35,7 @@ _CRC32_TABLE: Final = _crc32_table()
 
 
 def crc32_column(values: pa.BinaryArray) -> Array:
-    """Return the CRC-32 of each value of a binary column without nulls. Short values are computed in parallel."""
+    """Return the CRC-32 of each value of a binary column without nulls. numpy computes many short values at once."""
     count = len(values)
     data, edges = column_edges(values)
     lengths = np.diff(edges)

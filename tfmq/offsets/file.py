@@ -21,26 +21,27 @@ from tfmq.offsets.storage import NO_OFFSET, PartitionName, StoredOffset, fenced,
 
 FILE_VERSION: Final = 2
 FILE_BYTES_MAX: Final = 64 << 20
-"""More than any file of offsets has: a wrong path must not fill the memory."""
+"""Maximum size of the file: more than any offsets take. So another file at a wrong path does not fill the memory."""
 LOCK_PAUSE_SECONDS: Final = 0.005
 LOCK_TRIES: Final = 2000
 """Attempts to lock the file: ten seconds in all, enough for other processes on a very slow disk."""
 
 Rows = dict[PartitionName, StoredOffset]
 UNKNOWN: Final = StoredOffset(NO_OFFSET, generation=-1)
-"""Used in place of the row of a partition that has no row."""
+"""Stands for the row of a partition that has no row. Its generation is lower than all others."""
 
 
 class FileOffsets:
     """Offset storage in a file, which all members of a group on one machine may share.
 
-    `claim` and `save` lock the file `PATH.lock`, and raise Busy if other processes do not release that lock in time.
-    Every call raises Damaged if the file is invalid, and StoreFailed if the disk fails or is full. StoreFailed is
-    retriable, unless the file cannot exist at `path`.
+    `claim` and `save` lock the file `PATH.lock`, and raise Busy if other processes do not unlock it in time. Every call
+    raises Damaged if the file is invalid, and StoreFailed if the disk fails or is full. StoreFailed is retriable,
+    unless the file cannot exist at `path`.
     """
 
     def __init__(self, path: str, disk: Disk | None = None, pause: Callable[[float], None] = time.sleep) -> None:
-        # Replacing the file at a symbolic link would replace only the link, so that there were two files.
+        # Renaming the new file to the path of a symbolic link would replace only the link. Then there would be two
+        # files.
         self.path = os.path.realpath(os.path.expanduser(path))
         self._disk = disk or RealDisk()
         self._pause = pause
@@ -71,8 +72,8 @@ class FileOffsets:
     ) -> dict[PartitionName, StoredOffset]:
         """Set the generations of rows, and the offsets that are in `new`; return the committed offsets.
 
-        A row that has a higher generation already is not changed. If there are such rows, raises Fenced after the
-        others are changed.
+        A row that has a higher generation already is not changed. If there are such rows, raises Fenced, but only after
+        all other rows are changed.
         """
         lock = self._lock()
         try:
@@ -181,7 +182,8 @@ def _encode(groups: Mapping[str, Rows]) -> bytes:
 
 
 def _decode_group(topics: Any, generation: int | None = None) -> Rows:
-    """Decode the rows of a group; `generation`, if given, is that of all rows. Invalid rows raise various errors."""
+    """Decode the rows of a group. `generation`: the generation of all rows, or None if each row has its own. Raises
+    LookupError, TypeError, ValueError or AttributeError for invalid rows."""
     own = {} if generation is None else {"generation": generation}
     found: Rows = {}
     for topic, rows in topics.items():

@@ -3,9 +3,9 @@
 If the program's results are in the same database, `tfmq.sql.commit_offsets` commits results and offsets in one
 transaction, so that processing is exactly once.
 
-There is one row for each partition of a group. Its `generation` fences members that have lost the partition: only a
-member with the same or a higher generation changes the row. The comparison is part of the statement, so the database
-decides between members.
+There is one row for each partition of a group. Its `generation` fences members that have lost the partition: a member
+changes the row only if its own generation is the same or higher. This comparison is part of the UPDATE statement, so
+the database decides between members that change the row at the same time.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ POSTGRESQL_SETTINGS: Final = text(
     f"SELECT set_config('lock_timeout', '{LOCK_SECONDS * 1000:.0f}ms', true),"
     " set_config('synchronous_commit', 'on', true)"
 )
-"""Settings of a PostgreSQL transaction: LOCK_SECONDS; and durable commits, even if the server's default differs."""
+"""Settings of a PostgreSQL transaction: the lock timeout; and durable commits, even if that is not the default."""
 TRANSACTION_ATTEMPTS: Final = 3
-"""Attempts of a transaction. In a deadlock the database aborts one transaction, which may be repeated."""
+"""Maximum attempts of a transaction. In a deadlock the database aborts one transaction, which may be repeated."""
 
 
 class SqlOffsets:
@@ -125,7 +125,7 @@ class SqlOffsets:
             engine.dispose(close=self._process == os.getpid())
 
     def _raise_if_fenced(self, group: str, lost: Mapping[PartitionName, int]) -> None:
-        """Raise Fenced if there are partitions in `lost`: partition -> stored generation, which is higher."""
+        """Raise Fenced for `lost`, the partitions with higher stored generations (the values), if there are any."""
         if lost:
             raise fenced(self.shown, group, lost)
 
@@ -161,7 +161,7 @@ class SqlOffsets:
         return self._engine
 
     def _check_columns(self, engine: Engine) -> None:
-        """Raise NotSupported if another program or another release made the table."""
+        """Raise NotSupported if columns are missing, because another program or release has created the table."""
         there = {column["name"] for column in inspect(engine).get_columns(TABLE.name)}
         missing = [column.name for column in TABLE.columns if column.name not in there]
         if missing:
@@ -182,7 +182,7 @@ class SqlOffsets:
             ) from None
 
     def _to_transient_error(self, error: DBAPIError) -> TfmqError:
-        """Return the error to raise if repeating the call may help; otherwise raise StoreFailed."""
+        """Return the error to raise if the call may succeed when it is repeated. Otherwise raise StoreFailed."""
         where, reason = self.shown, _first_line(error)
         file = self.url.database if self.url.get_backend_name() == "sqlite" else None
         if is_permanent_error(error, file):
@@ -203,7 +203,7 @@ def _first_line(error: DBAPIError) -> str:
 
 TABLE_NAME: Final = "tfmq_offsets"
 CHANGE_ATTEMPTS: Final = 3
-"""Attempts to change a row. An attempt fails if another member inserts the row between its update and its insert."""
+"""Maximum attempts to change a row. One fails if another member inserts the row between its update and its insert."""
 
 
 def offsets_table(metadata: MetaData, *, name: str = TABLE_NAME, schema: str | None = None) -> Table:
@@ -250,10 +250,8 @@ def read_rows(connection: Connection, group: str, names: Iterable[PartitionName]
 def claim_rows(
     connection: Connection, group: str, generation: int, names: Iterable[PartitionName]
 ) -> dict[PartitionName, int]:
-    """Set the generation of the partitions' rows, in the connection's transaction.
-
-    Rows with a higher generation are not changed. Return {partition: stored generation} of these rows.
-    """
+    """Set the generation of the partitions' rows, in the connection's transaction. Rows with a higher generation are
+    not changed. Return {partition: stored generation} of these rows."""
     return _change_rows(connection, group, dict.fromkeys(names, (generation, None)))
 
 
@@ -267,7 +265,7 @@ def save_rows(
 def _change_rows(
     connection: Connection, group: str, changes: Mapping[PartitionName, tuple[int, StoredOffset | None]]
 ) -> dict[PartitionName, int]:
-    """Set generation and offset (None: unchanged) of the rows, as in `changes`. Returns the same as `claim_rows`."""
+    """Set generation and offset of each row as in `changes` (None: offset unchanged). Returns as `claim_rows` does."""
     lost = {}
     for name in sorted(changes):  # in a fixed order, to avoid deadlocks between members
         kept = _change_row(connection, group, name, *changes[name])
@@ -279,7 +277,7 @@ def _change_rows(
 def _change_row(
     connection: Connection, group: str, name: PartitionName, generation: int, new: StoredOffset | None
 ) -> int | None:
-    """Change one row and return None; if the stored generation is higher, only return that."""
+    """Change one row and return None. If its stored generation is higher, do not change it; return that generation."""
     key = _row_condition(group, name)
     kept: int | None = None
     for _ in range(CHANGE_ATTEMPTS):

@@ -1,10 +1,10 @@
 """Offset storages: the interface, its data types, and helpers that storages share.
 
-A storage has a `StoredOffset` for each group and partition. Its generation says with which assignment the offset was
-committed. Generations come from a durable counter, so a new owner of a partition has a higher one than all former
-owners. A storage rejects commits with a lower generation. So a member that lost the partition and has not noticed
-cannot commit. By default the broker stores the offsets, without such a class: see
-`tfmq.client.consumer.offset_commit`.
+A storage has a `StoredOffset` for each group and partition. Its generation is that of the assignment with which the
+offset was committed. Generations come from a durable counter, so a new owner of a partition has a higher one than all
+former owners. A storage rejects commits with a lower generation, so a member cannot commit if it has lost the partition
+without noticing. By default the broker stores the offsets, without such a class (see
+`tfmq.client.consumer.offset_commit`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 from tfmq.errors import Fenced
 
 _USER: Final = re.compile(r"//([^:/@]*):.*@", re.DOTALL)
-"""Matches up to the last @, because a password may contain an @ that is not escaped."""
+"""User and password in a URL. Matches up to the last @, because a password may contain an @ that is not escaped."""
 _USER_ALONE: Final = re.compile(r"^([^:/@]*):.*@", re.DOTALL)
 _OPTION: Final = re.compile(
     r"([?&;][^=&;]*(?:pass|pwd|secret|token|credential|odbc_connect)[^=&;]*=)[^&;]*", re.IGNORECASE
@@ -35,12 +35,12 @@ def url_without_passwords(text: str) -> str:
 PERMANENT_ERRNOS: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 )
-"""Errors of the operating system that stay when the call is repeated."""
+"""Errors of the operating system that occur again if the call is repeated."""
 SQLITE_CANTOPEN: Final = 14
 PERMANENT_SQLITE_CODES: Final = frozenset({3, 8, 23, 26, 1544})
-"""Errors of SQLite that stay when the call is repeated: no permission, read-only, not a database."""
+"""Errors of SQLite that occur again if the call is repeated: no permission, read-only, not a database."""
 PERMANENT_SQLSTATES: Final = frozenset({"28000", "28P01", "3D000", "3F000", "42501"})
-"""Errors of PostgreSQL that stay when the call is repeated: login, missing database or schema, permission."""
+"""Errors of PostgreSQL that occur again if the call is repeated: login, missing database or schema, permission."""
 
 
 def is_permanent_error(error: BaseException, path: str | os.PathLike[str] | None = None) -> bool:
@@ -65,7 +65,7 @@ def _is_accessible(path: Path) -> bool:
 
 
 def driver_install_hint(drivername: str, error: Exception) -> str:
-    """Return how to install a URL's missing driver, as a sentence without its end."""
+    """Return how to install the missing driver of a URL, as the last part of an error text."""
     module = getattr(error, "name", None)
     if drivername.startswith("postgresql"):
         written = "" if module == "psycopg" else ", and write the URL with postgresql+psycopg://"
@@ -74,7 +74,7 @@ def driver_install_hint(drivername: str, error: Exception) -> str:
 
 
 NO_OFFSET: Final = -1
-"""The offset in a row that was claimed and has no committed offset."""
+"""Stored in place of the offset of a partition that was claimed and has no committed offset."""
 
 
 class PartitionName(NamedTuple):
@@ -91,8 +91,9 @@ class StoredOffset(NamedTuple):
     """Committed offset of a group in one partition.
 
     Reading continues at byte `offset`, after `index` messages of the record there (0 outside of compressed batches).
-    `incarnation`: that of the topic. `epoch`: that of the log when the offset was read. `generation`: the one with
-    which the partition was assigned to the member that commits; in a call of `save`, 0 means its `generation` argument.
+    `incarnation`: that of the topic. `epoch`: the log's epoch when the offset was read. `generation`: that of the
+    assignment of the partition to the member that commits; 0 in a call of `save` means the argument `generation` of the
+    call.
     """
 
     offset: int
@@ -116,10 +117,11 @@ class OffsetStorage(Protocol):
         ...
 
     def save(self, group: str, generation: int, offsets: Mapping[PartitionName, StoredOffset]) -> None:
-        """Commit `offsets`, each with its own generation, or `generation` if it has none (`under`). Durable on return.
+        """Commit `offsets`, each with its own generation, or with `generation` if its own is 0. Durable on return.
 
-        Partitions are independent. A partition with a higher stored generation is not changed; Fenced (see `fenced`) is
-        raised for it after all others are committed. After any other error it is unknown what was committed.
+        Partitions are independent. A partition with a higher stored generation is not changed, and Fenced (see
+        `fenced`) is raised for it after all others are committed. After any other error it is unknown what was
+        committed.
         """
         ...
 
@@ -144,7 +146,7 @@ class ClaimingStorage(OffsetStorage, Protocol):
 
 
 def under(generation: int, row: StoredOffset) -> StoredOffset:
-    """Return `row` with its own generation, or with `generation` if it has none."""
+    """Return `row` with its own generation, or with `generation` if its own is 0."""
     return row if row.generation else row._replace(generation=generation)
 
 
@@ -158,7 +160,7 @@ def claim(
 
 
 def fenced(where: str, group: str, kept: Mapping[PartitionName, int]) -> Fenced:
-    """Return the error for partitions whose stored generations (`kept`) are higher; `where` names the storage."""
+    """Return the error for the partitions `kept`, whose stored generations are higher. `where`: the storage's name."""
     names = ", ".join(f"{name} (generation {kept[name]})" for name in sorted(kept))
     return Fenced(
         f"{where}: another member of group {group} has taken over {names}. (After a broker was set up again: remove the"
@@ -168,6 +170,6 @@ def fenced(where: str, group: str, kept: Mapping[PartitionName, int]) -> Fenced:
 
 
 def fenced_partitions(error: Fenced, asked: Iterable[PartitionName]) -> Collection[PartitionName]:
-    """Return the partitions that `error` names; if it names none, all that were `asked` for."""
+    """Return the partitions that `error` names; if it names none, all partitions of the failed call (`asked`)."""
     named = error.details.get("partitions")
     return frozenset(asked) if named is None else frozenset(PartitionName(*each) for each in named)

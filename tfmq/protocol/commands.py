@@ -1,8 +1,8 @@
 """The table of all commands: code, name, and the fields of request and reply.
 
 A request or a reply is a NamedTuple. The annotation of a field contains its kind, which defines the accepted values. If
-fields are missing at the end of a received array, their defaults are used. `COMMANDS` assigns the codes; a code is
-never reused. The docstrings are the descriptions in docs/protocol.md, which also explains how to add a command.
+fields are missing at the end of a received array, their defaults are used. `COMMANDS` assigns a code to each command; a
+code is never reused. The docstrings are the descriptions in docs/protocol.md, which also explains how to add a command.
 """
 
 from itertools import pairwise
@@ -12,9 +12,10 @@ from tfmq import limits
 from tfmq.errors import BadRequest
 from tfmq.protocol.schema import ByteString, Flag, Integer, Kind, ListOf, Map, Name, Optional, Record, Text
 
-# Field types and rows shared by several commands. Each type is a Python type with the kind that validates it.
+# Field types and rows that several commands use. A field type is a Python type with the kind that validates its
+# values.
 
-# Durability that a produce request waits for, and that its reply reports.
+# Values of the field `acks`: the durability that a PRODUCE request waits for, and that its reply reports.
 ACKS_NONE, ACKS_WRITTEN, ACKS_SYNCED = 0, 1, 2
 EPOCH_UNKNOWN = ORDINAL_UNKNOWN = -1
 
@@ -64,10 +65,9 @@ class Block(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Offset of a part of a batch.
+    """Where a part of a batch was appended: a run of records without a gap between them.
 
-    Record number `first_record` of the batch starts at `offset`, and the records after it follow without a gap, up to
-    the next part.
+    Record number `first_record` of the batch starts at `offset`. The part ends before `first_record` of the next part.
     """
 
     first_record: Size
@@ -125,7 +125,7 @@ class GrantedPartition(NamedTuple):
 
 
 class HeldPartition(NamedTuple):
-    """A partition that a member still holds; `leaving`: the member knows that it is revoked."""
+    """A partition that a member still owns; `leaving`: whether the member knows that it is revoked."""
 
     topic: Topic
     incarnation: Incarnation
@@ -134,7 +134,7 @@ class HeldPartition(NamedTuple):
 
 
 class TransactionBatch(NamedTuple):
-    """One batch of a TRANSACT: the next `size` bytes of the body."""
+    """One batch of a TRANSACT; its records are the next `size` bytes of the body."""
 
     topic: Topic
     incarnation: Incarnation
@@ -185,7 +185,7 @@ class TransactionOffsets(NamedTuple):
 
 
 class CommitMember(NamedTuple):
-    """Membership of a transaction in a commit group: the sequence, and the run that prepared it."""
+    """A transaction's place in a commit group: the sequence to which it belongs, and the run that prepared it."""
 
     group: Group
     sequence: Number
@@ -378,7 +378,7 @@ class SucceedProducerReply(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Read whole blocks from the one that contains `offset` on. Wait up to `wait_ms` if there are none."""
+    """Read whole blocks, beginning with the one that contains `offset`. Wait up to `wait_ms` if there is none."""
 
     topic: Topic
     incarnation: Incarnation
@@ -406,8 +406,9 @@ class FetchReply(NamedTuple):
 class Locate(NamedTuple):
     """Find the offset of a record.
 
-    `by` says which one: 0 the earliest; 1 the end of the durable records; 2 the one with the ordinal `value`; 3 by
-    append time, `value` in ms; 4 the one that starts at the offset `value`, or the last one before it.
+    `by` says which record: 0 the earliest one; 1 the end of the durable records; 2 the one with the ordinal `value`; 3
+    the first one appended at the time `value` (ms since 1970) or later; 4 the one that starts at the offset `value`, or
+    the last one before it.
     """
 
     topic: Topic
@@ -431,14 +432,14 @@ class LocateReply(NamedTuple):
 # at which the broker accepts the message; otherwise the u64 is an absolute time, ms since 1970 by the wall clock.
 # Replies have the effective due time, an absolute time of broker time (the broker's clock that never goes back).
 HANDLE_BYTES: Final = 64
-"""A handle has 59 characters (`tfmq.protocol.delayed_handle`); another kind may have some more."""
+"""Maximum size of a handle. Handles have 59 characters (`tfmq.protocol.delayed_handle`); a later kind may have more."""
 Handle = Annotated[str, Text(HANDLE_BYTES, empty=False)]
 HandleOrNone = Annotated[str, Text(HANDLE_BYTES)]
 Due = Annotated[int, Integer(0, (1 << 64) - 1, "u64")]
 
 
 class Edges(ListOf):
-    """Two or more times, each later than the previous one."""
+    """A list of two or more times, each later than the previous one."""
 
     text = "list of u63, ascending"
 
@@ -453,7 +454,7 @@ class Edges(ListOf):
 
 
 class CancelDelayed(NamedTuple):
-    """Cancel a waiting message; the reply is sent once the result is durable. A repeat gets the first reply."""
+    """Cancel a waiting message. The reply is sent once the result is durable. A repeat gets the first reply."""
 
     handle: Handle
 
@@ -503,7 +504,7 @@ class DescribeDelayed(NamedTuple):
 
 
 class DelayedHistogram(NamedTuple):
-    """Count the waiting messages between each edge and the next one; topic "": of all topics."""
+    """Count the waiting messages that are due between each edge and the next one; topic "": of all topics."""
 
     topic: Member
     edges: Annotated[list[int], Edges()]
@@ -520,7 +521,7 @@ STICKY, RANGE, CONSISTENT_HASH = "sticky", "range", "consistent_hash"
 
 
 class JoinGroup(NamedTuple):
-    """Make the caller a member of the group without partitions.
+    """Make the caller a member of the group, at first without partitions.
 
     `member` is "" the first time, or a name chosen by the client, so that a repeat adds no second member. Partitions
     that an earlier member of this name owned are released. If `only` is not nil, the member accepts only the partitions
@@ -581,8 +582,8 @@ class LeaveGroupReply(NamedTuple):
 class CommitOffsets(NamedTuple):
     """Commit offsets of the group; the reply is sent once they are durable.
 
-    Partitions that the member does not own (any more) are left out and named in `fenced`. If the member owns none of
-    the partitions, the reply is the error `fenced`.
+    The offsets of partitions that the member does not own, or owns no more, are not committed; `fenced` names these
+    partitions. If the member owns none of the partitions, the reply is the error `fenced`.
     """
 
     group: Group
@@ -597,7 +598,7 @@ class CommitOffsetsReply(NamedTuple):
 
 
 class ReadOffsets(NamedTuple):
-    """Read the committed offsets of the group, in the named partitions, or in all with nil."""
+    """Read the committed offsets of the group in the named partitions, or with nil in all partitions."""
 
     group: Group
     partitions: PartitionNamesOrNil = None
@@ -616,7 +617,7 @@ class ListGroupsReply(NamedTuple):
 
 
 class DescribeGroup(NamedTuple):
-    """Describe one group: members and their partitions, generation, offsets with lag."""
+    """Describe one group: its members with their partitions, its generation, and its offsets with their lag."""
 
     group: Group
 
@@ -670,7 +671,7 @@ class AddScheduleReply(NamedTuple):
 
 
 class ListSchedules(NamedTuple):
-    """List schedules by name, starting after `after`; with `name` only that one."""
+    """List schedules in order of their names, from the first one after `after`; if `name` is given, only that one."""
 
     name: Member = ""
     after: Member = ""
@@ -683,13 +684,13 @@ class ListSchedulesReply(NamedTuple):
 
 
 class PauseSchedule(NamedTuple):
-    """Pause a schedule until it is resumed. Times in between do not count as missed."""
+    """Pause a schedule until it is resumed. Times during the pause do not count as missed."""
 
     name: Topic
 
 
 class ResumeSchedule(NamedTuple):
-    """Resume a schedule; it continues with its next time from now.
+    """Resume a schedule. It continues with the first time of its cron expression after now.
 
     This also works if the wall clock was set back to before the time of the last message that was sent.
     """
@@ -727,7 +728,7 @@ class MetadataReply(NamedTuple):
 
 
 class CreateTopic(NamedTuple):
-    """Create a topic; nil partitions: the broker's default."""
+    """Create a topic. With nil partitions it has the broker's default number of partitions."""
 
     topic: Topic
     partitions: Annotated[int | None, Optional(Integer(1, limits.PARTITIONS_PER_TOPIC.cap))]
@@ -771,7 +772,7 @@ class ResumePartition(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """Delete messages before an offset, as far as whole segments allow."""
+    """Delete messages before an offset. Only whole segments are deleted, so some of these messages may remain."""
 
     topic: Topic
     incarnation: Incarnation
@@ -784,7 +785,7 @@ class TruncateReply(NamedTuple):
 
 
 class SetTopic(NamedTuple):
-    """Change settings of the topic; those in `unset` return to the server's values.
+    """Change settings of the topic. The settings named in `unset` get the server's values again.
 
     The change takes effect at once. `incarnation` 0 means the topic that has the name now.
     """
@@ -831,7 +832,8 @@ class BeginTransactionReply(NamedTuple):
 
 
 class PrepareTransaction(NamedTuple):
-    """Prepare a transaction (first phase). It is durable with all its content, and waits for its owner's decision."""
+    """Prepare a transaction (first phase). When the reply is sent, the transaction is durable with all its content.
+    Then it waits for its owner's decision."""
 
     xid: Xid
     epoch: TransactionEpoch
@@ -847,8 +849,8 @@ class PrepareTransactionReply(NamedTuple):
 class CommitTransaction(NamedTuple):
     """Commit a prepared transaction, or with `one_phase` an unprepared one.
 
-    With `heuristic` an operator commits the transaction instead of its owner; with `force` also a transaction that lost
-    messages because the journal was damaged.
+    With `heuristic` an operator commits the transaction instead of its owner. With `force` the transaction is committed
+    even if it has lost messages because the journal was damaged.
     """
 
     xid: Xid
@@ -868,7 +870,7 @@ class CommitTransactionReply(NamedTuple):
 
 
 class RollbackTransaction(NamedTuple):
-    """Roll back a transaction; `heuristic`: an operator does it instead of the owner."""
+    """Roll back a transaction. With `heuristic` an operator does it instead of the owner."""
 
     xid: Xid
     epoch: TransactionEpoch
@@ -876,17 +878,17 @@ class RollbackTransaction(NamedTuple):
 
 
 class ForgetTransaction(NamedTuple):
-    """Discard a heuristic outcome that all participants know."""
+    """Discard the record of a heuristic outcome, when all participants know it."""
 
     xid: Xid
     epoch: TransactionEpoch
 
 
 class ListTransactions(NamedTuple):
-    """List unfinished transactions by epoch, starting after `after`.
+    """List unfinished transactions in order of epoch, from the first one after the epoch `after`.
 
-    If `states` is nil, only the transactions that need attention: those that are prepared, applying, or ended by an
-    operator.
+    If `states` is nil, only transactions that need attention are listed: those that are prepared, applying, or ended by
+    an operator.
     """
 
     states: Annotated[list[str] | None, Optional(ListOf(Text(32), LISTED_STATES_MAX))] = None
@@ -902,7 +904,7 @@ class ListTransactionsReply(NamedTuple):
 
 
 class DescribeTransaction(NamedTuple):
-    """Describe one transaction, live or remembered; epoch 0 means the latest one with that xid."""
+    """Describe a transaction, unfinished or ended and still remembered. Epoch 0 means the latest one with that xid."""
 
     xid: Xid
     epoch: Number = 0
@@ -930,9 +932,9 @@ class TransactReply(NamedTuple):
 
 
 class AwaitChecks(NamedTuple):
-    """Wait up to `wait_ms` for prepared transactions whose owner must be asked (check-back).
+    """Wait up to `wait_ms` for prepared transactions whose owner must be asked how they ended (check-back).
 
-    The reply has such transactions of one producer group. CANCEL ends the wait.
+    The reply has such transactions of the producer group `group`. CANCEL ends the wait.
     """
 
     group: Group
@@ -966,7 +968,7 @@ class CommitGroupReply(NamedTuple):
 
 
 class AbortCommitGroup(NamedTuple):
-    """Roll back the members that one run prepared for one sequence. Nothing more of that run is accepted."""
+    """Roll back the transactions that one run prepared for one sequence. Nothing more of that run is accepted."""
 
     group: Group
     sequence: Number
@@ -974,7 +976,7 @@ class AbortCommitGroup(NamedTuple):
 
 
 class ListCommitGroups(NamedTuple):
-    """List commit groups by name, starting after `after`."""
+    """List commit groups in order of their names, from the first one after `after`."""
 
     after: Member = ""
     limit: Page = int(limits.TRANSACTIONS_PER_PAGE)
@@ -1062,10 +1064,10 @@ BY_CODE: dict[int, Command] = {command.code: command for command in COMMANDS}
 BY_REQUEST: dict[type[Any], Command] = {command.request.shape: command for command in COMMANDS}
 
 SPARE_FIELDS = 64
-"""How many unknown fields, those of later releases, a request and its rows may have in all; they are ignored."""
+"""Maximum number of unknown fields in a request and its rows together. Fields of later releases are ignored."""
 
 SPARE_IN_ROW = 1
-"""How many unknown fields, those of later releases, each row of a list may have; they are ignored."""
+"""Maximum number of unknown fields in a row of a list. Fields of later releases are ignored."""
 
 
 def header_bounds(partitions: int = limits.PARTITIONS.cap) -> dict[int, tuple[int, int]]:

@@ -6,8 +6,8 @@
 `due` and `number` are the message's position in the delay queue, so that the broker finds it with one lookup; `log id`
 identifies its partition. `store id` identifies the broker's delay store and the epoch in which the number was given: a
 broker on an older copy of the data folder gives the same numbers again, but in another epoch. Because of the checksum a
-typing error is rejected instead of naming another message: it detects every wrong character, every two swapped ones,
-and all but one in 2^32 of other errors.
+typing error is rejected instead of naming another message: the checksum detects every wrong character, every two
+swapped characters, and all but one in 2^32 of other errors.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any, Final, NamedTuple, NoReturn, overload
 from tfmq.errors import BadRequest
 
 HANDLE_LETTER: Final = "d"
-"""First character of every handle; another kind of handle would have another letter."""
+"""First character of every handle. Another kind of identifier would have another letter."""
 HANDLE_LENGTH: Final = 59
-"""Characters of a handle."""
+"""Number of characters of a handle."""
 
 _FIELDS: Final = Struct(">QQQQ")
 _NUMBER: Final = Struct(">Q")
@@ -51,7 +51,7 @@ class Handle(NamedTuple):
 
 
 def format_handle(handle: Handle) -> str:
-    """Return the text of a handle. Raises ValueError for numbers that do not fit."""
+    """Return the text of a handle. Raises ValueError if a number is out of range."""
     fits = min(handle.store_id, handle.log_id) > 0 and max(handle.store_id, handle.log_id) < 1 << 64
     if not fits or not 0 <= min(handle.due, handle.number) <= max(handle.due, handle.number) <= _NUMBER_MAX:
         raise ValueError(f"{handle} cannot be the handle of a message")
@@ -141,7 +141,7 @@ class Handles(Sequence[str]):
 
 
 def decode_due_times(packed: bytes) -> array[int]:
-    """Decode due times from the wire: u64, big-endian. `packed` must contain whole ones."""
+    """Decode due times from the wire: u64, big-endian. The length of `packed` must be a multiple of 8."""
     dues = array("Q", packed)
     if byteorder == "little":
         dues.byteswap()

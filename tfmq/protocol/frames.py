@@ -25,10 +25,10 @@ SIZE = struct.Struct(">I")
 PREFIX = struct.Struct(">II")
 
 UNSIGNED = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
-"""How many bytes a whole number has after its first byte, in msgpack."""
+"""msgpack: how many bytes follow the first byte of an unsigned integer, by the value of the first byte."""
 
 FIELDS_UNKNOWN = 1 << 10
-"""Values that the header of an unknown command may have."""
+"""Maximum number of values in the header of an unknown command."""
 
 
 class Frame(NamedTuple):
@@ -148,7 +148,7 @@ class Decoder:
 
     @property
     def missing_bytes(self) -> int:
-        """How many more bytes are needed for the known part of the current frame; at least 1."""
+        """How many more bytes are needed to decode a next part of the frame: its first size, its second or the rest."""
         return self._needed_bytes - len(self._incomplete)
 
     @property
@@ -181,7 +181,7 @@ class Decoder:
         return frames
 
 
-# Detection of other protocols, so that a wrong port is named in the error.
+# Detection of other protocols, so that an error names the protocol if a client has connected to a wrong port.
 
 DETECTION_BYTES = 8
 
@@ -220,18 +220,18 @@ _PROTOCOLS: tuple[tuple[bytes, str], ...] = (
 
 
 def detect_protocol(start: bytes) -> str | None:
-    """Return the kind of program that sends `start` first ("an HTTP server"); None if unknown."""
+    """Return which kind of program begins a connection with `start`, for example "an HTTP server"; None if unknown."""
     return next((who for word, who in _PROTOCOLS if start.startswith(word)), None)
 
 
 def other_protocol_sentence(start: bytes) -> str | None:
-    """Return the error sentence for the first bytes of a known protocol; None for others."""
+    """Return the error text for the first bytes that a program of another protocol has sent; None if unknown."""
     who = detect_protocol(start)
     return who and f"At the other end is {who}, not a program that speaks tfmq: check host and port."
 
 
 def http_response(start: bytes, host_and_port: str) -> bytes | None:
-    """Return a response for an HTTP client; None if `start` is not from one."""
+    """Return a response for an HTTP client; None if `start` is not the start of an HTTP request."""
     if detect_protocol(start) != _HTTP:
         return None
     text = f"This is a tfmq broker at {host_and_port}; it speaks its own protocol, not HTTP.\n".encode()

@@ -1,4 +1,4 @@
-"""Kinds of fields, which validate values from the wire.
+"""Kinds of fields. A kind validates the values of a field that were received in a request or a reply.
 
 A request is a NamedTuple whose annotations contain the kinds: `offset: Annotated[int, Integer(0, 9)]`. So types,
 defaults and validation have one source.
@@ -12,7 +12,7 @@ from tfmq.errors import BadRequest
 
 
 class Kind(Protocol):
-    """Accepted values of a field.
+    """Defines which values a field accepts.
 
     `check(value, name)` returns the value as the code uses it, or raises BadRequest with the name of the field.
     """
@@ -69,7 +69,7 @@ class Text:
 
 
 class ByteString:
-    """Bytes, at most `size`, a multiple of `piece`; if `piece` is above 1, not b""."""
+    """A byte string of at most `size` bytes. Its length is a multiple of `piece`, and not 0 if `piece` is above 1."""
 
     def __init__(self, size: int, piece: int = 1, text: str = "") -> None:
         self.size, self.piece = size, piece
@@ -162,7 +162,7 @@ class Record(Generic[Tuple]):
         self.check = self.decode
 
     def _compile(self) -> Any:
-        """Return `decode` as one function without loops over the fields: 4 calls for a request, in place of 12."""
+        """Return `decode` as one generated function without loops over the fields: 4 calls for a request, not 12."""
         fields = [f"v{number}" for number in range(len(self.names))]
         row = "".join(f"{field}, " for field in fields)
         required = len(fields) - len(self.defaults)

@@ -1,4 +1,4 @@
-"""A ZooKeeper connection with kazoo, opened at the first use; and the translation of kazoo's errors."""
+"""A ZooKeeper connection with kazoo, opened at the first use. Errors of kazoo are replaced by errors of tfmq."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 RESPONSE_SECONDS: Final = 10.0
-"""Timeout for one response, even if the connection is lost and restored meanwhile."""
+"""Timeout for one response. It includes the time in which the connection is lost and restored."""
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 2.0
-"""Pause between connection attempts: the first value, doubled after each attempt, up to the second value."""
+"""Pause between connection attempts: RETRY_SECONDS, doubled after each attempt, up to this value."""
 
 
 def require_kazoo() -> None:
@@ -46,10 +46,8 @@ def new_client(address: ZooKeeperAddress, session_seconds: float, **options: Any
 
 
 class ZooKeeperConnection:
-    """A connection that is opened at the first use: `with connection.client() as client:` yields a connected client.
-
-    If kazoo raises an error in the block, it becomes StoreFailed (the operation may have been done) or NotAllowed.
-    """
+    """A connection that is opened at the first use: `with connection.client() as client:` yields a connected client. If
+    kazoo raises an error in the block, it becomes StoreFailed (the operation may have been done) or NotAllowed."""
 
     def __init__(self, address: ZooKeeperAddress) -> None:
         """Create the connection without connecting. Raises NotSupported without kazoo."""
@@ -85,9 +83,7 @@ def stop(client: KazooClient) -> None:
 
 def wait_results(waiting: Sequence[Any]) -> list[Any]:
     """Return the results of pending requests of kazoo, in order. The result of a failed request is its exception.
-
-    Raises OperationTimeoutError if a response does not arrive in time.
-    """
+    Raises OperationTimeoutError if a response does not arrive in time."""
     found = []
     for each in waiting:
         each.wait(RESPONSE_SECONDS)
@@ -100,7 +96,7 @@ def wait_results(waiting: Sequence[Any]) -> list[Any]:
 
 
 def result_or_none(response: Any) -> Any:
-    """Return a result from `wait_results`; None if the node does not exist. Raises the exception of another failure."""
+    """Return `response`, a result of `wait_results`; None if the node does not exist. Raises any other failure."""
     from kazoo.exceptions import NoNodeError
 
     if isinstance(response, NoNodeError):
@@ -138,14 +134,12 @@ REMEMBERED_MESSAGES_MAX: Final = 100  # above it, all are forgotten
 STOPPED_CONNECTING: Final = "Failed connecting to Zookeeper within the connection retry policy."
 """kazoo's message when it stops connecting. It is not logged, because kazoo stops only at the request of tfmq."""
 NO_ZOOKEEPER: Final = "Exception raised during deserialization of request"
-"""The beginning of kazoo's message if a server is not ZooKeeper; the rest of the message does not help."""
+"""The beginning of kazoo's message if a server is not ZooKeeper; the rest of the message does not help users."""
 
 
 class ThrottledLogFilter(logging.Filter):
-    """Log filter: passes warnings and errors of kazoo, each at most once a minute, without tracebacks.
-
-    Without it the log would grow, because kazoo reconnects forever and logs each attempt.
-    """
+    """Log filter: passes warnings and errors of kazoo, each at most once a minute, without tracebacks. Without it the
+    log would grow, because kazoo reconnects forever and logs each attempt."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -167,7 +161,7 @@ class ThrottledLogFilter(logging.Filter):
         return True
 
     def clear(self) -> None:
-        """Let each message be logged again."""
+        """Forget which messages were logged, so that each of them may be logged again at once."""
         self._logged_at.clear()
 
 

@@ -28,14 +28,12 @@ from tfmq.zookeeper.session import (
 
 CLOSE_SECONDS: Final = 10.0
 UNREACHABLE_SECONDS: Final = 3.0
-"""Time without a session, since the start or the last response, after which ZooKeeper is reported as unreachable."""
+"""If there is no session for this time, since the start or the last response, ZooKeeper is reported as unreachable."""
 
 
 def boot_time() -> float:
-    """Return the time (s) of a clock that also runs while the machine sleeps.
-
-    ZooKeeper counts that time towards the session timeout; Linux's `time.monotonic` does not count it.
-    """
+    """Return the time (s) of a clock that also runs while the machine sleeps, because ZooKeeper counts that time
+    towards the session timeout. Linux's `time.monotonic` stops during sleep."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
@@ -138,18 +136,19 @@ class GroupMembership:
 log = logging.getLogger("tfmq.consumer")
 
 DELIVERY_FRACTION: Final = 0.5
-"""The member delivers messages for this part of the session timeout after the last write that ZooKeeper has answered.
-ZooKeeper ends a session after the whole timeout at the earliest. The rest is for servers of the ensemble that lag."""
+"""Part of the session timeout for which the member delivers messages after the last write that ZooKeeper has answered.
+ZooKeeper ends a session after the whole timeout or later. The rest is a reserve for servers of the ensemble that lag.
+"""
 WRITES_PER_TIMEOUT: Final = 6
 """Writes per session timeout: enough that two lost ones do not stop the delivery."""
 ROUND_SECONDS: Final = 5.0
-"""Interval of checks for partitions that other members still own. Usually a watch reports a release earlier."""
+"""Interval at which a member checks whether partitions that it waits for are free. A watch may report it earlier."""
 ROUNDS_BEFORE_LOG: Final = 7
-"""Checks after which a wait is logged. Waiting is normal, because a message handler may run arbitrarily long."""
+"""Number of such checks after which the wait is logged. Waiting is normal: a handler may run arbitrarily long."""
 
 
 class RangeAssignment(NamedTuple):
-    """The partitions of a member: messages of `assigned` may be delivered until the time `until`.
+    """The partitions of a member. Messages of the partitions `assigned` may be delivered until the time `until`.
 
     `assigned`: the generation of each partition; if that has changed, the partition was lost and acquired again.
     `revoked`: the member must finish the messages of these partitions, then release them.
@@ -195,7 +194,7 @@ class MembershipStateMachine(SessionStateMachine):
     # Events, which the session's thread and the consumer report
 
     def on_disconnected(self) -> None:
-        """Handle a lost connection: deliver nothing until the session is known to be valid."""
+        """Handle a lost connection: deliver nothing until a write proves that the session is still valid."""
         super().on_disconnected()
         self._until = self._prove_at = NEVER
         self.changed = True
@@ -247,7 +246,8 @@ class MembershipStateMachine(SessionStateMachine):
             self.request_round()
 
     def check_all(self, now: float) -> RequestSteps:
-        """Register the member, release partitions outside of its range, and acquire those inside."""
+        """Register the member, delete the owner nodes of partitions that it has released, and acquire the partitions in
+        its range. Partitions that are not in its range any more become revoked."""
         self._round_at = now + self.session_seconds
         if not (yield from self._register()):
             self._round_at = min(self._round_at, now + ROUND_SECONDS)
@@ -262,7 +262,8 @@ class MembershipStateMachine(SessionStateMachine):
             self._round_at = min(self._round_at, now + ROUND_SECONDS)
 
     def _register(self) -> Generator[Request, Any, bool]:
-        """Create or update the member's node; return False if another session has a node of that name."""
+        """Create or update the member's node. Return False if that failed, for example because the node belongs to
+        another session."""
         topics = self._topic_list()
         if not self._registered:
             node = yield from self.create_or_get(self._member_path(), topics)
@@ -308,11 +309,12 @@ class MembershipStateMachine(SessionStateMachine):
             self._revoked, self.changed = set(revoked), True
 
     def _delete_released(self, target: frozenset[PartitionName]) -> RequestSteps:
-        """Delete the owner nodes of released partitions.
+        """Delete the owner nodes of released partitions, so that other members can acquire them.
 
         Also delete owner nodes outside of `target` if it is unknown whether this member has created them. A deletion
-        requires that the member's own node exists, which ends with the session and is created again only by `check_all`
-        in the next session. So a request that takes effect late cannot delete the node of another member.
+        requires that the member's own node exists. This node ends with the session, and is created again only by
+        `check_all` in the next session. So a request that takes effect late cannot delete the owner node of another
+        member.
         """
         for name in sorted(self._released | (self._uncertain - target - self._owned.keys())):
             path = self._layout.owner(self.group, name)
@@ -326,7 +328,8 @@ class MembershipStateMachine(SessionStateMachine):
             self._uncertain.discard(name)
 
     def _acquire(self, target: frozenset[PartitionName]) -> RequestSteps:
-        """Create the owner nodes of the partitions in `target`; list in `waits_for` those that others still own."""
+        """Create the owner nodes of the partitions in `target`. List in `waits_for` the partitions that other members
+        still own."""
         self.waits_for.clear()
         for name in sorted(target - self._owned.keys()):
             path = self._layout.owner(self.group, name)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 ATTEMPTS_MAX: Final = 10
-"""Attempts to read or write a partition while other members change its nodes."""
+"""Maximum attempts to read or write the nodes of a partition while other members change them."""
 
 
 class NodeContents(NamedTuple):
-    """What the two nodes of a partition store, and their versions. A node that does not exist gives None."""
+    """The decoded contents of a partition's two nodes, and the nodes' versions; None for a node that does not exist."""
 
     stored: StoredOffset | None
     offset_version: int | None
@@ -30,9 +30,9 @@ class NodeContents(NamedTuple):
 class ZooKeeperOffsets:
     """Offset storage below ROOT/consumers/GROUP/offsets.
 
-    Every write requires that the nodes still have the versions that were read. So a late write, after a disconnect or
-    by a process that was stopped for a while, cannot change what another member has claimed. Every call raises
-    StoreFailed if ZooKeeper does not respond, Damaged if a node has unexpected content.
+    Every write requires that the nodes still have the versions that were read. So a write that arrives late, after a
+    disconnect or from a process that was stopped for a while, cannot change what another member has claimed. Every call
+    raises StoreFailed if ZooKeeper does not respond, Damaged if a node has unexpected content.
     """
 
     def __init__(self, address: str) -> None:
@@ -61,10 +61,8 @@ class ZooKeeperOffsets:
     def _update(
         self, group: str, generations: Mapping[PartitionName, int], new: Mapping[PartitionName, StoredOffset]
     ) -> dict[PartitionName, StoredOffset]:
-        """Set the generations of the partitions, and the offsets that are in `new`; return the stored offsets.
-
-        Raises Fenced for partitions with a higher generation, after the others are changed.
-        """
+        """Set the generations of the partitions, and the offsets that are in `new`; return the stored offsets. Raises
+        Fenced if partitions have a higher generation, but only after all other partitions are changed."""
         lost: dict[PartitionName, int] = {}
         kept: dict[PartitionName, StoredOffset] = {}
         left: Iterable[PartitionName] = generations
@@ -94,7 +92,8 @@ class ZooKeeperOffsets:
     def _read_nodes(
         self, client: KazooClient, group: str, names: Iterable[PartitionName]
     ) -> dict[PartitionName, NodeContents]:
-        # The offset node is read before and after its child. If it has not changed, the contents belong together.
+        # The offset node is read before and after its child node. If it has not changed meanwhile, the two contents
+        # belong together, because tfmq always writes both nodes in one transaction.
         found: dict[PartitionName, NodeContents] = {}
         left = list(names)
         synced = client.sync_async(self._layout.root or "/")
@@ -118,10 +117,8 @@ class ZooKeeperOffsets:
     def _write(
         self, client: KazooClient, group: str, writes: Mapping[PartitionName, tuple[NodeContents, StoredOffset]]
     ) -> list[PartitionName]:
-        """Write the nodes of each partition, in one ZooKeeper transaction per partition.
-
-        Return the partitions that were not written, because others have changed their nodes since they were read.
-        """
+        """Write the nodes of each partition, in one ZooKeeper transaction per partition. Return the partitions that
+        were not written, because others have changed their nodes since they were read."""
         for name, (found, _) in writes.items():
             if found.offset_version is None:
                 client.ensure_path(self._layout.offset(group, name).rpartition("/")[0])
@@ -148,10 +145,8 @@ def _add_write(transaction: Any, path: str, data: bytes, version: int | None) ->
 
 
 def _change_id(response: Any) -> int | None:
-    """Return the id of the ZooKeeper transaction that last changed the node; None without the node.
-
-    Raises the exception of a failed response.
-    """
+    """Return the id of the ZooKeeper transaction that last changed the node; None if it does not exist. Raises the
+    exception of a failed response."""
     node = result_or_none(response)
     return None if node is None else int(node[1].mzxid)
 
@@ -180,7 +175,7 @@ def _is_committed(response: Any) -> bool:
 # child node `tfmq` has all fields of the stored offset. Both nodes are written in one transaction.
 
 BYTES_MAX: Final = 4096
-"""More than the fields need: a larger node was not written by tfmq."""
+"""Maximum size of a node's content: more than the fields need, so a larger node was not written by tfmq."""
 
 
 def offset_data(stored: StoredOffset) -> bytes:
@@ -192,10 +187,8 @@ def row_data(stored: StoredOffset) -> bytes:
 
 
 def stored_offset(path: str, offset: bytes | None, row: bytes | None) -> StoredOffset | None:
-    """Decode the two nodes of a partition; None if the offset node does not exist. Raises Damaged, naming `path`.
-
-    If the offset node differs from its child, another tool has changed the offset node, and the offset in it counts.
-    """
+    """Decode the two nodes of a partition; None if the offset node does not exist. Raises Damaged, naming `path`. If
+    the offset node differs from its child, another tool has changed the offset node, and the offset in it counts."""
     if offset is None:
         return None
     kept = StoredOffset(NO_OFFSET) if row is None else _row(path, row)

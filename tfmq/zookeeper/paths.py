@@ -10,7 +10,7 @@ from tfmq.offsets.storage import PartitionName, url_without_passwords
 
 SCHEME: Final = "zookeeper://"
 ROOT: Final = "/meta"
-"""The parent of all nodes if the address names none, as in MetaMorphosis."""
+"""The node above all others, if the address does not name one, as in MetaMorphosis (an older message broker)."""
 PORT: Final = 2181
 BROKER_NUMBER: Final = 0  # in partition names, `BROKER-PARTITION`
 
@@ -19,7 +19,7 @@ _NODE: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class ZooKeeperAddress(NamedTuple):
-    """`hosts`: "host:port,host:port". `root`: path of the node below which all others are; "" for the top."""
+    """Parsed address. `hosts`: "host:port,host:port". `root`: path of the node above all others; "" for the top."""
 
     hosts: str
     root: str

@@ -31,7 +31,7 @@ CLOSE_SECONDS: Final = 2.0
 
 
 class Registration:
-    """The registration of the broker at `broker_address`, with its own session. Only `close` blocks."""
+    """The registration of the broker at `broker_address`, with its own session. Only `close` waits for ZooKeeper."""
 
     def __init__(
         self,
@@ -53,10 +53,8 @@ class Registration:
         self._logged_unreachable = False
 
     def set_topics(self, topics: Mapping[str, int]) -> None:
-        """Set the current topics with their numbers of partitions. The first call connects.
-
-        If ZooKeeper stays unreachable for UNREACHABLE_SECONDS, a later call logs that once.
-        """
+        """Set the current topics with their numbers of partitions. The first call connects. If ZooKeeper has been
+        unreachable for UNREACHABLE_SECONDS, the next call logs that, once."""
         runner = self._session_thread
         with runner.condition:
             if runner.is_closed:
@@ -90,7 +88,7 @@ class Registration:
 # The state machine, which yields requests to ZooKeeper and gets the responses
 
 RETRY_SECONDS: Final = 5.0
-"""Interval of checks while nodes cannot be registered, because another broker or an earlier process has the number."""
+"""Interval of checks while nodes cannot be registered: another broker, or an earlier process, uses their paths."""
 CHECK_SECONDS: Final = 60.0  # between checks whether the registered nodes still exist
 
 
@@ -121,7 +119,7 @@ class RegistrationStateMachine(SessionStateMachine):
             self.request_round()
 
     def check_all(self, now: float) -> RequestSteps:
-        """Check and correct all nodes. The address is first, because it shows which broker uses the number."""
+        """Check and correct all nodes, first the address: it shows whether another broker uses the broker number."""
         self._round_at = now + CHECK_SECONDS
         owner = yield from self._claim_number()
         if owner is not None:
@@ -155,17 +153,16 @@ class RegistrationStateMachine(SessionStateMachine):
         self.registered = registered
 
     def _claim_number(self) -> Generator[Request, Any, bytes | None]:
-        """Register the address under the broker's number, and return None.
-
-        If another address is registered there, return that address, or b"" if its node has just been removed.
-        """
+        """Register the address under the broker's number, and return None. If another address is registered there,
+        return that address, or b"" if its node has just been removed."""
         node = yield from self.create_or_get(self._layout.broker_address(), self.address.encode())
         if node is None:
             return b""
         return None if node.session == self.session else node.data
 
     def _verify(self) -> RequestSteps:
-        """Forget registered nodes that others have deleted or changed."""
+        """Remove from `_registered_nodes` the nodes that others have deleted or changed, so that they are registered
+        again."""
         paths = sorted(self._registered_nodes)
         nodes = yield GetNodes(paths)
         for path, node in zip(paths, nodes, strict=True):
@@ -178,7 +175,7 @@ class RegistrationStateMachine(SessionStateMachine):
             return
         if node.session != self.session:
             # An earlier process of this broker made the node, in a session that has not expired yet. That process
-            # removed its address when it stopped: otherwise this one could not have registered its own.
+            # removed its address when it stopped: otherwise this process could not have registered its own address.
             yield DeleteNode(path, node.version, self._layout.broker_address())
             self.request_round()
             return

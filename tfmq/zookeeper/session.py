@@ -1,4 +1,4 @@
-"""A ZooKeeper session in its own thread, and the requests that run in it."""
+"""A ZooKeeper session in its own thread, the requests that run in it, and the base class of what it runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 
 class Node(NamedTuple):
-    """A node that was read or created. `session`: the session of an ephemeral node; 0 for a persistent node.
-
-    `created`: the transaction id of the node's creation. If the node is created again, it gets a higher id.
-    """
+    """A node that was read or created. `session`: the session of an ephemeral node; 0 for a persistent node. `created`:
+    the transaction id of the node's creation. If the node is created again, it gets a higher id."""
 
     data: bytes
     session: int
@@ -29,19 +27,19 @@ class Node(NamedTuple):
 
 
 class GetChildren(NamedTuple):
-    """Get the names of the children of `path`, and set a one-time watch. Result: [] if the node does not exist."""
+    """Get the names of the children of `path`, and set a one-time watch. Result: the names; [] if there is no node."""
 
     path: str
 
 
 class GetNode(NamedTuple):
-    """Get the `Node` at `path` (None without one), and set a one-time watch for its creation or deletion."""
+    """Get the node at `path`, and set a one-time watch for its creation or deletion. Result: the `Node`, or None."""
 
     path: str
 
 
 class GetNodes(NamedTuple):
-    """Get the `Node` at each of `paths`, without a watch. A node that does not exist gives None."""
+    """Get the nodes at `paths`, without a watch. Result: a `Node` for each path, or None where no node exists."""
 
     paths: Sequence[str]
 
@@ -61,10 +59,8 @@ class SetNode(NamedTuple):
 
 
 class DeleteNode(NamedTuple):
-    """Delete the node at `path` if it has this `version` and a node exists at `beside`.
-
-    Result: True if the node does not exist afterwards; False if it was not deleted.
-    """
+    """Delete the node at `path` if it has this `version`, and only while another node exists at `beside`. Result: True
+    if the node does not exist afterwards; False if it was not deleted."""
 
     path: str
     version: int
@@ -81,10 +77,8 @@ class ConnectionLost(Exception):
 
 
 def send_request(client: KazooClient, request: Request, watch: Callable[[Any], None]) -> Any:
-    """Send a request with kazoo and return its result. Raises ConnectionLost, NotAllowed.
-
-    `watch`: called once when a node changes for which the request sets a watch.
-    """
+    """Send a request with kazoo and return its result. Raises ConnectionLost, NotAllowed. `watch` is called once when a
+    node changes for which the request sets a watch."""
     from kazoo import exceptions
 
     try:
@@ -157,14 +151,15 @@ READ_TIMEOUT_SHARE: Final = 2 / 3
 NEVER: Final = float("-inf")
 
 RequestSteps = Generator[Request, Any, None]
-"""Yields requests and receives their responses. A `ConnectionLost` that is thrown into it must not be caught."""
+"""A generator that yields requests and receives their responses. If its caller throws `ConnectionLost` into it, it must
+not catch that."""
 
 
 class SessionStateMachine(ABC):
     """What a SessionThread runs: the state machine of a membership or of a registration.
 
     Only one thread at a time calls its methods, which must not block. `session_seconds`: the session timeout that
-    ZooKeeper permits. `changed` is set when the SessionThread should call `on_change`.
+    ZooKeeper permits. `changed`: the state machine sets this to have the SessionThread call `on_change`.
     """
 
     def __init__(self, layout: NodePaths, session_seconds: float) -> None:
@@ -185,7 +180,7 @@ class SessionStateMachine(ABC):
         self.request_round()
 
     def on_disconnected(self) -> None:
-        """Handle a lost connection. The nodes stay as long as the session."""
+        """Handle a lost connection. The nodes exist until the session ends."""
         self.is_connected = False
 
     def on_session_lost(self) -> None:
@@ -196,7 +191,7 @@ class SessionStateMachine(ABC):
         """Handle the response to a write that was sent at `asked_at`; it proves that the session is valid."""
 
     def request_round(self) -> None:
-        """Let `check_all` run soon."""
+        """Make `check_all` due at once."""
         self._round_at = NEVER
 
     # Actions: the requests to ZooKeeper that are due
@@ -225,10 +220,10 @@ class SessionThread:
     """Runs a state machine in a thread from `start` to `close`, over one kazoo client.
 
     The state machine returns generators of requests. The thread sends the requests one after the other, and only in the
-    session for which they were computed. kazoo's thread tells the state machine about a lost connection or session
-    before anything else happens. Other users of the state machine hold `condition` and call `wake` when there is
-    something to do. `on_change` is called in threads of this class when the state machine has changed, and must not
-    block.
+    session for which they were computed. When the connection or session is lost, kazoo's thread reports that to the
+    state machine before anything else happens. Other users of the state machine hold `condition` and call `wake` when
+    there is something to do. `on_change` is called in threads of this class when the state machine has changed, and
+    must not block.
     """
 
     def __init__(
@@ -247,7 +242,8 @@ class SessionThread:
         self._thread = threading.Thread(target=self._run, name="tfmq-zookeeper", daemon=True)
 
     def start(self) -> None:
-        """Start to connect, with endless retries, and return immediately. Raises NotSupported for another kazoo."""
+        """Start to connect, with endless retries, and return at once. Raises NotSupported if the release of kazoo is
+        unknown."""
         client = new_client(self._address, self._seconds)
         self._record_session_timeout(client)
         client.add_listener(self._session_changed)
@@ -274,10 +270,8 @@ class SessionThread:
             self._thread.join(seconds)
 
     def _record_session_timeout(self, client: KazooClient) -> None:
-        """Record the session timeout that ZooKeeper permits, which may be less than requested.
-
-        kazoo does not make this value public, so its connect function is replaced by one that records the value.
-        """
+        """Record the session timeout that ZooKeeper permits, which may be less than requested. kazoo does not make this
+        value public. So its internal connect function is replaced by one that records the value."""
         handler = client._connection
         connect = getattr(handler, "_connect", None)
         if connect is None:
@@ -293,7 +287,7 @@ class SessionThread:
         handler._connect = connect_and_record
 
     def _session_changed(self, state: str) -> None:
-        """Tell the state machine about a changed state of the connection. Called in kazoo's thread."""
+        """Report a changed state of the connection to the state machine. Called in kazoo's thread."""
         with self.condition:
             client = self.client
             if client is None or self.is_closed:
@@ -343,7 +337,7 @@ class SessionThread:
                     self._state_machine.request_round()
 
     def _run_steps(self, client: KazooClient, steps: RequestSteps, session: int) -> bool:
-        """Send the requests of `steps` one by one. Return False if a lost connection has interrupted them."""
+        """Send the requests of `steps` one by one. Return False if they were interrupted by a lost connection."""
         response, request, asked_at = None, None, NEVER
         try:
             while True:

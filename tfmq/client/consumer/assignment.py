@@ -1,6 +1,6 @@
-"""Partition discovery of a consumer: which partitions it reads.
+"""Which partitions a consumer reads: all partitions of its subscription; in a group, those assigned to this member.
 
-`tfmq.client.consumer.start_position` decides where a newly assigned partition starts.
+`tfmq.client.consumer.start_position` decides at which offset the consumer starts in a newly assigned partition.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ log = logging.getLogger("tfmq.consumer")
 
 MISSING_SECONDS: Final = 0.1
 MISSING_SECONDS_MAX: Final = 1.0
-"""The delay before a missing topic is requested again doubles each time, up to this maximum."""
+"""Delay before a topic that does not exist is requested again: MISSING_SECONDS, doubled each time up to this value."""
 NOTIFIED_REFRESH_SECONDS: Final = 600.0
-"""Interval of metadata requests if the broker reports changes by itself: cheap even with many idle consumers."""
+"""Interval of metadata requests if the broker reports changes by itself: long, so that idle consumers cost little."""
 
 
 class Assignment:
-    """Updates fetcher and positions according to the subscription and the group's assignment.
+    """Starts and stops reading partitions, according to the subscription and the group's assignment.
 
     The metadata is requested at the start. The broker reports later changes: to a group member by its assignment, to
-    other consumers by the partition count in fetch responses. Where this is not enough, the metadata is requested at
-    each `refresh_interval`: for a topic pattern, for missing topics, and (except for a member of a group of the broker)
-    while some topic has no fetch in flight.
+    other consumers by the partition count in fetch responses. In three cases this is not enough, and the metadata is
+    requested at each `refresh_interval` too: for a topic pattern, for topics that do not exist yet, and (unless the
+    broker coordinates the group) while a topic has no fetch in flight.
 
     `changed` is called after each check. `void` is called to cancel the fetch of a partition that is no longer read.
     """
@@ -62,7 +62,7 @@ class Assignment:
         self._missing = False
         """Whether a topic or partition named in the subscription does not exist."""
         self._count_changed = False
-        """Whether a fetch response had another partition count than the last metadata."""
+        """Whether a fetch response had another partition count for a topic than the last metadata response."""
         self._notified_by_group = options.group is not None and options.coordinator is None
         self._refreshed_at = 0.0
         self._counts: dict[str, int] = {}
@@ -78,7 +78,8 @@ class Assignment:
         self._wake_event = Event()
 
     def run(self) -> Operation[None]:
-        """Refresh the metadata and apply the assignment. Never returns. Raises errors that are not retriable."""
+        """Refresh the metadata and apply the assignment, at each change and periodically. Never returns. Raises errors
+        that are not retriable."""
         backoff, due, again = Backoff(MISSING_SECONDS, MISSING_SECONDS_MAX), 0.0, True
         while True:
             self._wake_event = Event()
@@ -118,7 +119,7 @@ class Assignment:
             self._wake_event.complete()
 
     def _refresh_metadata(self) -> Operation[None]:
-        """Request the metadata and subscribe the member to the topics found."""
+        """Request the metadata, find the subscribed partitions, and pass these to the group membership, if any."""
         self._count_changed, self._refreshed_at = False, self._link.now()
         subscription = self._options.subscription
         reply = yield from request_with_retries(self._link, Metadata(subscription.topics_to_request()), NEVER)
@@ -137,7 +138,8 @@ class Assignment:
             self._group.membership.subscribe(topics, subscription.requested_partitions(wanted), wanted)
 
     def _is_notified_of_changes(self) -> bool:
-        """Return whether the broker reports changes of the subscribed topics, by the group or by fetches in flight."""
+        """Return whether the broker itself reports all changes of the subscribed topics: in the group's assignment, or
+        in the responses to fetches in flight."""
         old = self._link.now() >= self._refreshed_at + NOTIFIED_REFRESH_SECONDS
         if self._missing or self._options.subscription.pattern is not None or old:
             return False
@@ -151,7 +153,7 @@ class Assignment:
         return any(self.wanted.get(name) != each.incarnation for name, each in share.items())
 
     def _apply_assignment(self) -> Operation[bool]:
-        """Start reading newly assigned partitions. Return whether this failed for some and must be tried again."""
+        """Start reading newly assigned partitions. Return True if one could not be started and must be tried again."""
         yield from self._starts.resolve_latest()
         mine = self._partitions_to_read()
         fresh = {name: incarnation for name, incarnation in mine.items() if name not in self._fetcher.partitions}
@@ -224,7 +226,8 @@ class Assignment:
         return ReadPosition(reply.offset, reply.ordinal, reply.epoch)
 
     def _drop_recreated(self) -> None:
-        """Forget partitions of re-created topics once their failure was raised, so that the new partitions are read."""
+        """Remove partitions whose topic was deleted and created again, so that the partitions of the new topic are
+        read. They are removed only after the user got the error about the deletion."""
         for name, feed in list(self._fetcher.partitions.items()):
             if (
                 feed.failure_raised
@@ -235,7 +238,7 @@ class Assignment:
                 self._positions.remove(name)
 
     def _start_reading(self, fresh: Mapping[PartitionName, int], starts: Starts) -> None:
-        """Start reading the partitions with a start position, except those whose assignment has changed meanwhile."""
+        """Start reading `fresh` partitions whose start is known, unless their assignment has changed meanwhile."""
         share = {} if self._group is None else self._group.membership.assigned
         taken = []
         for name, position in starts.positions.items():

@@ -1,4 +1,4 @@
-"""Fetch responses as Arrow record batches, in place of messages; blocks are verified as `tfmq.arrow` verifies them.
+"""Decoder of fetch responses to Arrow record batches instead of messages; `tfmq.arrow` verifies and decodes the blocks.
 
 Needs pyarrow and numpy, as `tfmq.arrow` does.
 """
@@ -25,16 +25,17 @@ DEFAULT_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
 
 
 def column_decoder_factory(columns: Iterable[str] | None) -> Callable[[PartitionName, int], ColumnDecoder]:
-    """Return a function (partition, incarnation) -> decoder. `columns` None: DEFAULT_COLUMNS. Raises: BadRequest."""
+    """Return a function that creates a partition's decoder. `columns`: what to decode; None: DEFAULT_COLUMNS. Raises:
+    BadRequest for an unknown column."""
     names = (columns,) if isinstance(columns, str) else columns
     return partial(ColumnDecoder, arrow.project(DEFAULT_COLUMNS if names is None else names))
 
 
 class ColumnDecoder:
-    """Decodes the fetch responses of one partition, each to one record batch.
+    """Decodes the fetch responses of one partition, each to one record batch. Replaces `decoder.Decoder`.
 
-    It replaces `decoder.Decoder`. Each record batch becomes the payload of one message with the offsets of the batch,
-    so that positions, acks and commits work as for messages.
+    A record batch is delivered as the payload of one message, which has the offsets of the batch. So positions, acks
+    and commits work as for messages.
     """
 
     def __init__(self, schema: pa.Schema, name: PartitionName, incarnation: int) -> None:
@@ -46,7 +47,8 @@ class ColumnDecoder:
     def decode(
         self, body: bytes, start: int, skip_to: int, next_offset: int, *, gaps: bool = False
     ) -> Iterator[DecodedBlock]:
-        """Decode the blocks of `body`; parameters and errors are those of `decoder.Decoder.decode`, without gaps."""
+        """Decode `body`. Parameters and errors are those of `decoder.Decoder.decode`. `gaps` is never true, because a
+        consumer with a tag filter refuses to deliver columns."""
         try:
             decoded = self._decode(body, start, skip_to) if body else None
         except (Damaged, DecodeFailed):

@@ -1,8 +1,9 @@
 """Consumer core: fetching, delivery, acks and commits, as operations that any driver runs.
 
 Work for which no caller waits (partition discovery, heartbeats, commits, release of partitions) is done by background
-tasks. If a partition cannot be read further (lost offsets, damage, a deleted topic), the error is raised by a call that
-asks for messages, once all messages that were read before the failure are delivered. A rebalance raises no error.
+tasks. If a partition cannot be read further (lost offsets, damage, a deleted topic), the error is raised by the next
+call that requests messages, after all messages that were read before the failure are delivered. A rebalance raises no
+error.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from tfmq.protocol.commands import BY_LATEST, BY_OFFSET, Locate
 log = logging.getLogger("tfmq.consumer")
 
 POLL_CHECKS_MAX: Final = 3
-"""How often a `poll` checks for messages after its timeout, while each check finds new data or a new assignment."""
+"""How often a `poll` checks for messages after its timeout has passed. It stops earlier if a check finds that neither
+data nor an assignment has arrived since the check before."""
 HEARTBEAT_CHECK_SECONDS: Final = 0.1
-"""While heartbeats are overdue, nothing is delivered; this is the interval at which waiting callers check again."""
+"""While the last heartbeat is too old, nothing is delivered. Waiting callers check the heartbeat at this interval."""
 
 
 class ConsumerCore:
     """State and operations of one consumer, shared by the blocking, asyncio and Twisted APIs.
 
-    The driver runs the background tasks in `tasks` together with its timers. `run` executes calls to offset storages,
-    because these calls may block. `wake_driver` wakes the driver for due tasks while no caller waits, `flush` makes the
-    driver send requests now, and `raise_flag` completes an event from any thread.
+    The driver runs the background tasks in `tasks` together with its timers. It also passes these functions: `run`
+    executes a call to an offset storage, which may block; `wake_driver` makes the driver run due tasks while no caller
+    waits; `flush` makes it send requests now; `raise_flag` completes an event from any thread.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class ConsumerCore:
             self.offsets.on_fenced = self.assignment.partitions_fenced
         self._change_event = Event()
         self._background_tasks: dict[Callable[[], Operation[None]], Task | None] = {self.assignment.run: None}
-        """The operation of each background task, and the running task. No operation ends without an error."""
+        """Operations that run in the background, each with its task (None: not started). They end only by an error."""
         if self.membership is not None:
             self._background_tasks |= {self.membership.run: None, self.rebalance.run: None}
             if options.commits == "auto":
@@ -97,7 +99,7 @@ class ConsumerCore:
     # Delivery
 
     def next_batch(self) -> Operation[list[ReceivedMessage] | None]:
-        """Return the next messages for a loop; None after `stop`. The loop sets `positions.current` to each message."""
+        """Return the next messages for a loop; None after `stop`. The loop must set `positions.current` to each one."""
         self._ack_delivered()
         while (yield from self._wait_for_batch(NEVER)):
             if self.options.commits != "before":
@@ -126,7 +128,8 @@ class ConsumerCore:
         return []
 
     def start_columns(self, columns: Iterable[str] | None) -> None:
-        """Deliver Arrow record batches from now on, until `end_columns`. Raises: BadRequest, ImportError."""
+        """Deliver Arrow record batches from now on, until `end_columns`. Raises: BadRequest if an option of the
+        consumer makes that impossible, ImportError without pyarrow."""
         from tfmq.client.consumer.columns import column_decoder_factory  # pyarrow is an optional dependency
 
         options = self.options
@@ -141,7 +144,7 @@ class ConsumerCore:
         self.fetcher.set_column_decoders(create)
 
     def end_columns(self) -> None:
-        """Deliver messages again, from the first one after the last batch."""
+        """Deliver messages instead of record batches from now on, from the first one after the last delivered batch."""
         if not self.closed:
             self._rewind_to_delivered()
         self.fetcher.set_column_decoders(None)
@@ -165,10 +168,8 @@ class ConsumerCore:
             self.rebalance.poll_called()
 
     def _wait_for_batch(self, until: float) -> Operation[bool]:
-        """Wait for a batch until `stop` or the time `until`. Return whether there is one.
-
-        If no batch is ready, the driver reads from the connection at least once, even if `until` has passed.
-        """
+        """Wait for a batch until `stop` or the time `until`. Return whether there is one. If no batch is ready, the
+        driver reads from the connection at least once, even if `until` has passed."""
         looks = 0
         while True:
             came = self._change_event.done
@@ -185,7 +186,7 @@ class ConsumerCore:
             yield self.wait_for_change(max(0.0, remaining))
 
     def prepare_batch(self) -> bool:
-        """Return whether a batch is ready; decode a response if none is. Raises the failure of a partition."""
+        """Return whether a batch is ready for delivery; if none is, try to decode one. Raises a partition's failure."""
         self._change_event = Event() if self._change_event.done else self._change_event
         if self.heartbeat_overdue:
             return False
@@ -202,7 +203,7 @@ class ConsumerCore:
         return self.membership is not None and bool(self.fetcher.partitions) and not self.membership.may_deliver()
 
     def wait_for_change(self, seconds: float, *flags: Event) -> Wait:
-        """Return a `Wait` for a change since the last `prepare_batch`, for `stop`, or for one of `flags`."""
+        """Return a `Wait` of up to `seconds` for a change since the last `prepare_batch`, for `stop` or for `flags`."""
         retry = self.fetcher.next_retry()
         if retry is not None:
             seconds = min(seconds, max(0.0, retry - self.link.now()))
@@ -211,7 +212,8 @@ class ConsumerCore:
         return Wait((self._change_event, self.stop_requested, *flags), None if seconds == NEVER else seconds)
 
     def _decode_next_batch(self) -> bool:
-        """Decode fetch responses up to the first that has messages, and make these ready. Return False if none has."""
+        """Decode fetch responses until one has messages, and make these ready to deliver. Return False if there are
+        none."""
         if self.fetcher.fetchable:
             self.fetch_session.send_fetches()  # So the broker prepares the next response while this one is decoded.
         held = self.suspended if self.membership is None else self.suspended | self.rebalance.unannounced
@@ -228,10 +230,8 @@ class ConsumerCore:
         return batch is not None
 
     def _commit_before_delivery(self, count: int) -> Operation[list[ReceivedMessage]]:
-        """Commit up to `count` ready messages and return them; [] if the commit was refused.
-
-        If the commit raises an error, the messages are delivered later.
-        """
+        """Commit up to `count` ready messages and return them; [] if another member owns their partition by now. If the
+        commit raises an error, the messages count as undelivered, and are delivered later."""
         messages = self.positions.take_ready_messages(count)
         if not messages:
             return []
@@ -249,7 +249,7 @@ class ConsumerCore:
         return messages
 
     def stop(self) -> None:
-        """Deliver nothing more. The caller sets `stop_requested` through the driver."""
+        """Deliver nothing more. The caller must also complete the event `stop_requested`, through its driver."""
         self.positions.stop()
 
     # Positions
@@ -261,7 +261,8 @@ class ConsumerCore:
         self.fetcher.seek(name, position)
 
     def redeliver_from(self, message: ReceivedMessage) -> None:
-        """Redeliver `message` and all later messages of its partition, unless the partition is rewound already."""
+        """Redeliver `message` and all later messages of its partition. Does nothing if the read position is at
+        `message` or before it, because they are delivered then anyway."""
         name = partition_of(message)
         if name in self.fetcher.partitions and not self.will_redeliver(message):
             self.set_position(name, ReadPosition(message.offset, message.ordinal, message.origin.epoch))
@@ -298,7 +299,8 @@ class ConsumerCore:
         feed = yield from self._require_partition(topic, partition)
         name = feed.name
         place = yield from self.assignment.locate(name, feed.incarnation, start)
-        # This also refuses if the partition was revoked and assigned again, because its position has changed then.
+        # A partition that was revoked and assigned again has another `feed`, and its position has changed: refuse it
+        # too.
         if self.fetcher.partitions.get(name) is not feed:
             raise UnknownPartition(f"{name} was assigned to another member of the group meanwhile.")
         self.set_position(name, place)
@@ -319,7 +321,8 @@ class ConsumerCore:
         self._change_event.complete()
 
     def _require_partition(self, topic: str, partition: int) -> Operation[PartitionFetchState]:
-        """Return the fetch state. Raises UnknownPartition if this consumer does not read the partition, TimedOut."""
+        """Return a partition's fetch state. Raises UnknownPartition if this consumer does not read the partition;
+        TimedOut if the assignment is not known in time."""
         name = PartitionName(topic, partition)
         yield from self._wait_for_partitions(self.link.now() + self.options.timeout)
         feed = self.fetcher.partitions.get(name)
@@ -443,7 +446,7 @@ class ConsumerCore:
         self._change_event.complete()
 
     def check_tasks(self) -> None:
-        """Raise the failure of a background task, or start the tasks that do not run."""
+        """Raise the failure of a background task, or start the tasks that do not run. Raises Closed after `close`."""
         if self.closed or self.link.state == ConnectionState.CLOSED:
             raise Closed("The consumer is closed; make a new one.")
         if not self._task_failures:
@@ -458,7 +461,8 @@ class ConsumerCore:
     # Shutdown
 
     def reset_after_fork(self) -> None:
-        """Reset the state in a forked child. The child reads from the same positions, and joins the group by itself."""
+        """Reset the state in a forked child. The child reads from the same positions, and joins the group as a new
+        member."""
         self.fetch_session.clear()
         self.tasks.cancel()
         self._background_tasks = dict.fromkeys(self._background_tasks)
@@ -504,11 +508,11 @@ RETRY_SECONDS: Final = 1.0
 
 
 def redeliver_lost_partitions(core: ConsumerCore, message: ReceivedMessage | None = None) -> None:
-    """Redeliver the unacked messages of partitions that were lost and assigned again.
+    """Redeliver the unacked messages of partitions that this consumer has lost and that were assigned to it again.
 
-    Called before the loss is reported to the user by `Fenced`. The user then discards all uncommitted work, so this
-    consumer must deliver the messages again. With `message`, only its partition is redelivered. Raises BadRequest if
-    `message` is no message of a consumer.
+    Called before `Fenced` reports the loss to the user. The user then discards all uncommitted work, so this consumer
+    must deliver the messages again. With `message`, only its partition is redelivered. Raises BadRequest if `message`
+    is no message of a consumer.
     """
     if message is not None and not isinstance(message, ReceivedMessage):
         raise BadRequest(
@@ -523,9 +527,9 @@ def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) ->
     """Rewind partitions to their committed offsets after a rolled back transaction.
 
     Call this under the driver's lock. Partitions that handlers of `run` work on are not rewound, because `run` calls
-    the handlers again with the same messages. A rewound partition delivers nothing until its committed offset has been
-    read from the group again, because another member may have committed a later one. A `seek` before that takes
-    precedence.
+    the handlers again with the same messages. Another member may have committed a later offset than this consumer
+    knows. So a rewound partition delivers nothing until its committed offset has been read from the group again, or
+    until a `seek`.
     """
     positions = core.positions
     found = [n for n in names if n in core.fetcher.partitions and n not in positions.ack_trackers]
@@ -539,7 +543,8 @@ def rewind_to_committed(core: ConsumerCore, names: Collection[PartitionName]) ->
 
 
 def _rewind_when_read(core: ConsumerCore, names: Collection[PartitionName]) -> Operation[None]:
-    """Read the group's offsets, and move the partitions whose offset is not the one that this consumer knew."""
+    """Read the committed offsets of the partitions `names` from the group. Move each partition whose offset differs
+    from the one that this consumer knew, then let all of them deliver."""
     positions = core.positions
     try:
         while True:

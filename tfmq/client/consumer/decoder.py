@@ -44,13 +44,13 @@ from tfmq.client.consumer.message import Codec, LazyAttribute, Origin, ReceivedM
 from tfmq.errors import Damaged, DecodeFailed
 
 SAME_SIZE_COUNT_MIN: Final = 4
-"""Minimum number of records to decode column by column: with fewer, the set-up costs more than it saves."""
+"""Minimum number of records of one size to decode column by column; for fewer, the set-up costs more than it saves."""
 _BODY_SIZE: Final = TRAILER_SIZE - HEADER_SIZE
 _MARK_BEGIN: Final = HEADER_SIZE - 12
 LAYOUTS_MAX: Final = 512
 """Size of the cache of struct layouts, one per record size; limited because a sender may use every size."""
 BAD_RECORDS_NAMED: Final = 5
-"""Maximum number of bad records that an error sentence names."""
+"""Maximum number of bad records that an error text names."""
 
 _FLAG_LOW: Final = 0xFFFF
 _KNOWN: Final = FLAG_ATTRIBUTE | FLAG_TOMBSTONE | FLAG_FILLER
@@ -75,9 +75,9 @@ class DecodedBlock(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """The user's records of a block as columns. `positions`: where each record begins in the body.
+    """The messages of a block as columns. `positions`: where each record begins in the body.
 
-    `ordinals`: the ordinal of each record, relative to the block's first ordinal; one more value is the number of
+    `ordinals`: the ordinal of each record, counted from the block's first ordinal, and after these values the number of
     ordinals in the block. None: the ordinals are 0, 1, 2 …
     """
 
@@ -114,7 +114,7 @@ class Decoder:
         self.log_id = make_log_id(incarnation, partition)
         self.codec = codec
         self.failure_handler: Any = None
-        """What creates the contexts of `message.handling()`; it is passed on to the `Origin` of each message."""
+        """Creates the contexts of `message.handling()` (a `FailureHandler`); the `Origin` of each message gets it."""
         self._mark = trailer_key(self.log_id)
 
     def decode(
@@ -309,7 +309,7 @@ def _split_same_size(body: bytes, start: int, end: int) -> _Columns | None:
 
 
 def _split_plain(body: bytes, start: int, end: int) -> _Columns:
-    """Split plain records with attributes one by one. If there is a record of another kind, call `_split_any`."""
+    """Split records one by one. If one of them is no message with attribute and payload, call `_split_any` instead."""
     positions: list[int] = []
     ids: list[int] = []
     attributes: list[bytes | None] = []
@@ -338,7 +338,8 @@ def _split_plain(body: bytes, start: int, end: int) -> _Columns:
 
 
 def _split_any(body: bytes, start: int, end: int) -> _Columns:
-    """Split records of any kind, more slowly. A filler returns no record, but takes up the ordinals of lost records."""
+    """Split records of any kind, more slowly. A filler adds no row, but the ordinals of the records
+    that it replaces."""
     columns = _Columns([], [], [], [], ordinals := [0])
     rows: list[tuple[int, int, bytes | None, bytes | None]] = []
     for record in records_of(memoryview(body)[start:end]):
@@ -387,7 +388,8 @@ def _unreadable_reason(kind: int) -> str:
 
 
 def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iterable[int], Iterable[int]]:
-    """Return the offsets of the records, and their next offsets, of which the last is `following`."""
+    """Return the offset of each record, and the offset after each record, which is `following` for the last one.
+    `shift`: what to add to a position in the body to get the offset."""
     if isinstance(positions, range):
         begin, end, size = positions.start + shift, positions.stop + shift, positions.step
         return range(begin, end, size), chain(range(begin + size, end, size), (following,))
@@ -396,7 +398,7 @@ def _offsets(positions: Sequence[int], shift: int, following: int) -> tuple[Iter
 
 
 def _describe_bad_records(records: bytes, offset: int) -> str:
-    """Return the end of an error text, which names the records that do not match their own checksum."""
+    """Return the end of an error text, which names the records in a bad block whose own checksums are wrong."""
     bad: list[int] = []
     try:
         for record in records_of(records):

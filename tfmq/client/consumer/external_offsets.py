@@ -1,7 +1,7 @@
 """Consumer offsets that a transaction commits, in the user's storage or in the broker.
 
-`ExternalOffsets` is for a transaction of the user's storage, `TransactionPositions` for a transaction of the broker.
-With both, a commit of the transaction acks the delivered messages, and after a rollback they are delivered again.
+`ExternalOffsets` is for a transaction of the user's storage, `TransactionPositions` for a transaction of the broker. In
+both cases the commit of the transaction acks the delivered messages; after a rollback they are delivered again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tfmq.protocol.commands import GroupOffset, TransactionOffsets
 
 
 class ExternalOffsets(NamedTuple):
-    """Snapshot of a consumer for a transaction of a storage: the `offsets` to store, and their `positions`.
+    """Snapshot of a consumer for a transaction of the user's storage. `offsets`: what the transaction is to store;
+    `positions`: the same as read positions.
 
     `lock`: the consumer's lock, which all methods acquire. `fenced`: an error if a partition with delivered messages
     was lost; the transaction may contain results of these messages and must not be committed.
@@ -40,15 +41,13 @@ class ExternalOffsets(NamedTuple):
             self.core.positions.mark_committed_by_transaction(self.positions)
 
     def mark_delegated(self) -> None:
-        """Record that a transaction has the offsets, so that the consumer does not wait for their commit.
-
-        Called if the consumer will not be told how the transaction ends.
-        """
+        """Record that a transaction will commit the offsets, so that the release of a partition does not wait for that.
+        Called instead of `mark_committed` if nothing reports to the consumer how the transaction ends."""
         with self.lock:
             self.core.positions.delegate_to_transaction(self.positions)
 
     def mark_fenced(self, lost: Collection[PartitionName], kept: Mapping[PartitionName, StoredOffset]) -> None:
-        """Stop reading the partitions `lost`, and deliver the others again from their committed offsets in `kept`."""
+        """Stop reading the partitions `lost`. Deliver the other ones again from their committed offsets in `kept`."""
         consuming, positions = self.core, self.core.positions
         with self.lock:
             for name in self.positions.keys() - set(lost):
@@ -67,7 +66,8 @@ class ExternalOffsets(NamedTuple):
 
 
 def external_offsets(consumer: Any, message: ReceivedMessage[Any] | None) -> ExternalOffsets:
-    """Return a snapshot of `consumer`, with its positions after all delivered messages, or the one after `message`.
+    """Return a snapshot of `consumer`, with the position after `message`, or without it those after all delivered
+    messages.
 
     Raises TypeError if `consumer` is no consumer; BadRequest if it is not in manual mode or has not delivered
     `message`; Closed; Fenced if another member owns the partition of `message`. Also raises NotAllowed in a handler if
@@ -103,7 +103,8 @@ def _consumer_core(consumer: Any) -> ConsumerCore:
 
 
 def _check_consumer(consuming: ConsumerCore, in_broker: bool = False) -> Membership:
-    """Return the membership. Raises as `external_offsets`; with `in_broker` also if the offsets are in a storage."""
+    """Return the membership. Raises the errors of `external_offsets`, and with `in_broker` BadRequest if the consumer
+    stores its offsets outside the broker."""
     membership = consuming.require_membership()
     if consuming.options.commits != "manual":
         raise BadRequest(
@@ -123,7 +124,7 @@ def _check_consumer(consuming: ConsumerCore, in_broker: bool = False) -> Members
 class TransactionPositions(NamedTuple):
     """Snapshot of a consumer for a broker transaction.
 
-    `row`: the offsets as the broker gets them. `positions`: the consumer's committed positions after the commit.
+    `row`: the offsets to send to the broker. `positions`: the consumer's committed positions after the commit.
     `generations`: the generation of each partition's assignment. `lock`: the consumer's lock, which the methods
     acquire. To avoid a deadlock, call the methods only while no other consumer's lock is held.
     """

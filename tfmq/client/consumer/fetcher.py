@@ -40,10 +40,8 @@ log = logging.getLogger("tfmq.consumer")
 
 LARGE_MESSAGE_BYTES: Final = 512
 FETCH_BYTES_LARGE: Final = MIB
-"""Fetch size for messages above `LARGE_MESSAGE_BYTES`, unless the user chose a size.
-
-With the default size too few large messages would share the cost of a fetch.
-"""
+"""Fetch size for messages above `LARGE_MESSAGE_BYTES`, unless the user chose a size. With the default size too few
+large messages would share the cost of a fetch."""
 FETCH_BYTES_MIN: Final = 16 * KIB
 """Smallest fetch size. With very many partitions the buffered responses may therefore exceed `prefetch_bytes`."""
 WAIT_MS: Final = 50_000
@@ -51,19 +49,17 @@ WAIT_MS: Final = 50_000
 FETCHES_MAX: Final = 1024
 """Maximum number of fetches in flight, well below the broker's limit per connection. More partitions take turns."""
 TURN_WAIT_MS: Final = 250
-"""How long the broker waits for data before it answers a fetch if the partitions take turns."""
+"""How long the broker waits for data before it answers a fetch, if the partitions are so many that they take turns."""
 RETRY_SECONDS: Final = 0.01
 RETRY_SECONDS_MAX: Final = 2.0
-"""Each retriable error such as Busy doubles the delay before the next fetch, up to this maximum."""
+"""Maximum delay before the next fetch of a partition after retriable errors such as Busy. Each error doubles it."""
 SKIPPED_MAX: Final = 100
 """How many of the latest skipped ranges are kept for the user; older ranges are only counted."""
 
 
 class FetchPlan(NamedTuple):
-    """A fetch to send. `filtered`: whether the broker selects messages by the consumer's tags.
-
-    A response is ignored if the `fetch_version` of the partition has changed since, for example by a seek.
-    """
+    """A FETCH request to send. `filtered`: whether the broker selects messages by the consumer's tags. The response is
+    ignored if the partition's `fetch_version` is another one when it arrives, for example after a seek."""
 
     name: PartitionName
     incarnation: int
@@ -118,7 +114,7 @@ class PartitionFetchState:
         self.retries = 0
 
     def stop(self, failure: TfmqError) -> None:
-        """Stop reading after the last decoded message, because of `failure`. `restart_at` continues."""
+        """Stop reading after the last decoded message, because of `failure`. A later `restart_at` ends the stop."""
         self.restart_at(self.position)
         self.failure = failure
 
@@ -183,7 +179,7 @@ class Fetcher:
             self.fetchable[feed] = None
 
     def set_column_decoders(self, create: Callable[[PartitionName, int], BlockDecoder] | None) -> None:
-        """Decode the responses of all partitions to record batches from now on; None: to messages."""
+        """From now on decode all responses to record batches, by decoders that `create` returns; None: to messages."""
         self._create_column_decoder = create
         for feed in self.partitions.values():
             self._set_decoder(feed)
@@ -198,7 +194,7 @@ class Fetcher:
     # Requests
 
     def plan_fetches(self, now: float) -> list[FetchPlan]:
-        """Return the fetches to send now; call `add_response` or `fetch_failed` once for each."""
+        """Return the fetches to send now. The caller must call `add_response` or `fetch_failed` once for each fetch."""
         share = self._prefetch_bytes // max(1, len(self.partitions))
         sizes = [min(size, max(FETCH_BYTES_MIN, share // 2)) for size in self._fetch_sizes]
         wait_ms = WAIT_MS if len(self.partitions) <= FETCHES_MAX else TURN_WAIT_MS
@@ -287,10 +283,8 @@ class Fetcher:
     # Delivery
 
     def next_batch(self, held: Collection[PartitionName] = ()) -> Batch | None:
-        """Decode the next response and return its messages; None if there is none. The partitions take turns.
-
-        The partitions in `held` are skipped.
-        """
+        """Decode the next response and return its messages; None if there is none. The partitions take turns. The
+        partitions in `held` are skipped."""
         passed = 0
         while passed < len(self._ready):
             feed = self._ready.popleft()
@@ -311,9 +305,7 @@ class Fetcher:
 
     def next_failure(self) -> TfmqError | None:
         """Return the failure of a stopped partition once, after the messages fetched before the failure are delivered.
-
-        If all partitions are stopped, return a failure at every call, because the reader would wait for nothing.
-        """
+        If all partitions are stopped, return a failure at every call, because the reader would wait for nothing."""
         failure = None
         all_stopped = True
         for feed in self.partitions.values():
@@ -326,10 +318,8 @@ class Fetcher:
         return failure if all_stopped else None
 
     def _decode_first_response(self, feed: PartitionFetchState) -> Batch | None:
-        """Decode the first buffered response, up to the first damage or undecodable record.
-
-        An undecodable record stops the partition; damage does so too unless the option `skip_damage` skips it.
-        """
+        """Decode the first buffered response, up to the first damage or undecodable record. An undecodable record stops
+        the partition. Damage stops it too, unless the option `skip_damage` skips the bad range."""
         chunk = feed.responses.popleft()
         feed.buffered_bytes -= len(chunk.body)
         messages: list[ReceivedMessage] = []
@@ -355,8 +345,10 @@ class Fetcher:
         return Batch(feed.name, messages, following)
 
     def _handle_damage(self, feed: PartitionFetchState, chunk: FetchResponse, damaged: Damaged) -> None:
-        """Fetch a damaged range again without a filter, stop the partition, or skip the range."""
-        # In a filtered response the end of the damage is unknown, because the broker may have left blocks out.
+        """If the response is filtered, fetch the damaged range again without a filter. Otherwise skip the range if the
+        option `skip_damage` is set, or stop the partition."""
+        # In a filtered response the end of the damage is unknown, because the broker may have left out blocks after
+        # it.
         if chunk.filtered:
             feed.restart_at(ReadPosition(damaged.first, UNKNOWN, chunk.epoch))
             feed.unfiltered_until = chunk.next_offset
@@ -364,7 +356,8 @@ class Fetcher:
             feed.stop(damaged)
         else:
             self._record_skipped(feed, damaged.first, damaged.next, str(damaged))
-            # The rest is queued even if it is empty, because the response also moves the read position.
+            # The rest of the response is queued even if it is empty, because it also moves the read position past the
+            # damage.
             rest = chunk.body[damaged.next - chunk.start :]
             feed.responses.appendleft(chunk._replace(body=rest, start=damaged.next, skip_to=damaged.next))
             feed.buffered_bytes += len(rest)
@@ -449,7 +442,7 @@ class FetchSession:
         return batch
 
     def cancel(self, name: PartitionName) -> None:
-        """Cancel the fetch in flight for the partition. The broker is told, so that it stops waiting for data."""
+        """Cancel the fetch in flight for the partition, and send CANCEL, so that the broker stops waiting for data."""
         call = self._requests.pop(name, None)
         if call is not None and not call.done:
             self._link.abandon(call)
@@ -501,7 +494,7 @@ def filter_batch(batch: Batch, where: Callable[[ReceivedMessage[Any]], object]) 
 
 
 def _raise_if_awaitable(wanted: object) -> None:
-    """Raise BadRequest for an awaitable, which would be true for every message."""
+    """Raise BadRequest if the user's filter has returned an awaitable, which would count as true for every message."""
     if isinstance(wanted, Awaitable):
         if isinstance(wanted, Coroutine):
             wanted.close()  # Otherwise Python logs a "never awaited" warning later.

@@ -33,7 +33,8 @@ RETRY_SECONDS: Final = 0.25
 NOTE_VARIABLE_PARTS: Final = re.compile(r"[0-9a-f]{16}|\d+")
 """The parts of the broker's note (see `Membership.note`) that differ between heartbeats: ids and numbers."""
 DISCONNECTED_SESSION_FRACTION: Final = 10
-"""A member without a connection stops delivering after the session timeout divided by this."""
+"""Without a connection, a member may deliver until its last heartbeat is older than the session timeout divided by this
+number."""
 
 
 class Membership:
@@ -48,7 +49,7 @@ class Membership:
         self.generation = 0
         self.joined = False
         self.failure: TfmqError | None = None
-        """A permanent failure, after which no partition can be assigned."""
+        """The permanent error because of which no partition can be assigned any more; None without one."""
         self.note = ""
         """The broker's text why it assigned fewer partitions than requested; "" if none is missing."""
         self.assigned: dict[PartitionName, GrantedPartition] = {}
@@ -81,8 +82,8 @@ class Membership:
     ) -> None:
         """Set the topics and partitions that this member wants. The first call makes the member join.
 
-        `only`: the only partitions wanted; None: all of the topics. `wanted`: the wanted partitions that exist, with
-        their incarnations.
+        `only`: the only partitions wanted; None: all partitions of the topics. `wanted`: the wanted partitions that
+        exist, with the incarnations of their topics.
         """
         rows = None if only is None else [PartitionRow(*name) for name in only]
         subscription = SubscriptionRow(list(topics), self._session_ms, self._strategy, rows)
@@ -91,7 +92,7 @@ class Membership:
             self._wake_event.complete()
 
     def release(self, names: Iterable[PartitionName]) -> None:
-        """Release partitions of which no message is in progress and all acked offsets are committed."""
+        """Report partitions as free to the group. The caller has finished their messages and committed the offsets."""
         for name in names:
             self.assigned.pop(name, None)
             if self.owned.pop(name, None) is not None:
@@ -133,7 +134,7 @@ class Membership:
                 yield from self._send_heartbeat()
 
     def _join(self, subscription: SubscriptionRow) -> Operation[None]:
-        """Join the group without owning partitions, and take the assignment from the response."""
+        """Join the group as a member that owns no partitions yet, and apply the assignment in the response."""
         began = self._link.now()
         self._subscription_unsent = False
         reply = yield from request_with_retries(
@@ -202,17 +203,15 @@ class Membership:
 
     def _rejoin_after_expiry(self, fenced: Fenced) -> None:
         log.warning("This member of group %s expired, and joins again. %s", self.group, fenced.sentence)
-        # The member takes a new id: if a machine was copied, another process may have the old id, and the two members
-        # would expire each other again and again.
+        # The member takes a new id, because another process may have the old one if this machine is a copy of
+        # another. Then the two members would expire each other again and again.
         self._drop_membership()
         self.member_id = token_hex(8)
         self._changed()
 
     def _log_note(self, note: str) -> None:
-        """Log why fewer partitions are assigned than requested, if this lasts half a heartbeat interval.
-
-        Each reason is logged once. A shorter lack is normal: partitions change owners whenever a member starts.
-        """
+        """Log why fewer partitions are assigned than requested, if this lasts half a heartbeat interval. Each reason is
+        logged once. A shorter lack is normal: partitions change owners whenever a member starts."""
         self.note = note
         reason, now = NOTE_VARIABLE_PARTS.sub("", note), self._link.now()
         if reason != self._note_reason:
@@ -225,12 +224,13 @@ class Membership:
                 log.warning("This member of group %s reads nothing: %s", self.group, note)
 
     def _on_connected(self, _: object) -> None:
-        """Send a heartbeat on a new connection, with an immediate reply, to exchange the state with the broker."""
+        """Send a heartbeat as soon as there is a new connection, and request an immediate reply, so that member and
+        broker exchange their states."""
         self._respond_immediately = True
         self._wake_event.complete()
 
     def _fresh_wake_event(self) -> Event:
-        """Return an event that is not set yet. Setting it ends the wait of `run`."""
+        """Return an event that is not completed yet. Completing it ends the wait of `run`."""
         if self._wake_event.done:
             self._wake_event = Event()
         return self._wake_event
@@ -267,7 +267,7 @@ class Membership:
 
 
 ZOOKEEPER_CHECK_SECONDS: Final = 0.5
-"""Interval of checks for changes that ZooKeeper notified while the client was busy."""
+"""Interval at which `run` checks for changes, because a notification of ZooKeeper may have come while it was busy."""
 CLOSE_SECONDS: Final = 10.0
 
 
@@ -317,7 +317,7 @@ class ZooKeeperMembership(Membership):
         self._coordination.release(gone)
 
     def may_deliver(self) -> bool:
-        """Return False if ZooKeeper's session may be over, or while a revocation is not processed yet."""
+        """Return whether ZooKeeper's session is certainly valid. Also wake `run` if the assignment has changed."""
         share = self._coordination.assignment()
         if self._assignment_differs(share.assigned, share.revoked):
             self._zookeeper_event.complete()

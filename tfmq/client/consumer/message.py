@@ -17,7 +17,7 @@ from tfmq.errors import DecodeFailed, NotAllowed
 from tfmq.message import Attribute, decode_attribute
 
 DECODED_MAX: Final = 64
-"""Size of the cache of decoded attributes, which helps because several fields of one message are read in a row."""
+"""Size of the cache of decoded attributes, which helps if several fields of one message are read in succession."""
 NO_ATTRIBUTE: Final = Attribute()
 REPR_CHARACTERS: Final = 40
 """Maximum length of a key or a tag in a `repr`."""

@@ -1,8 +1,8 @@
 """Offset commits of a consumer group: in the broker, or in a storage of the user's choice.
 
-If another member owns some of the partitions by now, only the commit of these is refused (fenced); all others are
-committed. A consumer starts a commit only after the former one has ended, and commits the positions as they are then.
-So an older commit cannot overtake a newer one, even if requests are repeated after a broken connection.
+If another member owns some of the partitions by now, the commit is refused (fenced) for these partitions and done for
+all others. A consumer starts a commit only after its previous commit has ended, and commits the positions of that
+moment. So an older commit cannot overtake a newer one, even if requests are repeated after a broken connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfmq.protocol.commands import PartitionName as PartitionRow
 log = logging.getLogger("tfmq.consumer")
 
 READ_SECONDS: Final = 30.0
-"""How long a read with `while_busy` waits for the end of a transaction that commits the offsets."""
+"""How long `read` with `while_busy` waits for the end of a transaction that commits the offsets."""
 
 
 class GroupOffsets:
@@ -52,14 +52,15 @@ class GroupOffsets:
         self._storage = options.storage
         self._commit_ended: Event | None = None
         self._last_save_ended: Event | None = None
-        """Completed when the last commit in a storage has ended, which may be after its caller was cancelled."""
+        """Completed when the last `save` of the storage has ended, which may be after the operation that called it was
+        cancelled."""
 
     def read(
         self, names: Iterable[PartitionName], while_busy: bool = True, *, others: bool = False
     ) -> Operation[dict[PartitionName, StoredOffset]]:
-        """Return the stored offsets of these partitions; with `others` perhaps of more.
+        """Return the stored offsets of `names`; with `others`, the broker returns those of all partitions of the group.
 
-        Raises Busy while a prepared transaction that commits some of the offsets has not ended: immediately, or with
+        Raises Busy if a prepared transaction that commits some of these offsets has not ended: at once, or with
         `while_busy` after `READ_SECONDS`. Errors of a storage are raised unchanged.
         """
         wanted, group = list(names), self._owner.group
@@ -81,8 +82,9 @@ class GroupOffsets:
     ) -> Operation[tuple[dict[PartitionName, StoredOffset], set[PartitionName]]]:
         """Claim newly assigned partitions in the storage, which from then on refuses commits of former owners.
 
-        Return the partitions' stored offsets, and the partitions that the storage refused because it has a later
-        generation. If the offsets are in the broker, which knows the owners, both results are empty.
+        Return the stored offsets of the partitions, and the partitions that the storage refused because it has a later
+        generation. If the broker stores the offsets, both results are empty: it knows the owners, so no claim is
+        needed.
         """
         storage, group = self._storage, self._owner.group
         found: dict[PartitionName, StoredOffset] = {}
@@ -126,8 +128,8 @@ class GroupOffsets:
         return refused
 
     def _save_after_former(self, save: Callable[[], None], until: float) -> Operation[None]:
-        """Run `save` after the former save has ended. Raises TimedOut if that one lasts beyond the time `until`."""
-        # The caller of the former `save` may be cancelled while its thread still runs.
+        """Run `save` after the previous save has ended. Raises TimedOut if that has not ended at the time `until`."""
+        # The operation that called the previous `save` may be cancelled while the thread that executes it still runs.
         while self._last_save_ended is not None and not self._last_save_ended.done:
             yield self._wait_for_former(self._last_save_ended, until)
         ended = self._last_save_ended = Event()
@@ -142,7 +144,7 @@ class GroupOffsets:
         yield from run_work(run, save)
 
     def _wait_for_former(self, ended: Event, until: float) -> Wait:
-        """Return a `Wait` for the end of a former commit. Raises TimedOut at the time `until`."""
+        """Return a `Wait` for the end of the previous commit. Raises TimedOut if the time `until` is reached."""
         if self._link.now() >= until:
             raise TimedOut("An earlier save of offsets has not ended yet.")
         return Wait((ended,), until - self._link.now())
@@ -150,8 +152,8 @@ class GroupOffsets:
     def commit(self, message: ReceivedMessage | None, until: float) -> Operation[None]:
         """Commit all delivered messages, or one partition up to and including `message`.
 
-        Raises Fenced if another member owns some of the partitions by now; the others are committed. Also raises
-        TimedOut at the time `until`, and errors of the storage.
+        Raises Fenced if another member owns some of the partitions by now; the other partitions are committed. Also
+        raises TimedOut at the time `until`, and errors of the storage.
         """
         positions = self._positions
         if message is None:
@@ -165,10 +167,8 @@ class GroupOffsets:
     def commit_positions(
         self, choose: Callable[[], Mapping[PartitionName, ReadPosition]], until: float
     ) -> Operation[Collection[PartitionName]]:
-        """Wait for the end of a commit in progress, then call `choose` and commit the positions that it returns.
-
-        Return the partitions whose commit was fenced. Raises TimedOut at the time `until`.
-        """
+        """Wait for the end of a commit in progress, then call `choose` and commit the positions that it returns. Return
+        the partitions whose commit was fenced. Raises TimedOut at the time `until`."""
         while self._commit_ended is not None:
             yield self._wait_for_former(self._commit_ended, until)
         places = choose()

@@ -35,25 +35,25 @@ PartitionCallback = Callable[[list[PartitionName]], Any] | None
 """Called with partitions that were assigned or revoked. With asyncio a coroutine function is permitted."""
 
 FETCH_BYTES: Final = 256 * KIB
-"""By measurement, smaller fetches cost round trips, and larger fetches exceed the processor's caches."""
+"""Default fetch size. Measured: smaller fetches cost more round trips, larger ones exceed the processor's caches."""
 PREFETCH_BYTES: Final = 8 * MIB
-"""Enough for the next fetch response to be buffered. A larger buffer only makes a seek expensive."""
+"""Default limit of buffered responses: enough to have the next one ready. A larger buffer makes seeks expensive."""
 SESSION_SECONDS: Final = 30.0
-"""Session timeout: longer than a busy process pauses, and short enough to wait for after a member has died."""
+"""Default session timeout: longer than a busy process pauses, and not too long to wait for if a member has died."""
 SAVE_SECONDS: Final = 5.0
 REFRESH_SECONDS: Final = 5.0
-"""Interval of checks for new partitions, and for new topics that match a pattern."""
+"""Default interval of checks for new partitions, and for new topics that match a pattern."""
 TIMEOUT_SECONDS: Final = 30.0
-"""Time limit of a commit, a seek or a close."""
+"""Default time limit of a commit, a seek or a close."""
 RETRIES: Final = 5
-"""How often a handler is called again after its first call failed."""
+"""How often a handler is called again by default after its first call failed."""
 DEFAULT_STORE: Final = "~/.local/state/tfmq/NODE/GROUP.db"
 """Default of `dead_letters`: one database for each broker (NODE stands for its id) and group."""
 BROKER: Final = "broker"
 EVERY_TAG: Final = "*"
 TAG_SEPARATOR: Final = "||"
 TOPIC_PREFIX: Final = "topic:"
-"""In `dead_letters`, what precedes the name of a topic that stores the dead letters."""
+"""Prefix of a topic's name in `dead_letters`, if the dead letters are stored in a topic."""
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "read": tuple(commands.READ),
     "on_damage": ("stop", "skip"),
@@ -163,7 +163,8 @@ def _check_values(given: SimpleNamespace, by_broker: bool) -> None:
 
 
 def _check_functions(given: SimpleNamespace, awaits: bool) -> None:
-    """Raises BadRequest for generator and coroutine functions, because calling them would not run their bodies."""
+    """Raises BadRequest for a callback whose call would not run its body: generator functions, and coroutine functions
+    that this consumer does not await."""
     for name in ("where", "on_assigned", "on_revoked"):
         value = getattr(given, name)
         if value is None:
@@ -225,7 +226,8 @@ def _group_name(group: str | None, broadcast: bool | str) -> str | None:
 
 
 def _parse_tags(tags: str | Iterable[str] | None) -> frozenset[str] | None:
-    """Return the tags to filter by; "a || b" means both tags, None or "*" no filter. Raises BadRequest."""
+    """Return the wanted tags: two for "a || b", of which a message must have one. Return None for None and "*", which
+    stand for no filter. Raises BadRequest."""
     if tags is None:
         return None
     if not isinstance(tags, Iterable) or isinstance(tags, bytes):
@@ -257,7 +259,8 @@ STORAGE_FORMS: Final = '"broker", "file:PATH", "sql:URL" or "zookeeper://HOST:PO
 
 
 def open_storage(offsets: str | OffsetStorage, disk: Disk | None = None) -> OffsetStorage | None:
-    """Open an offset storage, without network access. Return None for the broker. Raises BadRequest, NotSupported."""
+    """Return the offset storage that `offsets` names, or None if it names the broker. The storage opens no connection
+    before its first use. Raises BadRequest, NotSupported."""
     if not isinstance(offsets, str):
         if isinstance(offsets, OffsetStorage):
             return offsets
@@ -285,7 +288,7 @@ Start = str | int | Ordinal | datetime
 
 
 class StartPosition(NamedTuple):
-    """A position as in the fields `by` and `value` of a LOCATE request. `exact`: use offset `value` without LOCATE."""
+    """Fields `by` and `value` of a LOCATE request. `exact`: start at the offset `value` itself, without a LOCATE."""
 
     by: int
     value: int = 0
@@ -342,10 +345,10 @@ def _check_range(value: int, what: str) -> int:
 
 
 class Subscription(NamedTuple):
-    """Subscribed topics, by name or by pattern, or single partitions.
+    """The subscription of a consumer: topics by name, topics by pattern, or single partitions.
 
-    `topics`: names, empty for a pattern · `partition_numbers`: partitions of each topic, None: all ·
-    `single_partitions`: individual partitions, of any topic.
+    `topics`: names, empty for a pattern · `partition_numbers`: the wanted partitions of each topic, None: all ·
+    `single_partitions`: wanted partitions of any topics.
     """
 
     topics: tuple[str, ...] = ()
@@ -388,7 +391,7 @@ class Subscription(NamedTuple):
         return Subscription(names, partition_numbers=numbers)
 
     def topics_to_request(self) -> list[str] | None:
-        """Return the topics to request metadata of; None: all."""
+        """Return the topics whose metadata is to be requested; None: all topics."""
         if self.pattern is not None:
             return None
         return sorted({*self.topics, *(name.topic for name in self.single_partitions)})
@@ -408,7 +411,8 @@ class Subscription(NamedTuple):
         }
 
     def requested_partitions(self, found: Iterable[PartitionName]) -> list[PartitionName] | None:
-        """Return the partitions to request from the group: `found`, and named ones that do not exist yet. None: all."""
+        """Return the partitions to request from the group: `found`, and partitions that the user has named, which may
+        not exist yet. None: all partitions of the topics."""
         if not self.single_partitions and self.partition_numbers is None:
             return None
         named = (PartitionName(topic, number) for topic in self.topics for number in self.partition_numbers or ())

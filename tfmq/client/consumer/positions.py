@@ -4,7 +4,7 @@ An ack says that a message's handling is complete. A loop acks its message when 
 the messages of the `poll` before, and closing the consumer without an error acks all delivered messages. In manual mode
 only `commit` acks. Handlers of `run` ack in any order. A partition's offset may be committed up to its first unacked
 message. `Positions` keeps a revoked partition until the consumer has released it, because its messages may still be
-acked. A lost partition, which the group has taken away without asking, is removed.
+acked. It removes a lost partition: one that another member owns without a release by this consumer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from tfmq.offsets.storage import PartitionName as PartitionName
 class Positions:
     """Delivered, acked and committed positions of all partitions of one consumer.
 
-    `current` is the message that a loop works on. To keep loops fast, setting `current` is the only work per message.
-    `ready` is the batch that is being delivered. A loop gets its list of messages from `hand_out` and iterates over it.
+    `current` is the message that a loop works on. Setting `current` is all that a loop does here for each message, to
+    be fast. `ready` is the batch that is being delivered. A loop gets its list of messages from `hand_out` and iterates
+    over it.
     """
 
     def __init__(self, *, manual: bool = False) -> None:
@@ -70,10 +71,8 @@ class Positions:
             places.pop(name, None)
 
     def remove_lost(self, name: PartitionName) -> bool:
-        """Remove a partition that another member owns now.
-
-        Return whether that member may also get messages that this consumer has delivered.
-        """
+        """Remove a partition that another member owns now. Return whether that member may also get messages that this
+        consumer has delivered."""
         known = self._acked.get(name)
         unsaved = known is not None and known.offset != self.committed[name]
         open_ended = self.is_in_progress(name) or name in self.uncommitted
@@ -83,15 +82,14 @@ class Positions:
         return open_ended or unsaved
 
     def reassigned_after_loss(self, message: ReceivedMessage | None = None) -> list[PartitionName]:
-        """Return the partitions that were lost and assigned again before the user was told of the loss.
-
-        With `message`, only the partition of this message is considered.
-        """
+        """Return the partitions that were lost and assigned again, before an error has told the user of the loss. With
+        `message`, only the partition of this message is considered."""
         own = None if message is None else partition_of(message)
         return [name for name in self.lost if name in self and own in (None, name)]
 
     def raise_if_lost(self, refused: Iterable[PartitionName] = (), message: ReceivedMessage | None = None) -> None:
-        """Raise Fenced if partitions were lost, or if there are partitions in `refused`, whose commit was refused.
+        """Raise Fenced for partitions that were lost, and for partitions whose commit was refused (`refused`), if there
+        are any.
 
         Each loss is raised only once. With `message`, only its partition is considered. In a handler, None stands for
         the handler's own message.
@@ -115,7 +113,7 @@ class Positions:
         return active or name in self._polled or name == self._loop_partition
 
     def seek(self, name: PartitionName, position: ReadPosition) -> None:
-        """Continue at `position`: everything before it counts as acked, and unacked deliveries are forgotten."""
+        """Continue at `position`. Everything before it counts as acked; unacked messages count as not delivered."""
         self._discard_delivered(name)
         self._start_offsets.pop(name, None)
         self._acked[name] = position
@@ -162,15 +160,14 @@ class Positions:
         return messages
 
     def dispatch_ready_batch(self) -> AckTracker | None:
-        """Move the ready batch to its ack tracker, for delivery to handlers."""
+        """Move the ready batch to the ack tracker of its partition, so that handlers get its messages. Return the
+        tracker, or None if no batch is ready."""
         ready, self.ready = self.ready, None
         return None if ready is None else self.ack_trackers.add_batch(ready, self._acked[ready.name])
 
     def ack_delivered(self) -> None:
-        """Ack all messages delivered to a loop or by `poll`; in manual mode only record their delivery.
-
-        Called when the user requests more messages, or leaves the consumer without an error.
-        """
+        """Ack all messages delivered to a loop or by `poll`; in manual mode only record their delivery. Called when the
+        user requests more messages, or leaves the consumer without an error."""
         current, ready = self._loop_message(), self.ready
         for name, place in self._unacked_positions():
             self._ack_through(name, place)
@@ -188,18 +185,19 @@ class Positions:
             self._remove_first(ready, bisect_right(ready.messages, current.offset, key=_offset))
 
     def ack_all(self) -> None:
-        """Ack all delivered messages, including the message that the loop or handler works on, for `commit()`."""
+        """For `commit()`, ack all delivered messages, also the current one. For messages of handlers see
+        `_committable`."""
         for name, place in (*self._delivered.items(), *self._unacked_positions()):
             self._advance_acked(name, place)
         for name in self.ack_trackers:
             self._advance_acked(name, self._committable(name))
 
     def ack_through(self, message: ReceivedMessage) -> PartitionName:
-        """Ack a partition up to and including `message`, for `commit(message)`.
+        """Ack a partition up to and including `message`, for `commit(message)`. Return the partition.
 
-        Return the partition. If handlers of `run` receive the messages, only `message` itself is acked, and the acked
-        position stops at the first unacked message. Raises BadRequest if this consumer did not deliver `message`,
-        Fenced if its partition was reassigned.
+        If handlers of `run` receive the messages, only `message` itself is acked, and the acked position stops at the
+        first unacked message. Raises BadRequest if this consumer did not deliver `message`, Fenced if its partition was
+        reassigned.
         """
         name, next_position = self._check_delivered(message)
         ledger = self.ack_trackers.get(name)
@@ -266,9 +264,10 @@ class Positions:
         """Return the positions that a transaction is to commit: in each partition, after all delivered messages.
 
         In a handler, return only the position after the handler's own message. Another handler's transaction may commit
-        a later offset of its partition first, and this transaction must not move that offset back. Partitions whose
-        position is committed already, or that delivered nothing, are left out: their reassignment would fence the
-        transaction for nothing. Raises BadRequest in a handler if an earlier message of the partition is not acked.
+        a later offset of its partition first, and this transaction must not move that offset back. Left out are
+        partitions whose position is committed already or that delivered nothing; otherwise their reassignment would
+        fence a transaction that has none of their messages. Raises BadRequest in a handler if an earlier message of the
+        partition is not acked.
         """
         message = CURRENT_MESSAGE.get()
         if message is not None and self.ack_trackers.get(partition_of(message)) is not None:
@@ -281,9 +280,7 @@ class Positions:
 
     def delegate_to_transaction(self, positions: Mapping[PartitionName, ReadPosition]) -> None:
         """Record that a transaction will commit `positions`, so that the release of a partition does not wait for that.
-
-        The consumer may never learn how the transaction ends.
-        """
+        The consumer is perhaps not informed when the transaction ends."""
         for name, place in positions.items():
             self._delegated[name] = place.offset
             if self.uncommitted.get(name, UNKNOWN) <= place.offset:
@@ -325,10 +322,8 @@ class Positions:
         return place
 
     def _committable(self, name: PartitionName) -> ReadPosition:
-        """Return the position up to which `commit()` may commit: after all delivered messages.
-
-        With handlers: before the first unacked message, where the calling handler's own message counts as acked.
-        """
+        """Return the position up to which `commit()` may commit: after all delivered messages. If handlers get the
+        messages: before the first unacked message; the calling handler's own message counts as acked."""
         ledger = self.ack_trackers.get(name)
         if ledger is None:
             return self.delivered_position(name)
@@ -365,7 +360,8 @@ class Positions:
         self.ready = ready._replace(messages=rest) if rest else None
 
     def _batch_position_after(self, message: ReceivedMessage) -> ReadPosition:
-        """Return the position after `message`; for the last of `ready`, also after those filtered out later."""
+        """Return the position after `message`. If it is the last message of the batch `ready`, the position is also
+        after the following messages that were filtered out."""
         ready = self.ready
         if ready is not None and ready.ends_with(message):
             return ready.end_position
@@ -434,7 +430,8 @@ class AckTracker:
         return self.end_position.offset - self.position.offset if self._unacked else 0
 
     def add_batch(self, batch: Batch) -> None:
-        """Add a delivered batch. A batch without messages only moves the end past messages that were filtered out."""
+        """Add a delivered batch. A batch without messages only moves `end_position`, past messages that were filtered
+        out."""
         self.end_position = batch.end_position
         self.delivered_count += len(batch.messages)
         self._unacked.extend(batch.messages)
@@ -475,7 +472,7 @@ class AckTrackers(dict[PartitionName, AckTracker]):
         self.on_handlers_idle: Callable[[], None] = lambda: None
         """Called when a revoked partition has no running handler any more."""
         self.on_unrevoked: Callable[[], None] = lambda: None
-        """Called when the group leaves a revoked partition to this consumer after all."""
+        """Called when the group has withdrawn the revocation of a partition."""
         self.is_run_active = False
         """Whether `run` delivers the messages. Once True, this stays True for the consumer's lifetime."""
         self._commit_method = ""
@@ -488,7 +485,7 @@ class AckTrackers(dict[PartitionName, AckTracker]):
             )
 
     def add_batch(self, batch: Batch, position: ReadPosition) -> AckTracker:
-        """Add a delivered batch to its partition's tracker. `position`: the acked position, for a new tracker."""
+        """Add a delivered batch to its partition's tracker; if there is none, create it at the acked `position`."""
         ledger = self.get(batch.name)
         if ledger is None:
             ledger = self[batch.name] = AckTracker(batch.name, position)
@@ -496,7 +493,8 @@ class AckTrackers(dict[PartitionName, AckTracker]):
         return ledger
 
     def check_commit_method(self, method: str) -> None:
-        """Record that a handler commits by `method`. Raises NotAllowed if a handler used the other method before."""
+        """Record that a handler commits by `method`, "commit" or "transaction". Raises NotAllowed if a handler has
+        committed by the other method before."""
         if not self or CURRENT_MESSAGE.get() is None:
             return
         if self._commit_method not in ("", method):
@@ -543,7 +541,8 @@ class ReadPosition(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Messages of one partition in order. `end_position`: the position after them and after any filtered out there."""
+    """Messages of one partition in order. `end_position`: the position after these messages, and after messages between
+    them and the next batch that were filtered out."""
 
     name: PartitionName
     messages: list[ReceivedMessage]

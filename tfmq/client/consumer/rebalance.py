@@ -1,4 +1,4 @@
-"""Rebalance of a consumer: revoked partitions are drained, committed and released.
+"""Rebalance of a consumer: how it gives back partitions that the group assigns to another member.
 
 A partition is revoked when the group requests it back. From then on no more of its messages are delivered. The consumer
 releases the partition when none of its messages is in progress and the acked offsets are committed. In manual mode it
@@ -28,7 +28,8 @@ RETRY_SECONDS: Final = 1.0
 
 
 StartAwait = Callable[[Awaitable[Any], Callable[[BaseException | None], None]], object]
-"""Awaits an object, then calls the function with the error or None. The caller must keep a reference to the result."""
+"""A function that starts to await an object, and calls its second argument with the error or None at the end. Until
+then the caller must keep a reference to the returned object."""
 
 
 def start_task(awaited: Awaitable[Any], done: Callable[[BaseException | None], None]) -> object:
@@ -59,8 +60,8 @@ def call_user_function(
 ) -> Operation[None]:
     """Call a user callback, which may commit and seek, and await its result if that is awaitable.
 
-    Raises what the callback raises. `over` is called when the callback has ended. If this operation is cancelled, that
-    may be after the end of the operation.
+    Raises what the callback raises. `over` is called when the callback has ended. That may be after the end of this
+    operation if the operation is cancelled.
     """
     done, called, task = ResultFuture(), False, None
 
@@ -124,7 +125,7 @@ class Rebalance:
     # Events
 
     def assigned(self, names: Iterable[PartitionName]) -> None:
-        """Queue on_assigned for partitions that are read from now on."""
+        """Queue a call of on_assigned for partitions that the consumer reads from now on."""
         if self._options.on_assigned is not None:
             self._assigned_pending.update(names)
             self.unannounced |= self._assigned_pending
@@ -194,7 +195,8 @@ class Rebalance:
     def _run_callback(
         self, function: PartitionCallback, names: set[PartitionName], note: Callable[[], object]
     ) -> Operation[None]:
-        """Call `function(names)` if there are a function and names. After it has ended, or at once, call `note`."""
+        """Call `function(names)`, except if it is None or there are no names. Call `note` when `function` has ended, or
+        at once if it is not called."""
 
         def over() -> None:
             self._in_callback = False

@@ -1,13 +1,13 @@
 """Where a consumer starts in a partition: at the group's committed offset, or without one by these rules.
 
 A committed offset counts only if it is of the topic's present incarnation. A partition without such an offset is read
-from its earliest offset if the group has an offset of another partition of the topic, or if the partition is new. It is
-new if it was created after the consumer started; with a `start` other than "latest", the consumer must also have read
-the topic before. Any other partition is read from the user's `start`.
+from its earliest offset if the group has an offset of another partition of the topic, or if the partition is new. Any
+other partition is read from the user's `start`. A partition is new if it was created after the consumer started; if
+`start` is not "latest", the consumer must also have read the topic before.
 
-In a group, the offsets that start="latest" stands for are requested once, after the first metadata response, for all
-partitions of the topics in which the group has no offset. So they do not depend on when a partition is assigned. They
-are committed before anything is read, so that after a crash the next owner starts at the same offset.
+In a group with start="latest", the ends of the partitions are requested once, after the first metadata response, for
+all topics in which the group has no offset. So the start does not depend on when a partition is assigned. The start is
+committed before anything is read, so that after a crash the next owner starts at the same offset.
 """
 
 from __future__ import annotations
@@ -31,20 +31,18 @@ log = logging.getLogger("tfmq.consumer")
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """Where some partitions start. Partitions whose start is not known yet are missing in `positions`."""
+    """The start positions of some partitions. Partitions whose start is not known yet are missing in `positions`."""
 
     positions: Mapping[PartitionName, ReadPosition]
     stored: Mapping[PartitionName, StoredOffset]
-    """Offsets of the group, including those just committed."""
+    """Offsets of the group, including the start positions that were just committed."""
     grants: Mapping[PartitionName, int]
     """Generations of the assignments for which the positions were found."""
 
 
 class StartPositions:
-    """Finds the start position of each newly assigned partition.
-
-    `fenced` is called with partitions whose start position was not committed because another member owns them by now.
-    """
+    """Finds the start position of each newly assigned partition. `fenced` is called with partitions whose start
+    position was not committed because another member owns them by now."""
 
     def __init__(
         self,
@@ -59,17 +57,17 @@ class StartPositions:
         self._group = group
         self._fenced = fenced
         self._initial: dict[PartitionName, int] | None = None
-        """Subscribed partitions at the first metadata response."""
+        """The partitions subscribed at the first metadata response, with their topics' incarnations; None before it."""
         self._wanted: Mapping[PartitionName, int] = {}
         self._topics: dict[str, int] = {}
-        """Incarnations of topics of which a partition was read."""
+        """The incarnation of each topic of which a partition was read."""
         self._latest_positions: dict[PartitionName, ReadPosition] = {}
-        """Positions that "latest" stands for."""
+        """The positions at which partitions start with start="latest", as far as they are known."""
         self._latest_unresolved: dict[PartitionName, int] | None = None if group and options.start_latest else {}
         """Partitions (with incarnation) whose position for "latest" is still unknown; None: not computed yet."""
 
     def subscribed(self, wanted: Mapping[PartitionName, int]) -> None:
-        """Process the subscribed partitions, with their incarnations, of a metadata response."""
+        """Record the subscribed partitions, with the incarnations of their topics, after a metadata response."""
         self._wanted = wanted
         if self._initial is None:
             self._initial = dict(wanted)
@@ -79,7 +77,8 @@ class StartPositions:
         self._topics[name.topic] = incarnation
 
     def resolve_latest(self) -> Operation[None]:
-        """With start="latest", request the offsets that it stands for, once for all partitions."""
+        """For start="latest" in a group, request the ends of the partitions that start there. Each end is requested
+        only until it is found."""
         if self._latest_unresolved is None:
             assert self._group is not None and self._initial is not None
             initial = self._initial
@@ -96,7 +95,8 @@ class StartPositions:
             }
 
     def find(self, fresh: Mapping[PartitionName, int]) -> Operation[Starts]:
-        """Return where the assigned partitions `fresh` (and incarnations) start. For "latest", commit the positions."""
+        """Return where the newly assigned partitions `fresh` start. `fresh` has the incarnations of their topics. With
+        start="latest", also commit these positions in the group."""
         stored: dict[PartitionName, StoredOffset] = {}
         grants: dict[PartitionName, int] = {}
         refused: set[PartitionName] = set()
@@ -115,9 +115,9 @@ class StartPositions:
                 for name, each in fresh.items()
                 if name not in locked
             ):
-                # Some partition has no offset: find out whether the group has offsets in its topic at all. Offsets
-                # of all partitions are requested only in this case, since each of a thousand members may do so.
-                # With EARLIEST the result makes no difference.
+                # Some partition has no offset: find out whether the group has an offset in another partition of the
+                # topic. The offsets of all partitions are requested only in this case, because each of a thousand
+                # members may do so. With EARLIEST the result makes no difference.
                 stored = (yield from self._read_all(self._wanted)) | stored
             self.trouble.log_refused(refused)
         known = {name.topic: each.incarnation for name, each in stored.items()}
@@ -143,7 +143,8 @@ class StartPositions:
         return Starts(positions, stored, grants)
 
     def _is_new_partition(self, name: PartitionName, incarnation: int) -> bool:
-        """Return whether a partition without offset is new (see the module), so that it is read from its beginning."""
+        """Return whether a partition without offset is new (see the module), so that it starts at its
+        earliest offset."""
         if self._initial is None or self._initial.get(name) == incarnation:
             return False
         return self._options.start_latest or self._topics.get(name.topic) == incarnation
@@ -191,9 +192,7 @@ class StartPositions:
         stored: Mapping[PartitionName, StoredOffset],
     ) -> Operation[dict[PartitionName, StoredOffset]]:
         """Commit the start positions of partitions for which the group has no offset. Return what was committed.
-
-        `grants`: the generation of each assignment. Partitions whose commit is fenced are removed from `positions`.
-        """
+        `grants`: the generation of each assignment. Partitions whose commit is fenced are removed from `positions`."""
         if self._group is None:
             return {}
         rows = {
@@ -217,9 +216,9 @@ class StartPositions:
     def _locate_all(
         self, fresh: Mapping[PartitionName, int], questions: Mapping[PartitionName, StartPosition]
     ) -> Operation[dict[PartitionName, ReadPosition]]:
-        """Return the positions for `questions`, all requested at once.
+        """Request all the start positions in `questions` from the broker at once, and return the positions found.
 
-        Partitions with a retriable error or an unknown topic are left out, and tried again at the next check; other
+        Partitions with a retriable error or an unknown topic are left out, and tried again at the next check. Other
         errors are raised.
         """
         found, calls = {}, {}
@@ -253,7 +252,7 @@ def read_position_of(name: PartitionName, kept: StoredOffset) -> ReadPosition:
 # Logging
 
 SQL_XID_PREFIX: Final = "tfmq.sql."
-"""Names of transactions that `tfmq.sql` begins start with this."""
+"""Prefix of the names of transactions that `tfmq.sql` begins."""
 SQL_ADVICE: Final = (
     " It is a transaction of tfmq.sql: it ends when a program of its producer group that has called"
     " tfmq.sql.check(producer, engine) answers the broker's check. If this program is the only one, call that"
@@ -269,7 +268,7 @@ class OffsetTroubleLog:
         self._last = ""
 
     def log(self, trouble: TfmqError) -> None:
-        """Log a transaction in doubt, or a failure of the storage."""
+        """Log why the offsets cannot be read: a transaction is in doubt, or the storage failed."""
         if trouble.sentence != self._last:
             self._last = trouble.sentence
             advice = SQL_ADVICE if str(trouble.details.get("xid", "")).startswith(SQL_XID_PREFIX) else ""
@@ -288,5 +287,5 @@ class OffsetTroubleLog:
             log.warning(text, self._group, names)
 
     def end(self) -> None:
-        """All offsets have been read: log the next trouble even if it is the same."""
+        """Record that all offsets have been read: the next trouble is logged even if it is the same as the last one."""
         self._last = ""

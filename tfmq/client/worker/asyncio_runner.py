@@ -1,4 +1,4 @@
-"""`run` of the asyncio consumer: workers are tasks; plain listeners run in threads."""
+"""`run` of the asyncio consumer: workers are tasks; listeners that are plain functions run in threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_in_new_loop(run: Coroutine[Any, Any, None]) -> None:
 
 
 class HandlerThreads:
-    """Daemon threads that call plain functions for tasks. A further thread is started when all others are busy."""
+    """Daemon threads in which tasks call plain functions. Another thread is started if all existing ones are busy."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -85,7 +85,7 @@ class TaskRunner(EventLoopRun):
         self._signal: int | None = None
 
     async def run(self, workers: int, signals: bool) -> None:
-        """Run until `stop`, a signal or an error, which is raised. Commit and leave the group."""
+        """Run until `stop`, a signal or an error. Then commit, leave the group, and raise the error."""
         driver, running = self.driver, self.runner
         installed = self._install_signal_handlers() if signals else []
         try:
@@ -136,7 +136,8 @@ class TaskRunner(EventLoopRun):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # The listener awaited an object that was cancelled, and this task was not: a failure like any other.
+            # The listener awaited an object that was cancelled. This task was not cancelled, so that is a failure
+            # like any other.
             failure = FuturesCancelled(*error.args)
             failure.__cause__ = error
             return failure

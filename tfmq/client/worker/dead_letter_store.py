@@ -1,10 +1,11 @@
-"""Interface between a consumer and its dead-letter store.
+"""Interface between a consumer and its dead-letter store. `tfmq.dead_letters` has the implementations.
 
-`tfmq.dead_letters` has the implementations. A message whose handling finally failed becomes a dead letter: it is stored
-with its history, and only after the store's commit may its offset be committed. A letter is "dead", until a person
-treats it with `tfmq dlq`, or "waiting", until it is due and a consumer leases it to handle it again. All methods are
-operations, which a driver runs, so no call blocks an event loop. The methods raise `StoreFailed` if the store failed;
-then the result is unknown, and the same call may be repeated.
+A message whose handling finally failed becomes a dead letter: it is stored with its history, and only after the store's
+commit may its offset be committed. The state of a dead letter is "dead" if a person must treat it with `tfmq dlq`, or
+"waiting" if a consumer will handle it again at a certain time. A consumer leases a dead letter before it handles it.
+
+All methods are operations, which a driver runs, so no call blocks an event loop. The methods raise `StoreFailed` if the
+store failed. Then it is unknown whether the change was stored, and the same call may be repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ERROR_CHARACTERS: Final = 1000
 TRACEBACK_CHARACTERS: Final = 8000
 """How much of a traceback is stored, about a hundred frames: the end, which shows where the error was raised."""
 EXPIRY_SECONDS: Final = 3600.0
-"""Interval for deleting expired letters."""
+"""Interval at which a consumer deletes expired dead letters."""
 
 
 class StoreUnusable(StoreFailed):
@@ -54,7 +55,7 @@ class Failure(NamedTuple):
 
 
 def format_without_source(error: BaseException) -> list[str]:
-    """Return class and text of an error; of a SyntaxError without the source text, which may be a payload."""
+    """Return class and text of an error. For a SyntaxError, omit the source line, which may be a payload."""
     lines = traceback.format_exception_only(error)
     if not isinstance(error, SyntaxError):
         return lines
@@ -62,7 +63,7 @@ def format_without_source(error: BaseException) -> list[str]:
 
 
 def format_storable(form: Callable[[BaseException], list[str]], error: BaseException) -> str:
-    """Return the text that `form` makes of `error`, in storable characters; the class name if `form` fails."""
+    """Return the text of `error` that `form` creates, in characters that can be encoded; if `form` fails, the class."""
     try:
         text = "".join(form(error))
     except Exception:
@@ -71,9 +72,9 @@ def format_storable(form: Callable[[BaseException], list[str]], error: BaseExcep
 
 
 class LeasedLetter(NamedTuple):
-    """A dead letter to be handled now. It is leased: no other consumer gets it until the lease ends.
+    """A dead letter to be handled now. It is leased: no other consumer can lease it until the lease ends.
 
-    `calls`: number of handler calls, the coming one included · `put_offs`: number of postponements · `token`:
+    `calls`: number of handler calls, the coming one included · `put_offs`: how often it was postponed · `token`:
     identifies the lease.
     """
 
@@ -100,7 +101,8 @@ class DeadLetterStore(Protocol):
 
         Used for the first messages of a consumer, because one of these may have crashed the process in a former run.
         State "failing": call the handler, then `record_failure(..., begun=True)` or `record_success`. Any other state:
-        do not call the handler; the offset may be committed. After `calls_max` crashed processes the state is "dead".
+        do not call the handler; the offset may be committed. The state is "dead" if all permitted calls are used up,
+        each by a crash.
         """
 
     def record_failure(
@@ -114,16 +116,18 @@ class DeadLetterStore(Protocol):
         """Record a failed handler call before the next call, so that the count continues if the consumer is killed.
 
         Returns the state. "failing": call the handler again after a pause. Any other state: the message's offset may be
-        committed; "dead" means that all calls are used up. If the message became a letter before, but its offset was
-        not committed, the letter keeps its state. `begun`: whether `count_call` has counted the call. `noted` is called
-        with the state before the store logs that the message is dead, so that the caller can log the failed call first.
+        committed; "dead" means that all calls are used up. If a former run has stored the message as a dead letter, but
+        not committed its offset, the dead letter keeps its state. `begun`: whether `count_call` has counted the call.
+        `noted` is called with the state before the store logs that the message is dead, so that the caller can log the
+        failed call first.
         """
 
     def failing_offsets(self, message: ReceivedMessage[Any]) -> Operation[frozenset[int]]:
         """Return the offsets of messages in state "failing" in the partition of `message`."""
 
     def record_success(self, message: ReceivedMessage[Any]) -> Operation[None]:
-        """Record that the handler has now succeeded with a message of which the store has failures or counted calls."""
+        """Record that the handler has succeeded with `message`. Called only for a message of which the store has
+        recorded failures or calls."""
 
     def store_letter(
         self,
@@ -134,44 +138,45 @@ class DeadLetterStore(Protocol):
         begun: bool = False,
         retry_after: float | None = None,
     ) -> Operation[str]:
-        """Store `message` as dead, or to be handled later. Return its state when this is committed.
+        """Store `message` as a dead letter in the state "dead" or "waiting". Return its state when this is durable.
 
         `failures`: the failures that are not recorded yet, in order; `calls`: how many calls are not recorded yet
         (None: one per failure); `begun`: whether `count_call` has counted the last call. `retry_after`: the message is
         handled again after these seconds, and the call that requested this does not count; None: the message is dead.
-        Storing the same message again results in one letter with both histories; the number of remaining calls does not
-        change, and a dead letter stays dead.
+        If the message is stored already, there is still one dead letter, with both histories; its number of remaining
+        calls does not change, and it stays dead if it is dead.
         """
 
     def lease_next(self) -> Operation[LeasedLetter | None]:
-        """Lease and return the letter that has been due for the longest time; None if no letter is due.
+        """Lease and return the dead letter that has been due for the longest time; None if none is due.
 
         The coming handler call is counted now, so that it counts also if the process crashes.
         """
 
     def seconds_until_due(self) -> Operation[float | None]:
-        """Return the time until the next letter is due: 0 if a letter is due now, None if no letter waits."""
+        """Return the seconds until the next dead letter is due: 0 if one is due now, None if none waits."""
 
     def renew_lease(self, due: LeasedLetter) -> Operation[bool]:
-        """Extend the lease. Return False if the lease had expired and another consumer has the letter."""
+        """Extend the lease. Return False if the lease had expired and another consumer has leased the dead letter."""
 
     def mark_handled(self, due: LeasedLetter) -> Operation[bool]:
-        """Mark the letter as handled. Return False if the lease had expired."""
+        """Mark the dead letter as handled. Return False if the lease had expired."""
 
     def mark_failed(self, due: LeasedLetter, failure: Failure, *, rejected: bool = False) -> Operation[str]:
-        """Record a failed call of a leased letter, and return its new state; "" if the lease had expired."""
+        """Record a failed call of a leased dead letter, and return its new state; "" if the lease had expired. With
+        `rejected` it becomes dead."""
 
     def postpone(self, due: LeasedLetter, seconds: float, reason: str = "") -> Operation[str]:
-        """Postpone a leased letter by `seconds`, and return its state; "" if the lease had expired.
-
-        A postponement is no failure, but after too many the letter is dead.
-        """
+        """Postpone a leased dead letter by `seconds`, and return its state; "" if the lease had expired. A postponement
+        is no failure, but after too many of them the dead letter becomes dead."""
 
     def release(self, due: LeasedLetter) -> Operation[bool]:
-        """End the lease of a letter whose handler was not called, and count no call. Return False if it had expired."""
+        """End the lease of a dead letter whose handler was not called, and count no call. Return False if the lease had
+        expired before."""
 
     def delete_expired(self) -> Operation[None]:
-        """Delete letters that were handled or ended long ago. The consumer calls this every `EXPIRY_SECONDS`."""
+        """Delete dead letters that were handled, redriven or dropped long ago, and records of calls that failed long
+        ago. The consumer calls this every `EXPIRY_SECONDS`."""
 
     def close(self) -> None:
-        """Close the store. Other consumers can lease the letters leased here when their leases expire."""
+        """Close the store. Other consumers can lease the dead letters leased here after the leases have expired."""

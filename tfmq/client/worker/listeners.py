@@ -24,11 +24,11 @@ from tfmq.errors import BadRequest, DecodeFailed
 log = logging.getLogger("tfmq.consumer")
 
 Listener = Callable[[ReceivedMessage[Any]], Any]
-"""A function that gets a message. An awaitable result is awaited. If no error is raised, the message is acked."""
+"""A user's function, called with a message. An awaitable result is awaited. Without an error the message is acked."""
 Function = TypeVar("Function", bound=Listener)
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 _CLIENT_PACKAGE: Final = "tfmq.client."
-"""Modules whose frames are left out at the start of a logged traceback: those between worker and listener."""
+"""Prefix of the modules whose calls are left out at the start of a logged traceback; they lead to the listener."""
 
 
 class Listeners:
@@ -174,7 +174,8 @@ def log_failure(message: ReceivedMessage[Any], error: Exception, then: str = "",
 
 
 def _shortened_traceback(exc_info: ExcInfo) -> str:
-    """Return the end of a traceback that is too long for a log or not encodable, otherwise ""."""
+    """If a traceback is too long for a log, or has characters that cannot be encoded, return its end in encodable
+    characters. Otherwise return ""."""
     text = format_storable(lambda error: traceback.format_exception(type(error), error, exc_info[2]), exc_info[1])
     try:
         whole = "".join(traceback.format_exception(*exc_info)).encode()
@@ -184,7 +185,8 @@ def _shortened_traceback(exc_info: ExcInfo) -> str:
 
 
 def _exc_info(error: BaseException | None) -> ExcInfo | None:
-    """Return the `exc_info` to log; None if that would show the text of a `DecodeFailed`, which quotes payloads."""
+    """Return the `exc_info` to log. None without an error, or if the log would show the text of a `DecodeFailed`, which
+    may quote a payload."""
     if error is None or _quotes_payload(error):
         return None
     trace = error.__traceback__

@@ -1,9 +1,9 @@
-"""Context manager `message.handling()`, which retries and finally stores failing messages.
+"""Context manager `message.handling()`: if the body of the `with` statement fails, the message is handled again.
 
-If the body of the context raises, the exception is suppressed and recorded. After a pause the loop gets the same
-message again; all other messages of the loop wait. After the last permitted failure the message becomes a dead letter.
-Without a dead-letter store, this failure is raised instead. Exceptions that end the program are always raised. A
-message that `poll` returned cannot be delivered again in order, so it becomes a dead letter at once.
+An exception of the body is suppressed and recorded. After a pause the loop gets the same message again; all other
+messages of the loop wait. After the last permitted failure the message becomes a dead letter. Without a dead-letter
+store, the exception is raised instead. Exceptions that end the program are always raised. A message that `poll`
+returned cannot be delivered again in order, so it becomes a dead letter at its first failure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("tfmq.consumer")
 
 
 class MessageContextFactory:
-    """Creates the contexts of one consumer. `run`: its driver's `run`. `open_store` returns a store, or None."""
+    """Creates the contexts of one consumer. `run`: its driver's `run`. `open_store`: returns the store, if any."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class MessageContextFactory:
         return (yield from self._process_failure(message, error, tracebacks))
 
     def _process_failure(self, message: ReceivedMessage[Any], error: Exception, tracebacks: bool) -> Operation[bool]:
-        """Record an error of the body. Return False if it must be raised."""
+        """Record an exception of the body, and let the loop get the message again after a pause. Return False if the
+        exception must be raised instead."""
         options, core = self._core.options, self._core
         if not self._opened:
             self._store, self._opened = self._open_store(), True

@@ -51,7 +51,7 @@ class HandlerJob:
 
     @property
     def invalid(self) -> bool:
-        """Whether the message must not be handled, after a loss or seek of its partition, or a cancelled redelivery."""
+        """Whether the message must not be handled: its partition was lost, a seek moved it, or nobody waits for it."""
         return self.cancelled if self.ack_tracker is None else self.ack_tracker.invalid
 
     @property
@@ -62,7 +62,7 @@ class HandlerJob:
 
 @dataclass(slots=True, eq=False, repr=False)
 class JobQueue:
-    """Jobs in order. The first job is in progress, waits for its retry, or is next. `key` None: there is one job."""
+    """Jobs in order. The first job is in progress, waits for its retry, or is next. `key` None: it is the only job."""
 
     key: Hashable | None
     jobs: deque[HandlerJob] = field(default_factory=deque)

@@ -36,12 +36,10 @@ log = logging.getLogger("tfmq.consumer")
 CONNECTIVITY_CHECK_SECONDS: Final = 2.0
 """Interval at which a run checks whether the broker is reachable."""
 CLOSING_CHECK_SECONDS: Final = 0.5
-"""Interval of the same check while a run is closing."""
+"""Interval at which a run that is closing checks whether the broker is reachable."""
 DISCONNECTED_SECONDS_MAX: Final = 5.0
-"""How long the end of a run waits for an unreachable broker.
-
-This is longer than a restart of the broker takes, and shorter than supervisors wait before they kill a process.
-"""
+"""How long the end of a run waits for an unreachable broker: longer than a restart of the broker takes, and shorter
+than supervisors wait before they kill a process."""
 
 
 def log_connectivity(link: ClientConnection) -> Operation[None]:
@@ -98,10 +96,8 @@ def restore_signal_handlers(former: dict[int, Any]) -> None:
 
 @contextlib.contextmanager
 def signal_handlers(stop: Callable[[], None], wanted: bool = True) -> Iterator[None]:
-    """Return a context in which the first SIGTERM or SIGINT calls `stop`, and the second raises an exception.
-
-    If `wanted` is false, or outside of the main thread, the context does nothing.
-    """
+    """Return a context in which the first SIGTERM or SIGINT calls `stop`, and the second raises an exception. Outside
+    of the main thread, or if `wanted` is false, the context does nothing."""
     former: dict[int, Any] = {}
     signalled = False
 
@@ -128,30 +124,30 @@ Result = TypeVar("Result")
 FAILING: Final = "failing"
 """State of a message in the dead-letter store: its handler has failed and is to be called again."""
 HANDLER_PAUSE_SECONDS: Final = 0.1
-"""Pause after the first failure: short failures, such as a database lock or a lost connection, are over then."""
+"""Pause before a handler is called again after its first failure: longer than most database locks and disconnects."""
 HANDLER_PAUSE_SECONDS_MAX: Final = 30.0
-"""Maximum pause: later messages of the ordered queue wait too, and for longer failures there are dead letters."""
+"""Maximum pause. Later messages of the ordered queue wait too, so a longer failure should lead to a dead letter."""
 HANDLER_PAUSE_JITTER: Final = 0.2
-"""Random part of the pause, as a fraction: handlers that failed together are not called again together."""
+"""Random part of the pause, as a fraction, so that handlers that failed together are not called again together."""
 COUNT_BEFORE_CALL_MAX: Final = 16
-"""For the first messages of a partition, each handler call is counted in the dead-letter store before it starts.
+"""For this number of messages, the first of each partition in a run, handler calls are counted before they start.
 
-One of these messages may have crashed the process in a former run; only a call counted before its start shows that.
-Counting costs two commits of the store per message. For a later message, calls are counted only if the store has
-failures of it. The messages with failures are looked up once per partition.
+They are counted in the dead-letter store. One of these messages may have crashed the process in a former run; only a
+call counted before its start shows that. Counting costs two commits of the store per message. For a later message,
+calls are counted only if the store has failures of it. The messages with failures are looked up once per partition.
 """
 EARLY_COMMIT_MAX: Final = 4096
-"""Acked offsets are committed early before message 16, 32, 64 … of a partition in a run; this is the last such message.
+"""Acked offsets are committed early before message 16, 32, 64 … of a partition in a run. This is the last such message.
 
 So when a message crashes the process, the restarted run handles at most half as many messages before that message as
 this run did. After a few crashes the message is among the first `COUNT_BEFORE_CALL_MAX`, so that its calls are counted.
 """
 UNACKED_BYTES_MAX: Final = 4 << 20
-"""No more messages of a partition are delivered while it has this number of bytes from its first unacked message on."""
+"""If a partition has this number of bytes from its first unacked message on, no more of it is delivered for now."""
 FENCED_RETRIES_MAX: Final = 8
-"""How often a `Fenced` that a message's handler raises is no failure, because the partition is probably lost.
+"""How often a handler of one message may raise `Fenced` before that counts as a failure.
 
-If the partition is lost, a heartbeat reports that before this limit is reached.
+A `Fenced` usually means that the partition is lost. Then a heartbeat reports that before this limit is reached.
 """
 IDLE_CHECK_SECONDS: Final = 60.0
 """Maximum time between two checks of an idle worker."""
@@ -163,7 +159,7 @@ def handler_pause_seconds(failures: int, chance: float) -> float:
 
 
 class RetryLoop(Protocol):
-    """The loop that hands out dead letters when they are due, by `HandlerRunner.redeliver`."""
+    """The loop that passes each dead letter to `HandlerRunner.redeliver` when it is due."""
 
     stop_asked: Event
 
@@ -286,7 +282,7 @@ class HandlerRunner:
     # Next message
 
     def next_job(self) -> Operation[HandlerJob | None]:
-        """Return the next message to handle, or None when the run ends. The caller then calls the handler.
+        """Return the next message, with which the caller (a worker) must call the handler; None when the run ends.
 
         After the handler call the worker must call `finish_call`, or `abandon` if the call was interrupted.
         """
@@ -373,7 +369,8 @@ class HandlerRunner:
                 ledger.failing_offsets = yield from self._retry_store(
                     lambda: store.failing_offsets(message), "A message waits to be handled"
                 )
-            # A former run failed with this message, so the store must also learn of a success.
+            # If a former run failed with this message, count its call, so that a success will be recorded in the
+            # store too.
             job.count_before_call = message.offset in ledger.failing_offsets
         if store is not None and job.count_before_call and not job.counted:
             state = yield from self._retry_store(lambda: store.count_call(message), "A message waits to be handled")
@@ -473,7 +470,7 @@ class HandlerRunner:
         log_failure(job.message, error, then, tracebacks=self._tracebacks)
 
     def _complete(self, job: HandlerJob) -> None:
-        """Ack a message, so that its offset may be committed, and continue its queue."""
+        """Ack a message, so that its offset may be committed, and let the next job of its queue start."""
         ledger = job.ack_tracker
         if ledger is not None and not ledger.invalid:
             ledger.ack(job.message)

@@ -33,7 +33,8 @@ class ListenerLoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Run `awaitable` in the loop, with the caller's context variables. If the caller is interrupted, cancel it."""
+        """Run `awaitable` in the loop, with the caller's context variables. Cancel `awaitable` if the caller is
+        interrupted."""
 
         async def awaited() -> Any:
             return await awaitable
@@ -91,7 +92,7 @@ class ThreadRunner(ListenerRun):
         self._all_ended = Event()
 
     def run(self, workers: int, signals: bool) -> None:
-        """Run until `stop`, a signal or an error, which is raised. Commit and leave the group."""
+        """Run until `stop`, a signal or an error. Then commit, leave the group, and raise the error."""
         driver, running = self.driver, self.runner
         try:
             with signal_handlers(self.stop, signals):

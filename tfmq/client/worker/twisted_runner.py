@@ -27,10 +27,8 @@ log = logging.getLogger("tfmq.consumer")
 
 @contextlib.contextmanager
 def shutdown_handler(reactor: Any, stop: Callable[[], None], again: Callable[[int], None]) -> Iterator[None]:
-    """Return a context in which the reactor's shutdown calls `stop` and waits until the context is left.
-
-    A signal during the shutdown calls `again` with its number.
-    """
+    """Return a context in which the reactor's shutdown calls `stop`, and waits until the context has ended. A signal
+    during the shutdown calls `again` with the number of the signal."""
     former: dict[int, Any] = {}
     waiting: list[Deferred[None]] = []
 
@@ -68,7 +66,7 @@ class DeferredRunner(EventLoopRun):
         self._cancelled: BaseException | None = None
 
     async def run(self, workers: int, signals: bool) -> None:
-        """Run until `stop`, the shutdown of the reactor or an error, which is raised. Commit and leave the group."""
+        """Run until `stop`, the reactor's shutdown or an error. Then commit, leave the group, and raise the error."""
         reactor = self.driver.get_reactor()
         running = self.runner
         try:
