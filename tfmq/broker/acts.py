@@ -1,4 +1,4 @@
-"""Log lines for administrative commands: request, client and result.
+"""Writes a log line with request, client and result for each administrative command.
 
 Payloads are never logged. Topic, group and schedule names contain only characters that the protocol has validated.
 Other strings from a client are logged as Python literals, so that a client cannot forge a log line.
@@ -15,16 +15,16 @@ from tfmq.protocol import commands
 log = logging.getLogger("tfmq.broker")
 
 RESULT_CHARACTERS_MAX: Final = 1000
-"""Longer results are cut to this many characters in the log."""
+"""A longer result is cut off after this number of characters in the log."""
 
 
 class LoggedCommand(NamedTuple):
     """How the calls of one command are logged.
 
-    `describe_request(request)` and `describe_result(*fields of the reply)` return the text for the log. With
-    `operator_only` a call is logged only if an operator uses the client (`Session.operator`), because programs send the
-    same command all the time. `refused(request, error)` returns the text to be logged for an error; "" stands for the
-    error's own sentence.
+    `describe_request(request)` and `describe_result(*fields of the reply)` return the texts about request and result.
+    If `operator_only` is set, a call is logged only if an operator uses the client (`Session.operator`), because
+    programs send the same command all the time. `refused(request, error)` returns the text about an error; if that is
+    "", the error's own message is logged.
     """
 
     describe_request: Callable[[Any], str]
@@ -57,7 +57,7 @@ class LoggingReply:
         self._reply.error(error)
 
     def _log(self, result: str) -> None:
-        # An error sentence may quote the request: a line break in it would forge a log line.
+        # An error message may quote text of the client; a line break in that text would forge a second log line.
         result = "".join(letter if letter.isprintable() else "?" for letter in result[:RESULT_CHARACTERS_MAX])
         log.info("%s, asked by %s: %s", self._command.describe_request(self._request), self._session.identity, result)
 
@@ -67,9 +67,9 @@ def _heuristic(request: Any) -> str:
 
 
 def _without_topic(asked: commands.AddSchedule, error: BaseException) -> str:
-    """Return the log text for a schedule whose topic does not exist; "" for any other error."""
-    # A client adds a schedule before it creates the topic, so that an invalid schedule creates no topic. Then it
-    # creates the topic and adds the schedule again.
+    """Return the log text if `error` says that the schedule's topic does not exist; "" for any other error."""
+    # A client adds a schedule before it creates its topic, so that no topic is created for an invalid schedule. After
+    # this error the client creates the topic and adds the schedule again.
     if not isinstance(error, UnknownTopic) or isinstance(error, UnknownPartition):
         return ""
     return f"there is no topic {asked.topic} yet; a client makes it, if topics.auto_create is on, and asks again"

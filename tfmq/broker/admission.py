@@ -14,7 +14,7 @@ from tfmq.broker.reply import Reply, Run, Session, client_error
 from tfmq.errors import Busy
 
 QUEUED_JOBS_MAX: Final = 100_000
-"""Limit of queued jobs. Each takes a few hundred bytes, even if its client has disconnected since."""
+"""Maximum of queued jobs. Each takes a few hundred bytes, also after its client has disconnected."""
 
 QueuedJob = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
 
@@ -23,8 +23,8 @@ class BoundedExecutor:
     """Runs jobs in the worker threads of another `Run`, at most `at_once` of them at the same time.
 
     The other workers remain free for fsyncs and segment rolls, which therefore never wait for slow jobs of clients.
-    Further jobs are queued and started round-robin over the callers. When `queued_max` jobs are queued, the next one
-    fails immediately with `Busy`.
+    Jobs above that limit are queued, and started round-robin over the callers. When `queued_max` jobs are queued, a
+    further job fails immediately with `Busy`.
     """
 
     def __init__(self, run: Run, at_once: int, queued_max: int = QUEUED_JOBS_MAX) -> None:
@@ -37,7 +37,7 @@ class BoundedExecutor:
     def run(
         self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None], caller: object = None
     ) -> None:
-        """Run `work` in a worker, then call `done(result, error)`. `caller` identifies the queue for round-robin."""
+        """Run `work` in a worker, then call `done(result, error)`. The jobs of each `caller` have their own queue."""
         if self._free:
             self._start(work, done)
         elif self._queued >= self._queued_max:
@@ -66,9 +66,9 @@ class BoundedExecutor:
 
 
 REQUEST_BYTES: Final = 512
-"""Approximate memory of a pending request besides its body."""
+"""Approximate memory of a pending request in bytes, without its body."""
 RESUME_FRACTION = 2
-"""A paused session is resumed when half of its limit is free again, to avoid rapid toggling at the limit."""
+"""A paused session is resumed when at most 1/RESUME_FRACTION of its limit is in use, so that it is paused rarely."""
 
 
 class Backpressure:
@@ -84,11 +84,11 @@ class Backpressure:
         self.pending_bytes = 0
         self.pending_requests = 0
         self._usage: dict[Session, int] = {}
-        """Pending bytes of each session that has any."""
+        """Session -> its pending bytes, for each session with pending bytes."""
         self._paused: set[Session] = set()
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
-        """Replace the limits. Requests that are already pending may exceed them."""
+        """Replace the limits. Pending requests stay accepted even if they exceed the new limits."""
         self.pending_bytes_max = limits["pending_bytes"]
         self.session_bytes_max = limits["pending_bytes_per_session"]
         self.pending_requests_max = limits["pending_requests"]
@@ -113,7 +113,7 @@ class Backpressure:
             session.pause()
 
     def release(self, session: Session, size_bytes: int) -> None:
-        """Subtract a request of `size_bytes` that has its reply. Resume its session if possible."""
+        """Remove a request of `size_bytes` from the counts after its reply. Resume its session if it has room again."""
         self.pending_bytes -= size_bytes
         self.pending_requests -= 1
         used = self._usage[session] = self._usage[session] - size_bytes
@@ -126,10 +126,9 @@ class Backpressure:
     def reply_when_done(
         self, reply: Reply, session: Session, fields: Callable[[Any], Iterable[Any]], size_bytes: int = 0
     ) -> Callable[[Any, BaseException | None], None]:
-        """Return `done(result, error)`, which replies with `fields(result)`, or with the error.
+        """Return a function `done(result, error)`. It replies with `error`, or if that is None, `fields(result)`.
 
-        The request counts as pending until `done` is called. `size_bytes` is the size of its body. Raises Busy like
-        `acquire`.
+        The request, whose body has `size_bytes`, counts as pending until `done` is called. Raises Busy like `acquire`.
         """
         size = size_bytes + REQUEST_BYTES
         self.acquire(session, size)

@@ -38,7 +38,7 @@ from tfmq.errors import NOT_DONE, UNKNOWN, DiskFull, StorageStopped, TfmqError, 
 from tfmq.protocol.commands import TransactionOffsets
 
 TRANSACTION_APPEND_BYTES: Final = 256 << 10
-"""Maximum bytes of one append of effects, unless a single batch is larger. Small, because other appends wait for it."""
+"""Maximum bytes of one append of effects, unless a single batch is larger; small, because other appends wait."""
 
 
 class BrokerApplyTarget:
@@ -61,7 +61,7 @@ class BrokerApplyTarget:
         self._group_offsets = group_offsets
         self._reserved_bytes = 0
         self.delayed: DelayCommands | None = None
-        """Has the arrival log; None until the start has opened that log, which it does after the partitions."""
+        """Gives access to the arrival log. None during a start, which opens that log after the partitions."""
 
     # Disk space
 
@@ -95,7 +95,7 @@ class BrokerApplyTarget:
         return row is None or (row.state == DELETING and self._topics.by_incarnation(incarnation) is None)
 
     def _open_partition(self, key: int) -> Partition:
-        """Return the open partition, or arrival log, with the log id `key`. Raises UnknownTopic, StorageStopped."""
+        """Return the open partition (or the arrival log) whose log id is `key`. Raises UnknownTopic, StorageStopped."""
         partition = self._find_partition(key)
         if partition is not None:
             return partition
@@ -124,7 +124,7 @@ class BrokerApplyTarget:
         return None if partition is None else partition.log.settled(*source)
 
     def check_batch(self, partition: Partition, batch: Batch) -> None:
-        """Check everything that could make the append fail after the transaction is committed. Raises BadBatch."""
+        """Check a batch of a transaction, which must not be rejected after the commit. Raises BadBatch."""
         partition.log.check(batch)
 
     def append_bytes_max(self, key: int) -> int:
@@ -182,7 +182,7 @@ class BrokerApplyTarget:
             done(error)
             return
         if mark.end > partition.log.end_offset:
-            # A resume of the partition truncated the append. `last_applied` returns what is left.
+            # A resume of the partition truncated the append. `last_applied` shows which effects are still in the log.
             done(StorageStopped(f"The end of {self.display_name(mark.key)} was lost.", outcome=UNKNOWN))
             return
 
@@ -210,5 +210,5 @@ class BrokerApplyTarget:
 
 
 def _is_durable(log: Log, end: int) -> bool:
-    # While recovery waits for disk space, `Log.applied` includes appends after the end, which may still be lost.
+    # While recovery waits for disk space, `Log.applied` includes appends after `end_offset`, which may still be lost.
     return end <= log.forced_offset and not (log.waits_for_space and end >= log.end_offset)

@@ -1,7 +1,7 @@
-"""The broker: creates all components, connects them, runs their turns and stops them.
+"""The broker: creates all components, connects them, ends their turns and stops them.
 
-A turn is the handling of the requests and timers of one poll of the server; `Broker.end_turn` writes what the
-components have queued in the turn. The reply to STATUS is made here, too.
+In a turn the server handles the requests and timers of one poll. `Broker.end_turn` then writes what the components have
+queued during the turn. The reply to STATUS is made here, too.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ log = logging.getLogger("tfmq.broker")
 
 READ_WORKERS: Final = 3
 TOPIC_WORKERS: Final = 2
-"""Workers for reads and for topic changes. The server has more workers, for fsyncs and segment rolls."""
+"""Maximum numbers of workers for reads and for topic changes. The server has more, for fsyncs and segment rolls."""
 
 
 class Broker(Runtime):
-    """All components of the broker. The attributes declared first have no value until a start has opened the files."""
+    """The broker with all its components. The attributes declared in the class are set when a start opens the files."""
 
     lock: Lock
     node: str
@@ -71,7 +71,7 @@ class Broker(Runtime):
         self._stopped: Callable[[], None] | None = None
 
     def create_components(self) -> None:
-        """Create the components that need the catalog."""
+        """Create the components that need the open catalog. Called by a start."""
         self.read_executor = BoundedExecutor(self.run, READ_WORKERS)
         self.topic_executor = BoundedExecutor(self.run, TOPIC_WORKERS)
         self.topics = Topics(self.catalog.state)
@@ -132,7 +132,7 @@ class Broker(Runtime):
         self.schedule_commands.scheduler.partition_resumed(log_id)
 
     def create_transactions(self, store: TransactionStore) -> None:
-        """Create the components that need the transaction journal."""
+        """Create the components that need the open transaction journal. Called by a start."""
         handler = TransactionCoordinator(
             store,
             self.apply_target,
@@ -160,16 +160,16 @@ class Broker(Runtime):
             "catalog": self.catalog.write,
             "partitions": self.produce_handler.write,
         }
-        """The functions that write what a component has queued, in the order in which `end_turn` calls them."""
+        """Component -> the function that writes what it has queued, in the order in which `end_turn` calls them."""
 
     @property
     def transaction_settings(self) -> Mapping[str, Any]:
-        """The settings `transaction.*`, without the prefix."""
+        """Name without the prefix `transaction.` -> value, for each of the settings `transaction.*`."""
         prefix = "transaction."
         return {key.removeprefix(prefix): value for key, value in self.config.values.items() if key.startswith(prefix)}
 
     def reload(self, config: Config) -> None:
-        """Use another configuration. Only keys that `tfmq.config.merge_reload` allows may differ."""
+        """Use `config` from now on. It differs only in keys that `tfmq.config.merge_reload` permits."""
         self.config = config
         self.limits.update(config.limits)
         self.backpressure.set_limits(self.limits)
@@ -177,7 +177,6 @@ class Broker(Runtime):
             self.topic_admin.apply_settings(topic)
 
     def new_producer_state(self) -> ProducerState:
-        """Create the producer state for one log."""
         return ProducerState(
             remembered=self.limits["batches_remembered"],
             entries_max=self.limits["producers_per_partition"],
@@ -186,15 +185,15 @@ class Broker(Runtime):
         )
 
     def end_turn(self) -> None:
-        """Write what is queued and start an fsync, until no component has work that can be done now."""
+        """Write what components have queued and start the fsyncs, until no component can do more work now."""
         ready, delay = self._ready, self.delay_commands.queue
         if delay.is_delivering:
             ready.add("delay")
         to_check = not self.is_open
         while ready or to_check or self._fsync_requested:
             if not self.is_open:
-                # During a start or stop, the `write` of a component also checks whether all its work is complete. So
-                # `write` of every component is called, and that is repeated as long as a component is marked as ready.
+                # During a start or stop, the `write` of a component also checks whether its work is complete. So every
+                # `write` is called, not only that of ready components, until no component is marked as ready.
                 to_check = bool(ready)
                 ready.update(self._writes)
             for component, write in self._writes.items():
@@ -212,8 +211,7 @@ class Broker(Runtime):
     # Commands that involve several components
 
     def describe_topic(self, request: DescribeTopic, reply: Reply, session: Session) -> None:
-        """Answer DESCRIBE_TOPIC."""
-        # In a worker, because the age of a partition's first record is read from the disk.
+        # In a worker, because the time of a partition's first record is read from the disk.
         topic = self.topics.topic(request.topic)
         effective = self.topic_admin.effective_settings(topic)
         done = reply_when_done(reply, lambda result: ({**result, "effective": effective},), not_done_error)
@@ -224,7 +222,7 @@ class Broker(Runtime):
         self.id_allocator.allocate(request.count, done)
 
     def status(self) -> dict[str, Any]:
-        """Return the broker's part of the STATUS reply; counters begin at 0 with each start. No file is read."""
+        """Return the broker's part of the reply to STATUS, without reading files. Counters begin at 0 at each start."""
         partitions = list(self.topics.partitions())
         stopped = [
             {"topic": topic.name, "partition": number, "reason": stop_reason(each)}
@@ -294,7 +292,7 @@ class Broker(Runtime):
 
 
 def close_cleanly(closing: Log | DelayCommands | TransactionStore, name: str) -> None:
-    """Close a log or a store. An error is only logged, because the next start recovers it."""
+    """Close a log or a store. An error is only logged, because the next start recovers the log or store."""
     try:
         closing.close()
     except (OSError, JournalError, MemoryError) as error:

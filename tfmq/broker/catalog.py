@@ -1,10 +1,10 @@
 """The catalog in DATA/meta: the broker's metadata as a log of entries.
 
 All entries that are submitted in one turn (the handling of one poll's requests) share one append and one fsync.
-Snapshots contain the whole state, so that old segments of the log can be deleted. If the disk is full, a change after
-which files are deleted may use the reserved disk space. The version file (DATA/meta/version) names the format of the
-whole data folder and the node's id, which the catalog contains as well. `IdAllocator` allocates producer ids and topic
-incarnations.
+Snapshots contain the whole state, so that old segments of the log can be deleted. If the disk is full, the deletion of
+a topic may use the reserved disk space for its entries. The version file (DATA/meta/version) has the format version of
+the whole data folder, and the node's id, which the catalog contains as well. `IdAllocator` allocates producer ids and
+topic incarnations.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ LOG_ID: Final = make_log_id(1, 0)
 PRODUCER_ID: Final = 1
 
 SEGMENT_BYTES: Final = 8 << 20
-"""Small, so that a start is fast: each roll writes a snapshot of the state, and a start reads only what follows it."""
+"""Small, so that a start is fast: each roll writes a snapshot of the state, and a start reads only later entries."""
 
 SEGMENTS_KEPT: Final = 3
-"""Segments kept before the end: enough for the newest two snapshots, and one to spare."""
+"""Number of segments kept before the end of the log: enough for the newest two snapshots, and one more."""
 
 ENTRIES_MAX: Final = 100_000
 BYTES_MAX: Final = 32 << 20
 """Limits on queued entries and their bytes, so that a disk that does not respond cannot exhaust the memory."""
 
 APPEND_BYTES: Final = 1 << 20
-"""Maximum bytes of one append, unless a single change is larger; far less than a segment."""
+"""Maximum bytes of one append, unless a single change is larger: far less than SEGMENT_BYTES."""
 
 FREES_SPACE: Final = frozenset({DELETE, GONE})
-"""Kinds of entries after which files are deleted: on a full disk the space reserve is released for them."""
+"""Kinds of entries after which files are deleted. On a full disk, such an entry may use the space reserve."""
 
 
 class CatalogChange(NamedTuple):
-    """Entries that are appended together or not at all, with their packed form."""
+    """Catalog entries that are appended together or not at all. `packed` has their msgpack forms."""
 
     entries: Sequence[Sequence[Any]]
     packed: list[bytes]
@@ -70,15 +70,15 @@ class CatalogChange(NamedTuple):
 
     @property
     def frees_space(self) -> bool:
-        """Whether files are deleted after this change."""
+        """Whether files are deleted after this change, which makes space on a full disk."""
         return any(entry[0] in FREES_SPACE for entry in self.entries)
 
 
 class Catalog:
     """The catalog's log and the state built from it.
 
-    `state` includes entries that are appended but not yet durable. A caller that relies on what it read waits with
-    `when_durable`, because a crash may lose such entries.
+    `state` includes entries that are appended but not yet durable. A crash may lose such entries, so a caller whose
+    reply depends on `state` waits with `when_durable` before it replies.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -99,8 +99,8 @@ class Catalog:
             reason = "the snapshot of the catalog is missing or damaged, and the entries before it were deleted"
             raise Corrupt(folder, 0, log.first_offset, reason)
         if log.stopped is not None:
-            # The log is resumed now, because no command can resume it later. No acked entry can be lost by that: these
-            # are durable, and recovery verifies the others. If the resume fails, the catalog is read-only.
+            # The log is resumed now, because no command can resume it later. No acked entry can be lost by that: acked
+            # entries are durable, and recovery verifies all others. If the resume fails, the catalog is read-only.
             logger.error("the catalog was stopped (%s); trying to resume it", log.stopped)
             try:
                 log.resume()
@@ -117,11 +117,11 @@ class Catalog:
         self._checkpoint_scheduled = False
 
     def submit(self, entry: Sequence[Any], done: Waiter, *more: Sequence[Any], wait_durable: bool = True) -> None:
-        """Queue `entry` and `more` for the append at the end of the turn; either all of them are written or none.
+        """Queue `entry` and `more` for the append at the end of the turn. Either all of these are written, or none.
 
-        `done(None)` is called when the entries are durable. With `wait_durable` False it is called as soon as they are
-        written, and no fsync is requested. If the append or the fsync fails, or nothing more can be queued,
-        `done(error)` is called. The error's outcome is "not done" if nothing was written, else "unknown".
+        `done(None)` is called when the entries are durable. If `wait_durable` is False, it is called when they are
+        written, and no fsync is requested. If the append or the fsync fails, or the queue is full, `done(error)` is
+        called. The error's outcome is "not done" if nothing was written, else "unknown".
         """
         entries = (entry, *more)
         packed = [pack(each) for each in entries]
@@ -159,7 +159,7 @@ class Catalog:
             self._notify_when_durable(self.log.end_offset if offset is None else offset, [done])
 
     def write(self) -> None:
-        """Append queued entries, up to the size of one append, unless an append is being prepared."""
+        """Append queued entries, as many as fit one append. Does nothing while a worker prepares an earlier append."""
         if not self._queue or self._preparing:
             return
         queue: list[CatalogChange] = []
@@ -183,7 +183,7 @@ class Catalog:
             self._run(partial(self._prepare_append, work), partial(self._prepared, queue, batch))
 
     def _prepare_append(self, work: Callable[[], None]) -> None:
-        """Do the file work before an append, then delete segments that no snapshot needs. Runs in a worker."""
+        """Do the file work that an append needs, then delete segments that no snapshot needs. Runs in a worker."""
         work()
         before = self.log.end_offset - SEGMENTS_KEPT * SEGMENT_BYTES
         if before > self.log.first_offset:
@@ -217,7 +217,8 @@ class Catalog:
     def _reject(self, queue: list[CatalogChange], error: TfmqError) -> None:
         """Call `done(error)` of each change in `queue`, because their append failed.
 
-        If the disk is full and the space reserve has a piece left, changes that free space are queued again instead.
+        If the disk is full and the space reserve has a piece left, that piece is released, and the changes that free
+        space are queued again instead.
         """
         urgent = [change for change in queue if change.frees_space] if isinstance(error, DiskFull) else []
         if urgent and self.reserve.release_piece():
@@ -252,7 +253,7 @@ class Catalog:
     def _schedule_checkpoint(self) -> None:
         """Schedule a rewrite of the checkpoint with the current durable offset.
 
-        Without it, the next start could not detect that durable entries after the offset in the file were lost.
+        Otherwise the next start could not detect the loss of durable entries after the offset in the checkpoint.
         """
         if not self._checkpoint_scheduled:
             self._checkpoint_scheduled = True
@@ -268,9 +269,9 @@ class Catalog:
 def _require_whole(disk: Disk, folder: str) -> None:
     """Raise Corrupt if a file of the catalog is missing, or if durable bytes of it are missing or damaged.
 
-    The checkpoint and the newest snapshot prove an offset up to which the catalog was durable; the files must not end
-    before that offset. Damage before the newest snapshot is an error too: a start does not need those bytes, but `tfmq
-    log verify` would report the damage. This function writes nothing.
+    The checkpoint and the newest snapshot prove up to which offset the catalog was durable; the files must not end
+    before that offset. Damage before the newest snapshot is an error too, although a start does not need those bytes,
+    because `tfmq log verify` would report it. This function writes nothing.
     """
     children = disk.list(folder)
     bases = sorted(base for name in children if (base := parse_segment_name(name, SUFFIX)) is not None)
@@ -292,7 +293,7 @@ def _require_whole(disk: Disk, folder: str) -> None:
         raise Corrupt(path if bases else folder, end, forced, reason)
     had_files = is_damaged or any(map(is_trace, children)) or (marks is not None and not marks.clean)
     if not bases and had_files:
-        # A checkpoint is created after the first segment, so a segment is lost, and the newest entries with it.
+        # A checkpoint is created after the first segment. So a segment existed, and was lost with the newest entries.
         raise Corrupt(folder, end, end, "the log of the catalog is missing; the broker does not start without it")
     for base in bases:
         if base + disk.size(join(folder, segment_name(base, SUFFIX))) > first:
@@ -300,7 +301,7 @@ def _require_whole(disk: Disk, folder: str) -> None:
 
 
 def _require_sound(disk: Disk, folder: str, base: int, forced: int) -> None:
-    """Raise Corrupt if the segment at `base` is damaged before the offset `forced`. Recovery decides about the rest."""
+    """Raise Corrupt if the segment at `base` is damaged before offset `forced`. Recovery decides about later damage."""
     segment = Segment.open(disk, folder, base, LOG_ID, writable=False, suffix=SUFFIX)
     try:
         for item in scan_segment(segment):
@@ -345,14 +346,14 @@ IDS_PER_SECOND: Final = 256
 CLOCK_BEGIN_SECONDS: Final = 1_700_000_000
 """The clock's number is an id computed from the wall clock: IDS_PER_SECOND for each second since CLOCK_BEGIN_SECONDS
 (November 2023). Ranges start at this number, so that a copy of a data folder does not allocate ids that the original
-has allocated. For that, the clock's number must be past the original's last range when the copy is started. This takes
-a second after the lease of a range of IDS_PER_SECOND ids, and 16 seconds after one of ID_RANGE_MAX ids."""
+has allocated. This works if the clock's number is above the original's last range when the copy is started. It is above
+a range of IDS_PER_SECOND ids a second after the lease of that range, above one of ID_RANGE_MAX ids after 16 seconds."""
 CLOCK_ID_MAX: Final = PRODUCER_ID_MAX // 2
 """Upper limit of the clock's number, so that a clock that is wrong by centuries uses up at most half of all ids. A
 correct clock reaches the limit in 2091."""
 
 ID_RANGE_SECONDS: Final = 3600.0
-"""Unused ids of a range that is older than this are discarded; far below the time after which idle ids expire."""
+"""Unused ids of a range older than this are discarded. Far shorter than the time after which idle ids expire."""
 
 IdsCallback = Callable[[int, BaseException | None], None]
 
@@ -361,7 +362,7 @@ class IdAllocator:
     """Allocator of producer ids and topic incarnations, which are never reused.
 
     A range of ids is leased with a durable catalog entry before its first id is allocated. The unused ids of a range
-    are discarded after an hour, and at a restart, so that the age of an id is known to the hour.
+    are discarded after an hour, and at a restart, so that each id was allocated less than an hour after its lease.
 
     A data folder may be an old copy whose original has allocated more ids since. The counter in the copy's catalog is
     then lower than ids that are in use. Therefore a range starts at the clock's number (an id computed from the wall
@@ -380,11 +381,11 @@ class IdAllocator:
     def allocate(self, count: int, done: IdsCallback, *, in_use: int = 0) -> None:
         """Allocate `count` contiguous ids, at most ID_RANGE_MAX.
 
-        Calls `done(first, None)` or `done(0, error)`: immediately if the current range suffices, else when the next
-        range is durable.
+        Calls `done(first, None)` or `done(0, error)`: immediately if the current range has enough ids, else when the
+        lease of the next range is durable.
 
-        `in_use` is an id that a client uses. If the current range has that id, but it is not allocated yet, the client
-        got it from a broker on a newer copy of this data folder. This id and all lower ones are then never allocated.
+        `in_use` is an id that a client uses. If this id is in the current range, but not allocated yet, the client
+        got it from a broker on a newer copy of this data folder. Then this id and all lower ones are never allocated.
         """
         self._waiting.append((count, in_use, done))
         if len(self._waiting) == 1:
@@ -428,7 +429,7 @@ class IdAllocator:
         return max(register.next_id, min(seconds * IDS_PER_SECOND, CLOCK_ID_MAX))
 
     def _next_range_ids(self, wanted: int) -> int:
-        # Twice as many as the last range, if that was used up faster than IDS_PER_SECOND.
+        # The next range is twice as long as the last one, if that was used up faster than IDS_PER_SECOND.
         used_fast = self._end and self._clock.monotonic() - self._leased_at < self._range_ids / IDS_PER_SECOND
         self._range_ids = min(2 * self._range_ids, ID_RANGE_MAX) if used_fast else IDS_PER_SECOND
         return max(self._range_ids, wanted)

@@ -1,8 +1,8 @@
-"""The catalog's state: topics, counters, groups with their offsets, schedules.
+"""The state of the catalog (the broker's metadata log): topics, counters, groups with their offsets, schedules.
 
 An entry is a msgpack array [kind, fields ...], one record of the catalog's log; docs/formats/catalog.md lists the
-kinds. The same entries in the same order always lead to the same state, whether replayed from the first one or from a
-snapshot. An entry that does not fit the state is damage and raises `ValueError`.
+kinds. Replaying the same entries in the same order always leads to the same state, from the first entry on or from a
+snapshot on. An entry that does not fit the state is a sign of damage: applying it raises `ValueError`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tfmq.bounded_msgpack import decoding, pack, unpack_stored
 
 SNAPSHOT_VERSION: Final = 5
 SNAPSHOT_WITH_JOURNAL: Final = 2
-"""From this version on a snapshot has the transaction journal's id, and the highest LSN applied from each journal."""
+"""From this version on a snapshot has the transaction journal's id, and `CatalogState.applied_lsns`."""
 SNAPSHOT_WITH_DELAY: Final = 3
-"""From this version on a snapshot has the id of the delay store, and the schedules."""
+"""From this version on a snapshot has the schedules, and the id of the delay store (the delayed messages on disk)."""
 SNAPSHOT_WITH_OWNERS: Final = 4
-"""From this version on groups have an owner for each partition; before, one member owned all partitions."""
+"""From this version on a snapshot has the owner of each partition; before, one member of a group owned all of them."""
 SNAPSHOT_WITH_NODE: Final = 5
 """From this version on a snapshot has the node's id."""
 
@@ -36,8 +36,6 @@ KIND_MAX: Final = NODE
 
 
 class TopicState(StrEnum):
-    """State of a topic in the catalog."""
-
     CREATING = "creating"
     GROWING = "growing"
     OPEN = "open"
@@ -47,25 +45,25 @@ class TopicState(StrEnum):
 CREATING, GROWING, OPEN, DELETING = TopicState
 
 ID_FIRST: Final = LEASED_ID_FIRST
-"""The first id that may be leased. Lower ones are the broker's own, for its logs and their records."""
+"""The first id that may be leased. Lower ids are reserved for logs and records that the broker itself writes."""
 
 LOST_IDS_MAX: Final = 1 << 20
-"""How many ids are skipped after the highest known one if the catalog has lost its counter, because they may be in use.
-Ids have 40 bits, enough for a million such repairs."""
+"""Number of ids that are skipped after the highest known one if the catalog has lost its counter of ids: they may be in
+use. Ids have 40 bits, enough for a million such repairs."""
 
 LEASE_SPACING_MS: Final = 600_000
-"""Leases that are made within ten minutes are stored as one lease with the earliest time. So an id may look up to ten
-minutes older than it is, and expires early rather than late."""
+"""All leases made within ten minutes are stored as one, with the time of the first. So an id may appear up to ten
+minutes older than it is, and expires too early rather than too late."""
 
 LEASES_MAX: Final = 4096
-"""Lease times that are kept: at least four weeks of them. The ids of earlier leases have the lease time 0."""
+"""Number of stored leases, enough for at least four weeks. Older leases are dropped; their ids get the time 0."""
 
 
 class TopicRow(NamedTuple):
     """One topic in the catalog.
 
     `partitions` is the number of existing partitions. `target` is the number that the topic will have; it is larger
-    than `partitions` only while `state` is creating or growing. `settings` are those set for this topic alone.
+    than `partitions` only while `state` is creating or growing. `settings` has the settings made for this topic only.
     """
 
     name: str
@@ -94,7 +92,7 @@ Key = tuple[int, int]
 
 
 class PartitionOwner(NamedTuple):
-    """The owner of a partition in a group, assigned in `generation`; `session_ms` is its session timeout."""
+    """The member that owns a partition of a group, the generation that assigned it, the member's session timeout."""
 
     member: str
     generation: int
@@ -104,8 +102,8 @@ class PartitionOwner(NamedTuple):
 class GroupState:
     """A group in the catalog: last generation, owners of partitions, committed offsets.
 
-    `released`: partitions that an owner has released, and for which no offset is committed. Such a partition is
-    remembered if another partition of its topic has an offset, because its messages count in the group's lag.
+    `released` has partitions that were released by their owner before any offset was committed for them. They are
+    remembered only if the group has an offset in another partition of the topic: then they count in the group's lag.
     """
 
     __slots__ = ("generation", "offsets", "owners", "released")
@@ -118,11 +116,11 @@ class GroupState:
 
     @property
     def owners_count(self) -> int:
-        """Number of owned and released partitions."""
+        """The number of partitions in `owners` or `released`."""
         return len(self.owners) + len(self.released)
 
     def release(self, keys: Iterable[Key]) -> None:
-        """Remove the owners of the partitions `keys`; some become `released`."""
+        """Remove the owners of the partitions `keys`. Add those that still count in the lag to `released`."""
         topics = {incarnation for incarnation, _ in self.offsets}
         for key in keys:
             if self.owners.pop(key, None) is not None and key[0] in topics and key not in self.offsets:
@@ -143,22 +141,22 @@ class CatalogState:
         self.groups: dict[str, GroupState] = {}
         self.offsets_count = 0
         self.owners_count = 0
-        """Sums over all groups: of their offsets, and of their owned and released partitions."""
+        """`offsets_count` and `owners_count` are sums over all groups, of `offsets` and `GroupState.owners_count`."""
         self.applied_lsns: dict[int, tuple[int, int]] = {}
-        """Transaction journal's id -> the highest position (high, low) in that journal whose group offsets are applied
-        to this state; `high` is an LSN."""
+        """Id of a transaction journal -> position (high, low) of its last commit whose group offsets are in this state.
+        `high` is the LSN of the commit entry, `low` is 0."""
         self.journal_id = 0
-        """Id of the transaction journal that belongs to this catalog; 0 before it exists."""
+        """Id of the transaction journal that belongs to this catalog; 0 before the journal exists."""
         self.delay_store = 0
-        """Id of the delay store that belongs to this catalog; 0 before it exists."""
+        """Id of the delay store (delayed messages on disk) that belongs to this catalog; 0 before the store exists."""
         self.schedules = ScheduleTable()
         self.node = ""
-        """The node's id, as in DATA/meta/version; "" in a catalog of an older version, which lacks it."""
+        """The node's id, as in DATA/meta/version; "" in a catalog of an older version, which did not store that id."""
 
     def lease_time_ms(self, producer_id: int) -> int | None:
         """Return when the id was leased (wall clock, ms); None if it never was.
 
-        The time may be up to LEASE_SPACING_MS too early; it is 0 for a lease that is too old to be known.
+        The time may be up to LEASE_SPACING_MS too early. It is 0 if the lease is older than all stored leases.
         """
         if not ID_FIRST <= producer_id < self.next_id:
             return None
@@ -168,7 +166,7 @@ class CatalogState:
     # Changes by entries of the catalog's log
 
     def apply_entry(self, entry: Sequence[Any]) -> None:
-        """Apply one entry. Raises ValueError if it does not fit the state, NewerFormat for an unknown kind."""
+        """Apply one entry. Raises ValueError if the entry does not fit the state, NewerFormat for an unknown kind."""
         kind, *fields = entry
         rule = self._ENTRY_RULES.get(kind)
         if rule is None:
@@ -192,7 +190,7 @@ class CatalogState:
         self.topics[incarnation] = TopicRow(name, incarnation, 0, target, CREATING, settings)
 
     def _grow(self, incarnation: int, target: int) -> None:
-        """Set the wanted number of partitions; the current number cancels a growth."""
+        """Start to grow a topic to `target` partitions, or cancel a growth if `target` is the present number."""
         row = self.topics[incarnation]
         state = GROWING if target > row.partitions else OPEN
         self.topics[incarnation] = row._replace(target=target, state=state)
@@ -217,14 +215,14 @@ class CatalogState:
             self._count(group)
 
     def _generation(self, group: str, generation: int, member: str) -> None:
-        """Set the group's generation and remove all owners. `member` is a field that older versions used."""
+        """Set the group's generation and remove all owners. The field `member` is from older versions and ignored."""
         row = self._set_generation(group, generation)
         self._count(row, -1)
         row.release(list(row.owners))
         self._count(row)
 
     def _group_owners(self, group: str, generation: int, changes: Sequence[Sequence[Any]]) -> None:
-        """Set owners. `changes` are (member, session timeout, keys); member "" removes the owner."""
+        """Set owners. Each change is (new owner, session timeout, partitions). The new owner "" removes the owner."""
         row = self._set_generation(group, generation)
         self._count(row, -1)
         for member, session_ms, keys in changes:
@@ -238,13 +236,13 @@ class CatalogState:
         self._count(row)
 
     def _group_gone(self, group: str) -> None:
-        """Delete the group; no error if it does not exist. Generations are never reused."""
+        """Delete the group if it exists. The counter `generation` stays, so that no generation is used again."""
         row = self.groups.pop(group, None)
         if row is not None:
             self._count(row, -1)
 
     def _count(self, row: GroupState, sign: int = 1) -> None:
-        """Add the group's offsets and owners to the counts of all groups; with `sign` -1 subtract them."""
+        """Add the group's counts to `offsets_count` and `owners_count`; if `sign` is -1, subtract them."""
         self.offsets_count += sign * len(row.offsets)
         self.owners_count += sign * row.owners_count
 
@@ -297,7 +295,7 @@ class CatalogState:
     # The methods of journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
-        """Replace the state by a snapshot; b"" is the empty state. Raises ValueError, NewerFormat."""
+        """Replace this state by that of a snapshot; b"" stands for the empty state. Raises ValueError, NewerFormat."""
         self._clear()
         if not data:
             return
@@ -338,7 +336,7 @@ class CatalogState:
         return pack((*before, self.journal_id, applied, self.delay_store, list(self.schedules), self.node, released))
 
     def apply(self, block: Block) -> None:
-        """Apply the entries of one block; called by recovery."""
+        """Apply the entries of one block of the log. Recovery calls this for each block after the snapshot."""
         for record in records_of(block.data):
             if not record.flag & FLAG_FILLER:
                 body = block.data[record.position + HEADER_SIZE : record.position + record.size]
@@ -359,8 +357,8 @@ class ScheduleRow(NamedTuple):
     `id` is leased like a producer id and never reused: it is the source id of the schedule's appends, and the producer
     id of its records. Messages are sent to the partition `partition` of the topic's incarnation `incarnation`.
     `partition_wanted` is the partition that the client requested; None if the broker chose it. `attribute` is the
-    encoded attribute of the records (key, tag, properties), or b"". If `payload` is None, tombstones are sent. No
-    message is sent for times up to and including `through_ms`, even if the partition has none for them.
+    encoded attribute of the records (key, tag, properties), or b"". If `payload` is None, tombstones are sent. For
+    scheduled times up to and including `through_ms` no message is sent, even if none was sent for them before.
     """
 
     id: int
@@ -380,11 +378,11 @@ class ScheduleRow(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size in memory and in each snapshot."""
+        """Approximate size in bytes, in memory and in each snapshot of the catalog."""
         return SCHEDULE_ROW_BYTES + len(self.attribute) + len(self.payload or b"")
 
     def same_definition(self, other: ScheduleRow) -> bool:
-        """Return whether both schedules were added with the same parameters."""
+        """Return whether clients added both schedules with the same parameters."""
         return self[1:9] == other[1:9]
 
 
@@ -407,7 +405,7 @@ class ScheduleTable:
     # Changes by entries of the catalog's log
 
     def add(self, *fields: Any) -> None:
-        """Add a schedule, replacing one of the same name. Raises ValueError if the id exists."""
+        """Add a schedule, or replace the one of the same name. Raises ValueError if the id exists already."""
         row = ScheduleRow(*fields)
         if row.id in self._by_id:
             raise ValueError(f"the schedule {row.id} is there already")
@@ -415,14 +413,14 @@ class ScheduleTable:
         self._insert(row)
 
     def remove(self, id: int) -> None:
-        """Remove a schedule; no error if it does not exist."""
+        """Remove a schedule if it exists."""
         row = self._by_id.pop(id, None)
         if row is not None:
             del self._ids[row.name]
             self.size_bytes -= row.size_bytes
 
     def set_state(self, id: int, incarnation: int, partition: int, through_ms: int, paused: bool) -> None:
-        """Set the changeable fields of a schedule; no error if it does not exist."""
+        """Set the fields of a schedule that can change, if the schedule exists."""
         row = self._by_id.get(id)
         if row is not None:
             self._by_id[id] = row._replace(

@@ -1,8 +1,8 @@
-"""Verify and repair a data folder: the catalog, the version file, paths of the wrong type, and the rest with `fsck`.
+"""Verify and repair a data folder: catalog, version file and paths of the wrong type here, the rest with `fsck`.
 
-The catalog is rebuilt from its newest valid snapshot, the readable entries after it, and the folders of the partitions,
-the transaction journal and the delayed messages. A repair that was interrupted, for example by a power cut, can be run
-again. No other process may write in the folder during a repair. docs/operations.md says when a repair is needed.
+The catalog is rebuilt from its newest valid snapshot, the readable entries after the snapshot, and the folders of the
+partitions, the transaction journal and the delayed messages. A repair that was interrupted, for example by a power cut,
+can be run again. No other process may write in the folder during a repair. docs/operations.md says when to repair.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from tfmq.transaction.producer_state import ProducerStates
 from tfmq.transaction.transaction_table import TransactionTable
 
 META_NAMES: Final = frozenset({VERSION_NAME, "reserve", "new-journal", "new-delay"})
-"""Names of files in DATA/meta other than the catalog's."""
+"""Names of the files in DATA/meta that do not belong to the catalog."""
 
 LOST_GENERATIONS_MAX: Final = 1 << 20
-"""How many generations are skipped after the last known one, because lost entries may have assigned them."""
+"""Number of group generations that are skipped after the last known one: lost entries may have used them."""
 
 OFFSET_STEP: Final = 4096
-"""A rebuilt catalog begins at the next multiple of this above all offsets in the old files."""
+"""The first offset of a rebuilt catalog is the next multiple of this above all offsets of the old files."""
 
 NO_SNAPSHOT: Final = Snapshot(0, 0, 0, {}, b"")
 
@@ -76,7 +76,7 @@ UNKNOWN_NOTE: Final = (
 
 
 def is_data_folder(disk: Disk, path: str) -> bool:
-    """Return whether `path` is the data folder of a broker, or the remains of one."""
+    """Return whether `path` is a data folder of a broker, also if a part of it is lost."""
     if not disk.is_folder(path):
         return False
     children = disk.list(path)
@@ -94,7 +94,7 @@ def _had_broker(disk: Disk, data: str) -> bool:
 
 
 def wrong_paths(disk: Disk, data: str) -> list[OSError]:
-    """Return an OSError for every path whose type does not match its name, and for every unreadable path."""
+    """Return an OSError for every path that is a folder instead of a file or vice versa, or is unreadable."""
     found: list[OSError] = []
     for path, is_folder in _typed_paths(disk, data):
         try:
@@ -108,7 +108,7 @@ def wrong_paths(disk: Disk, data: str) -> list[OSError]:
 
 
 def _typed_paths(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
-    """Yield (path, whether it must be a folder) for the paths whose names determine their type."""
+    """Yield (path, whether it must be a folder) for all paths whose name says whether they are a file or folder."""
     try:
         topics = CatalogSurvey(disk, data).state.topics
     except (JournalError, OSError):
@@ -137,7 +137,7 @@ def _typed_paths(disk: Disk, data: str) -> Iterator[tuple[str, bool]]:
 
 
 def _children(disk: Disk, folder: str) -> list[str]:
-    """Return the names in a folder; none if it is no folder or unreadable, which is reported separately."""
+    """Return the names in a folder; [] if it is no folder or is unreadable, which `wrong_paths` reports."""
     try:
         return disk.list(folder) if disk.is_folder(folder) else []
     except OSError:
@@ -177,7 +177,7 @@ PATH_ERRORS: Final[dict[type[OSError], str]] = {
 def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[RepairedFile]:
     """Rename files where there must be folders, and folders where there must be files.
 
-    Raises OSError for what only an operator can repair: missing access rights, a dangling link.
+    Raises OSError if a path has an error that only an operator can repair: missing access rights, a dangling link.
     """
     wrong = wrong_paths(disk, data)
     for error in wrong:
@@ -193,7 +193,7 @@ def repair_paths(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repair
 
 
 class DiskWithoutPaths:
-    """A read-only view of a disk without some of its paths, for tools that must ignore them."""
+    """A view of a disk without the paths `hidden`, for functions that must ignore these paths."""
 
     def __init__(self, disk: Disk, hidden: frozenset[str]) -> None:
         self._disk = disk
@@ -221,8 +221,8 @@ class DiskWithoutPaths:
 def missing_folders(disk: Disk, data: str, register: CatalogState) -> list[tuple[str, str, str]]:
     """Return (path, reason, advice) for folders that the catalog names and that are missing or empty.
 
-    Left out are folders that the operator has discarded (with a file `new-journal` or `new-delay` in DATA/meta), and
-    unreadable folders, which are reported separately.
+    This leaves out folders that the operator has discarded (with a file `new-journal` or `new-delay` in DATA/meta), and
+    unreadable folders, which `wrong_paths` reports.
     """
     meta = filenames.join(data, META_NAME)
     found: list[tuple[str, str, str]] = []
@@ -244,9 +244,9 @@ def missing_folders(disk: Disk, data: str, register: CatalogState) -> list[tuple
 
 
 def lost_partition(disk: Disk, folder: str) -> Corrupt | None:
-    """Return the error for a partition whose folder was missing and was created anew by a start; None for others.
+    """Return the error for a partition whose missing folder a start has created again; None for other partitions.
 
-    The result is also None if an operator has resumed the partition, and has thus accepted the loss of its messages.
+    If an operator has resumed the partition since then, and so accepted the loss of its messages, return None, too.
     """
     place = filenames.parse_partition_folder(os.path.basename(folder))
     try:
@@ -265,7 +265,7 @@ def _resume(topic: str, number: int) -> str:
 
 
 def lost_is_damage(report: VerifyReport) -> VerifyReport:
-    """Return `report`, changed so that the stop of a log that lost all its messages is reported as damage."""
+    """Change the findings of `report` so that the stop of a log that lost all messages counts as damage. Return it."""
     report.findings = [
         replace(each, what=each.what.removeprefix(STOPPED), weight=DAMAGE)
         if each.what.startswith(tuple(STOPPED + loss for loss in LOSSES))
@@ -324,19 +324,19 @@ def repair_version(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
     return [RepairedFile(path, reason=fault, note=note)]
 
 
-# Reading a damaged catalog, and making a new one from what can be read. Ids must never be reused: if entries are lost,
-# the next ids are far above every id that was found. The new catalog consists of a snapshot. Its offset is above those
-# of all files of the old catalog.
+# Reading a damaged catalog, and making a new one from the readable entries. Ids must never be reused: if entries are
+# lost, the next ids are far above every id that was found. The new catalog consists of one snapshot, whose offset is
+# above the offsets of all files of the old catalog.
 
 
 @dataclass
 class CatalogSurvey:
-    """What can be read of the catalog in the data folder `data`; read-only. Raises NewerFormat, OSError.
+    """The readable state of the catalog in the data folder `data`. Writes nothing. Raises NewerFormat, OSError.
 
     `faults`: (path, reason) of everything that is missing or damaged in the log or its checkpoint. `notes`: (path,
-    reason) of damaged snapshots. `is_complete`: whether `state` certainly includes all entries: the snapshot has those
-    that the log lost, and no lost entries can have followed. `end`: an offset; no file of the catalog extends beyond
-    it.
+    reason) of damaged snapshots. `is_complete`: whether `state` certainly includes all entries: the snapshot includes
+    all entries that the log lost, and no entries after the end of the log can be lost. `end`: an offset at or after the
+    end of every file of the catalog.
     """
 
     disk: Disk
@@ -346,7 +346,7 @@ class CatalogSurvey:
     notes: list[tuple[str, str]] = field(default_factory=list)
     is_complete: bool = True
     lost_entries: bool = False
-    """Whether the log lost entries, also if the snapshot includes them."""
+    """Whether entries are missing in the log, even if the snapshot includes them."""
     checkpoint_fault: str = ""
     snapshot: Snapshot = NO_SNAPSHOT
     checkpoint: LogCheckpoint | None = None
@@ -380,7 +380,7 @@ class CatalogSurvey:
             reason = f"the snapshot is missing or damaged, and the entries before {first} were deleted"
             self._add_fault(self.folder, reason, filenames.OFFSET_MAX)
         end = self._read_segments(bases, first, forced)
-        # Unless the checkpoint proves a clean close, more entries may have followed.
+        # Unless the checkpoint proves a clean close, there may have been more entries after the readable ones.
         closed = marks is not None and marks.clean and marks.durable == snapshot.offset
         self.is_complete &= closed or not self.lost_entries
         if self.checkpoint_fault:
@@ -408,7 +408,7 @@ class CatalogSurvey:
             return
 
     def _read_segments(self, bases: list[int], first: int, forced: int) -> int:
-        """Apply every readable entry after the snapshot. Return where the last valid block or damaged range ends."""
+        """Apply every readable entry after the snapshot. Return the end of the last valid block or damaged range."""
         end = torn = first
         pending: tuple[str, str, int] | None = None
         for base in bases:
@@ -427,7 +427,7 @@ class CatalogSurvey:
                         end = item.next
                         forced = max(forced, min(item.control.durable_offset, item.offset))
                         self._apply_block(path, item)
-        # Bytes after the last valid block count as lost only up to the offset that is known to have been durable.
+        # Entries after the last valid block count as lost only if they are below an offset known to have been durable.
         if pending is not None and end < forced:
             self._add_fault(pending[0], pending[1], forced)
         elif bases and end < forced:
@@ -453,7 +453,7 @@ class CatalogSurvey:
 
 
 def verify_catalog(disk: Disk, data: str) -> list[Finding]:
-    """Return what is wrong with the catalog as a whole and with the version file."""
+    """Return the faults of the catalog as a whole (`CatalogSurvey.faults`) and of the version file."""
     survey = CatalogSurvey(disk, data)
     findings = [Finding(path, 0, 0, reason, "catalog", DAMAGE) for path, reason in survey.faults]
     fault, _ = version_fault(disk, data, survey.state)
@@ -464,7 +464,7 @@ def verify_catalog(disk: Disk, data: str) -> list[Finding]:
 
 
 def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[RepairedFile]:
-    """Rebuild the catalog of `data` if a start would reject it. Raises NewerFormat, OSError, Full."""
+    """Rebuild the catalog of `data` if a start would refuse to open it. Raises NewerFormat, OSError, Full."""
     found = CatalogSurvey(disk, data)
     if not found.faults:
         return []
@@ -484,7 +484,7 @@ def repair_catalog(disk: Disk, data: str, *, dry_run: bool = False) -> list[Repa
 
 
 def _add_from_folders(disk: Disk, data: str, register: CatalogState) -> list[str]:
-    """Add to the catalog's state what only the folders know. Return a sentence for each addition."""
+    """Add topics, partitions and ids that only the folders show to the state. Return a text for each addition."""
     said: list[str] = []
     known = register.next_id - 1
     topics: dict[int, tuple[str, int]] = {}
@@ -523,7 +523,7 @@ def _add_topic(register: CatalogState, incarnation: int, topic: str, count: int)
         register.apply_entry((READY, incarnation))
         return [f"topic {topic} has {count} partitions by its folders"]
     for other in [each for each in register.topics.values() if each.name == topic]:
-        # The folders of this name belong to this incarnation, so the other topic was deleted.
+        # The folders with the topic's name belong to this incarnation, so the other incarnation was deleted.
         register.apply_entry((GONE, other.incarnation))
     register.apply_entry((CREATE, topic, incarnation, count, {}))
     register.apply_entry((READY, incarnation))
@@ -531,7 +531,7 @@ def _add_topic(register: CatalogState, incarnation: int, topic: str, count: int)
 
 
 def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> int | None:
-    """Return the log id of a folder, from its checkpoint, else from most of its block trailers."""
+    """Return the log id in a folder's checkpoint, else the one in most of its block trailers; None if unknown."""
     if not disk.is_folder(folder):
         return None
     with suppress(JournalError):
@@ -544,8 +544,8 @@ def _log_id(disk: Disk, folder: str, suffix: str = filenames.SEGMENT_SUFFIX) -> 
 
 
 def _write_catalog(disk: Disk, found: CatalogSurvey) -> None:
-    # The snapshot is written before the checkpoint, which makes the log begin at the snapshot. So after a power cut
-    # there is either the old or the new catalog.
+    # The new snapshot is written before the new checkpoint, by which the log begins at that snapshot. So after a power
+    # cut there is either the old or the new catalog.
     folder = found.folder
     if not disk.exists(folder):
         disk.make_folder(folder)
@@ -564,7 +564,7 @@ def _write_catalog(disk: Disk, found: CatalogSurvey) -> None:
     marks = LogCheckpoint(offset, found.ordinal, offset, found.ordinal, time_ms, found.epoch + 1)
     LogCheckpointFile(disk, folder, LOG_ID).write_durably(marks)
     for name in old:
-        if disk.exists(filenames.join(folder, name)):  # the new snapshot may have deleted obsolete ones
+        if disk.exists(filenames.join(folder, name)):  # `snapshots.write` may have deleted obsolete snapshots
             rename_damaged(disk, filenames.join(folder, name))
 
 
@@ -572,7 +572,7 @@ def _write_catalog(disk: Disk, found: CatalogSurvey) -> None:
 
 
 def logs_of(disk: Disk, data: str) -> list[tuple[str, str]]:
-    """Return (folder, segment suffix) of all partitions and the arrival log that have, or had, segments."""
+    """Return (folder, suffix of segments) for each partition, and the arrival log, that has or had segments."""
     partitions = [name for name in disk.list(data) if filenames.parse_partition_folder(name) is not None]
     folders = [(filenames.join(data, name), filenames.SEGMENT_SUFFIX) for name in partitions]
     arrivals = filenames.join(filenames.join(data, DELAY_FOLDER), ARRIVALS_NAME)
@@ -580,7 +580,7 @@ def logs_of(disk: Disk, data: str) -> list[tuple[str, str]]:
 
 
 def has_log(disk: Disk, folder: str, suffix: str) -> bool:
-    """Return whether a folder has a log, or has had one whose segments are lost."""
+    """Return whether a folder has a log, or remains of a log whose segments are lost."""
     if not disk.is_folder(folder):
         return False
     names = disk.list(folder)
@@ -590,7 +590,7 @@ def has_log(disk: Disk, folder: str, suffix: str) -> bool:
 
 
 def applied_lsn(disk: Disk, data: str) -> int:
-    """Return the highest LSN of the transaction journal that a log or the catalog has applied, or NO_LSN."""
+    """Return the highest LSN of the transaction journal that was applied to a log or the catalog, or NO_LSN."""
     journal = JournalScan(disk, filenames.join(data, TRANSACTIONS_FOLDER))
     journal.close()
     if journal.identity is None:
@@ -602,7 +602,7 @@ def applied_lsn(disk: Disk, data: str) -> int:
 
 
 def _applied_lsn_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int]) -> int:
-    # The LSN is in the newest snapshot, or in a block trailer after that.
+    # The LSN is in the newest snapshot, or in a block trailer after that snapshot.
     log_id = _log_id(disk, folder, suffix)
     if log_id is None:
         return NO_LSN
@@ -621,7 +621,7 @@ def _applied_lsn_of(disk: Disk, folder: str, suffix: str, source: tuple[int, int
 
 
 class PendingTransactions:
-    """Finds the records that a start will append to a log from the journal in `data`."""
+    """Finds the records of committed transactions that a start will append from the journal in `data` to a log."""
 
     def __init__(self, disk: Disk, data: str) -> None:
         self._disk = disk
@@ -630,12 +630,12 @@ class PendingTransactions:
         self._is_read = False
 
     def __call__(self, log_id: int) -> PendingRecords | None:
-        """Return the log's records of all commits in the journal; None if the journal is missing or damaged."""
+        """Return the records that the journal's commits have for a log; None if the journal is missing or damaged."""
         if not is_journal(self._disk, self._folder):
             return None
         with closing(JournalScan(self._disk, self._folder)) as scan:
             if not self._is_read:
-                # This reads the whole journal, so it is done only once, for all logs.
+                # Because this reads the whole journal, the table is read only once, for all logs.
                 self._table, self._is_read = _read_table(scan), True
             table = self._table
             if table is None or scan.identity is None:
@@ -656,7 +656,7 @@ class PendingTransactions:
 
 
 def _read_table(scan: JournalScan) -> TransactionTable | None:
-    """Return the transactions as a start will find them; None if damage leaves them uncertain."""
+    """Return the table of transactions that a start will have; None if it is uncertain because of damage."""
     head = scan.start_snapshot
     if head is None or scan.identity is None or scan.head_faults:
         return None
@@ -693,10 +693,10 @@ def _batch_at(scan: JournalScan, lsn: int) -> AppendMsg | None:
 
 
 def _arrivals_in_buckets(disk: Disk, data: str) -> dict[int, int]:
-    """Return {offset: message number}: the position up to which the messages of the arrival log are in the buckets.
+    """Return {offset: message number} of a place in the arrival log: all messages before it were moved to buckets.
 
-    A start reads the arrival log from that position on. The result is {} if there are no buckets (files of messages by
-    due time), or no valid checkpoint of them.
+    A start reads the arrival log from that offset on. The result is {} if there are no buckets (files of messages by
+    due time), or no valid checkpoint of the buckets.
     """
     delay = filenames.join(data, DELAY_FOLDER)
     if not is_bucket_folder(disk, delay):
@@ -720,7 +720,7 @@ def _log_ids(disk: Disk, data: str) -> dict[str, int]:
 def verify_data(
     disk: Disk, data: str, *, records: bool = False, progress: Progress | None = None
 ) -> list[VerifyReport]:
-    """Verify every file of a data folder. Return one report per part. Raises NewerFormat, OSError."""
+    """Verify every file of a data folder. Return one report for each log and store. Raises NewerFormat, OSError."""
     wrong = wrong_paths(disk, data)
     shapes = VerifyReport()
     for error in wrong:
@@ -738,7 +738,7 @@ def verify_data(
         reports[-1] = verify(view, meta, records=records, suffix=SUFFIX, progress=progress)
         others = reports[-1].findings
         reports[-1].findings = [each for each in others if os.path.basename(each.file) not in META_NAMES]
-    # What is missing in DATA/meta cannot be detected if it, or a file in it, is unreadable.
+    # Missing entries and folders cannot be detected if DATA/meta, or a file in it, is unreadable.
     if _had_broker(view, data) and not any(_makes_unreadable(error, meta) for error in wrong):
         reports[-1].findings += verify_catalog(view, data)
         for path, reason, _ in missing_folders(disk, data, CatalogSurvey(view, data).state):
@@ -760,7 +760,7 @@ def _makes_unreadable(error: OSError, folder: str) -> bool:
 
 @dataclass
 class DataRepairResult:
-    """What the repair of a data folder did, by part. `failed` are the parts that could not be repaired."""
+    """The repaired files and ranges of a data folder, by part. `failed`: errors of parts that could not be repaired."""
 
     folder: list[RepairedFile] = field(default_factory=list)
     logs: list[RepairedRange] = field(default_factory=list)
@@ -770,7 +770,7 @@ class DataRepairResult:
 
 
 def repair_data(disk: Disk, data: str, *, dry_run: bool = False) -> DataRepairResult:
-    """Repair every part of a data folder, independently of the others. Raises NewerFormat, Full, OSError."""
+    """Repair each part of a data folder, even if other parts cannot be repaired. Raises NewerFormat, Full, OSError."""
     done = DataRepairResult(repair_paths(disk, data, dry_run=dry_run))
     hidden = frozenset(mended.file for mended in done.folder)
     view = cast(Disk, DiskWithoutPaths(disk, hidden)) if dry_run else disk

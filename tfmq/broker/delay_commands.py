@@ -1,4 +1,4 @@
-"""Commands for delayed messages, executed by the `DelayQueue`."""
+"""Commands for delayed messages: checks of the requests, which the `DelayQueue` executes, and the replies."""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,18 +40,18 @@ from tfmq.transaction.model import IncomingBatch
 
 FOREIGN_HANDLE: Final = "The handle {text} is of another broker, or of data that this one had before."
 PAGE_BYTES: Final = 1 << 20
-"""Maximum bytes of a page's rows, so that the page fits one reply header whatever keys the messages have."""
+"""Maximum bytes of the rows of a page, so that even with long message keys the page fits into one reply header."""
 ROW_BYTES_MAX: Final = 1 << 10
-"""Maximum size of a row besides the message's key and tag."""
+"""Maximum bytes of a row of a list, without the message's key and tag."""
 TRANSACTION_TOPIC: Final = "(delayed)"
-"""Topic name shown to users for the delayed messages of a transaction, which share one target."""
+"""Shown to users instead of a topic name for a transaction's delayed messages, whose target is the arrival log."""
 
 
 class DelayCommands:
-    """The commands for delayed messages. Each method replies once, or raises.
+    """The commands for delayed messages. Each method of a command replies once, or raises.
 
     The batch of a delayed send is checked as if it were appended to its partition immediately, because its messages
-    must not be rejected when they are due. A message whose handle another broker has issued is reported as unknown.
+    must not be rejected when they are due. A message whose handle was made by another broker is reported as unknown.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class DelayCommands:
         self._buckets, self._levels = buckets, runtime.config.delay.levels
         self._node, self._epochs = node, epochs
         self._issuers: dict[int | None, int] = {}
-        """Cache of `_issuer_in`: the issuer that handles have, by epoch of the arrival log."""
+        """Cache of `_issuer_in`: epoch of the arrival log -> issuer (see `issuer_of`) in handles from that epoch."""
         self._topics, self._register, self._writes, self._quotas = topics, register, writes, runtime.backpressure
         self._limits, self._lost_messages = runtime.limits, lost
         self.stopped = False
         """Whether `stop` was called and no operation is in progress any more."""
 
     def stop(self) -> None:
-        """Stop accepting work; `stopped` is set once no operation is in progress."""
+        """Accept no more work. When no operation is in progress any more, `stopped` is set to True."""
         self.queue.stop(partial(setattr, self, "stopped", True))
 
     def close(self) -> None:
         """Write a last checkpoint and close the buckets (files of messages by due time).
 
-        Call this in a worker, once `stopped` is set. Raises OSError, JournalError; the buckets are closed even then.
+        Call this in a worker, after `stopped` is True. Raises OSError, JournalError, and closes the buckets even then.
         """
         self._buckets.close(self.queue.now_ms())
 
@@ -95,7 +95,7 @@ class DelayCommands:
         self._buckets.abandon()
 
     def status(self) -> dict[str, Any]:
-        """Return the "delay" part of STATUS; `damaged` includes messages that the start found to be lost."""
+        """Return the "delay" part of STATUS. Its count `damaged` includes the messages that the start found lost."""
         found = self.queue.status()
         found["damaged"] += self._lost_messages
         arrivals = self.partition.log.stopped or "open"
@@ -105,7 +105,7 @@ class DelayCommands:
 
     def send(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
         """Queue a PRODUCE with due times. Raises what a PRODUCE raises, and BadBatch, BadRequest."""
-        data = bytes(body)  # one copy, because it is scanned, checked and measured
+        data = bytes(body)  # one copy, which all checks use
         target = self._checked_target(request, data)
         work = DelayedProduceAppend(
             request,
@@ -121,7 +121,7 @@ class DelayCommands:
         self._writes.enqueue(self.partition, work)
 
     def transaction_batch(self, request: Produce | TransactionBatch, producer_id: int, data: Body) -> IncomingBatch:
-        """Return a delayed batch of a transaction in the form that its journal stores. Raises what `send` raises."""
+        """Check a delayed batch of a transaction. Return it as the journal stores it. Raises what `send` raises."""
         target = self._checked_target(request, data)
         batch = Batch(data, request.blocks, producer_id, request.sequence, request.count)
         self.partition.log.check(batch)
@@ -195,7 +195,7 @@ class DelayCommands:
         return (known,)
 
     def issuer_of(self, number: int) -> int:
-        """Return the issuer in the handle of the message with this number: node, delay store, epoch."""
+        """Return the issuer in the handle of message `number`: a hash of node, delay store and arrival log epoch."""
         return self._issuer_in(self._epochs.epoch_of(number))
 
     def _issuer_in(self, epoch: int | None) -> int:
@@ -205,7 +205,7 @@ class DelayCommands:
         return found
 
     def _is_own(self, handle: Handle) -> bool:
-        """Return whether this broker issued the handle, for the message that has its number now."""
+        """Return whether this broker made the handle, for the message that has the handle's number now."""
         if handle.store_id == self.issuer_of(handle.number):
             return True
         return handle.number < self._epochs.unmarked_end and handle.store_id == self._issuer_in(None)
@@ -213,7 +213,7 @@ class DelayCommands:
     # Lists and counts of delayed messages
 
     def list(self, request: ListDelayed, reply: Reply, session: Session) -> None:
-        """Return a page of the waiting messages. Raises UnknownTopic, BadRequest."""
+        """Reply with a page of waiting delayed messages. Raises UnknownTopic, BadRequest."""
         keys = self._log_filter(request.topic, request.partition)
         after = None
         if request.after:
@@ -226,18 +226,18 @@ class DelayCommands:
         self.queue.list(query, self._quotas.reply_when_done(reply, session, self._list_fields))
 
     def _list_fields(self, found: ListPage) -> tuple[Any, ...]:
-        # All rows fit one page, unless they have long keys. Then only the first rows are returned, at least one.
+        # All rows fit into a page, unless they have long keys. Then only the first rows are returned, at least one.
         sizes = accumulate(ROW_BYTES_MAX + len(each.attribute or b"") for each in found.rows)
         count = max(1, sum(size <= PAGE_BYTES for size in sizes))
         rows = [self._list_row(each) for each in found.rows[:count]]
         if count < len(found.rows):
             return rows, True, rows[-1]["handle"]
-        # Only the due time and number position the next page, so the log id in this handle is not used.
+        # The next page begins after the due time and number in this handle. The handle's log id is not used.
         after = "" if found.after is None else self._handle_text(ARRIVALS_KEY, found.after)
         return rows, found.more, after
 
     def histogram(self, request: DelayedHistogram, reply: Reply, session: Session) -> None:
-        """Count waiting messages by due time. Raises UnknownTopic."""
+        """Reply with the numbers of waiting messages by due time. Raises UnknownTopic."""
         done = self._quotas.reply_when_done(reply, session, lambda found: (list(found.counts), found.pending))
         self.queue.histogram(request.edges, self._log_filter(request.topic, None), done)
 

@@ -2,7 +2,7 @@
 
 The arrival log is a `Partition` outside of all topics. A delayed PRODUCE, or a delayed batch of a committed
 transaction, is stored in one append: an arrival header (a record with the partition and the due times), and then the
-records as their producer sent them. Work is done per batch, never per message.
+records as their producer sent them. No step handles single messages, only whole batches.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tfmq.protocol.commands import ORDINAL_UNKNOWN, DelayedBatch, Produce
 
 NAME: Final = "delay"
 INCARNATION: Final = 2
-"""Takes the place of a topic's incarnation, which is always higher; the log id is `tfmq.apply_target.ARRIVALS_KEY`."""
+"""The arrival log's incarnation, lower than that of any topic. Its log id is `tfmq.apply_target.ARRIVALS_KEY`."""
 
 
 class ArrivalPartition(Partition):
@@ -56,12 +56,12 @@ class ArrivalPartition(Partition):
         self._writes = writes
 
     def advice(self) -> str:
-        return "repair the disk, then start the broker again"  # only a restart resumes it
+        return "repair the disk, then start the broker again"  # no command resumes this log
 
     def append(
         self, batches: Sequence[Batch], done: Callable[[Sequence[Appended] | None, BaseException | None], None]
     ) -> None:
-        """Append `batches` in one write, after everything queued before."""
+        """Append `batches` in one write, after all appends that were queued before."""
         if self.log.stopped is not None:
             done(None, reply.arrival_log_error(StorageStopped(reason=self.log.stopped, outcome=NOT_DONE)))
         else:
@@ -74,7 +74,7 @@ class ArrivalPartition(Partition):
         self.when_durable(offset, forced)
 
     def truncate_before(self, offset: int, done: Callable[[Any, BaseException | None], None]) -> None:
-        """Truncate the log in a worker, with no append at the same time."""
+        """Delete the segments that end before `offset`, in a worker, while appends wait."""
         self.run_exclusively(partial(self.log.truncate_before, offset), done)
 
 
@@ -82,7 +82,7 @@ class DelayQueueAppend(PendingAppend):
     """An append that the delay queue makes itself, for cancellations and new due times.
 
     Its batches are arrival headers, and copies of the messages whose due time changes. A copy has the message id of its
-    original, and therefore not its producer's next sequence. So an append with copies is not combined with others.
+    original, so its producer sequence is not the next one. Therefore an append with copies is not combined with others.
     """
 
     def __init__(
@@ -104,18 +104,18 @@ class DelayQueueAppend(PendingAppend):
 
 
 HEADER_BYTES_MAX: Final = 512
-"""Maximum size of an arrival header besides its due times: record header, fields, and topic name."""
+"""Maximum bytes of an arrival header without its due times: record header, fields, and topic name."""
 DUE_WORDS: Final = 2
-"""How often due times are in memory during an append: as received, and in the arrival header."""
+"""Number of copies of the due times in memory during an append: as received, and in the arrival header."""
 BATCHES_PER_ARRIVAL: Final = 2
-"""Batches per arrival: the header and the records."""
+"""Batches in the append of one delayed batch: the arrival header, and the records."""
 
 _FLAG_TABLE: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
-"""Table for `bytes.translate`: the first byte of a due time, as the client sent it -> absolute or relative."""
+"""Table for `bytes.translate`: first byte of a due time from a client -> ABSOLUTE_FLAG or RELATIVE_FLAG."""
 
 
 class ExpectedArrival(NamedTuple):
-    """A delayed batch whose append was announced to the delay queue by `begin_append`, which returned `ticket`."""
+    """A delayed batch whose append was announced to the delay queue: `DelayQueue.begin_append` returned `ticket`."""
 
     header: ArrivalHeader
     ticket: int
@@ -125,7 +125,7 @@ class DelayedProduceAppend(ProduceAppend):
     """Append of one PRODUCE with due times.
 
     `prepare` computes the effective due times and announces the append to the delay queue. Until the append succeeds or
-    fails, the queue delivers no message that is due at the earliest of these times or later, so that messages are
+    fails, the queue delivers only messages that are due before the earliest of these times. So all messages are
     delivered in the order of their due times.
     """
 
@@ -148,7 +148,7 @@ class DelayedProduceAppend(ProduceAppend):
         self.size_bytes = len(body) + DUE_WORDS * len(request.due or b"") + HEADER_BYTES_MAX
         self._expected: ExpectedArrival | None = None
         self._header: ArrivalHeader | None = None
-        """Arrival header of the stored batch; None if it is no longer known."""
+        """Arrival header of the stored batch, for the reply; None before the append, or if it is not known any more."""
         self._first_number = 0
 
     def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
@@ -173,13 +173,13 @@ class DelayedProduceAppend(ProduceAppend):
         super().appended(partition, [answer])
 
     def copy_bytes(self, *, staged: bool = False) -> None:
-        """Copy the records; the queue reads them after the append."""
+        """Copy the records even if `staged`, because the delay queue reads them after the append."""
         if not self._body_released:
             self._body = bytes(self._body)
             self._release_body()
 
     def _answer_duplicate(self, partition: Partition, repeat: DuplicateBatch) -> None:
-        """Reply with the stored due times, if they are still in the arrival log."""
+        """Reply with the due times that were stored first, if they are still in the arrival log."""
         self._first_number = repeat.stored.first_ordinal
         self._run(
             partial(header_before, partition.log, self._first_number),
@@ -197,7 +197,7 @@ class DelayedProduceAppend(ProduceAppend):
         self._reply_when_durable(partition, answer.end_offset, (), True, answer)
 
     def _reply_ok(self, *fields: Any) -> None:
-        """Reply as for any produce, but without offsets: the records are not in their partition yet."""
+        """Reply as to any PRODUCE, but without offsets, because the records are not in their partition yet."""
         _, durability, repeated, append_time, _ = fields
         stored, note, first = None, self._header, self._first_number
         if note is not None:
@@ -209,7 +209,7 @@ class DelayedProduceAppend(ProduceAppend):
         super().rejected(reply.arrival_log_error(error))
 
     def _withdraw(self) -> None:
-        """Report to the delay queue that the announced batch, if any, is not written."""
+        """If a batch was announced to the delay queue, report that it is not written now."""
         expected, self._expected = self._expected, None
         if expected is not None:
             self._queue.append_failed(expected.ticket)
@@ -235,7 +235,7 @@ class DelayedEffectAppend(EffectAppend):
             ahead = self._queue.ahead_ms()
             dues = effective_due_times_at(asked.dues, decided_ms, self._queue.now_ms(), ahead)
             note = notes.arrival_header(asked.log_id, asked.topic, dues, asked.size_bytes, ahead)
-            # The format of the header ensures that nothing like a block trailer appears where two batches meet.
+            # No bytes across two batches can look like a block trailer: the format of arrival headers prevents that.
             self._batches += arrival_batches(note, *records)
             self._expected.append((ExpectedArrival(note, self._queue.begin_append(dues.low)), records.data))
         return self._batches
@@ -261,7 +261,7 @@ class DelayedEffectAppend(EffectAppend):
 
 
 def wrap_batch(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:
-    """Return a delayed batch as the transaction journal stores it: arrival header, then records.
+    """Return a delayed batch as the transaction journal stores it: an arrival header, then the records.
 
     The header has the due times that the client requested in `due`; each is an absolute time or a delay. The `count`
     of the returned batch does not include the header.
@@ -275,7 +275,7 @@ def wrap_batch(log_id: int, topic: str, due: bytes, batch: Batch) -> Batch:
 
 
 def unwrap_batch(wrapped: Batch) -> tuple[ArrivalHeader, Batch]:
-    """Split what `wrap_batch` returned. Raises BadArrivalHeader, NewerFormat."""
+    """Return (arrival header, batch of records) from a result of `wrap_batch`. Raises BadArrivalHeader, NewerFormat."""
     data = memoryview(wrapped.data)
     size = HEADER_SIZE + LENGTH.unpack_from(data)[0]
     note = notes.decode_header(data[:size])
@@ -285,8 +285,8 @@ def unwrap_batch(wrapped: Batch) -> tuple[ArrivalHeader, Batch]:
 def effective_due_times_at(asked: DueTimes, decided_ms: int, now_ms: int, ahead_ms: int) -> DueTimes:
     """Return the due times of messages committed at `decided_ms` and written at `now_ms`.
 
-    Both times are broker time, which is `ahead_ms` ahead of the wall clock. A delay counts from the commit. No message
-    is due before `now_ms` + 1.
+    Both times are broker time, which is `ahead_ms` ahead of the wall clock. Relative due times count from the commit.
+    If a due time would be `now_ms` or earlier, it becomes `now_ms` + 1.
     """
     dues = effective_due_times(_requested_words(asked), len(asked.times), decided_ms, ahead_ms)
     if dues.low > now_ms:

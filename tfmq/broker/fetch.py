@@ -1,8 +1,8 @@
-"""Fetch requests, answered immediately or parked (not answered) until there are records.
+"""Fetch requests. A reply is sent immediately, or the request is parked (gets no reply) until there are records.
 
-A reader gets whole blocks up to the durable offset, or to the end of the log if it also asked for records that are not
-durable yet. If the request names tags, blocks without a matching record are left out, and the reply has the offset
-after them, at which the reader continues.
+A reader gets whole blocks up to the durable offset, or up to the end of the log if it also requested records that are
+not durable yet. If the request names tags, blocks without a matching record are left out, and the reply has the offset
+after these blocks, at which the reader continues.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ logger = logging.getLogger("tfmq.broker")
 TOO_MANY_FETCHES = "Too many fetches wait already. Close idle consumers, or raise limits.{limit} on the server."
 
 FILTER_BYTES_INLINE: Final = 64 << 10
-"""Larger reads are filtered in a worker: 8 MiB of small records take a tenth of a second."""
+"""Larger reads are filtered by tag in a worker: filtering 8 MiB of small records takes a tenth of a second."""
 
 FilteredRead = tuple[Chunk, list[memoryview] | None]
-"""(what was read, the blocks in it that match the tags of the fetch); the second is None for a fetch without tags."""
+"""(result of the read, its blocks that match the tags of the fetch; None instead of blocks if it has no tags)."""
 
 
 @dataclass(slots=True, eq=False)
 class FetchInProgress:
     """One FETCH in progress.
 
-    `offset` is where the next read starts: it advances past blocks that the tag filter left out. `deadline` is when the
-    fetch stops waiting for records (monotonic seconds); 0.0 if it does not wait. `timer` is set while the fetch is
-    parked.
+    The next read starts at `offset`, which advances past blocks that the tag filter left out. At `deadline` (monotonic
+    seconds) a parked fetch gets an empty reply; 0.0: the fetch is never parked. `timer`, for the deadline, is set while
+    the fetch is parked.
     """
 
     partition: Partition
@@ -65,24 +65,24 @@ class FetchInProgress:
     answered: bool = False
 
     def readable_end(self) -> int:
-        """Return the offset up to which the request may read."""
+        """Return the offset up to which the request may read: the end of the log, or the durable offset."""
         log = self.partition.log
         return log.end_offset if self.upto == "written" else log.forced_offset
 
 
 class FetchHandler:
-    """Fetch commands, and the parked fetches by session."""
+    """The commands FETCH and CANCEL (for fetches), and the parked fetches by session and correlation number."""
 
     def __init__(self, runtime: Runtime, topics: Topics, read_executor: BoundedExecutor) -> None:
         self._limits, self._timers = runtime.limits, runtime.timers
         self._topics, self._read_executor = topics, read_executor
         self._short = 0
-        """Number of fetches that failed for lack of memory."""
+        """Number of fetches that failed because the broker had no memory for the read."""
         self._sessions: dict[Session, dict[int, FetchInProgress]] = {}
         self.parked_count = 0
 
     def fetch(self, request: Fetch, reply: Reply, session: Session) -> None:
-        """Answer or park a fetch. Raises UnknownTopic, UnknownPartition, StorageStopped."""
+        """Reply to a fetch or park it. Raises UnknownTopic, UnknownPartition, StorageStopped."""
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
         wait_ms = min(request.wait_ms, self._limits["fetch_wait_ms"])
         poll = FetchInProgress(
@@ -99,7 +99,7 @@ class FetchHandler:
         self._try_read(poll)
 
     def cancel(self, session: Session, correlation: int) -> bool:
-        """End a parked fetch with an empty reply. Return whether there was one."""
+        """Send an empty reply to the parked fetch with this correlation. Return whether there was one."""
         poll = self._sessions.get(session, {}).get(correlation)
         if poll is None:
             return False
@@ -107,7 +107,7 @@ class FetchHandler:
         return True
 
     def topic_changed(self, topic: Topic) -> None:
-        """Answer one parked fetch of each session with the new number of partitions."""
+        """Reply to one parked fetch of the topic in each session, to report the new number of partitions."""
         told: set[Session] = set()
         for partition in topic.partitions:
             for poll in list(partition.parked) if isinstance(partition, Partition) else ():
@@ -116,7 +116,7 @@ class FetchHandler:
                     self._reply_empty(poll)
 
     def close(self) -> None:
-        """Answer all parked fetches with an error; the broker is stopping."""
+        """Reply to all parked fetches with an error, because the broker is stopping."""
         for waiting in list(self._sessions.values()):
             for poll in list(waiting.values()):
                 self._reply_error(poll, Busy(reply.STOPPING))
@@ -144,7 +144,7 @@ class FetchHandler:
 
     @staticmethod
     def _read_and_filter(poll: FetchInProgress) -> FilteredRead:
-        """Read the log, and filter by tags if the fetch has some. Runs in a worker."""
+        """Read the log, and filter the blocks if the fetch names tags. Runs in a worker."""
         log = poll.partition.log
         chunk = log.read(poll.offset, poll.max_bytes, upto=poll.upto, epoch=poll.epoch)
         return chunk, None if poll.tags is None else _matching_blocks(poll, chunk)
@@ -162,9 +162,9 @@ class FetchHandler:
         """Reply with the blocks that were read and match the tags. If no block matches, reply without blocks or park.
 
         `blocks`: the matching blocks of `chunk`; None if they are not known yet. A reply without blocks advances the
-        reader past those that do not match. Such a reply is sent in two cases: if there is more to read, so that the
-        work for one request is bounded; and if the fetch was not parked before, so that the reader learns that it has
-        reached the end.
+        reader past the blocks that do not match. Such a reply is sent in two cases: if there is more to read, so that
+        the work for one request is bounded; and if the fetch was not parked before, so that the reader gets to know
+        that it has reached the end.
         """
         if not chunk.data:
             self._park(poll)
@@ -181,7 +181,7 @@ class FetchHandler:
             self._park(poll)
 
     def _read_failed(self, poll: FetchInProgress, error: BaseException) -> None:
-        """Park the fetch if the records at its offset are not written or durable yet, else reply with the error."""
+        """Park the fetch if there is no written (or durable) record at its offset yet, else reply with the error."""
         if isinstance(error, BeyondEnd) and poll.offset <= poll.partition.log.end_offset:
             self._park(poll)
             return
@@ -272,7 +272,7 @@ def _matching_blocks(poll: FetchInProgress, chunk: Chunk) -> list[memoryview]:
 
 
 def read_error(error: BaseException, partition: Partition) -> BaseException:
-    """Return the client error for a failed read; if the offset is wrong, the error names the log's range."""
+    """Return the client's error for a failed read. For an offset outside of the log, the error has the log's range."""
     log: Log = partition.log
     if partition.deleted:
         return UnknownTopic(TOPIC_DELETED.format(name=partition.name))
@@ -281,7 +281,7 @@ def read_error(error: BaseException, partition: Partition) -> BaseException:
     return reply.of_read(error)
 
 
-# Filtering by tag: the flag of each record has a hash of the tag. The client compares the tags themselves.
+# Filtering by tag: the broker compares hashes of tags, which are in the records' flags; the client compares the tags.
 
 LENGTH_FLAG: Final = Struct(">I12xI")
 
@@ -289,11 +289,11 @@ LENGTH_FLAG: Final = Struct(">I12xI")
 def blocks_with(data: bytes | bytearray, wanted: Collection[int], offset: int, log_id: int) -> list[memoryview]:
     """Return the blocks in `data` that have a record with one of the tag hashes `wanted`; [] if there is none.
 
-    `data` are whole blocks, the first at `offset` of the log. Adjacent blocks are returned as one memoryview.
+    `data` has whole blocks, the first at `offset` of the log. Adjacent blocks are returned as one memoryview.
 
-    A block without a matching record is left out only if its trailer, position and checksum are valid. If it is not
-    valid, the block and everything after it is returned, because a damaged tag or length may have hidden a match. The
-    reader verifies every block and reports the damage.
+    A block without a matching record is left out only if its trailer, position and checksum are valid. Otherwise that
+    block and all later ones are returned, because a damaged tag or length may have hidden a match. The client verifies
+    every block and reports the damage.
     """
     view, found = memoryview(data), list[tuple[int, int]]()
     unpack, size = LENGTH_FLAG.unpack_from, len(data)
@@ -329,7 +329,7 @@ def _is_valid_block(data: memoryview, start: int, end: int, offset: int, log_id:
 
 
 def _add_range(found: list[tuple[int, int]], start: int, end: int) -> None:
-    """Append the range [start, end) to `found`, merged with the last one if they touch."""
+    """Append the range [start, end) to `found`, or extend the last range if that ends at `start`."""
     if found and found[-1][1] == start:
         start = found.pop()[0]
     found.append((start, end))

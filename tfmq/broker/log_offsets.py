@@ -1,4 +1,4 @@
-"""LOCATE, the search for a record by offset, ordinal or time; retention and TRUNCATE."""
+"""The commands LOCATE (find a record by offset, ordinal or time) and TRUNCATE, and periodic retention."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tfmq.errors import NOT_DONE, UNKNOWN, StorageStopped
 from tfmq.protocol.commands import BY_EARLIEST, BY_LATEST, BY_ORDINAL, BY_TIME_MS, ORDINAL_UNKNOWN, Locate, Truncate
 
 ONE_BLOCK: Final = 1
-"""Fewer bytes than any block has: a read returns only the block that contains the offset."""
+"""A read with this limit, less than the size of any block, returns only the block that contains the offset."""
 
 
 def record_offset(log: Log, offset: int, records: int) -> int:
-    """Return the offset of the record that is `records` records after the one at `offset`, in the same block.
+    """Return the offset of the record that is `records` records after the record at `offset`, in the same block.
 
     Reads the disk: call it in a worker. Raises what `Log.read` raises.
     """
@@ -44,9 +44,9 @@ def record_offset(log: Log, offset: int, records: int) -> int:
 def ordinal_of(log: Log, offset: int) -> int:
     """Return the ordinal of the record at `offset`.
 
-    At the end of the log, or inside a filler (the replacement of lost records), return the ordinal of the next record.
-    Return ORDINAL_UNKNOWN if the offset is in a damaged range, or in a stopped log that cannot be read there. May read
-    the disk: call it in a worker. Raises what `Log.read` raises.
+    If the offset is the end of the log, or inside a filler (written by a repair in place of lost records), return the
+    ordinal of the next record. Return ORDINAL_UNKNOWN if the log cannot be read at the offset, because of damage or a
+    stop. May read the disk: call it in a worker. Raises what `Log.read` raises.
     """
     if offset == log.end_offset:
         return log.end_ordinal
@@ -58,7 +58,7 @@ def ordinal_of(log: Log, offset: int) -> int:
         if not chunk.data:
             return ORDINAL_UNKNOWN
         block = next(blocks_of(chunk.data, chunk.start, log.log_id))
-    except (Corrupt, BadRecord):  # Log.read verifies record bytes only if the log is set to do so
+    except (Corrupt, BadRecord):  # BadRecord: `Log.read` verifies records only if the setting `log.verify` says so
         return ORDINAL_UNKNOWN
     before = 0
     for record in records_of(block.data):
@@ -71,9 +71,9 @@ def ordinal_of(log: Log, offset: int) -> int:
 def find_location(log: Log, by: int, value: int) -> tuple[int, int]:
     """Return the offset and ordinal of the record that LOCATE requests.
 
-    `by` is a BY_ constant. It requests the first record or the durable offset, or says whether `value` is an offset, an
-    ordinal or a time (ms). If `value` is outside of the log, the nearest end of the log is returned. The ordinal is
-    ORDINAL_UNKNOWN if it cannot be counted because of damage.
+    `by` is one of the BY_ constants: the first record, the durable offset, or whether `value` is an offset, an ordinal
+    or a time (ms). If `value` is outside of the log, the nearest end of the log is returned. If the ordinal cannot be
+    counted because of damage, it is ORDINAL_UNKNOWN.
     """
     if by == BY_EARLIEST:
         return log.first_offset, log.first_ordinal
@@ -89,7 +89,7 @@ def find_location(log: Log, by: int, value: int) -> tuple[int, int]:
 
 
 def locate(topics: Topics, executor: BoundedExecutor, request: Locate, reply: Reply, session: Session) -> None:
-    """Answer LOCATE, from memory if possible, else in a worker."""
+    """Reply to LOCATE. The search runs in a worker, except for the first record and the durable offset."""
     partition = topics.partition(request.topic, request.incarnation, request.partition)
     log = partition.log
 
@@ -108,29 +108,28 @@ def locate(topics: Topics, executor: BoundedExecutor, request: Locate, reply: Re
 log = logging.getLogger("tfmq.broker")
 
 ROUND_SECONDS: Final = 60.0
-"""Interval of retention rounds; a minute is small compared with days of retention."""
+"""Interval of retention rounds: short compared with days of retention."""
 
 
 class Retention:
     """Periodic deletion of sealed segments by age and size, and TRUNCATE.
 
     The last segment is sealed (closed for appends) when it is old, so that it can be deleted later. Each round also
-    removes idle producer ids. One partition is processed at a time, so that this work uses at most one worker.
+    removes idle producer ids. Partitions are processed one after the other, so that a round uses only one worker.
     """
 
     def __init__(self, *, topics: Topics, timers: Timers, clock: Clock) -> None:
         self._topics, self._timers, self._clock = topics, timers, clock
         self._remaining: deque[Partition] = deque()
         self.extra_partitions: list[Partition] = []
-        """Partitions without a topic, whose idle producer ids are to be removed."""
+        """Partitions without a topic (the arrival log), of which a round removes only the idle producer ids."""
         self._stopped = False
 
     def start(self) -> None:
-        """Schedule the first round."""
         self._timers.after(ROUND_SECONDS, self._start_round, deferrable=True)
 
     def stop(self) -> None:
-        """Stop. The current round skips the partitions that it has not processed yet."""
+        """Start no more rounds. The current round ends after the partition that it is processing."""
         self._stopped = True
         self._remaining.clear()
 
@@ -143,7 +142,7 @@ class Retention:
         self._timers.after(ROUND_SECONDS, self._start_round, deferrable=True)
 
     def _process_next(self) -> None:
-        """Remove idle producer ids, partition by partition. At the first with retention, start that and return."""
+        """Process the remaining partitions. If one has retention, start that; `_retained` then processes the others."""
         while self._remaining:
             partition = self._remaining.popleft()
             if partition.deleted or partition.file_work_running:
@@ -163,14 +162,14 @@ class Retention:
         self._process_next()
 
     def truncate(self, request: Truncate, reply: Reply) -> None:
-        """Delete whole segments before an offset. Raises UnknownTopic, UnknownPartition, StorageStopped."""
+        """Delete the segments that end before an offset. Raises UnknownTopic, UnknownPartition, StorageStopped."""
         partition = self._topics.partition(request.topic, request.incarnation, request.partition)
         if partition.log.stopped is not None:
             raise StorageStopped(reason=partition.log.stopped, outcome=NOT_DONE)
 
         def truncated(first: int | None, error: BaseException | None) -> None:
             if isinstance(error, Stopped | OSError) and not partition.deleted:
-                # The new start may be durable although the deletion failed, so the outcome is unknown.
+                # The new first offset may be durable although the deletion failed, so the outcome is unknown.
                 reply.error(client_error(error, UNKNOWN))
             elif error is not None:
                 reply.error(read_error(error, partition))

@@ -28,7 +28,7 @@ logger = logging.getLogger("tfmq.broker")
 TOPIC_DELETED = "The topic {name} was deleted."
 
 APPENDS_PER_SEGMENT: Final = 2
-"""An append takes at most half a segment, block trailers included, unless a single batch is larger."""
+"""An append has at most 1/APPENDS_PER_SEGMENT of the bytes of a segment, unless a single batch is larger."""
 
 Waiter = Callable[[BaseException | None], None]
 
@@ -40,8 +40,8 @@ class Partition:
 
     Appends are written in the order of `enqueue`, several in one write. The reply to an append is sent after the write,
     or after the fsync if the client asked for durability. While a worker does file work for the log, such as creating
-    a segment, the queue waits. While a source of effects (for example appends of committed transactions) has exclusive
-    use of the partition, only effects of this source are written, and all other appends wait.
+    a segment, the queue waits. One source of effects (for example the transaction journal, whose committed transactions
+    are effects) may have exclusive use of the partition. Then only its effects are written; other appends wait.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Partition:
         self.file_work_running = False
         self._queue: deque[PendingAppend] = deque()
         self._exclusive_source: SourceId | None = None
-        """While it is set, only effects of this source are appended."""
+        """The source of effects that has exclusive use of the partition, or None."""
         self._blocked: deque[PendingAppend] = deque()
-        """Appends that wait until the exclusive use ends."""
+        """Appends that wait until the exclusive use of the partition ends."""
         self._force, self._run, self._timers = runtime.request_fsync, runtime.run, runtime.timers
         self._append_bytes_max = runtime.limits["append_bytes"]
         self.append_bytes_max = min(self._append_bytes_max, log.options.segment_bytes // APPENDS_PER_SEGMENT)
@@ -68,11 +68,11 @@ class Partition:
         self._state_incomplete = False
         self._full_disk = runtime.full_disk
         self._logged_stop: str | None = None
-        """The stop reason that has been logged already."""
+        """The reason of the last stop that was logged; None after the log accepted an append again."""
 
     @property
     def state(self) -> str:
-        """ "open", "stopped" (takes no writes) or "damaged" (a range of it cannot be read)."""
+        """Return "open", "stopped" (the log accepts no appends) or "damaged" (a range of the log cannot be read)."""
         if self.log.stopped is not None:
             return "stopped"
         return "damaged" if self.log.damage else "open"
@@ -80,7 +80,7 @@ class Partition:
     # The queue of appends
 
     def enqueue(self, work: PendingAppend) -> bool:
-        """Queue an append for the next `write`. Return whether it is the first in the queue."""
+        """Queue an append. Return True if it is the only one in the queue: then the caller must arrange a `write`."""
         if self._exclusive_source is not None and not _is_effect_of(work, self._exclusive_source):
             work.copy_bytes()
             self._blocked.append(work)
@@ -91,18 +91,18 @@ class Partition:
         return len(self._queue) == 1
 
     def begin_exclusive(self, source: SourceId) -> None:
-        """Append only effects of `source` until `end_exclusive`, or until one of them is rejected."""
+        """Append only effects of `source`, until `end_exclusive` is called or one of these effects is rejected."""
         self._exclusive_source = source
 
     def end_exclusive(self) -> bool:
-        """End the exclusive use, if any. Return whether appends can be written now."""
+        """End the exclusive use, if there is one. Return whether appends are queued that `write` can write now."""
         self._exclusive_source = None
         self._queue.extend(self._blocked)
         self._blocked.clear()
         return bool(self._queue) and not self.file_work_running
 
     def write(self) -> None:
-        """Write everything queued. If file work runs in a worker, do nothing: the end of that work calls this again."""
+        """Write all queued appends. While a worker does file work, do nothing, because its end calls this again."""
         while self._queue and not self.file_work_running:
             staged = self._stage_queued()
             if not staged.items:
@@ -189,7 +189,7 @@ class Partition:
         if self._full_disk.is_full and any(batches for _, batches in staged.items):
             self._full_disk.appended(staged.size_bytes)
         if self.parked:
-            self.wake_parked()  # fetches of written records before the producers: they have waited longer
+            self.wake_parked()  # fetches get their reply before the producers, because they have waited longer
         at = 0
         for work, batches in staged.items:
             count = len(batches) or 1
@@ -226,7 +226,7 @@ class Partition:
     # Fsyncs and their waiters
 
     def when_durable(self, offset: int, waiter: Waiter) -> None:
-        """Call `waiter(None)` once the log is durable up to `offset`, which may be now; `waiter(error)` if it fails."""
+        """Make the log durable up to `offset`, then call `waiter(None)`. If that fails, call `waiter(error)`."""
         if self.log.waits_for_space and offset >= self.log.end_offset:
             # Recovery found valid records from `end_offset` on, but the disk was too full to make them durable. They
             # may still be lost, although the producer state includes them already.
@@ -244,9 +244,9 @@ class Partition:
         self._force(self.log, offset, partial(self._fsync_done, offset))
 
     def request_fsync(self) -> None:
-        """Request an fsync of what is written, unless one is requested already."""
+        """Request an fsync of all written appends, unless it is requested already."""
         if self.log.end_offset > max(self._requested_offset, self.log.forced_offset):
-            self.when_durable(self.log.end_offset, lambda error: None)  # an error stops the log, which logs it
+            self.when_durable(self.log.end_offset, lambda error: None)  # `_fsync_done` logs an error
 
     def _fsync_done(self, offset: int, error: BaseException | None) -> None:
         if error is not None:
@@ -263,7 +263,7 @@ class Partition:
             waiter(error)
 
     def _write_checkpoint(self) -> None:
-        """Rewrite the checkpoint with the durable offset, for programs that read the files directly."""
+        """Rewrite the checkpoint with the present durable offset, for programs that read the log's files directly."""
         self._checkpoint_scheduled = False
         work = None if self.deleted else self.log.note_work()
         if work is not None:
@@ -286,7 +286,7 @@ class Partition:
             self._flush()
 
     def set_options(self, options: LogOptions) -> None:
-        """Replace the options of the log. They also determine when data written before is fsynced."""
+        """Replace the options of the log. The new options decide about the fsync of data written before, too."""
         self.log.set_options(options)
         self.append_bytes_max = min(self._append_bytes_max, options.segment_bytes // APPENDS_PER_SEGMENT)
         if self.log.stopped is None:
@@ -300,7 +300,7 @@ class Partition:
             look()
 
     def close_for_deletion(self, done: Callable[[], None]) -> None:
-        """Reject everything that waits, because the topic is deleted; `done()` once no worker uses the log."""
+        """Reject all waiting appends and fetches: the topic is deleted. Call `done()` when no worker uses the log."""
         self.deleted = True
         self.end_exclusive()
         if not self.file_work_running:
@@ -314,7 +314,7 @@ class Partition:
         self._run_idle_callbacks()
 
     def run_exclusively(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` in a worker, with no append at the same time; the queue waits."""
+        """After any other file work, run `work` in a worker while appends wait. Then call `done(result, error)`."""
 
         def begin() -> None:
             self.file_work_running = True
@@ -331,7 +331,7 @@ class Partition:
         self.when_idle(begin)
 
     def resume(self, done: Callable[[Any, BaseException | None], None]) -> None:
-        """Resume the stopped log.
+        """Resume the stopped log by recovery of its files, then call `done(result, error)`.
 
         If this fails, the producer state is incomplete. Until the next attempt succeeds, appends are rejected with the
         outcome "unknown".
@@ -345,7 +345,7 @@ class Partition:
         self.run_exclusively(self.log.resume, ended)
 
     def _reject_effects(self) -> None:
-        # Recovery may have truncated effects of the same source, which must be applied again before later ones.
+        # Recovery may have truncated written effects. They must be applied again before queued ones of their source.
         self.end_exclusive()
         waiting, self._queue = self._queue, deque(each for each in self._queue if not each.is_effect)
         for each in waiting:
@@ -359,14 +359,14 @@ class Partition:
         self.log_stop()
 
     def log_stop(self) -> None:
-        """Log that the partition has stopped, and why; once for each stop."""
+        """If the partition has stopped, log that and the reason, once for each stop."""
         reason = self.log.stopped
         if reason is not None and reason != self._logged_stop:
             self._logged_stop = reason
             logger.error("%s-%d takes no messages: %s; %s", self.name, self.number, reason, self.advice())
 
     def advice(self) -> str:
-        """Return what an operator should do about the stop."""
+        """Return what an operator should do to make the stopped partition accept appends again."""
         resume = f"tfmq topic resume {self.name} --partition {self.number}"
         if (self.log.stopped or "").startswith(LOSSES):
             return f"put back what is gone with the server stopped, or give up what it held: {resume}"
@@ -389,7 +389,7 @@ def _append_error(error: BaseException) -> TfmqError:
 
 
 def raise_error(result: Any, error: BaseException | None) -> None:
-    """Raise the error of a worker job that nothing waits for."""
+    """Raise `error`, if any: the `done` callback of worker jobs whose result nothing waits for."""
     if error is not None:
         raise error
 
@@ -400,41 +400,44 @@ class PendingAppend(ABC):
     __slots__ = ()
     size_bytes: int
     alone = False
-    """Whether this append must not be combined with others into one append of the log, even of the same source."""
+    """Whether this append must not be combined with other appends, not even of the same source, into one of the log."""
     is_effect = False
-    """Whether the broker itself makes this append: what a committed transaction, a due time or a schedule brings. Its
-    batches were checked when their producer sent them. Their bytes do not change until the append is complete."""
+    """Whether this is an append by the broker itself: of a committed transaction, due delayed messages or a schedule.
+    Its batches have been checked before. Their bytes do not change until the append is complete."""
     source: Source = PLAIN
 
     @abstractmethod
     def prepare(self, partition: Partition, staged: StagedAppends) -> list[Batch] | None:
         """Return the batches to append; [] to append only a block trailer with the source.
 
-        None: nothing is appended, and this method has answered the request, for example a duplicate. Raises
-        FlushStagedFirst if the result depends on appends that are staged for the same write but not written yet. Any
-        other error rejects this append.
+        Return None if there is nothing to append, for example for a duplicate; this method has then replied to the
+        request. Raises FlushStagedFirst if the result depends on appends that are staged for the same write but not
+        written yet. If this raises any other error, the caller rejects the append.
         """
 
     @abstractmethod
     def appended(self, partition: Partition, answers: list[Appended]) -> None:
-        """Handle the completed append, which is not durable yet."""
+        """Complete the request: the append is written, but not durable yet.
+
+        `answers` has one item for each batch, or if `prepare` returned [], one item for the block trailer.
+        """
 
     @abstractmethod
     def rejected(self, error: BaseException) -> None:
-        """Handle that nothing was written."""
+        """End the request with an error. Nothing was written, unless the outcome of the error is "unknown"."""
 
     def copy_bytes(self, *, staged: bool = False) -> None:  # noqa: B027 - most appends own their bytes
         """Copy the bytes and release the receive buffer, because the append waits longer than this turn.
 
-        `staged`: the caller has already copied the batches that `prepare` returned, and does not call `prepare` again.
+        If `staged` is set, the caller has copied the batches returned by `prepare`, and does not call `prepare` again.
         """
 
 
 class EffectAppend(PendingAppend):
     """Append of an effect (of a transaction, delayed messages or a schedule), applied exactly once.
 
-    Producer sequences are not checked, because they were checked when the producer sent the records. `done(result,
-    None)` is called when the effect is written, or if it was written before; otherwise `done(None, error)` is called.
+    Producer sequences are not checked, because they were checked when the producer sent the records. When the effect is
+    written, or was written before, `done(result, None)` is called; if it is rejected, `done(None, error)` is called.
     """
 
     is_effect = True
@@ -454,7 +457,7 @@ class EffectAppend(PendingAppend):
         applied = partition.log.applied(self.source.kind, self.source.id)
         if applied is not None and place <= applied:
             if partition.log.stopped is not None:
-                # The effect was written, but may be lost with the stop. Only a resume finds out.
+                # The effect was written, but may have been lost when the log stopped. Only a resume shows that.
                 raise StorageStopped(reason=partition.log.stopped, outcome=UNKNOWN)
             self._done(AppendResult(self._key, partition.log.end_offset, ()), None)
             return None
@@ -471,7 +474,7 @@ class EffectAppend(PendingAppend):
 
 
 class FlushStagedFirst(Exception):
-    """The staged appends must be written before this one can be prepared."""
+    """Raised by `PendingAppend.prepare`: the staged appends must be written before this append can be prepared."""
 
 
 class StagedAppends:
@@ -479,7 +482,7 @@ class StagedAppends:
 
     An append of the log names one source, so only appends of the same source are combined: plain produce requests, or
     effects of one transaction journal. For all of these effects, only the highest LSN (position in the journal) is
-    stored. The log writes an append completely or not at all, so that no effect below that LSN is missing.
+    stored. Because the log writes an append completely or not at all, no effect below that LSN is missing.
     `next_sequences`: producer id -> the sequence that follows the producer's last staged batch.
     """
 
@@ -488,10 +491,10 @@ class StagedAppends:
         self.size_bytes = 0
         self.next_sequences: dict[int, int] = {}
         self.last_batch: Batch | None = None
-        """The last staged batch; in the log, the next one directly follows it."""
+        """The last staged batch, after which the next staged batch will begin in the log; None if there is none."""
 
     def accepts(self, work: PendingAppend, size_bytes_max: int) -> bool:
-        """Return whether `work` may be added to what is staged: enough room, and the same source."""
+        """Return whether `work` has the same source as the staged appends, and fits into `size_bytes_max` with them."""
         first = self.items[0][0]
         if work.alone or first.alone or self.size_bytes + work.size_bytes > size_bytes_max:
             return False
@@ -506,11 +509,11 @@ class StagedAppends:
 
     @property
     def source(self) -> Source:
-        """The source in the block trailers: that of the last append, whose LSN is the highest."""
+        """The source for the block trailers: the source of the last staged append, whose LSN is the highest."""
         return self.items[-1][0].source
 
     def copy_bytes(self) -> None:
-        """Copy the bytes of everything staged, as `PendingAppend.copy_bytes` does."""
+        """Copy the bytes of all staged appends, for the reason in `PendingAppend.copy_bytes`."""
         for number, (work, batches) in enumerate(self.items):
             if work.is_effect:
                 continue
@@ -520,5 +523,5 @@ class StagedAppends:
 
 
 def tail_of(batch: Batch) -> bytes:
-    """Return the last HEADER_SIZE bytes of a batch, as `Log.check` needs them for the next one."""
+    """Return the last HEADER_SIZE bytes of a batch, which `Log.check` needs to check the batch after it."""
     return bytes(batch.data[-HEADER_SIZE:])

@@ -1,4 +1,4 @@
-"""Folders of partitions: create, open, rename, delete. All of it is file work that runs in a worker."""
+"""Folders of partitions: create, open, rename, delete. Callers run this file work in a worker thread."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -23,13 +23,13 @@ from tfmq.errors import Busy
 log = logging.getLogger("tfmq.broker")
 
 DELETED_PREFIX: Final = "deleted~"
-"""First characters of the names of deleted topics' folders. No topic name contains `~`."""
+"""Prefix that a folder's name gets when its topic is deleted. No topic name contains `~`."""
 
 ARCHIVE_NAME: Final = "archive"
 RESERVED_NAMES: Final = frozenset({"meta", "transactions", "delay", ARCHIVE_NAME, "lock"})
 
 DESCRIPTORS_LEFT: Final = 8
-"""File descriptors that must be free after a topic was created: connections, and segment rolls, need them."""
+"""File descriptors that must be free after a topic was created, because connections and segment rolls need them."""
 
 
 class OpenedPartition(NamedTuple):
@@ -43,7 +43,7 @@ class OpenedPartition(NamedTuple):
 class PartitionDirs:
     """All partition folders in the data folder `data`.
 
-    A folder belongs to the topic incarnation whose log id is in the folder's checkpoint; folders that belong to no
+    The log id in a folder's checkpoint says to which topic incarnation the folder belongs; folders that belong to no
     topic are never used. The folders of a deleted topic are first renamed to names that no topic can have. So a new
     topic of the same name can be created before the old files are deleted.
     """
@@ -52,13 +52,13 @@ class PartitionDirs:
         self._runtime, self._producers = runtime, producers
         self._disk, self._data = runtime.disk, runtime.data
         self.is_stopping = False
-        """Whether the broker stops: no more partitions are created, and a creation in progress fails."""
+        """Set when the broker stops. From then on no partition is created, and a creation in progress fails."""
 
     def path(self, name: str, number: int) -> str:
         return join(self._data, partition_folder(name, number))
 
     def log_options(self, name: str, number: int, own: Mapping[str, Any]) -> LogOptions:
-        """Return the log options for one partition of a topic. `own` are the settings of the topic."""
+        """Return the log options for one partition of a topic. `own` has the settings made for this topic only."""
         values = self._runtime.settings(name, own)
         archive = values["retention.action"] == "archive"
         return LogOptions(
@@ -75,8 +75,8 @@ class PartitionDirs:
         )
 
     def _segment_seconds(self, name: str, own: Mapping[str, Any], values: Mapping[str, Any]) -> float:
-        # The default of log.segment_seconds applies only if segments are deleted by age. Otherwise closing segments
-        # early gains nothing, and each segment costs an open file descriptor. An explicit setting always applies.
+        # The default of log.segment_seconds applies only if segments are deleted by age. Otherwise there is no use in
+        # closing segments early, and each segment costs an open file descriptor. An explicit setting always applies.
         key = "log.segment_seconds"
         was_set = key in own or key in self._runtime.config.topic.get(name, {}) or key in self._runtime.config.origins
         return float(values[key]) if was_set or values["retention.seconds"] else 0
@@ -86,9 +86,9 @@ class PartitionDirs:
     def create_missing(self, topic: TopicRow, made: list[str] | None = None) -> list[OpenedPartition]:
         """Create and open the partitions that the topic lacks. On error none of them stays open.
 
-        A folder that an interrupted attempt has left is used. The paths of new folders are appended to `made`. If this
-        fails, the caller deletes only those, because an existing folder may contain data. Raises OSError, Full, Corrupt
-        (WrongLog if the folder belongs to another topic), Busy when the broker is stopping.
+        If an interrupted attempt has left a folder, it is used. The paths of new folders are appended to `made`, also
+        on error. Then the caller deletes only these folders, because the others may contain data. Raises OSError, Full,
+        Corrupt (WrongLog if the folder belongs to another topic), Busy when the broker is stopping.
         """
         opened: list[OpenedPartition] = []
         try:
@@ -101,8 +101,8 @@ class PartitionDirs:
                     if made is not None:
                         made.append(path)
                 names = self._disk.list(path)
-                # An interrupted creation leaves at most an empty segment in the folder. If other files are there, but
-                # no checkpoint, the folder does not belong to this topic.
+                # An interrupted creation leaves at most an empty segment in the folder. If the folder has other files,
+                # but no checkpoint, it does not belong to this topic.
                 begun = all(
                     parse_segment_name(name) is not None and not self._disk.size(join(path, name)) for name in names
                 )
@@ -138,7 +138,7 @@ class PartitionDirs:
                 self.create_archive(archive)
 
     def open(self, topic: TopicRow, number: int) -> OpenedPartition:
-        """Open one log, with recovery. Raises what `Log.open` raises."""
+        """Open the log of a partition, with recovery. Raises what `Log.open` raises."""
         producers = self._producers()
         options = self.log_options(topic.name, number, topic.settings)
         if options.archive_folder is not None:
@@ -159,7 +159,7 @@ class PartitionDirs:
         return join(join(self._data, ARCHIVE_NAME), partition_folder(name, number))
 
     def create_archive(self, path: str) -> None:
-        """Create the folder for archived segments, unless it exists. Raises OSError, Full."""
+        """Create the folder `path` for archived segments, unless it exists. Raises OSError, Full."""
         above = join(self._data, ARCHIVE_NAME)
         for folder, parent in ((above, self._data), (path, above)):
             if not self._disk.exists(folder):
@@ -172,8 +172,8 @@ class PartitionDirs:
     def open_or_reason(self, topic: TopicRow, number: int) -> Partition | OpenError:
         """Open a partition, or return the reason why that fails.
 
-        If its folder is missing or empty, a new log is created in it and stopped: an operator has to decide before
-        anything is written to it.
+        If the partition's folder is missing or empty, a new log is created there and stopped, because an operator has
+        to restore the messages, or accept their loss, before anything is written.
         """
         path = self.path(topic.name, number)
         try:
@@ -194,7 +194,7 @@ class PartitionDirs:
         return partition
 
     def unknown_folders(self, topics: Mapping[int, TopicRow]) -> list[str]:
-        """Return folders that are named like partitions but belong to no topic. They are not touched."""
+        """Return the names of folders that are named like partitions but belong to no topic."""
         known = {(row.name, number) for row in topics.values() for number in range(row.target)}
         found = []
         for name in self._disk.list(self._data):
@@ -206,14 +206,14 @@ class PartitionDirs:
     # Delete folders
 
     def delete_created(self, made: list[str]) -> None:
-        """Delete folders that `create_missing` created; their logs are closed."""
+        """Delete folders that `create_missing` created and whose logs are closed."""
         for path in made:
             if self._disk.exists(path):
                 self._delete_folder(path)
         self._disk.force_folder(self._data)
 
     def rename_deleted(self, name: str, incarnation: int, count: int) -> list[str]:
-        """Rename a deleted topic's folders, durably; return their new paths. Safe to repeat."""
+        """Rename a deleted topic's folders, durably. Return their new paths. May be repeated after a crash."""
         paths = []
         for number in range(count):
             path = self.path(name, number)
@@ -225,11 +225,11 @@ class PartitionDirs:
         return paths
 
     def list_deleted(self) -> list[str]:
-        """Return renamed folders of deleted topics that still exist."""
+        """Return the paths of all existing folders that `rename_deleted` has renamed."""
         return [join(self._data, name) for name in self._disk.list(self._data) if name.startswith(DELETED_PREFIX)]
 
     def delete_renamed(self, paths: list[str]) -> None:
-        """Delete renamed folders. What cannot be deleted is left for the next start."""
+        """Delete renamed folders. If one cannot be deleted, that is logged, and the next start tries again."""
         for path in paths:
             try:
                 if self._disk.exists(path):
@@ -244,7 +244,7 @@ class PartitionDirs:
 
 
 def log_recovery(opened: Log, *, damage: bool = True) -> None:
-    """Log what the recovery of a log found and did; `damage` False leaves out damaged ranges."""
+    """Write log lines about what the recovery of a log found and did; with `damage` False not about damaged ranges."""
     found = opened.recovery
     for warning in found.warnings:
         log.warning("%s: %s", opened.folder, warning)

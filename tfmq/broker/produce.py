@@ -1,4 +1,4 @@
-"""The commands PRODUCE, and SUCCEED_PRODUCER, which closes a producer id: from the request to the reply.
+"""The commands PRODUCE, and SUCCEED_PRODUCER (close a producer id), from the request to the reply.
 
 Appends are queued during a turn. At its end `ProduceHandler.write` writes all appends of a partition together.
 """
@@ -24,7 +24,7 @@ from tfmq.errors import UNKNOWN, MessageTooLarge, SequenceGap
 from tfmq.protocol.commands import ACKS_NONE, ACKS_SYNCED, ACKS_WRITTEN, Produce
 
 _new: Final = tuple.__new__
-"""Makes a NamedTuple of a tuple with all its fields, without the call of its generated `__new__`."""
+"""Creates a NamedTuple from a tuple of all its fields, without calling the slower `__new__` of its class."""
 
 
 class ProduceAppend(PendingAppend):
@@ -83,7 +83,7 @@ class ProduceAppend(PendingAppend):
         repeated: bool,
         answer: Appended | StoredBatch,
     ) -> None:
-        """Reply now, or once the log is durable up to `end` if the request asks for that."""
+        """Reply once the log is durable up to `end` if the request has acks=synced, else reply now."""
         fields = (repeated, answer.append_time, answer.first_ordinal)
         if self._request.acks == ACKS_SYNCED:
             self._release_body()
@@ -107,7 +107,7 @@ class ProduceAppend(PendingAppend):
         self._reply.error(error)
 
     def copy_bytes(self, *, staged: bool = False) -> None:
-        """Copy the body, because a small batch must not keep the receive buffer of a whole turn."""
+        """Copy the body, because a waiting batch would keep the receive buffer of a whole turn in memory."""
         if staged or not self._body_released:
             self._body = b"" if staged else bytes(self._body)
             self._release_body()
@@ -137,7 +137,7 @@ class ProduceAppend(PendingAppend):
 
 
 class SuccessionAppend(PendingAppend):
-    """The append that closes a producer id on a partition for good. A repeated request gets the first reply again."""
+    """The append that closes a producer id in a partition forever. A repeated request gets the first reply again."""
 
     alone = True
     size_bytes = TRAILER_SIZE
@@ -167,7 +167,7 @@ class SuccessionAppend(PendingAppend):
 
 
 class ProduceHandler:
-    """The commands PRODUCE and SUCCEED_PRODUCER, and the partitions to be written in this turn."""
+    """The commands PRODUCE and SUCCEED_PRODUCER, and the list of partitions to be written at the end of the turn."""
 
     def __init__(self, runtime: Runtime, topics: Topics, leases: IdAllocator, run: Run) -> None:
         self.quotas, self.run, self.now_ms = runtime.backpressure, run, runtime.clock.wall_ms
@@ -190,8 +190,8 @@ class ProduceHandler:
         """Raise MessageTooLarge if a record or its payload is too large.
 
         No record is larger than the largest block (a batch without blocks counts as one block). So the records are
-        examined one by one only if the largest block exceeds the limit of a payload. If it exceeds the limit of a
-        record, the batch is rejected: a block larger than BLOCK_BYTES must consist of a single record.
+        examined one by one only if the largest block exceeds the limit of a payload. If that block exceeds the limit of
+        a record, the batch is rejected, because a block larger than BLOCK_BYTES must be a single record.
         """
         size = blocks[0][0] if len(blocks) == 1 else max([block[0] for block in blocks], default=len(data))
         if size > self._message_bytes_max:
@@ -217,10 +217,10 @@ class ProduceHandler:
                     )
                 position += length
         except StructError:
-            return  # no whole records, which `Log.check` rejects
+            return  # a record is incomplete: `Log.check` rejects the batch
 
     def succeed(self, partition: Partition, producer_id: int, reply: Reply) -> None:
-        """Close a producer id on an open partition and reply with its successor."""
+        """Close a producer id in `partition` and reply with the id that succeeds it."""
         closed = partition.producers.closed_id(producer_id)
         if closed is not None:
             reply_closed(partition, closed, reply)
@@ -235,25 +235,25 @@ class ProduceHandler:
         self._leases.allocate(1, leased, in_use=producer_id)
 
     def end_exclusive(self, partition: Partition) -> None:
-        """End the exclusive use of a partition; what waited is written at the end of the turn."""
+        """End the exclusive use of a partition. Its waiting appends are written at the end of the turn."""
         if partition.end_exclusive():
             self._due.append(partition)
             self._mark_ready()
 
     def enqueue(self, partition: Partition, work: PendingAppend) -> None:
-        """Queue an append after earlier ones of the partition."""
+        """Queue an append, which is written at the end of the turn, after all earlier appends of the partition."""
         if partition.enqueue(work):
             self._due.append(partition)
             self._mark_ready()
 
     def write(self) -> None:
-        """Write queued appends of partitions that are not busy."""
+        """Write the queued appends of all partitions that have no file work in a worker."""
         due, self._due = self._due, []
         for partition in due:
             partition.write()
 
 
 def reply_closed(partition: Partition, closed: tuple[int, int], reply: Reply) -> None:
-    """Reply `closed`, a producer id's (successor, last sequence), once the log is durable."""
+    """Reply with `closed`, the (successor, last sequence) of a producer id, once the log is durable to its end."""
     done = reply_when_done(reply, lambda: (*closed, ACKS_SYNCED), partial(client_error, outcome=UNKNOWN))
     partition.when_durable(partition.log.end_offset, done)

@@ -1,4 +1,4 @@
-"""What a partition remembers of its producers, to recognise duplicates and gaps."""
+"""The state of a partition's producers: their last batches, to recognise duplicates and gaps."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,16 +16,16 @@ SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_NAME: Final = "the producers' snapshot"
 
 _new: Final = tuple.__new__
-"""Makes a NamedTuple of a tuple with all its fields, without the call of its generated `__new__`."""
+"""Creates a NamedTuple from a tuple of all its fields, without calling the slower `__new__` of its class."""
 PRODUCERS_OVERSHOOT: Final = 2
-"""If there are this many times more ids than the limit, a new id evicts the longest idle one, instead of `expire`."""
+"""At this many times the limit of ids, each new id evicts the longest idle one. Below, only `expire` evicts ids."""
 
 LeaseTimeMs = Callable[[int], int | None]
-"""Returns when an id was leased (wall clock, ms), as `CatalogState.lease_time_ms`; None if it never was."""
+"""Function that returns when an id was leased (wall clock, ms), None if never; see `CatalogState.lease_time_ms`."""
 
 
 class StoredBatch(NamedTuple):
-    """A batch in the log with the fields of its reply. `end_offset` is the end of the append that contains it."""
+    """A batch in the log, with the fields of its reply. `journal.record.batch.Appended` explains the last four."""
 
     sequence: int
     records: int
@@ -36,16 +36,16 @@ class StoredBatch(NamedTuple):
 
     @property
     def next_sequence(self) -> int:
-        """The sequence after its last record."""
+        """The sequence after that of the batch's last record."""
         return self.sequence + self.records
 
 
 class DuplicateBatch(NamedTuple):
-    """The reply for a range of sequences that is already in the log.
+    """The reply to a batch whose records are in the log already.
 
-    `first_offset_walk`: None if `stored` has the offset of the range's first record. Otherwise it is (offset, records):
-    the caller must find that offset in the log, `records` records after the record at `offset`. This happens only after
-    a restart, when adjacent small batches were merged.
+    `first_offset_walk`: None if `stored` has the offset of the batch's first record. Otherwise it is (offset, records):
+    the first record is `records` records after the one at `offset`, and the caller must read its offset from the log.
+    This happens only after a restart, because recovery merges adjacent small batches.
     """
 
     stored: StoredBatch
@@ -53,10 +53,10 @@ class DuplicateBatch(NamedTuple):
 
 
 class ProducerEntry:
-    """What is remembered of one producer id in a partition.
+    """The state of one producer id in a partition.
 
     `next_sequence`: the sequence of the next record. `seen_ms`: the time of the last append. `batches`: the most recent
-    batches. `successor`: the id that replaces this one after it is closed; 0 while it is open.
+    batches. `successor`: the id with which the producer continues after this id is closed; 0 while this id is open.
     """
 
     __slots__ = ("batches", "next_sequence", "seen_ms", "successor")
@@ -73,12 +73,12 @@ class ProducerState:
 
     The sequences of a producer id are contiguous within a partition. For each id the last sequence and the most recent
     batches with their replies are remembered, so that a duplicate is recognized and gets the same reply again. For a
-    closed id its successor is remembered too. The state is rebuilt from a snapshot and the blocks after it
+    closed id its successor is remembered too. Recovery rebuilds the state from a snapshot and the blocks after that
     (`journal.log.checkpoint.State`).
 
-    Ids that are idle for too long are removed, and if there are too many ids, those that are idle longest. The highest
-    removed id is kept as `floor`: an unknown id at or below the floor may have sent before, so it is rejected instead
-    of being taken for a new one. Ids are allocated in increasing order, so that the floor never rejects a newer id.
+    Ids that are idle for too long are removed. If there are too many ids, the longest idle ones are removed, too. The
+    highest removed id is kept as `floor`: an unknown id at or below the floor may have sent before, so it is rejected
+    instead of being taken for a new one. Ids are allocated in increasing order, so the floor never rejects a newer id.
     """
 
     def __init__(self, *, remembered: int, entries_max: int, idle_ms: int, leased_ms: LeaseTimeMs) -> None:
@@ -95,7 +95,7 @@ class ProducerState:
 
     @property
     def highest_id(self) -> int:
-        """The highest id known from this log; 0 if there is none."""
+        """The highest producer id that is known to occur in this log; 0 if none is."""
         known = (max(producer_id, stream.successor) for producer_id, stream in self._entries.items())
         return max(known, default=self.floor)
 
@@ -104,11 +104,11 @@ class ProducerState:
     def check(
         self, producer_id: int, sequence: int, records: int, *, gaps: bool, now_ms: Callable[[], int]
     ) -> DuplicateBatch | None:
-        """Return None if the batch is the next one, a `DuplicateBatch` if it is in the log.
+        """Return None if the batch may be appended, a `DuplicateBatch` if it is in the log already.
 
-        With `gaps` (for acks none), None is returned for a later sequence too. Raises StaleProducer (the id is closed),
-        UnknownProducer (the id, or the reply to a duplicate, is not known), SequenceGap, and BadRequest (only a part of
-        the batch is in the log).
+        If `gaps` is set (for acks=none), a batch after a gap may be appended, too; otherwise it raises SequenceGap.
+        Raises StaleProducer (the id is closed), UnknownProducer (the id, or the reply to a duplicate, is not known any
+        more), and BadRequest (only a part of the batch is in the log).
         """
         stream = self._entries.get(producer_id)
         if stream is None:
@@ -127,40 +127,39 @@ class ProducerState:
         return _find_duplicate(stream, sequence, records)
 
     def require_known_new(self, producer_id: int, now_ms: int) -> None:
-        """Raise UnknownProducer for an id without an entry, unless it certainly never had one.
+        """Raise UnknownProducer for an id without an entry, unless the id certainly never had an entry.
 
-        An entry may have been removed if the id is not above the floor, or was leased longer ago than the idle time.
-        Raises UnknownProducer for an id that was never leased, too.
+        The id's entry may have been removed if the id is not above the floor, or was leased longer ago than the idle
+        time. This also raises UnknownProducer for an id that was never leased.
         """
         leased = self._leased_ms(producer_id)
         if producer_id <= self.floor or leased is None or leased + self._idle_ms < now_ms:
             raise UnknownProducer(producer_id=producer_id)
 
     def closed_id(self, producer_id: int) -> tuple[int, int] | None:
-        """Return (successor, last sequence or -1) of a closed id, else None."""
+        """Return (successor, last sequence or -1) of a closed id; None if the id is not closed."""
         stream = self._entries.get(producer_id)
         return (stream.successor, stream.next_sequence - 1) if stream is not None and stream.successor else None
 
     def last_sequence(self, producer_id: int) -> int:
-        """Return the last sequence of an id in this log; -1 if there is none."""
+        """Return the last sequence of an id in this log; -1 if the id has none."""
         stream = self._entries.get(producer_id)
         return stream.next_sequence - 1 if stream is not None else -1
 
     # Changes by new appends
 
     def record_batch(self, producer_id: int, sequence: int, records: int, appended: Appended) -> None:
-        """Record an appended batch."""
         self._add_batch(producer_id, _new(StoredBatch, (sequence, records, *appended)))
 
     def close(self, producer_id: int, successor: int, last_sequence: int, append_time: int) -> None:
-        """Record that `producer_id` was closed by a block in the log."""
+        """Record that a block trailer in the log closed `producer_id`, and named its successor."""
         stream = self._touch_entry(producer_id, append_time)
         stream.successor = successor
         stream.next_sequence = last_sequence + 1
         stream.batches.clear()
 
     def expire(self, now_ms: int) -> int:
-        """Remove the ids that are idle for too long, and the longest idle ones above the limit. Return how many."""
+        """Remove ids that are idle for too long, and the longest idle ones above the limit. Return their number."""
         before = len(self._entries)
         while self._entries:
             stream = next(iter(self._entries.values()))
@@ -192,7 +191,7 @@ class ProducerState:
     # The methods of journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
-        """Replace the state by a snapshot; b"" is the empty state. Raises ValueError, NewerFormat."""
+        """Replace this state by that of a snapshot; b"" stands for the empty state. Raises ValueError, NewerFormat."""
         self._entries.clear()
         self.floor = 0
         self._append_continues = False
@@ -217,7 +216,7 @@ class ProducerState:
         return pack((SNAPSHOT_VERSION, self.floor, streams))
 
     def apply(self, block: Block) -> None:
-        """Apply the next block of the log; called by recovery."""
+        """Apply the next block of the log. Recovery calls this."""
         found = []
         ordinal = block.control.first_ordinal
         if block.control.source_kind == SOURCE_PLAIN:
@@ -227,7 +226,7 @@ class ProducerState:
         self.apply_runs(block.control, found)
 
     def apply_runs(self, control: BlockTrailer, found: Iterable[tuple[int, ProducerRun]]) -> None:
-        """Apply a block, given as its trailer and its runs, each with the ordinal of its first record."""
+        """Apply a block. `found` has (ordinal of the first record, run) for each run of records of one producer."""
         if control.source_kind == SOURCE_SUCCESSION:
             self.close(control.source_id, control.source_high, control.source_low - 1, control.append_time)
         elif control.source_kind == SOURCE_PLAIN:
@@ -240,7 +239,7 @@ class ProducerState:
         self._append_continues = control.more_follows
 
     def _apply_run(self, producer_id: int, run: StoredBatch) -> None:
-        """Add a run as a batch, or append it to the producer's last batch if both are in one append without a gap."""
+        """Add a run as a batch. If it continues the producer's last batch in the same append, extend that batch."""
         stream = self._entries.get(producer_id)
         last = stream.batches[-1] if stream is not None and stream.batches else None
         if stream is None or last is None or not self._append_continues or not _is_contiguous(last, run):

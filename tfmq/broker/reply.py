@@ -1,6 +1,7 @@
-"""Interfaces that the server implements (`Reply`, `Session`, `Run`), and errors for clients.
+"""Interfaces that the server implements (`Reply`, `Session`, `Run`), and the conversion of errors for clients.
 
-The server implements them with sockets and threads, tests with lists. All methods are called in the broker's thread.
+The server implements the interfaces with sockets and threads, tests with lists. All methods are called in the broker's
+thread.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Run: TypeAlias = Callable[[Callable[[], Any], Callable[[Any, BaseException | Non
 broker's thread."""
 
 Randomness: TypeAlias = Callable[[int], bytes]
-"""randomness(n): n random bytes, like `os.urandom`."""
+"""randomness(n): returns n random bytes, like `os.urandom`."""
 
 
 class Reply(Protocol):
@@ -32,23 +33,23 @@ class Reply(Protocol):
 
     @property
     def correlation(self) -> int:
-        """The request's number in its session, as used by CANCEL."""
+        """The number that the client gave to the request in its session; CANCEL names a request by this number."""
 
     def body_done(self) -> None:
-        """Release the memory of the request's body; at most once, before `ok` or `error`, which release it too."""
+        """Release the memory of the request's body before the reply, at most once. `ok` and `error` also release it."""
 
     def ok(self, *fields: Any, body: Buffers = b"") -> None:
         """Send the reply with these fields, in the order of `tfmq.protocol.commands`, and the body.
 
-        The caller must not modify the body any more.
+        The caller must not modify `body` afterwards.
         """
 
     def error(self, error: BaseException) -> None:
-        """Send an error reply; an exception that is no `TfmqError` becomes `internal_error`."""
+        """Send an error reply. An exception that is no `TfmqError` is sent as `internal_error`."""
 
 
 class Session(Protocol):
-    """A connection after its HELLO. Hashed by identity."""
+    """A client's connection after its HELLO. Hashed by object identity."""
 
     @property
     def identity(self) -> str:
@@ -56,17 +57,17 @@ class Session(Protocol):
 
     @property
     def operator(self) -> bool:
-        """Whether an operator uses the client (`Admin`, command line). For the log; it grants nothing."""
+        """Whether an operator uses the client (`Admin`, command line). Used for log lines only, not for permissions."""
 
     @property
     def number(self) -> int:
         """Number of the connection, counted since the broker's start."""
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback()` once, in the broker's thread, when the connection is closed, or if it is already."""
+        """Call `callback()` once, in the broker's thread: when the connection is closed, or now if it is closed."""
 
     def pause(self) -> None:
-        """Stop reading from this connection: too many of its requests wait for the disk."""
+        """Stop reading from this connection, because too many of its requests wait for the disk."""
 
     def resume(self) -> None:
         """Read from this connection again."""
@@ -87,7 +88,7 @@ NO_MEMORY = "The broker is out of memory. Raise its limit, or ask for less at a 
 
 
 def is_of_files(error: BaseException) -> bool:
-    """Return whether the error is the one for a process that cannot open more files."""
+    """Return whether the error says that the process cannot open more files."""
     return isinstance(error, errors.Busy) and error.sentence == NO_FILES
 
 
@@ -103,8 +104,8 @@ def _from_full(error: journal.Full) -> TfmqError:
     return errors.DiskFull()
 
 
-# Each error of `journal` with the error that a client gets instead; the first class that matches is used. Sentences for
-# clients never contain paths, which are only in the server's log.
+# Each error of `journal`, and a function that makes the error for the client from it. The first matching class is used.
+# Error messages for clients never contain paths; the server's log has the paths.
 JOURNAL_ERRORS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] = (
     (journal.BelowStart, lambda e: errors.OffsetOutOfRange(first=e.first, end=-1, offset=e.offset)),
     (journal.BeyondEnd, lambda e: errors.OffsetOutOfRange(first=-1, end=e.end, offset=e.offset)),
@@ -122,12 +123,12 @@ JOURNAL_ERRORS: tuple[tuple[type[Exception], Callable[[Any], TfmqError]], ...] =
 
 
 def client_error(error: BaseException, outcome: Outcome | None = None) -> TfmqError:
-    """Return the error that a client gets for `error`. `outcome` overrides the class's outcome."""
+    """Return the error that a client gets for `error`. If `outcome` is not None, it replaces the error's outcome."""
     if isinstance(error, TfmqError):
         known = error
     else:
         known = _from_journal_error(error)
-        # The cause is not sent to the client; the server logs it.
+        # The cause is not sent to the client, but the server logs it.
         known.__cause__ = error
     if outcome is not None:
         known.outcome = outcome
@@ -139,7 +140,7 @@ def reply_when_done(
     fields: Callable[..., Iterable[Any]],
     to_error: Callable[[BaseException], BaseException] = client_error,
 ) -> Callable[..., None]:
-    """Return `done(*result, error)`, which replies with `fields(*result)`, or with the error."""
+    """Return `done(*result, error)`: it replies with the error, or with `fields(*result)` if the error is None."""
 
     def done(*ended: Any) -> None:
         *result, error = ended
@@ -152,12 +153,12 @@ def reply_when_done(
 
 
 def of_read(error: BaseException) -> TfmqError:
-    """Return the error for a failed read. For a lack of memory this is Busy, so that the client tries again."""
+    """Return the client's error for a failed read. For MemoryError this is Busy, so that the client tries again."""
     return errors.Busy(NO_MEMORY) if isinstance(error, MemoryError) else not_done_error(error)
 
 
 def arrival_log_error(error: BaseException) -> TfmqError:
-    """Return `client_error` for the arrival log; a stopped one is resumed only by a restart."""
+    """Return `client_error` for the arrival log. If the log is stopped, the error advises a restart of the broker."""
     known = client_error(error)
     if isinstance(known, errors.StorageStopped):
         return errors.StorageStopped(ARRIVALS_STOPPED, outcome=known.outcome, **known.details)
@@ -165,7 +166,7 @@ def arrival_log_error(error: BaseException) -> TfmqError:
 
 
 def not_done_error(error: BaseException) -> TfmqError:
-    """Return `client_error` for a request without effect. A `TfmqError` keeps its own outcome."""
+    """Return `client_error` with the outcome "not done", except that a `TfmqError` keeps its own outcome."""
     return client_error(error, None if isinstance(error, TfmqError) else NOT_DONE)
 
 

@@ -1,4 +1,4 @@
-"""Which component executes each command of the protocol: the broker's interface for the server, without sockets."""
+"""The broker's interface for the server: passes each command of the protocol to the component that executes it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,11 +20,11 @@ from tfmq.protocol import commands
 class RequestHandler:
     """The whole broker on one data folder. Call `start()` first, and all methods in one thread.
 
-    Appends are queued until the server calls `Broker.end_turn`, at the end of every poll and after timers ran. So all
+    Appends are queued until the server calls `Broker.end_turn`, after the requests of a poll and after timers. So all
     requests for a partition that the server received in one poll are written together.
 
-    `begin_force` (`journal.linux_aio.AioFsyncQueue.start`) fsyncs single files without a worker; None if the system
-    does not support that.
+    `begin_force` (`journal.linux_aio.AioFsyncQueue.start`) fsyncs a single file without a worker; it is None if the
+    system does not support that.
     """
 
     with_reply: dict[type[Any], Callable[[Any, Reply], None]]
@@ -45,7 +45,7 @@ class RequestHandler:
         self.broker = Broker(config, disk, clock, run, randomness, begin_force)
 
     def start(self) -> None:
-        """Open the data folder, before listening. Raises what prevents a start."""
+        """Open the data folder; the server then begins to listen. Raises what `tfmq.broker.startup.start` raises."""
         broker = self.broker
         start(broker)
         topics, delay, schedules = broker.topic_admin, broker.delay_commands, broker.schedule_commands
@@ -105,11 +105,11 @@ class RequestHandler:
         }
 
     def handle(self, request: Any, body: Body, reply: Reply, session: Session) -> None:
-        """Execute any command but HELLO and STATUS, which the session answers.
+        """Execute any command but HELLO and STATUS, which the server's session answers.
 
-        `request` is a NamedTuple of `tfmq.protocol.commands`. `body` are the bytes after the header; they must not
+        `request` is a NamedTuple of `tfmq.protocol.commands`. `body` has the bytes after the header; they must not
         change until `reply.body_done`, `ok` or `error` is called. Errors are sent as the reply, not raised. Each
-        request gets exactly one reply. A reply that says that data is written or durable is sent only when it is.
+        request gets exactly one reply. A reply "written" or "durable" is sent only when the data is written or durable.
         """
         kind = type(request)
         logged = LOGGED_COMMANDS.get(kind)

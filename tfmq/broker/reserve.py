@@ -1,4 +1,4 @@
-"""Disk space reserved for deletions (`DATA/meta/reserve`), and the full-disk log."""
+"""Disk space reserved for deletions of topics (`DATA/meta/reserve`), and log lines about a full disk."""
 
 import logging
 from collections.abc import Callable
@@ -18,38 +18,38 @@ logger = logging.getLogger("tfmq.broker")
 NAME: Final = "reserve"
 
 PIECE_BYTES: Final = 256 << 10
-"""Disk space for one entry of the catalog. An entry is small, but a file system allocates whole blocks, and needs some
-blocks for its own metadata."""
+"""Size of a piece, the disk space for one entry of the catalog. An entry is small, but a file system allocates whole
+blocks, and needs some blocks for its own metadata."""
 
 PIECE_COUNT: Final = 4
-"""Pieces of the reserve. The deletion of a topic takes two entries; the rest is for a roll of the catalog's log and for
-a second deletion."""
+"""Number of pieces in the reserve file. The deletion of a topic needs two, one for each catalog entry. The others are
+for a roll of the catalog's log, and for a second deletion."""
 
 SIZE_BYTES: Final = PIECE_COUNT * PIECE_BYTES
 
 FREE_BYTES_MIN: Final = 8 * SIZE_BYTES
-"""The file is created only if this much space is free: the last space of a small disk is for messages."""
+"""The file is created only if this much space is free, because the last space of a small disk is for messages."""
 
 RETRY_SECONDS: Final = 10.0
-"""Time between attempts to restore the file."""
+"""Minimum time between two attempts to bring the file back to its full size."""
 
 RECOVERED_SECONDS: Final = 10.0
-"""The disk counts as no longer full when messages were appended and none rejected for this long. One success is not
-enough: on a full disk small appends still succeed between rejected ones, and clients retry several times per second."""
+"""The disk counts as full until appends succeed and none is rejected for this long. One success proves nothing:
+on a full disk small appends still succeed between rejected ones, and clients retry several times per second."""
 
 
 class FullDiskLog:
-    """Logs that the disk is full, or that no file can be opened, and the end of that state; one line each."""
+    """Writes one log line when appends fail because of a full disk or too many open files, and one when that ends."""
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
         self.is_full = self._armed = self._appended = self._is_of_files = False
         self._refused_at = 0.0
         self._refused_bytes = 0
-        """Size of the smallest append that was rejected since the disk was full."""
+        """Size in bytes of the smallest append that was rejected since the disk became full."""
 
     def refused(self, partition: str, size_bytes: int, *, files: bool = False) -> None:
-        """Record a rejected append. With `files` the reason is not the disk, but too many open files."""
+        """Record a rejected append. If `files` is set, the reason is not a full disk, but too many open files."""
         self._refused_at, self._appended = self._timers.now(), False
         self._refused_bytes = min(self._refused_bytes, size_bytes) if self.is_full else size_bytes
         if not self.is_full:
@@ -67,8 +67,8 @@ class FullDiskLog:
     def appended(self, size_bytes: int) -> None:
         """Record a successful append while the disk is full.
 
-        The append shows that there is space again, unless it is smaller than all rejected ones and the last rejection
-        was less than RECOVERED_SECONDS ago.
+        The append shows that there is space again, unless it is smaller than all rejected appends, and the last of
+        these was rejected less than RECOVERED_SECONDS ago.
         """
         if size_bytes >= self._refused_bytes or self._timers.now() >= self._refused_at + RECOVERED_SECONDS:
             self._appended = True
@@ -83,7 +83,7 @@ class FullDiskLog:
     def _check_recovered(self) -> None:
         self._armed = False
         if not self._appended:
-            return  # an append was rejected since; the next successful one sets the timer again
+            return  # an append was rejected after the timer was set; the next successful append sets the timer again
         if self._timers.now() < self._refused_at + RECOVERED_SECONDS:
             self._set_timer()
             return
@@ -93,10 +93,10 @@ class FullDiskLog:
 
 
 class SpaceReserve:
-    """A file that occupies disk space, so that topics can be deleted on a full disk.
+    """A file that occupies disk space in pieces of PIECE_BYTES, so that topics can be deleted on a full disk.
 
     Each deletion must first be written to the catalog. If there is no space for that entry, the file is truncated by
-    PIECE_BYTES, and the entry is appended at once in the same thread, before other writers can use the space. `fill` is
+    one piece, and the entry is appended at once in the same thread, before other writers can use the space. `fill` is
     called at the start and in workers, all other methods in the broker's thread.
     """
 
@@ -111,11 +111,11 @@ class SpaceReserve:
         self._not_before = 0.0
 
     def open(self) -> None:
-        """Find, create or complete the reserve file, at startup. Never raises: the broker works without it."""
+        """Fill the reserve file at startup. Errors are only logged, because the broker works without the file."""
         self._size = _size_or_zero(self.fill)
 
     def release_piece(self) -> bool:
-        """Truncate the reserve file by one piece. Return False if it has none or is being filled."""
+        """Truncate the reserve file by one piece. Return False if the file has no piece left or is being filled."""
         if self._filling or self._size < PIECE_BYTES:
             return False
         self._size = _size_or_zero(partial(self._truncate, self._size - PIECE_BYTES))
@@ -124,7 +124,7 @@ class SpaceReserve:
         return True
 
     def refill(self) -> None:
-        """Complete the reserve file in a worker, unless it is complete or the last attempt was a short time ago."""
+        """Fill the reserve file in a worker, unless it is full or the last attempt was a short time ago."""
         now = self._clock.monotonic()
         if self._filling or self._size == SIZE_BYTES or now < self._not_before:
             return
@@ -138,9 +138,9 @@ class SpaceReserve:
         self._run(lambda: _size_or_zero(self.fill), filled)
 
     def fill(self) -> int:
-        """Write what is missing of the reserve file if the disk has enough space, and return its size.
+        """Extend the reserve file to SIZE_BYTES, if the disk has enough space. Return its size in bytes.
 
-        The content cannot be compressed by the file system, and is fsynced, so that the space is really allocated.
+        The file system cannot compress the content, and the file is fsynced, so that the space is really allocated.
         Raises OSError, Full.
         """
         exists = self._disk.exists(self._path)
@@ -168,7 +168,7 @@ class SpaceReserve:
 
 
 def _size_or_zero(work: Callable[[], int]) -> int:
-    """Return the size that `work` returns; 0 if it fails, which is logged."""
+    """Return the size that `work` returns. If `work` fails, log the error and return 0."""
     try:
         return work()
     except (OSError, Full) as error:

@@ -19,10 +19,10 @@ from tfmq.config import Config
 
 
 class Runtime:
-    """The shared part of the broker, which its components get as an argument."""
+    """The shared part of the broker. Each component gets the `Runtime` as an argument."""
 
     forcer: Forcer
-    """Makes the fsyncs of all logs; created by the start."""
+    """Makes the fsyncs of all logs. Set by the step `create_forcer` of a start."""
 
     def __init__(
         self,
@@ -50,16 +50,16 @@ class Runtime:
         self._run = run
 
     def settings(self, name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return every setting of one topic: from its configuration section, else from `own`, else the broker's."""
+        """Return a topic's settings: from its section of the configuration, else from `own`, else from the broker's."""
         return {**self.config.values, **own, **self.config.topic.get(name, {})}
 
     def partitions_default(self, name: str, own: Mapping[str, Any]) -> int:
-        """Return how many partitions a new topic gets. `own` are the topic's own settings."""
+        """Return how many partitions a new topic gets. `own` has the settings that were requested for this topic."""
         count: int = self.settings(name, own)["topics.partitions"]
         return count
 
     def run(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` in a worker, and count it, so that `Broker.stop` can wait for its end."""
+        """Run `work` in a worker. Running jobs are counted, so that `Broker.stop` can wait for their end."""
         self.running_jobs += 1
 
         def ended(result: Any, error: BaseException | None) -> None:
@@ -77,17 +77,17 @@ class Runtime:
         return None if self.is_starting else begin(file, completed)
 
     def request_fsync(self, wanted: FsyncTarget, offset: int, waiter: Waiter) -> None:
-        """Request an fsync of `wanted` up to `offset`, at the end of the turn; `waiter` gets its result."""
+        """Request an fsync of `wanted` up to `offset` at the end of the turn; `waiter` is called with its result."""
         self.forcer.want(wanted, offset, waiter, start=False)
         self._fsync_requested = True
 
     def ready_marker(self, component: str) -> Callable[[], None]:
-        """Return the function by which a component says that it has something to write in this turn."""
+        """Return the function that `component` calls when it has something to write at the end of the turn."""
         return partial(self._ready.add, component)
 
 
 def run_immediately(work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-    """Run `work` immediately in this thread; a `Run` without workers."""
+    """Call `work` immediately in this thread, then `done` with its result; a `Run` without worker threads."""
     try:
         result = work()
     except Exception as error:

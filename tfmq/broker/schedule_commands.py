@@ -23,16 +23,16 @@ logger = logging.getLogger("tfmq.broker")
 
 ErrorCallback = Callable[[BaseException | None], None]
 Finish = Callable[..., None]
-"""finish(error, *fields): ends a change, and replies with the fields, or with the error."""
+"""finish(error, *fields): ends a change of a schedule, and replies with `error`, or with `fields` if it is None."""
 
 
 class ScheduleCommands:
     """The commands for schedules. Changes of one schedule are made one after the other.
 
-    The catalog stores the schedules. Which messages were sent is not in the catalog, but in the block trailers of the
-    partitions. Every change is durable in the catalog before its reply. A schedule is bound to one partition of one
-    incarnation of its topic. If the topic is deleted and created again, the schedule is bound to the new incarnation
-    from that time on, so that messages for the old one are never sent to the new one.
+    The catalog stores the schedules. The block trailers of the partition to which a schedule sends record which of its
+    messages were sent. A change is durable in the catalog before the reply. A schedule is bound to one partition of one
+    incarnation of its topic. If the topic is deleted and created again, the schedule is bound to the new incarnation,
+    and sends to it only messages whose time is after the binding.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class ScheduleCommands:
         self._running: dict[str, RunningSchedule] = {}
         self._changing: dict[str, deque[Callable[[], None]]] = {}
         self._adding: dict[str, int] = {}
-        """Bytes of the schedules that are being added, by name."""
+        """Name -> size in bytes, for each schedule that is being added. These sizes count in the limits."""
         self.scheduler = Scheduler(runtime, destination=destination, topics=topics, run=run, bind=self._bind)
 
     def start(self) -> None:
-        """Load all schedules and start sending."""
+        """Start all schedules of the catalog, so that their messages are sent."""
         for row in self._table:
             run = self._running[row.name] = RunningSchedule(row, kept=True)
             if run.trouble:
@@ -66,7 +66,7 @@ class ScheduleCommands:
         self.scheduler.timer.start()
 
     def topic_created(self, topic: Topic) -> None:
-        """Bind schedules to a topic that was created or has more partitions."""
+        """Bind the schedules for this topic to it, after it was created or has grown, unless they are bound already."""
         for run in self._running.values():
             if run.row.topic == topic.name and run.row.incarnation != topic.incarnation:
                 self._bind(run)
@@ -79,7 +79,7 @@ class ScheduleCommands:
     # ADD_SCHEDULE
 
     def add(self, request: AddSchedule, body: Body, reply: Reply, session: Session) -> None:
-        """Add a schedule. Raises BadRequest, MessageTooLarge."""
+        """Add a schedule. Reply with the schedule, and whether it is new. Raises BadRequest, MessageTooLarge."""
         payload = None if request.tombstone else bytes(body)
         size = len(request.attribute) + len(body)
         if size > self._limits["schedule_payload_bytes"]:
@@ -157,7 +157,7 @@ class ScheduleCommands:
     # LIST_SCHEDULES
 
     def list(self, request: ListSchedules, reply: Reply) -> None:
-        """Reply with one page of schedules, by name."""
+        """Reply with one page of schedules in the order of their names, and whether more follow."""
         names = sorted(name for name in self._running if name > request.after)
         if request.name:
             names = [name for name in names if name == request.name]
@@ -176,7 +176,7 @@ class ScheduleCommands:
     # PAUSE_SCHEDULE, RESUME_SCHEDULE, REMOVE_SCHEDULE, and the binding to a topic
 
     def pause(self, request: PauseSchedule, reply: Reply) -> None:
-        """Pause a schedule. The reply is sent when that is durable; no append is started after it."""
+        """Pause a schedule. Reply when the pause is durable; from then on, no append of the schedule is started."""
 
         def pause(finish: Finish) -> None:
             run = self._find_run(request.name)
@@ -189,7 +189,7 @@ class ScheduleCommands:
         self._serialize(request.name, reply, pause)
 
     def resume(self, request: ResumeSchedule, reply: Reply) -> None:
-        """Resume a schedule from now on. Times that passed during the pause are not treated as missed."""
+        """Resume a schedule. No message is sent for times that passed during the pause: they do not count as missed."""
 
         def resume(finish: Finish) -> None:
             run, now = self._find_run(request.name), self._clock.wall_ms()
@@ -204,10 +204,10 @@ class ScheduleCommands:
         self._serialize(request.name, reply, resume)
 
     def _restart_with_new_id(self, run: RunningSchedule, now: int, finish: Finish) -> None:
-        """Restart a schedule under another id, because the clock is before the last time for which it sent a message.
+        """Restart a schedule under a new id, because the clock is before the last time for which a message was sent.
 
         Each append has the schedule's id as its source, and the scheduled time as its position in that source. A log
-        takes only increasing positions of a source, so under the old id nothing could be sent for earlier times.
+        accepts only increasing positions of a source, so under the old id no message for earlier times could be sent.
         """
 
         def leased(id: int, error: BaseException | None) -> None:
@@ -232,7 +232,7 @@ class ScheduleCommands:
         self._leases.allocate(1, leased)
 
     def remove(self, request: RemoveSchedule, reply: Reply) -> None:
-        """Remove the schedule of that name and id (0: any). Reply whether there was one."""
+        """Remove the schedule with the requested name and id (0: any id). Reply whether a schedule was removed."""
 
         def remove(finish: Finish) -> None:
             run = self._running.get(request.name)
@@ -254,7 +254,7 @@ class ScheduleCommands:
         self._serialize(request.name, reply, remove)
 
     def _bind(self, run: RunningSchedule) -> None:
-        """Bind a schedule to its topic's current incarnation, from now on."""
+        """Bind a schedule to its topic's current incarnation, without messages for times before the binding."""
 
         def bind(finish: Finish) -> None:
             topic = self._topics.get(run.row.topic)
@@ -293,7 +293,7 @@ class ScheduleCommands:
         return run
 
     def _change(self, run: RunningSchedule, then: ErrorCallback, **changed: Any) -> None:
-        """Change fields of the schedule in the catalog; nothing is sent until that is durable."""
+        """Change fields of the schedule in the catalog. The schedule sends no message until the change is durable."""
         run.is_changing = True
 
         def forced(error: BaseException | None) -> None:
@@ -312,7 +312,7 @@ class ScheduleCommands:
         """Call `change(finish)` when all earlier changes of the schedule `name` are complete.
 
         `change` either raises an error at once, or calls `finish(error, *fields of the reply)` when the change is
-        complete. If `reply` is None, no client waits for the change.
+        complete. `finish` sends `reply`, which is None if no client waits for the change.
         """
 
         def begin() -> None:
@@ -346,8 +346,8 @@ class ScheduleCommands:
 def chosen_partition(run: RunningSchedule, topic: Topic) -> int:
     """Return the number of the partition to which the schedule sends. Raises UnknownPartition.
 
-    This is the partition that the client requested. If none was requested, it is chosen by the message key as producers
-    do, or by the schedule's name if there is no key.
+    This is the partition that the client requested. If the client requested none, it is chosen by a hash of the message
+    key, as a producer does, or by a hash of the schedule's name if there is no key.
     """
     wanted = run.row.partition_wanted
     if wanted is None:

@@ -1,4 +1,4 @@
-"""The scheduler, which appends the due messages of schedules exactly once."""
+"""The scheduler: appends the messages of schedules when they are due, each exactly once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tfmq.message import Attribute, decode_attribute, encode_attribute
 logger = logging.getLogger("tfmq.broker")
 
 MESSAGES_AT_ONCE: Final = 100
-"""Maximum messages of one schedule in one append, after a downtime. Encoding them takes some ten milliseconds."""
+"""Maximum messages of one schedule in one append, as after a downtime. To encode them takes some ten milliseconds."""
 
 TOPIC_GONE: Final = "There is no topic {topic}: create it (tfmq topic create {topic}), or remove the schedule."
 CLOCK_BEHIND: Final = (
@@ -40,8 +40,8 @@ CLOCK_BEHIND: Final = (
     " (tfmq schedule resume) to go on from here."
 )
 
-# Misfire rules: what happens with times that a schedule missed while the broker was down, a partition was stopped, or
-# a clock was set forward.
+# Misfire rules: what happens with times that a schedule missed because the broker was down, the partition was stopped,
+# or the clock was set forward.
 #
 #     one    one message is sent, for the latest missed time; the default
 #     all    a message is sent for each missed time, oldest first, but only for the newest SEND_ALL_MAX
@@ -51,14 +51,14 @@ SEND_LATEST, SEND_ALL, SEND_NONE = "one", "all", "skip"
 MISFIRE_RULES: Final = (SEND_LATEST, SEND_ALL, SEND_NONE)
 
 GRACE_MS: Final = 60_000
-"""A message is on time, so that no misfire rule applies, if it is sent less than this after its time."""
+"""A time counts as missed, so that the misfire rule applies, if no message was sent within this time after it."""
 
 SEND_ALL_MAX: Final = 1_000
-"""Maximum of missed times that the rule `all` sends; after a year there would be half a million."""
+"""Maximum number of missed times for which the rule `all` sends messages; a year has half a million minutes."""
 
 
 def moments_to_send(cron: CronSchedule, rule: str, after_ms: int, now_ms: int) -> list[int]:
-    """Return the times in (after_ms, now_ms] for which a message is to be sent by the misfire rule, ascending."""
+    """Return the times in (after_ms, now_ms] for which the misfire rule `rule` sends a message, ascending."""
     if rule == SEND_ALL:
         return cron.last_moments(after_ms, now_ms, SEND_ALL_MAX)
     latest = cron.last_between(after_ms, now_ms)
@@ -68,14 +68,14 @@ def moments_to_send(cron: CronSchedule, rule: str, after_ms: int, now_ms: int) -
 
 
 class Scheduler:
-    """The running schedules. All calls come from the broker's thread.
+    """Sends the messages of all schedules. All methods are called in the broker's thread.
 
     The target partition records what was sent: the block trailers of an append name the schedule as its source, and
     have the scheduled time as the position in this source. For times up to the highest recorded one, no message is sent
-    again. So a crash never duplicates a message, and no catalog entry is written per message. A schedule has one append
-    in progress, and starts the next one when that is durable. If a schedule cannot send now (its partition is stopped,
-    the disk is full), it tries again every ROUND_SECONDS; the misfire rule decides for which of the times missed until
-    then messages are sent.
+    again. So a crash never duplicates a message, and no catalog entry is written per message. A schedule has only one
+    append in progress, and starts the next one when that append is durable. If a schedule cannot send now (its
+    partition is stopped, the disk is full), it is tried again every ROUND_SECONDS. The misfire rule then decides for
+    which of the missed times messages are sent.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class Scheduler:
         run: Run,
         bind: Callable[[RunningSchedule], None],
     ) -> None:
-        """`bind(run)` is called if the topic of a schedule exists with another incarnation."""
+        """`bind(run)` is called if the topic of a schedule exists with another incarnation than the schedule has."""
         self._destination, self._topics, self._clock = destination, topics, runtime.clock
         self._run, self._bind = run, bind
         self.timer = ScheduleTimer(
             timers=runtime.timers, clock=runtime.clock, meet=self._process, set_back=self._clock_set_back
         )
-        """Its `start` and `stop` begin and end the sending. Appends in progress at a stop are still written."""
+        """`timer.start` and `timer.stop` begin and end the sending. Appends in progress at a stop are completed."""
 
     def add(self, run: RunningSchedule) -> None:
         self.timer.schedules[run.row.id] = run
@@ -101,29 +101,29 @@ class Scheduler:
         self.plan(run)
 
     def plan(self, run: RunningSchedule) -> None:
-        """Compute the next time of a schedule, after a change of it or of the clock."""
+        """Compute when the schedule is processed next, for example after a send or a change of the schedule."""
         self.timer.process_at(run, self.next_unresolved(run))
 
     def partition_resumed(self, log_id: int) -> None:
-        """Retry the schedules of a partition that was resumed. The resume may have truncated sent messages."""
+        """Plan the schedules of a resumed partition again, because the resume may have truncated sent messages."""
         for run in self.timer.schedules.values():
             if run.key == log_id and not run.is_sending and not self.timer.is_parked(run):
                 self.plan(run)
         self.timer.retry_now(log_id)
 
-    # What a schedule has sent, and why it does not send
+    # The times that a schedule has sent or will send, and the reason if it does not send
 
     def next_unresolved(self, run: RunningSchedule) -> int | None:
-        """Return the first time for which nothing was sent or skipped yet, maybe in the past; None while paused."""
+        """Return the first time that was neither sent nor skipped, which may be past; None if paused or invalid."""
         if run.row.paused or run.cron is None:
             return None
         return run.cron.next_after(self.resolved_until(run))
 
     def resolved_until(self, run: RunningSchedule) -> int:
-        """Return the time up to which messages were sent or skipped, and are not sent again.
+        """Return the time up to which all messages were sent or skipped, so that none is sent for earlier times.
 
-        If the partition is stopped, messages in it that are not known to be durable do not count as sent, because a
-        resume may truncate them.
+        While the partition is stopped, messages in it that are not known to be durable do not count as sent, because
+        the resume may truncate them.
         """
         known = self.last_sent(run)
         if known > run.durable_ms and self._is_target_stopped(run):
@@ -131,12 +131,12 @@ class Scheduler:
         return max(run.row.through_ms, known, run.durable_ms, run.skipped_ms)
 
     def last_sent(self, run: RunningSchedule) -> int:
-        """Return the latest time whose message is in the partition, durable or not; 0 for none."""
+        """Return the latest time whose message is in the partition, durable or not; 0 if there is no message."""
         applied = self._destination.last_applied(run.key, run.source)
         return 0 if applied is None else applied[0]
 
     def next_shown(self, run: RunningSchedule) -> int | None:
-        """Return the next time after what the partition contains, for display; None while paused."""
+        """Return, for display, the next time for which a message will be sent; None if paused or invalid."""
         if run.row.paused or run.cron is None:
             return None
         return run.cron.next_after(max(self.resolved_until(run), self.last_sent(run)))
@@ -154,7 +154,7 @@ class Scheduler:
             run.durable_ms = settled[0]
 
     def trouble(self, run: RunningSchedule) -> str:
-        """Return why the schedule does not send, or will not; "" if it does."""
+        """Return why the schedule does not send due messages, or will not send them; "" if it does."""
         if run.cron is None:
             return run.trouble
         if self._topics.by_incarnation(run.row.incarnation) is None:
@@ -162,18 +162,18 @@ class Scheduler:
         return run.trouble or (CLOCK_BEHIND if self.is_clock_behind(run) else "")
 
     def is_clock_behind(self, run: RunningSchedule) -> bool:
-        """Return whether the clock is before the last sent time by GRACE_MS: it was set back."""
+        """Return whether the clock was set back, to GRACE_MS or more before the last sent or skipped time."""
         return self.resolved_until(run) - self._clock.wall_ms() >= GRACE_MS
 
     def _clock_set_back(self, now: int) -> None:
-        """Plan all schedules again: times after `now` that were skipped occur once more, and are no longer skipped."""
+        """Plan all schedules again. Times after `now` occur once more, so they do not count as skipped any more."""
         for run in list(self.timer.schedules.values()):
             run.skipped_ms = min(run.skipped_ms, now)
             if not run.is_sending and not self.timer.is_parked(run):
                 self.plan(run)
 
     def _may_send(self, run: RunningSchedule) -> bool:
-        """Return whether the schedule may send now. When that changes, `plan` is called."""
+        """Return whether the schedule may send now. If not, the end of its pause or change calls `plan`."""
         here = self.timer.schedules.get(run.row.id) is run
         return self.timer.is_started and here and not run.is_changing and not run.row.paused
 
@@ -195,7 +195,7 @@ class Scheduler:
         except Exception as error:
             self.retry_later(run, error)
             return
-        # Determine which times to send; in a worker if that takes long.
+        # Determine the times for which to send messages; in a worker if that takes long.
         after, now = self.resolved_until(run), self._clock.wall_ms()
         many = run.row.misfire == SEND_ALL and len(list(islice(cron.moments_between(after, now), 2))) > 1
         found = partial(moments_to_send, cron, run.row.misfire, after, now)
@@ -215,7 +215,7 @@ class Scheduler:
             self.skip_due(run)
 
     def skip_due(self, run: RunningSchedule, trouble: str = "") -> None:
-        """Skip all times up to now. `trouble` is the reason; "" if the misfire rule demands it."""
+        """Skip all times up to now. `trouble` is the reason; "" if the misfire rule is the reason."""
         if trouble:
             logger.warning("the schedule %s skips what is due: %s", run.row.name, trouble)
         run.trouble = trouble
@@ -223,7 +223,7 @@ class Scheduler:
         self.plan(run)
 
     def retry_later(self, run: RunningSchedule, error: BaseException) -> None:
-        """Retry the schedule at the next round. The error is logged once."""
+        """Process the schedule again at the next round. A repeated error is logged only the first time."""
         trouble = str(reply.client_error(error))
         if trouble != run.trouble:
             logger.warning("the schedule %s cannot send, and tries again: %s", run.row.name, trouble)
@@ -234,7 +234,7 @@ class Scheduler:
     # Appends of messages
 
     def _send_if_allowed(self, run: RunningSchedule, moments: list[int]) -> None:
-        """Send for these times, except those that count as sent or skipped by now, for example after a new binding."""
+        """Send messages for `moments`, except for times sent or skipped meanwhile, for example by a new binding."""
         run.is_sending = False
         if not self._may_send(run):
             return
@@ -246,13 +246,13 @@ class Scheduler:
             self.plan(run)
 
     def _send(self, run: RunningSchedule, moments: list[int]) -> None:
-        """Append as many messages as fit one append. The others follow when these are durable."""
+        """Append as many messages as fit one append. The other messages are appended when these are durable."""
         try:
             size = len(run.batch(moments[0]).data)
             count = min(max(1, self._destination.append_bytes_max(run.key) // size), MESSAGES_AT_ONCE)
             append = run.append(moments[:count])
             self.check_batches(run, append.batches)
-        except Exception as error:  # BadBatch, MessageTooLarge: the partition cannot accept the message
+        except Exception as error:  # BadBatch, MessageTooLarge: the partition never accepts the message
             self.skip_due(run, str(reply.client_error(error)))
             return
         run.is_sending = True
@@ -296,7 +296,7 @@ class Scheduler:
 
 NAME_PROPERTY: Final = "schedule"
 TIME_PROPERTY: Final = "scheduled_for"
-"""Names of properties of each message: the schedule's name, and the scheduled time in the schedule's time zone."""
+"""Each message has two properties with these names: schedule name, and scheduled time in the schedule's time zone."""
 
 
 class ScheduleState(StrEnum):
@@ -305,32 +305,32 @@ class ScheduleState(StrEnum):
     ACTIVE = "active"
     PAUSED = "paused"
     WAITING = "waiting"
-    """A due message cannot be sent."""
+    """A due message cannot be sent, for the reason that the commands return as "trouble"."""
 
 
 ACTIVE, PAUSED, WAITING = ScheduleState
 
 
 class RunningSchedule:
-    """A running schedule: its row in the catalog, its times, and the records made from it.
+    """A schedule with its row of the catalog, its next time, and the encoding of its messages.
 
-    Raises BadRequest or DecodeFailed for an invalid row. With `kept`, for a row that is stored already, nothing is
-    raised: a schedule with an invalid row never sends, and `trouble` has the reason.
+    For an invalid row the constructor raises BadRequest or DecodeFailed, unless `kept` says that the row is stored in
+    the catalog already. A schedule with a stored invalid row never sends, and `trouble` has the reason.
     """
 
     def __init__(self, row: ScheduleRow, kept: bool = False) -> None:
         self.row = row
         self.next_ms: int | None = None
-        """When the schedule is processed next, by the wall clock."""
+        """When the schedule is processed next (wall clock, ms); None: not before the next plan."""
         self.durable_ms = 0
-        """Messages for times up to this one are durable in the partition to which the schedule sends."""
+        """The messages for times up to this one (ms) are durable in the partition to which the schedule sends."""
         self.skipped_ms = 0
-        """Times up to this one were skipped; it is never in the future."""
+        """Times up to this one (ms) were skipped. It is never in the future."""
         self.trouble = ""
-        """Why due messages are not sent, in one sentence."""
+        """Why due messages are not sent, in one sentence; "" if they are sent."""
         self.is_sending = False
         self.is_changing = False
-        """A change is being written to the catalog; nothing is sent meanwhile."""
+        """Whether a change of the schedule is being written to the catalog. No message is sent meanwhile."""
         self.cron: CronSchedule | None = None
         """None if the row is invalid, for example because its time zone does not exist any more."""
         self._attribute: Attribute | None = None
@@ -351,14 +351,14 @@ class RunningSchedule:
             self.cron, self.trouble = None, str(error)
 
     def replace_row(self, row: ScheduleRow) -> None:
-        """Replace the row after a change. In another partition nothing is durable yet."""
+        """Replace the row after a change. If the partition changes, no message of the schedule is durable there yet."""
         if (row.incarnation, row.partition) != (self.row.incarnation, self.row.partition):
             self.durable_ms = 0
         self.row = row
 
     @property
     def key(self) -> int:
-        """The id of the target partition's log."""
+        """The log id of the partition to which the schedule sends."""
         return make_log_id(self.row.incarnation, self.row.partition)
 
     @property
@@ -376,7 +376,7 @@ class RunningSchedule:
         return Append(row.topic, row.incarnation, row.partition, batches, source)
 
     def batch(self, moment_ms: int) -> Batch:
-        """Return the message for that time. The bytes depend only on the schedule and the time."""
+        """Return the message for the time `moment_ms`. Its bytes depend only on the schedule and that time."""
         row, given = self.row, self._attribute
         own = {NAME_PROPERTY: row.name, TIME_PROPERTY: zone_text(moment_ms, row.timezone)}
         tag = given.tag if given is not None else None
@@ -421,17 +421,17 @@ class RunningSchedule:
 
 
 ROUND_SECONDS: Final = 10.0
-"""Interval of rounds, which detect that the wall clock was set, or that the machine has slept. It is far below a
-minute, the resolution of cron."""
+"""Interval of rounds, which detect that the wall clock was set, or that the machine has slept. Far shorter than a
+minute, the resolution of cron expressions."""
 
 PORTION_STEPS: Final = 100
 PORTION_SECONDS: Final = 0.005
-"""Limits of the work in one turn: thousands of schedules may be due at 9 a.m. or after a downtime."""
+"""Limits of a portion, the work in one turn: thousands of schedules may be due at 9 a.m. or after a downtime."""
 PAUSE_SECONDS: Final = 0.005
-"""Pause between two portions of work, in which other requests are served."""
+"""Pause between two portions of work, so that other requests are served."""
 
 OBSOLETE_ENTRIES_MAX: Final = 64
-"""The heap is rebuilt when it has more than this plus two entries per schedule: most entries are obsolete then."""
+"""The heap is rebuilt when it has more than this plus two entries per schedule, because most are obsolete then."""
 
 Step = Callable[[], None]
 
@@ -439,9 +439,9 @@ Step = Callable[[], None]
 class ScheduleTimer:
     """Timer that calls `meet(run)` for each due schedule, and `set_back(now)` when the wall clock was set back.
 
-    The times are those of the wall clock, which may be set, and the machine may sleep. So the timer for the next due
-    schedule may be late, and a round every ROUND_SECONDS also looks for due schedules. Work is done in portions, so
-    that other requests are served in between.
+    The timer for the next due schedule uses the monotonic clock. It is late if the wall clock is set forward, or the
+    machine sleeps. So a round every ROUND_SECONDS also looks for due schedules. Work is done in portions, so that other
+    requests are served between two portions.
     """
 
     def __init__(
@@ -458,7 +458,7 @@ class ScheduleTimer:
         self._alarm: Timer | None = None
         """Timer for the next due schedule."""
         self._round: Timer | None = None
-        """Timer for rounds, which detect clock changes and sleep. Deferrable, because a simulation has neither."""
+        """Timer for rounds, which detect clock changes and sleep. Deferrable, because simulations have neither."""
         self._last_wall_ms = 0
         self._in_portion = False
 
@@ -479,7 +479,7 @@ class ScheduleTimer:
         self._parked.pop(run.row.id, None)
 
     def process_at(self, run: RunningSchedule, moment_ms: int | None) -> None:
-        """Process the schedule at `moment_ms` instead of any earlier plan; None: not at all."""
+        """Process the schedule at `moment_ms` (wall clock, ms). Replaces an earlier call; None: do not process it."""
         self._parked.pop(run.row.id, None)
         run.next_ms = moment_ms
         if moment_ms is not None:
@@ -492,13 +492,13 @@ class ScheduleTimer:
             self._set_timers()
 
     def run_soon(self, step: Step) -> None:
-        """Run `step()` in the next portion that has room for it."""
+        """Run `step()` in the next portion of work that has time for it."""
         self._steps.append(step)
         if self.is_started and not self._in_portion:
             self._run_within(0.0)
 
     def retry_later(self, run: RunningSchedule) -> None:
-        """Process the schedule every ROUND_SECONDS, until `process_at` is called for it."""
+        """Park the schedule: process it again within ROUND_SECONDS, unless `process_at` is called for it before."""
         if self.schedules.get(run.row.id) is run and self.is_started:
             if not self._parked:
                 self._retry_at = self._timers.now() + ROUND_SECONDS
@@ -509,7 +509,7 @@ class ScheduleTimer:
         return run.row.id in self._parked
 
     def retry_now(self, log_id: int) -> None:
-        """Retry all parked schedules now, if the log is the target of one of them."""
+        """Process all parked schedules now, if one of them sends to the log with this id."""
         if any(run.key == log_id for run in self._parked.values()):
             self._retry_at = self._timers.now()
             self._run_within(0.0)
@@ -527,7 +527,7 @@ class ScheduleTimer:
             self._round = self._timers.after(ROUND_SECONDS, self._run_round, deferrable=True)
 
     def _run_round(self) -> None:
-        """Run a portion, which checks the clock, unless the other timer is due now anyway."""
+        """Run a portion, which checks the clock, unless the timer for the next due schedule is about to do so."""
         alarm = self._alarm
         if alarm is not None and not _is_finished(alarm) and alarm.due <= self._timers.now() + PAUSE_SECONDS:
             self._set_timers()
@@ -554,7 +554,7 @@ class ScheduleTimer:
             self._set_timers()
 
     def _do_portion(self, now: int) -> bool:
-        """Do one portion of the work due at `now` (wall clock, ms). Return whether there is more."""
+        """Do one portion of the work that is due at `now` (wall clock, ms). Return whether more work is due."""
         if now < self._last_wall_ms:
             self._set_back(now)
         self._last_wall_ms = now

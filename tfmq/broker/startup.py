@@ -1,4 +1,4 @@
-"""Startup of the broker: `STEPS` run in order before the listener opens. If one fails, everything opened is closed."""
+"""Startup of the broker: runs `STEPS` in order before the listener opens. If one fails, all opened files are closed."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def create_data_folder(broker: Broker) -> None:
             raise not_a_folder_error(path)
     if broker.disk.exists(join(broker.meta, VERSION_NAME)):
         return
-    # There is no version file, so an earlier start may have created a folder and ended before it fsynced the parent
-    # folder. So all parents are fsynced again.
+    # There is no version file. So an earlier start may have created folders and ended before it fsynced their parent
+    # folders, and all parent folders are fsynced again.
     missing = []
     path = broker.meta
     while path not in ("", ".", "/") and not broker.disk.exists(path):
@@ -82,12 +82,12 @@ def lock_data_folder(broker: Broker) -> None:
 
 
 def version_file(broker: Broker) -> None:
-    """Read the version file, which has the data folder's format and the node's id, or create it."""
+    """Read the version file, which has the data folder's format and the node's id, or create the file."""
     path = join(broker.meta, VERSION_NAME)
     if not broker.disk.exists(path):
         # If there are partitions and no version file, the folder is an incomplete copy of a data folder. A new catalog
-        # would allocate the producer ids in these partitions again. The first batches of the new producers would then
-        # look like duplicates, and be acked without being stored.
+        # would allocate the producer ids of these partitions again. The first batches of the new producers would then
+        # be taken for duplicates, and be acked without being stored.
         for name in broker.disk.list(broker.data):
             if _is_partition(broker, name) and name not in RESERVED_NAMES:
                 raise Corrupt(path, 0, 0, f"it is missing, and there are partitions ({name}) that it belongs to")
@@ -96,7 +96,7 @@ def version_file(broker: Broker) -> None:
 
 
 def _is_partition(broker: Broker, name: str) -> bool:
-    """Return whether the folder `name` contains a partition's log. Unrelated folders may be named like one."""
+    """Return whether the folder `name` contains a partition's log. Unrelated folders may have such a name, too."""
     if parse_partition_folder(name) is None:
         return False
     path = join(broker.data, name)
@@ -104,7 +104,7 @@ def _is_partition(broker: Broker, name: str) -> bool:
 
 
 def create_forcer(broker: Broker) -> None:
-    # The forcer opens its anchor file before the first write, so that every write error is reported to that file.
+    # The forcer opens its handle for syncfs before the first write, because syncfs reports only errors of later writes.
     broker.forcer = Forcer(
         broker.disk,
         broker.run,
@@ -116,7 +116,7 @@ def create_forcer(broker: Broker) -> None:
 
 
 def open_catalog(broker: Broker) -> None:
-    """Open the catalog, which must not be missing, and create the components that need it."""
+    """Open the catalog, and create the components that need it. Raises Corrupt if only the catalog is missing."""
     children = broker.disk.list(broker.meta)
     if not any(is_partition_file(name, SUFFIX) for name in children):
         for name in broker.disk.list(broker.data):
@@ -128,7 +128,7 @@ def open_catalog(broker: Broker) -> None:
 
 
 def _bind_node(broker: Broker) -> None:
-    """Check that version file and catalog have the same node id; store it where it is missing. Raises Corrupt."""
+    """Check that version file and catalog name the same node. Add the id where it is missing. Raises Corrupt."""
     known = broker.catalog.state.node
     if known and known != broker.node:
         reason = f"it names the node {broker.node}, and the catalog beside it is of node {known}"
@@ -143,7 +143,7 @@ def _bind_node(broker: Broker) -> None:
 
 
 def finish_deletions(broker: Broker) -> None:
-    """Finish interrupted deletions of topics, and delete the files of deleted topics."""
+    """Finish deletions of topics that a stop or crash interrupted, and delete the files of deleted topics."""
     if broker.catalog.log.stopped is not None:
         return
     for topic in _in_state(broker, DELETING):
@@ -153,7 +153,7 @@ def finish_deletions(broker: Broker) -> None:
 
 
 def finish_creations(broker: Broker) -> None:
-    """Create the missing partitions of topics whose creation or growth was interrupted."""
+    """Create the missing partitions of topics whose creation or growth a stop or crash interrupted."""
     if broker.catalog.log.stopped is not None:
         return
     for topic in _in_state(broker, CREATING) + _in_state(broker, GROWING):
@@ -167,7 +167,7 @@ def finish_creations(broker: Broker) -> None:
 
 
 def open_partitions(broker: Broker) -> None:
-    """Open every partition's log, with recovery and its producer state."""
+    """Open every partition's log, which recovers the log and rebuilds the producer state."""
     for topic in _in_state(broker, OPEN) + _in_state(broker, GROWING):
         opened = partial(broker.partition_dirs.open_or_reason, topic)
         broker.topics[topic.name] = Topic(topic, list(map(opened, range(topic.partitions))))
@@ -177,23 +177,23 @@ def open_partitions(broker: Broker) -> None:
 
 
 def skip_known_ids(broker: Broker) -> None:
-    """Skip producer ids that only partitions know, for example because an older catalog was restored."""
+    """Skip producer ids that the catalog has not leased, but partitions contain, as after restoring an old catalog."""
     known = max((each.producers.highest_id for each in broker.topics.partitions()), default=0)
     _skip_ids(broker, known, "the partitions")
 
 
 def _skip_ids(broker: Broker, known: int, source: str) -> None:
-    """Skip the ids up to `known`, found in `source`, if the catalog does not know them."""
+    """Skip the ids up to `known`, the highest one in `source`, if the catalog's counter of ids is not above it."""
     if known >= broker.catalog.state.next_id:
         log.error("the catalog is older than %s: ids up to %d were given out before", source, known)
         broker.catalog.append_now((LEASE, known + 1 + LOST_IDS_MAX, broker.clock.wall_ms()))
 
 
 def start_delay(broker: Broker) -> None:
-    """Open the delay store and load the waiting delayed messages."""
+    """Open the delay store (delayed messages on disk), and read the messages that are only in the arrival log."""
     open_delay(broker)
     recovered: list[BaseException | None] = []
-    broker.delay_commands.queue.recover(recovered.append)  # in this thread
+    broker.delay_commands.queue.recover(recovered.append)  # complete on return
     if not recovered:
         raise RuntimeError("what delayed messages wait is not known")
     if recovered[0] is not None:
@@ -203,7 +203,7 @@ def start_delay(broker: Broker) -> None:
 def start_transactions(broker: Broker) -> None:
     """Open the transaction journal, restore prepared transactions, and apply committed ones.
 
-    Worker jobs and fsyncs run in this thread. A commit whose targets accept no writes is applied later.
+    Worker jobs and fsyncs run in this thread. Commits are applied later if one of their targets accepts no appends.
     """
     broker.create_transactions(open_transaction_store(broker))
     transactions = broker.transaction_commands
@@ -246,8 +246,8 @@ STEPS: Final[tuple[Callable[[Broker], None], ...]] = (
 def start(broker: Broker) -> None:
     """Start the broker: run all STEPS. Raises Locked, NewerFormat, Corrupt, OSError, Full."""
     began = broker.clock.monotonic()
-    # Garbage collection is off during the start, because the objects that a start creates stay alive. Scanning them
-    # again and again took half of the time of a start with 100,000 prepared transactions.
+    # Garbage collection is off during the start, because the objects that a start creates stay alive. Scanning all
+    # objects repeatedly took half of the time of a start with 100,000 prepared transactions.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -268,7 +268,7 @@ def start(broker: Broker) -> None:
 
 
 def close_after_failure(broker: Broker) -> None:
-    """Close what a failed start has opened. No request was acked, so nothing needs an fsync."""
+    """Close all files that a failed start has opened, without an fsync: no client got a reply yet."""
     for partition in broker.topics.partitions() if hasattr(broker, "topics") else ():
         partition.log.abandon("the start failed")
     if hasattr(broker, "delay_commands"):
@@ -288,14 +288,14 @@ def _in_state(broker: Broker, state: str) -> list[TopicRow]:
 # Delayed delivery. The delay store (the arrival log and the buckets) is opened before any committed transaction is
 # applied, because transactions may add delayed messages. Delivery starts with the other housekeeping.
 #
-# A delay store or a transaction journal is rejected if it is missing, belongs to another data folder, or is older than
-# the partitions: otherwise waiting messages and prepared transactions would be lost, or numbers reused. A new one is
-# created only in a data folder that never had one, or if the operator asks for it.
+# The start fails if the delay store or the transaction journal is missing, belongs to another data folder, or is older
+# than the partitions: otherwise waiting messages and prepared transactions would be lost, or numbers used again. A new
+# store or journal is created only in a data folder that never had one, or if the operator requests it by a file.
 
 NEW_DELAY_MARKER: Final = "new-delay"
 NEW_JOURNAL_MARKER: Final = "new-journal"
 """Files in DATA/meta that request a new delay store or a new transaction journal. An operator creates such a file to
-replace a lost store or journal. The first start also creates the files, and deletes each when the store or journal
+replace a lost store or journal. The first start also creates them. A start deletes each when the store or journal
 exists."""
 
 
@@ -341,9 +341,9 @@ def _new_store_id(
 ) -> int:
     """Allocate the id of a new delay store or transaction journal, and enter the id in the catalog.
 
-    The caller then creates the store or journal. If the start is interrupted in between, the next start finds the file
-    `marker`, and allocates another id. `require_new` raises an error if there must be no new store; `kind` is the kind
-    of the catalog entry.
+    The caller then creates the store or journal. If the start ends before that, the next start finds the file `marker`,
+    and allocates another id. `require_new` raises an error if no new store may be created. `kind` is the kind of the
+    catalog entry.
     """
     require_new(broker, folder)
     path = join(broker.meta, marker)
@@ -389,14 +389,14 @@ def _require_new_delay(broker: Broker, folder: str) -> None:
         return
     arrivals = join(folder, ARRIVALS_NAME)
     if broker.disk.exists(arrivals) and broker.disk.list(arrivals):
-        # The checkpoint is written before the arrival log is created, so there was a checkpoint.
+        # The checkpoint is written before the arrival log is created. So there was a checkpoint, and it is lost.
         reason = "the checkpoint of the delayed messages is missing, and the log in which they arrive is there"
         raise Corrupt(join(folder, CHECKPOINT_NAME), 0, 0, reason)
     raise _delay_error(broker, folder, "the store of delayed messages is missing")
 
 
 def _open_arrivals(broker: Broker, folder: str, buckets: BucketStore) -> tuple[ArrivalPartition, ArrivalLogState, int]:
-    """Open the arrival log, repaired if it is damaged. Return it, its state, and how many messages are lost."""
+    """Open the arrival log, after a repair if it is damaged. Return log, state, and number of lost messages."""
     path = join(folder, ARRIVALS_NAME)
     is_there = broker.disk.exists(path)
     if not is_there or not broker.disk.list(path):
@@ -423,8 +423,8 @@ def _open_arrival_log(broker: Broker, path: str) -> tuple[ArrivalPartition, Arri
     options = arrival_options(flush.messages, flush.seconds, _segment_bytes(broker))
     opened = Log.open(broker.disk, path, log_id=LOG_ID, clock=broker.clock, options=options, state=state)
     if opened.stopped is not None:
-        # The log is resumed now, because no command can resume it later. No acked message can be lost by that: these
-        # are durable, and recovery verifies the others again. If the resume fails, delivery continues.
+        # The log is resumed now, because no command can resume it later. No acked message can be lost by that: acked
+        # messages are durable, and recovery verifies all others again. If the resume fails, only delivery continues.
         log.error("the arrivals of delayed messages were stopped (%s); trying to resume them", opened.stopped)
         try:
             opened.resume()
@@ -435,11 +435,11 @@ def _open_arrival_log(broker: Broker, path: str) -> tuple[ArrivalPartition, Arri
 
 
 def _segment_bytes(broker: Broker) -> int:
-    return max(SEGMENT_BYTES, 2 * broker.limits["frame_bytes"])  # the largest append, a frame, must fit
+    return max(SEGMENT_BYTES, 2 * broker.limits["frame_bytes"])  # the largest append, one frame, must fit
 
 
 def _repair_arrivals(broker: Broker, path: str, offset: int, number: int) -> int:
-    """Repair the arrival log, so that undamaged records in a damaged range are kept. Return how many messages are lost.
+    """Repair the arrival log: keep undamaged records of damaged ranges. Return how many messages are lost.
 
     Messages before `offset` have numbers below `number`. They are not counted, because they are in the buckets (files
     of messages by due time), or were delivered or cancelled.
@@ -461,15 +461,15 @@ def _repair_arrivals(broker: Broker, path: str, offset: int, number: int) -> int
             "%s was damaged from %d to %d (%s): %d records are kept, %d lost; the file as it was is kept as %s",
             each.file, each.first, each.next, each.reason, each.kept, each.lost, each.file + DAMAGED_SUFFIX,
         )  # fmt: skip
-    # A damaged range may begin with records that are in the buckets: count at most the later ones as lost.
+    # A damaged range may begin with records that are in the buckets: only records after those can be lost.
     return sum(min(each.lost, max(0, each.first_ordinal + each.kept + each.lost - number)) for each in repaired)
 
 
 def _require_newest_delay(broker: Broker, folder: str, arrivals: Log, buckets: BucketStore) -> None:
-    """Raise Corrupt if the arrival log or the buckets are older than what depends on them.
+    """Raise Corrupt if the arrival log is older than buckets or partitions, or the buckets are older than that log.
 
     Buckets (files of messages by due time) are filled from the arrival log, and a message is delivered only after it is
-    durable in the arrival log. So all messages in buckets and partitions must be before the end of that log.
+    durable there. So all messages in buckets, and all delivered messages, must be before the end of the arrival log.
     """
     path = join(folder, ARRIVALS_NAME)
     end_offset, end_ordinal = arrivals.whole_end
@@ -492,7 +492,7 @@ def _create_delay(
 ) -> None:
     settings = broker.config.delay
     turns = (each.log.applied(SOURCE_DELAY, buckets.store_id) for each in broker.topics.partitions())
-    # Broker time starts at the wall clock, but not before the latest delivery in any partition.
+    # Broker time starts at the wall clock, or at the latest due time delivered to any partition if that is later.
     queue = DelayQueue(
         arrival_log=partition,
         state=state,
@@ -521,7 +521,7 @@ def _create_delay(
     broker.retention.extra_partitions.append(partition)
 
 
-# Transactions. With an older journal, later commits would look as if they were applied already.
+# Transactions. If a journal were older than the partitions, new commits would be taken for applied ones and be lost.
 
 
 def open_transaction_store(broker: Broker) -> TransactionStore:
@@ -573,9 +573,9 @@ def _update_catalog_from_journal(broker: Broker, folder: str, store: Transaction
 
 
 def _require_newest_journal(broker: Broker, folder: str, store: TransactionStore) -> None:
-    """Raise Corrupt if the journal is older than a target of its commits.
+    """Raise Corrupt if the journal is older than a target to which its commits were applied.
 
-    A commit is durable in the journal before its first message is written, so no target may be ahead of the journal.
+    A commit is durable in the journal before its effects are written, so all applied LSNs are below the journal's end.
     """
     source = (SOURCE_TRANSACTION, store.journal_id)
     places = [(f"{each.name}-{each.number}", each.log.applied(*source)) for each in broker.topics.partitions()]

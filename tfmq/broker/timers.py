@@ -11,18 +11,18 @@ from typing import Final
 from journal.clock import Clock
 
 ROUNDING_SECONDS: Final = 0.25
-"""Long waits end at multiples of this, so that those of a thousand idle clients end in one turn, not in a thousand."""
+"""Long waits end at multiples of this, so that the waits of many idle clients end together in a few turns."""
 ROUNDED_WAIT_MIN: Final = 20
 """Waits shorter than ROUNDED_WAIT_MIN * ROUNDING_SECONDS are not rounded."""
 CANCELLED_KEPT_MAX: Final = 1024
-"""Cancelled timers are removed from the heap when it has more of them than this, and more than half are cancelled."""
+"""Cancelled timers are removed from the heap if they are more than this, and more than half of all timers there."""
 
 
 class Timer:
-    """A call that is due at `due`; created by `Timers.after`.
+    """A call of `call()` at the monotonic time `due`; created by `Timers.after`.
 
-    A `deferrable` timer is one for housekeeping, which may run late: a simulation that skips idle time sets its clock
-    to the next timer that is not deferrable.
+    A `deferrable` timer is for housekeeping that may run late. A simulation that skips idle time sets its clock to the
+    due time of the next timer that is not deferrable. `call` is None after the timer has run or was cancelled.
     """
 
     __slots__ = ("call", "deferrable", "due")
@@ -38,7 +38,7 @@ class Timers:
 
     def __init__(self, clock: Clock) -> None:
         self.now = clock.monotonic
-        """Returns monotonic seconds."""
+        """Function that returns the present time in monotonic seconds."""
         self._heap: list[tuple[float, int, Timer]] = []
         self._number = 0
         self._cancelled = 0
@@ -51,7 +51,7 @@ class Timers:
         return timer
 
     def after_rounded(self, seconds: float, call: Callable[[], None]) -> Timer:
-        """Schedule `call()` like `after`, but a long wait may end up to ROUNDING_SECONDS early."""
+        """Schedule `call()` like `after`, but up to ROUNDING_SECONDS earlier if the wait is long."""
         if seconds >= ROUNDED_WAIT_MIN * ROUNDING_SECONDS:
             now = self.now()
             seconds = (now + seconds) // ROUNDING_SECONDS * ROUNDING_SECONDS - now
@@ -69,7 +69,7 @@ class Timers:
             self._cancelled = 0
 
     def tick(self, now: float) -> float | None:
-        """Run everything due at `now`, including what these calls schedule for `now`. Return the next due time."""
+        """Run all timers due at `now`, also those that are set meanwhile. Return `next_due()`."""
         while self._heap and self._heap[0][0] <= now:
             timer = heapq.heappop(self._heap)[2]
             call, timer.call = timer.call, None
@@ -80,13 +80,13 @@ class Timers:
         return self.next_due()
 
     def next_due(self) -> float | None:
-        """Return when `tick` has something to do; None if never."""
+        """Return the due time of the first timer, at which `tick` must be called; None if there is no timer."""
         while self._heap and self._heap[0][2].call is None:
             heapq.heappop(self._heap)
             self._cancelled -= 1
         return self._heap[0][0] if self._heap else None
 
     def next_not_deferrable(self) -> float | None:
-        """Return when the first timer that is not deferrable is due; for simulations. Examines all timers."""
+        """Return the due time of the first timer that is not deferrable, or None. For simulations. Scans all timers."""
         firm = (due for due, _, timer in self._heap if timer.call is not None and not timer.deferrable)
         return min(firm, default=None)

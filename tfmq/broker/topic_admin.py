@@ -1,10 +1,10 @@
 """Topic administration: create, grow, change, delete, resume, and METADATA.
 
-Each step is durable before the next, so that the next start finishes or reverts an interrupted change:
+Each step is durable before the next, so that the next start can finish or revert an interrupted change:
 
-    create   entry `create` durable -> folders created and durable -> entry `ready` durable -> reply
-    grow     likewise with an entry `grow`; after a failure, another entry `grow` restores the current number
-    delete   entry `delete` durable -> parked fetches get an error -> folders renamed, data folder fsynced
+    create   catalog entry `create` durable -> folders created and durable -> entry `ready` durable -> reply
+    grow     like create, with an entry `grow`; after a failure, another entry `grow` restores the old number
+    delete   catalog entry `delete` durable -> parked fetches get an error -> folders renamed, data folder fsynced
              -> entry `gone` durable -> reply -> files deleted
 """
 
@@ -29,13 +29,13 @@ from tfmq.settings_table import TOPIC_KEYS
 log = logging.getLogger("tfmq.broker")
 
 CREATION_ONLY_KEY = "topics.partitions"
-"""A key that only applies when a topic is created."""
+"""The key of a topic setting that has an effect only when the topic is created."""
 
 ErrorCallback = Callable[[BaseException | None], None]
 
 
 class TopicAdmin:
-    """Topic commands. Changes of one topic name are made one after the other."""
+    """The topic commands. Changes of topics with the same name are made one after the other."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class TopicAdmin:
         resumed: Callable[[int], None],
         created: Callable[[Topic], None],
     ) -> None:
-        """`deleted(incarnation)` is called when the deletion of a topic is in the catalog.
+        """`deleted(incarnation)` is called when the catalog entry for the deletion of a topic is durable.
 
         `resumed(log id)` is called when a partition accepts writes again, `created(topic)` when a topic was created or
         has grown.
@@ -65,7 +65,7 @@ class TopicAdmin:
     # METADATA
 
     def metadata(self, request: Metadata, reply: Reply, session: Session) -> None:
-        """Reply with the requested topics; missing ones are created if requested and allowed. Raises UnknownTopic."""
+        """Reply with the requested topics that exist, after creating missing ones if requested. Raises UnknownTopic."""
         names = sorted(self._topics) if request.topics is None else list(dict.fromkeys(request.topics))
         missing = [name for name in names if name not in self._topics]
 
@@ -103,7 +103,7 @@ class TopicAdmin:
     # CREATE_TOPIC
 
     def create(self, request: CreateTopic, reply: Reply) -> None:
-        """Create a topic. Raises BadRequest."""
+        """Create a topic. Reply with its incarnation and number of partitions. Raises BadRequest."""
         settings = check_topic_settings(request.settings)
         count = request.partitions
         if count is None:
@@ -160,7 +160,7 @@ class TopicAdmin:
         return None
 
     def _create_partitions(self, incarnation: int, undo: tuple[Any, ...], end: ErrorCallback) -> None:
-        """Create the missing partitions; if that fails, revert the change with the catalog entry `undo`."""
+        """Create the partitions that the topic lacks. If that fails, revert the change by the catalog entry `undo`."""
         topic = self._catalog.state.topics[incarnation]
         new: list[str] = []
 
@@ -188,7 +188,7 @@ class TopicAdmin:
         self._run(partial(self._folders.create_missing, topic, new), made)
 
     def _undo(self, new: list[str], undo: tuple[Any, ...], error: BaseException | None, end: ErrorCallback) -> None:
-        """Delete the folders `new`, append the entry `undo` to the catalog, then call `end(error)`."""
+        """Delete the folders `new`, append the entry `undo` to the catalog, then call `end` with the client's error."""
 
         def removed(result: Any, failure: BaseException | None) -> None:
             if failure is not None:
@@ -210,7 +210,7 @@ class TopicAdmin:
     # GROW_TOPIC
 
     def grow(self, request: GrowTopic, reply: Reply) -> None:
-        """Add partitions, up to the requested number; a lower number is rejected."""
+        """Add partitions until the topic has the requested number. A number below the present one is rejected."""
         done = reply_when_done(reply, lambda: (len(self._topics.topic(request.topic).partitions),))
         self._grow(request.topic, request.partitions, done)
 
@@ -242,7 +242,7 @@ class TopicAdmin:
     # SET_TOPIC, and the settings of topics
 
     def set(self, request: SetTopic, reply: Reply) -> None:
-        """Change the topic's own settings; they are in effect at the reply. Raises BadRequest, NotAllowed."""
+        """Change the topic's own settings. Reply with them when they are in effect. Raises BadRequest, NotAllowed."""
         changed = check_topic_settings(request.settings)
         check_topic_keys(request.unset)
         if CREATION_ONLY_KEY in (*changed, *request.unset):
@@ -290,7 +290,7 @@ class TopicAdmin:
     def apply_settings(self, topic: Topic, *, has_archives: bool = False) -> None:
         """Apply the current settings of the topic to its logs.
 
-        Missing archive folders are created in a worker first, unless the topic `has_archives` already.
+        A worker first creates missing archive folders, unless `has_archives` says that all exist.
         """
         for partition in topic.partitions:
             if isinstance(partition, Partition):
@@ -316,14 +316,14 @@ class TopicAdmin:
         self._run(partial(self._folders.create_archive, folder), made)
 
     def configured_settings(self, name: str) -> dict[str, str]:
-        """Return the settings that the configuration fixes for a topic: key -> origin."""
+        """Return key -> origin for each setting that the configuration fixes for a topic. See `effective_settings`."""
         return {
             key: self._runtime.config.origins.get(f'topic."{name}".{key}', "configuration")
             for key in self._runtime.config.topic.get(name, {})
         }
 
     def effective_settings(self, topic: Topic) -> dict[str, list[Any]]:
-        """Return the effective settings of a topic: key -> [value, origin]."""
+        """Return key -> [value, origin] for each setting in effect for a topic. The origin: where the value is set."""
         values, fixed = self._runtime.settings(topic.name, topic.settings), self.configured_settings(topic.name)
         found = {}
         for key in TOPIC_KEYS:
@@ -335,7 +335,7 @@ class TopicAdmin:
     # DELETE_TOPIC
 
     def delete(self, request: DeleteTopic, reply: Reply) -> None:
-        """Delete a topic with its messages. Reply whether one of that incarnation existed."""
+        """Delete a topic with its messages. Reply whether a topic with that name and incarnation existed."""
 
         def deleted(error: BaseException | None) -> None:
             if isinstance(error, UnknownTopic):
@@ -370,7 +370,7 @@ class TopicAdmin:
 
         def aside(paths: list[str] | None, error: BaseException | None) -> None:
             if error is not None or paths is None:
-                # The entry `delete` is durable: the next start renames the folders. Until then the name stays in use.
+                # The entry `delete` is durable: the next start renames the folders. Until then no topic gets this name.
                 end(client_error(error or RuntimeError("no result"), UNKNOWN))
                 return
             for partition in topic.partitions:
@@ -380,7 +380,7 @@ class TopicAdmin:
 
         def gone(paths: list[str], error: BaseException | None) -> None:
             if error is not None:
-                end(client_error(error, UNKNOWN))  # the next start completes the change
+                end(client_error(error, UNKNOWN))  # the next start completes the deletion
                 return
             end(None)
             self._run(partial(self._folders.delete_renamed, paths), _raise_unless_os_error)
@@ -394,7 +394,7 @@ class TopicAdmin:
     # RESUME_PARTITION
 
     def resume(self, request: ResumePartition, reply: Reply) -> None:
-        """Resume a stopped partition, with recovery. Reply with its state. Raises UnknownTopic, UnknownPartition."""
+        """Resume a stopped partition, by recovery. Reply with its new state. Raises UnknownTopic, UnknownPartition."""
         topic = self._topics.topic(request.topic)
         if request.partition >= len(topic.partitions):
             raise no_partition(topic, request.partition)
@@ -422,7 +422,7 @@ class TopicAdmin:
             found.resume(resumed)
 
     def _begin_change(self, name: str, then: ErrorCallback, added: int = 0) -> ErrorCallback:
-        """Begin a change that adds `added` partitions. Return the callback that ends it."""
+        """Begin a change of topic `name` that adds `added` partitions. Return the callback that ends the change."""
         self._changing[name] = []
         if added:
             self._being_added[name] = added
@@ -437,7 +437,7 @@ class TopicAdmin:
 
 
 def _then(end: ErrorCallback, go_on: Callable[[], None]) -> ErrorCallback:
-    """Return a callback that calls `go_on()`, or `end(error)` if it gets an error."""
+    """Return a callback that calls `end(error)` if its argument is an error, or `go_on()` if its argument is None."""
     return lambda error: end(error) if error is not None else go_on()
 
 

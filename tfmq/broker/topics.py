@@ -8,7 +8,7 @@ from tfmq.broker.partition import Partition
 from tfmq.errors import NOT_DONE, StorageStopped, UnknownPartition, UnknownTopic
 
 OpenError = str
-"""The reason why a log could not be opened. It takes the place of the `Partition`, which is listed as stopped."""
+"""The reason why a log could not be opened. `Topic.partitions` has it instead of the `Partition`."""
 
 
 class Topic:
@@ -56,24 +56,23 @@ class Topics(dict[str, Topic]):
                     yield partition
 
     def by_incarnation(self, incarnation: int) -> str | None:
-        """Return the name of the existing topic with that incarnation, or None."""
+        """Return the name of the existing topic with that incarnation; None if there is none."""
         row = self._register.topics.get(incarnation)
         return row.name if row is not None and row.name in self else None
 
     def find_partition(self, incarnation: int, number: int) -> Partition | None:
-        """Return the partition of the topic with that incarnation; None if it is not open."""
+        """Return partition `number` of the topic with that incarnation; None if that partition is not open."""
         row = self._register.topics.get(incarnation)
         topic = None if row is None else self.get(row.name)
         found = topic.partitions[number] if topic is not None and number < len(topic.partitions) else None
         return found if isinstance(found, Partition) else None
 
     def count(self, name: str) -> int:
-        """Return the topic's number of partitions; 0 if it does not exist."""
+        """Return the topic's number of partitions; 0 if the topic does not exist."""
         topic = self.get(name)
         return 0 if topic is None else len(topic.partitions)
 
     def partition_counts(self) -> dict[str, int]:
-        """Return the number of partitions by topic."""
         return {name: len(topic.partitions) for name, topic in self.items()}
 
     def partition_count(self) -> int:
@@ -81,7 +80,7 @@ class Topics(dict[str, Topic]):
 
 
 def no_partition(topic: Topic, number: int) -> UnknownPartition:
-    """Return the error for a partition that the topic does not have. It names those that exist."""
+    """Return the error for a partition that the topic does not have. The error names the existing partitions."""
     count = len(topic.partitions)
     numbers = "1 partition" if count == 1 else f"{count} partitions"
     there = "its number is 0" if count == 1 else f"their numbers are 0 to {count - 1}"
@@ -92,7 +91,7 @@ def no_partition(topic: Topic, number: int) -> UnknownPartition:
 
 
 def describe_topic(topic: Topic) -> dict[str, Any]:
-    """Return the reply of DESCRIBE_TOPIC. May read the disk: call it in a worker."""
+    """Return the reply to DESCRIBE_TOPIC. May read the disk, so it is called in a worker."""
     return {
         "name": topic.name,
         "incarnation": topic.incarnation,
@@ -102,23 +101,23 @@ def describe_topic(topic: Topic) -> dict[str, Any]:
 
 
 def metadata_row(topic: Topic) -> tuple[str, int, list[tuple[int, str]], dict[str, Any]]:
-    """Return a topic as METADATA lists it."""
+    """Return the row for one topic in the reply to METADATA."""
     partitions = [(number, partition_state(each)) for number, each in enumerate(topic.partitions)]
     return topic.name, topic.incarnation, partitions, topic.settings
 
 
 def partition_state(partition: Partition | OpenError) -> str:
-    """Return "open", "damaged" or "stopped"; the last also if the log could not be opened."""
+    """Return "open", "damaged" or "stopped". A partition whose log could not be opened is "stopped", too."""
     return "stopped" if isinstance(partition, str) else partition.state
 
 
 def stop_reason(partition: Partition | OpenError) -> str:
-    """Return why the partition rejects records, also if it could not be opened. Return "" if it accepts them."""
+    """Return why the partition rejects records: why it stopped, or could not be opened. "" if it accepts records."""
     return partition if isinstance(partition, str) else partition.log.stopped or ""
 
 
 def describe_partition(number: int, partition: Partition | OpenError) -> dict[str, Any]:
-    """Return one partition's row in the reply of DESCRIBE_TOPIC."""
+    """Return the row for one partition in the reply to DESCRIBE_TOPIC."""
     if isinstance(partition, str):
         return {"partition": number, "state": "stopped", "reason": partition}
     log = partition.log

@@ -1,4 +1,4 @@
-"""Transaction commands, on top of the transaction coordinator."""
+"""Transaction commands: checks of the requests, which the transaction coordinator executes, and the replies."""
 
 from collections.abc import Callable
 from functools import partial
@@ -41,15 +41,15 @@ from tfmq.transaction.requests import TransactRequest as WholeTransaction
 from tfmq.transaction.store import TransactionStore
 
 COPY_BYTES: Final = 64 << 10
-"""Smaller bodies are copied (5 us at most), so that they do not keep the receive buffer of a whole turn."""
+"""Smaller bodies are copied (5 us at most), because each would keep the receive buffer of a whole turn in memory."""
 
 
 class TransactionCommands:
-    """The commands for transactions. Each method replies once, or raises.
+    """The commands for transactions. Each method of a command replies once, or raises.
 
     A request counts as pending (`Backpressure`) until its reply. When a batch is sent, it is checked as if it were
-    appended to its partition immediately, because it must not be rejected after the commit. The coordinator checks its
-    producer sequence.
+    appended to its partition immediately, because it must not be rejected after the commit. Only its producer sequence
+    is checked by the coordinator.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TransactionCommands:
         """Whether `stop` was called and no operation is in progress any more."""
 
     def stop(self) -> None:
-        """Stop accepting work; `stopped` is set once no operation is in progress."""
+        """Accept no more work. When no operation is in progress any more, `stopped` is set to True."""
         self.coordinator.stop(partial(setattr, self, "stopped", True))
 
     def _watch_session(self, session: Session) -> None:
@@ -99,10 +99,10 @@ class TransactionCommands:
             self._watch_session(session)
 
     def send(self, request: Produce, body: Body, reply: Reply, session: Session) -> None:
-        """Add a PRODUCE to its transaction. Raises what a PRODUCE raises, and BadBatch."""
+        """Add the batch of a PRODUCE to the transaction that it names. Raises what a PRODUCE raises, and BadBatch."""
         data = own_body(body, reply)
         piece = self._incoming_batch(request, request.producer_id, data)
-        fields: tuple[Any, ...] = ([], ACKS_WRITTEN, False, 0, ORDINAL_UNKNOWN)  # it has no offsets yet
+        fields: tuple[Any, ...] = ([], ACKS_WRITTEN, False, 0, ORDINAL_UNKNOWN)  # no offsets before the commit
         done = self._quotas.reply_when_done(reply, session, lambda _: fields, len(piece.data))
         self.coordinator.send(request.transaction or 0, piece, done)
 
@@ -148,9 +148,9 @@ class TransactionCommands:
     # Transactions in one request
 
     def transact(self, request: Transact, body: Body, reply: Reply, session: Session) -> None:
-        """Run a whole transaction. Raises what `send` raises, unless the request is a repeat.
+        """Execute a whole transaction: send its batches, and commit. Raises what `send` raises.
 
-        A repeated request gets the first answer again, even if the topics were deleted since.
+        A repeated request gets the reply to the first one again, also if its topics have been deleted meanwhile.
         """
         data = own_body(body, reply)
         try:
@@ -190,10 +190,10 @@ class TransactionCommands:
         reply.ok(self.coordinator.describe(request.xid, request.epoch))
 
     def await_checks(self, request: AwaitChecks, reply: Reply, session: Session) -> None:
-        """Park the request (do not answer it) until a prepared transaction of the group needs a check-back.
+        """Park the request (send no reply) until a prepared transaction of the producer group needs a check-back.
 
-        A check-back asks the producer group how the transaction ended. The wait also ends after `wait_ms`, by CANCEL,
-        and when the session closes.
+        A check-back asks the producer group how the transaction ended. The reply is also sent after `wait_ms`, by
+        CANCEL, and when the session closes.
         """
         number = reply.correlation
         over = False
@@ -216,7 +216,7 @@ class TransactionCommands:
             self._watch_session(session)
 
     def cancel(self, session: Session, correlation: int) -> bool:
-        """End a parked `await_checks` with an empty reply. Return whether there was one."""
+        """Send an empty reply to the parked `await_checks` with this correlation. Return whether there was one."""
         cancel = self._parked_waits.get(session, {}).get(correlation)
         if cancel is not None:
             cancel()
@@ -233,7 +233,7 @@ class TransactionCommands:
         self.coordinator.abort_group(*request, self._quotas.reply_when_done(reply, session, tuple))
 
     def list_groups(self, request: ListCommitGroups, reply: Reply) -> None:
-        """Reply with one page of commit groups, by name."""
+        """Reply with one page of commit groups, in the order of their names."""
         reply.ok(*self.coordinator.list_groups(request.after, request.limit))
 
     def forget_group(self, request: ForgetCommitGroup, reply: Reply, session: Session) -> None:
@@ -243,7 +243,7 @@ class TransactionCommands:
 
 
 def own_body(body: Body, reply: Reply) -> Body:
-    """Return a body that stays valid for the whole request, copied if it is small."""
+    """Return `body` so that its bytes stay valid until the reply: a copy if it is small, else the receive buffer."""
     if len(body) > COPY_BYTES:
         return body
     data = bytes(body)

@@ -50,10 +50,10 @@ GROUP_OWNERS: Final = (
         "a member that joins again has no partitions of its earlier membership",
         _GROUP,
         (
-            '        """Add a member that joined. It owns nothing, whatever a member of its id owned before."""\n'
+            '        """Add a member that joined. Partitions of an earlier member with the same id are released."""\n'
             "        self._release_all_of(member.id)\n"
         ),
-        '        """Add a member that joined. It owns nothing, whatever a member of its id owned before."""\n',
+        '        """Add a member that joined. Partitions of an earlier member with the same id are released."""\n',
         [GROUP, GROUPS],
     ),
     Mutant(

@@ -1,11 +1,11 @@
 """Assignment strategies of consumer groups, as pure functions.
 
-Each strategy assigns every partition to exactly one of the members that accept it, and leaves out partitions that no
-member accepts. The result does not depend on the order in which members and partitions are given.
+Each strategy assigns every partition to exactly one of the members that accept the partition, and leaves out partitions
+that no member accepts. The result does not depend on the order in which members and partitions are passed.
 
-`sticky` is as even as possible with the fewest moves.
-`range` sorts the members by name and gives each one a contiguous range of every topic's partitions. `consistent_hash`
-gives each partition to the next member on a hash ring: if a member joins or leaves, only its partitions move.
+`sticky` makes the numbers of partitions as even as possible with the fewest changes of owners. `range` sorts the
+members by name and assigns a contiguous range of each topic's partitions to each member. `consistent_hash` assigns each
+partition to the next member on a hash ring: if a member joins or leaves, only its partitions change their owner.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ from tfmq.errors import BadRequest
 from tfmq.protocol.commands import CONSISTENT_HASH, RANGE, STICKY
 
 POINTS_PER_MEMBER: Final = 64
-"""Points of each member on the ring. With this number the largest share is rarely above twice the mean."""
+"""Points of each member on the hash ring. With so many, a member rarely gets more than twice the mean of partitions."""
 
 SEARCH_STEPS_MAX: Final = 2_000_000
 """Limit of steps in the search for more even assignments; each step examines a partition or a member. The search runs
-in the broker's thread. With this limit it takes at most a second for a thousand members with different partition lists,
-instead of a minute."""
+in the broker's thread. With this limit it takes a second at most for a thousand members with different partition lists,
+and without it a minute."""
 
 Partition = tuple[str, int]
 """(topic, partition number)."""
 
 
 class Candidate(NamedTuple):
-    """A member as the strategies see it; `only` None: all partitions of its topics."""
+    """A member, as input of a strategy. It accepts the partitions `only` of its topics, or all if `only` is None."""
 
     id: str
     topics: Collection[str]
@@ -44,22 +44,22 @@ class Candidate(NamedTuple):
 def assign(
     strategy: str, members: Iterable[Candidate], partitions: Iterable[Partition], owners: Mapping[Partition, str]
 ) -> dict[Partition, str]:
-    """Return the member for each partition that any member accepts. Raises BadRequest for an unknown strategy.
+    """Return the assigned member of each partition that any member accepts. Raises BadRequest (unknown strategy).
 
-    `owners` are the current owners; those that are no longer in `members` are ignored.
+    `owners` has the current owners. An owner that is not in `members` any more is ignored.
     """
     return strategy_of(strategy)(_accepting_members(list(members), sorted(partitions, key=_number_first)), owners)
 
 
 AcceptingMembers = dict[Partition, frozenset[str]]
-"""Partition -> the members that accept it. The partitions are sorted by number first, then by topic. So the last
-partitions of a member, which are taken away first, are spread over the topics."""
+"""Partition -> the members that accept it, in the order of partition numbers, then topics. A member that has too many
+partitions loses its last ones first; because of this order, they are spread over its topics."""
 
 Strategy = Callable[[AcceptingMembers, Mapping[Partition, str]], dict[Partition, str]]
 
 
 def strategy_of(name: str) -> Strategy:
-    """Return the strategy function. Raises BadRequest, which lists the strategies."""
+    """Return the function of the strategy `name`. Raises BadRequest, which lists the known strategies."""
     found = _STRATEGIES.get(name)
     if found is None:
         raise BadRequest(f"{name!r} is no strategy of a group; there are {', '.join(sorted(_STRATEGIES))}.")
@@ -70,7 +70,7 @@ _number_first = itemgetter(1, 0)
 
 
 def _accepting_members(members: Sequence[Candidate], partitions: Sequence[Partition]) -> AcceptingMembers:
-    """Return the accepting members of each partition. Equal sets are one object, so that comparing is cheap."""
+    """Return the members that accept each partition. Equal sets are the same object, to be compared quickly."""
     whole: dict[str, frozenset[str]] = {}
     picked: dict[Partition, set[str]] = {}
     for each in members:
@@ -139,7 +139,7 @@ def _hash(text: str) -> int:
 
 
 def _sticky(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
-    """Keep current owners as far as that is even. The other partitions go to the members with the fewest."""
+    """Let owners keep partitions up to an even share. Assign the other partitions to the members with the fewest."""
     kept = {partition: owners[partition] for partition, members in takers.items() if owners.get(partition) in members}
     kinds = set(takers.values())
     if len(kinds) == 1:
@@ -153,7 +153,7 @@ def _sticky(takers: AcceptingMembers, owners: Mapping[Partition, str]) -> dict[P
 def _assign_evenly(
     members: Collection[str], partitions: Collection[Partition], kept: Mapping[Partition, str]
 ) -> dict[Partition, str]:
-    """Assign evenly if all members accept all partitions. The remainder goes to the members that have the most."""
+    """Assign evenly if all members accept all partitions. The remainder goes to the members that keep the most."""
     has: dict[str, list[Partition]] = {member: [] for member in sorted(members)}
     for partition, member in kept.items():
         has[member].append(partition)
@@ -174,10 +174,10 @@ def _assign_evenly(
 class _EvenAssignment:
     """Makes an assignment even by chains of moves. Used if the members accept different partitions.
 
-    In a chain, one member gives a partition to a second member, which gives another one to a third, and so on. An
-    assignment is optimal when no chain brings the numbers of partitions of two members closer together (optimal
-    semi-matching). The member with the most partitions is tried first. A member from which no such chain starts is not
-    tried again, because none can arise later. The search ends after SEARCH_STEPS_MAX.
+    In a chain, a partition of one member is moved to a second member, a partition of the second to a third, and so on.
+    An assignment is optimal when no chain brings the numbers of partitions of two members closer together (optimal
+    semi-matching). Chains that start at the member with the most partitions are tried first. A member without such a
+    chain is not tried again, because later moves cannot make one possible. The search ends after SEARCH_STEPS_MAX.
     """
 
     def __init__(self, takers: AcceptingMembers, kept: Mapping[Partition, str]) -> None:
@@ -205,7 +205,7 @@ class _EvenAssignment:
         self._partitions_of[member][partition] = None
 
     def improve(self) -> bool:
-        """Apply one chain of moves that helps the member with the most partitions. Return whether there was one."""
+        """Apply one chain of moves, from a member with as many partitions as possible. Return whether one existed."""
         open_ones = self._partitions_of.keys() - self._optimal
         self._steps -= len(open_ones)
         for member in sorted(open_ones, key=self._size_and_name, reverse=True):
@@ -218,7 +218,7 @@ class _EvenAssignment:
         return False
 
     def _chain(self, start: str) -> list[tuple[Partition, str]]:
-        """Return a chain of moves from `start` to the nearest member with at least two partitions less; [] for none."""
+        """Return the shortest chain of moves from `start` to a member with at least two partitions less; [] if none."""
         most = len(self._partitions_of[start]) - 2
         came: dict[str, tuple[Partition, str]] = {}
         waiting = deque([start])
@@ -234,7 +234,7 @@ class _EvenAssignment:
         return []
 
     def _neighbours(self, member: str) -> list[tuple[str, Partition]]:
-        """Return each member that accepts a partition of `member`, with the last such partition; least loaded first."""
+        """Return the members that accept partitions of `member`, each with the last of these; least loaded first."""
         last = {self._takers[partition]: partition for partition in self._partitions_of[member]}
         found = {to: partition for members, partition in last.items() for to in members}
         self._steps -= len(self._partitions_of[member]) + sum(map(len, last)) + len(found)

@@ -31,12 +31,12 @@ from tfmq.protocol.commands import DescribeGroup, Heartbeat, JoinGroup, LeaveGro
 log = logging.getLogger("tfmq.broker")
 
 HEARTBEATS_PER_TIMEOUT: Final = 3
-"""The reply to a heartbeat is held back for at most the session timeout divided by this, so that two heartbeats may be
-lost before the member expires."""
+"""The reply to a heartbeat waits for at most the session timeout divided by this, so that two heartbeats may be lost
+before the member expires."""
 LATE_FRACTION: Final = 0.1
-"""A check of a member that is late by more than this part of the session timeout shows that the broker did not run."""
+"""If the check of a member is late by more than this part of its session timeout, the broker was not running."""
 RETRY_SECONDS: Final = 1.0
-"""Time until a group is planned again after its catalog entry failed, for example because the disk is full."""
+"""Time until a group is planned again after its catalog entry was not written, for example on a full disk."""
 
 
 class GroupCoordinator:
@@ -44,10 +44,10 @@ class GroupCoordinator:
 
     A partition has at most one owner per group, and an assignment is durable before the new owner is notified. Changes
     during a turn (members, subscriptions, topics, released partitions) are combined into one plan and one catalog entry
-    per group at the end of the turn. Heartbeats are parked (not answered) until the member's assignment changes. As
+    per group at the end of the turn. Heartbeats are parked (get no reply) until the member's assignment changes. As
     soon as the plan is made, a partition belongs to its new owner, and commits of the previous owner are `Fenced`. A
-    member whose session timeout expires loses its partitions. Until they are assigned to others, it may return and
-    continue. This is also possible after a restart of the broker, which gives every owner a full session timeout.
+    member whose session timeout expires loses its partitions. If the member returns before they are assigned to others,
+    it continues with them. After a restart of the broker, each owner has a full session timeout to return.
     """
 
     def __init__(self, runtime: Runtime, catalog: Catalog, offsets: GroupOffsetStore, topics: Topics) -> None:
@@ -55,23 +55,23 @@ class GroupCoordinator:
         self._timers, self._randomness, self._limits = runtime.timers, runtime.randomness, runtime.limits
         self._mark_ready = runtime.ready_marker("groups")
         self._groups: dict[str, Group] = {}
-        """A group is dropped when all its state is in the catalog, and created again when it is needed."""
+        """The groups in memory. A group whose state is all in the catalog is dropped, and created again if needed."""
         self._pending_entries: dict[str, int] = {}
-        """Entries per group that are submitted to the catalog but not written yet."""
+        """Group -> number of its entries that were submitted to the catalog and are neither durable nor failed yet."""
         self._subscribed_names = 0
         self._pending_owners = 0
         self._generation = 0
         self._connected: dict[Session, dict[Member, Group]] = {}
-        """The members on each connection."""
+        """Connection -> the members that use it, with their groups."""
         self._due: dict[str, set[str]] = {}
-        """Groups to be planned at the end of the turn, with the members whose heartbeats are checked then."""
+        """Groups to be planned at the end of the turn -> the members whose parked heartbeats are checked then."""
         self._changed_topics: set[str] = set()
         self._joins: dict[str, list[tuple[Member, Reply]]] = {}
 
     # Start and stop of the broker, changes of topics
 
     def start(self) -> None:
-        """Start a session timeout for each owner in the catalog."""
+        """Restore the members that the catalog names as owners, and start their session timeouts."""
         for name, row in self.catalog.state.groups.items():
             if row.owners:
                 group = self._find_or_create(name)
@@ -80,13 +80,13 @@ class GroupCoordinator:
                 self._mark_due(group)
 
     def stop(self) -> None:
-        """Answer all parked heartbeats with an error; the broker is stopping."""
+        """Reply to all parked heartbeats with an error, because the broker is stopping."""
         for group in self._groups.values():
             for member in group.members.values():
                 self._answer_heartbeat(group, member, Busy(STOPPING))
 
     def topic_changed(self, name: str) -> None:
-        """Plan the groups of a topic again, because it was created, has grown, or was deleted."""
+        """Plan all groups that subscribe to a topic again, because the topic was created, has grown, or was deleted."""
         self._changed_topics.add(name)
         self._mark_ready()
 
@@ -95,7 +95,7 @@ class GroupCoordinator:
     def join(self, request: JoinGroup, reply: Reply, session: Session) -> None:
         """Add a member without partitions.
 
-        The plan at the end of the turn then removes what an earlier member of the same id owned, and assigns the
+        The plan at the end of the turn releases the partitions of an earlier member with the same id, and assigns the
         partitions that the new member can get at once. The reply is sent when the catalog entry of this plan is
         durable. Raises BadRequest, NotAllowed, Fenced.
         """
@@ -127,9 +127,9 @@ class GroupCoordinator:
         log.info("group %s: %s (%s) joins", group.name, member.id, session.identity)
 
     def heartbeat(self, request: Heartbeat, reply: Reply, session: Session) -> None:
-        """Process a heartbeat: keep the member alive, and accept released partitions.
+        """Process a heartbeat: restart the session timeout, and release partitions that the member does not hold now.
 
-        The reply is sent when there is news for the member, or at the end of the wait. Raises Fenced, BadRequest,
+        The reply is sent when the member's assignment changes, or after the requested wait. Raises Fenced, BadRequest,
         NotAllowed.
         """
         group, member = self._find_member(request.group, request.member, request.generation, session)
@@ -145,7 +145,7 @@ class GroupCoordinator:
         held = {(each.incarnation, each.partition): each.leaving for each in request.held}
         if group.release(member, held, request.generation):
             self._mark_due(group)
-        # What the member still reports as being released, but does not own any more, need not be remembered.
+        # Partitions that the member is releasing, but does not own any more, need not be remembered.
         known = {key: leaving for key, leaving in held.items() if not leaving or key in member.owned}
         self._answer_heartbeat(group, member)
         waiting = member.parked = ParkedHeartbeat(reply, session, request.generation, known)
@@ -156,7 +156,7 @@ class GroupCoordinator:
         self._check_heartbeats(group, [member.id])
 
     def leave(self, request: LeaveGroup, reply: Reply) -> None:
-        """Remove a member and release its partitions. Reply whether it was a member."""
+        """Remove a member and release its partitions. Reply False if the group has no such member, else True."""
         try:
             group, member = self._find_member(request.group, request.member, request.generation)
         except Fenced:
@@ -169,7 +169,7 @@ class GroupCoordinator:
         reply.ok(True)
 
     def cancel(self, session: Session, correlation: int) -> bool:
-        """Answer a parked heartbeat, because of CANCEL. Return whether there was one."""
+        """Reply to the parked heartbeat with this correlation, as CANCEL requests. Return whether there was one."""
         for member, group in self._connected.get(session, {}).items():
             waiting = member.parked
             if waiting is not None and waiting.session is session and waiting.reply.correlation == correlation:
@@ -178,7 +178,7 @@ class GroupCoordinator:
         return False
 
     def group_of_member(self, name: str, member_id: str, generation: int, session: Session | None) -> Group:
-        """Return the group of a member and keep the member alive. Raises Fenced if it is no member.
+        """Return the group of a member and restart its session timeout. Raises Fenced if the group has no such member.
 
         `session` is the member's own connection, or None if the request uses another one.
         """
@@ -195,7 +195,7 @@ class GroupCoordinator:
         """Return the group `name` and its member `member_id`.
 
         If the member is not in memory, but the catalog names it as an owner, it becomes a member again. Raises Fenced
-        if there is no such member, or if it has used a later connection than `session`.
+        if there is no such member, or if the member has used a later connection than `session`.
         """
         group = self._find_or_create(name)
         member = group.members.get(member_id)
@@ -211,13 +211,14 @@ class GroupCoordinator:
         return group, member
 
     def find(self, name: str) -> Group | None:
-        """Return the group if it is in memory."""
+        """Return the group if it is in memory, else None."""
         return self._groups.get(name)
 
     def remove_all_members(self, name: str) -> tuple[Group, int]:
         """Remove all members and owners of a group. Return the group and a new generation. Raises NotAllowed.
 
-        The caller writes that generation to the catalog and then calls `removal_written`.
+        The caller submits a catalog entry that removes the owners. When that is durable or has failed, it calls
+        `removal_written`.
         """
         self._check_group_limit(name)
         group = self._find_or_create(name)
@@ -229,7 +230,7 @@ class GroupCoordinator:
         return group, self._next_generation()
 
     def removal_written(self, group: Group, error: BaseException | None) -> None:
-        """Call this after `remove_all_members`, when the entry is durable or has failed."""
+        """Must be called after `remove_all_members`, when the caller's catalog entry is durable or has failed."""
         self._entry_done(group.name)
         self._drop_if_empty(group)
 
@@ -250,7 +251,7 @@ class GroupCoordinator:
         return self._generation
 
     def _entry_submitted(self, name: str, assigned: int = 0) -> None:
-        """Count an entry that was submitted to the catalog and assigns `assigned` partitions."""
+        """Count an entry of the group that was submitted to the catalog. It assigns `assigned` partitions."""
         self._pending_entries[name] = self._pending_entries.get(name, 0) + 1
         self._pending_owners += assigned
 
@@ -271,7 +272,7 @@ class GroupCoordinator:
     def _set_subscription(
         self, member: Member, wishes: GroupSubscription | None, instead_of: Member | None = None
     ) -> None:
-        """Replace the member's subscription by `wishes`; None removes it.
+        """Replace the member's subscription by `wishes` (None: no subscription).
 
         `instead_of` is an earlier member of the same id, whose subscription is removed. Raises NotAllowed, without any
         change, if all subscriptions together would exceed the limit.
@@ -321,12 +322,12 @@ class GroupCoordinator:
         member.timer = self._timers.after(seconds, partial(self._check_timeout, group, member))
 
     def _check_timeout(self, group: Group, member: Member) -> None:
-        """Check a member whose timer expired; it may have been active since the timer was set."""
+        """Remove a member whose timer fired, unless the member was active after the timer was set."""
         member.timer = None
         now = self._timers.now()
         late = now - member.expires_at()
         if late > LATE_FRACTION * member.session_ms / 1000:
-            # The broker itself did not run, so requests of the member may be unread. It gets a full session timeout.
+            # The broker was not running, so requests of the member may be unread. The member gets a new, full timeout.
             member.restart_timeout(now)
         if now < member.expires_at():
             self._set_timer(group, member)
@@ -351,7 +352,7 @@ class GroupCoordinator:
         self._mark_ready()
 
     def balance(self) -> None:
-        """Plan changed groups at the end of a turn, one catalog entry per group."""
+        """Plan the assignments of changed groups at the end of a turn, with one catalog entry per group."""
         changed, self._changed_topics = self._changed_topics, set()
         for group in self._groups.values() if changed else ():
             if group.subscribes_to_any(changed):
@@ -364,7 +365,10 @@ class GroupCoordinator:
                 self._plan_group(found, member_ids)
 
     def _plan_group(self, group: Group, member_ids: Collection[str]) -> None:
-        """Plan a group and submit the changes. If the target is computed again, all members' heartbeats are checked."""
+        """Plan a group and submit the changes of owners to the catalog.
+
+        Then check the parked heartbeats of `member_ids`, or of all members if `target_outdated` was set.
+        """
         joins = self._joins.pop(group.name, [])
         member_ids = list(group.members) if group.target_outdated else member_ids
         generation = self._next_generation()
@@ -407,7 +411,7 @@ class GroupCoordinator:
     # Answers to heartbeats
 
     def _check_heartbeats(self, group: Group, member_ids: Iterable[str]) -> None:
-        """Answer the heartbeats of members with news. If a plan of the group is due in this turn, it is made first."""
+        """Reply to parked heartbeats of members with news. If the group has to be planned first, reply after that."""
         if group.name in self._due:
             self._mark_due(group, *member_ids)
             return
@@ -424,7 +428,7 @@ class GroupCoordinator:
                 self._answer_heartbeat(group, member)
 
     def _answer_heartbeat(self, group: Group, member: Member, error: TfmqError | None = None) -> None:
-        """Answer the member's parked heartbeat, if any: that nothing has changed, or with `error`."""
+        """Reply to the member's parked heartbeat, if there is one: with `error`, or that nothing has changed."""
         waiting = member.parked
         if waiting is None:
             return
@@ -459,11 +463,11 @@ class GroupCoordinator:
         return summary(name, row, self.find(name), partitions, self._timers.now())
 
     def describe(self, request: DescribeGroup, reply: Reply) -> None:
-        """Answer DESCRIBE_GROUP: members, generation, offsets and lag. An unknown group is described as empty."""
+        """Reply with members, generation, offsets and lag of a group. An unknown group is described as empty."""
         row = self.catalog.state.groups.get(request.group, GroupState())
         group, now = self.find(request.group), self._timers.now()
         summary = self._summary(request.group, row)
-        shown = [] if group is None else list(group.members.values())[:MEMBERS_SHOWN]  # oldest first
+        shown = [] if group is None else list(group.members.values())[:MEMBERS_SHOWN]  # in order of joining
         description = {
             **summary,
             "strategy": "" if group is None else group.strategy,
@@ -485,13 +489,13 @@ def _subscription(topics: Collection[str], strategy: str, only: Iterable[Partiti
 
 
 def _reject_old_connection(group: Group, member: Member | None, session: Session | None) -> None:
-    """Raise Fenced for a request on an older connection, which would revert what the member sent since."""
+    """Raise Fenced for a late request on an older connection: it would revert later requests of the member."""
     if member is not None and session is not None and session.number < member.latest_connection:
         raise fenced_error(group, member.id, "continued on a later connection")
 
 
 def fenced_error(group: Group, member_id: str, why: str) -> Fenced:
-    """Return the error for a caller that is no member, or does not own the partition; `why` is the reason."""
+    """Return the error for a client that is no member, or does not own a partition. `why` completes the message."""
     return Fenced(
         f"The member {member_id or '?'} of the group {group.name} {why}. Its partitions may belong to another member:"
         " discard work begun with them; a member that was removed joins again.",

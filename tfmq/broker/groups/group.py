@@ -14,13 +14,13 @@ from tfmq.broker.topics import Topics
 
 
 class OwnerChanges(NamedTuple):
-    """Owner changes to be written: new owners by partition, and partitions without an owner."""
+    """Changes of owners for the catalog: partition -> new owner, and partitions that get no owner."""
 
     assigned: dict[Key, PartitionOwner]
     released: list[Key]
 
     def rows(self) -> list[tuple[str, int, list[Key]]]:
-        """Return the rows of a GROUP_OWNERS entry: session timeout and partitions by member."""
+        """Return the rows (member, session timeout, partitions) of a GROUP_OWNERS entry; member "": no owner."""
         rows: dict[tuple[str, int], list[Key]] = {("", 0): self.released} if self.released else {}
         for key, owner in self.assigned.items():
             rows.setdefault((owner.member, owner.session_ms), []).append(key)
@@ -30,13 +30,13 @@ class OwnerChanges(NamedTuple):
 class Group:
     """One consumer group. `members` are in the order in which they joined.
 
-    The owner of a partition is the member that the catalog names. A partition gets another owner only after the current
-    one has released it, has left, or has expired. The planned assignment (`target`) changes with members and topics. If
-    `target` gives a partition to another member than its owner, the partition is revoked: the reply to the owner's
-    heartbeat no longer lists the partition, and the next owner waits until it is released.
+    The owner of a partition is the member that the catalog names. A partition gets another owner only after the present
+    owner has released the partition, has left, or has expired. The planned assignment (`target`, partition -> member)
+    changes with members and topics. If the target of a partition is not its owner, the partition is revoked: the reply
+    to the owner's heartbeat no longer lists the partition, and the target waits until the owner has released it.
 
-    This class does no I/O: `changes` returns what must be written to the catalog, and `changes_written` is called when
-    that is done.
+    This class does no I/O: `changes` returns the changes that the caller writes to the catalog. When they are durable
+    or have failed, the caller calls `changes_written`.
     """
 
     def __init__(self, name: str, register: CatalogState, topics: Topics) -> None:
@@ -45,17 +45,17 @@ class Group:
         self.members: dict[str, Member] = {}
         self.target: dict[Key, str] = {}
         self.target_outdated = False
-        """Whether the target must be computed again: members, their subscriptions or the topics changed."""
+        """Whether `target` must be computed again, because members, their subscriptions or the topics changed."""
         self._awaited: dict[str, dict[Key, None]] = {}
-        """Partitions of the target that their member does not own yet, by member."""
+        """Member -> the partitions that `target` assigns to it and that it does not own yet."""
         self._living_owners: dict[Key, str] = {}
-        """Owners among the living members, by partition: the inverse of `Member.owned`."""
+        """Partition -> owner, if the owner is in `members`: the inverse of `Member.owned`."""
         self._pending: dict[Key, PartitionOwner] = {}
-        """Assignments being written to the catalog: their owners are not notified yet, but previous ones are fenced."""
+        """Assignments being written to the catalog. New owners are not notified yet, but previous ones are fenced."""
         self._released: dict[Key, int] = {}
-        """Assignments that were released but are still in the catalog, by partition, with their generation."""
+        """Partition -> generation, for each assignment that was released but is still in the catalog."""
         self._restored: set[str] = set()
-        """Members restored from the catalog, some of which may have sent a heartbeat since."""
+        """Members that were restored from the catalog. Some of them may have sent a heartbeat since then."""
 
     @property
     def row(self) -> GroupState:
@@ -63,41 +63,40 @@ class Group:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the catalog has all state of the group, so that this object can be dropped."""
+        """Whether the catalog has all state of the group, so that this object is not needed."""
         return not self.members and not self._pending
 
     def subscribes_to_any(self, topics: Collection[str]) -> bool:
-        """Return whether a member subscribes to one of the topics."""
         wishes = (each.subscription for each in self.members.values())
         return any(each is not None and not each.topics.isdisjoint(topics) for each in wishes)
 
     # Owners of partitions
 
     def owner(self, key: Key) -> PartitionOwner | None:
-        """Return the owner of a partition. Assignments that are being written count, and so do expired owners."""
+        """Return the owner of a partition, or None. Includes assignments that are being written, and expired owners."""
         owner = self._pending.get(key) or self.row.owners.get(key)
         return None if owner is None or self._released.get(key) == owner.generation else owner
 
     def owns(self, member_id: str, generation: int, key: Key) -> bool:
-        """Return whether the member owned the partition at that generation."""
+        """Return whether the member owns the partition by an assignment of `generation` or an earlier one."""
         owner = self.owner(key)
         return owner is not None and owner.member == member_id and owner.generation <= generation
 
     def living_owner(self, key: Key) -> Member | None:
-        """Return the living member that owns the partition."""
+        """Return the member that owns the partition; None if there is no owner or the owner has expired."""
         member_id = self._living_owners.get(key)
         return None if member_id is None else self.members[member_id]
 
     def assignment(self, member: Member) -> dict[Key, int]:
-        """Return the partitions that the member should keep, with their generations."""
+        """Return partition -> generation for the partitions that the member owns and should keep."""
         return {key: grant for key, grant in member.owned.items() if self.target.get(key) == member.id}
 
     def awaited_partitions(self, member_id: str) -> list[Key]:
-        """Return the partitions planned for the member that it does not own yet."""
+        """Return the partitions that are planned for the member, but not owned by it yet."""
         return list(self._awaited.get(member_id, ()))
 
     def has_pending_assignment(self, member_id: str) -> bool:
-        """Return whether an assignment to the member is being written."""
+        """Return whether an assignment to the member is being written to the catalog."""
         return bool(self._pending) and any(owner.member == member_id for owner in self._pending.values())
 
     def silent_restored(self) -> list[Member]:
@@ -107,7 +106,7 @@ class Group:
         return found
 
     def has_news_for(self, member: Member, waiting: ParkedHeartbeat) -> bool:
-        """Return whether the member's assignment changed, or it has to send its subscription again."""
+        """Return whether to reply to a parked heartbeat: the assignment changed, or the subscription is unknown."""
         if member.subscription is None:
             return True
         share, held = self.assignment(member), waiting.held
@@ -120,7 +119,7 @@ class Group:
     # Changes of members
 
     def add_member(self, member: Member) -> None:
-        """Add a member that joined. It owns nothing, whatever a member of its id owned before."""
+        """Add a member that joined. Partitions of an earlier member with the same id are released."""
         self._release_all_of(member.id)
         self.expire_member(member.id)
         self.members[member.id] = member
@@ -132,7 +131,7 @@ class Group:
         self.expire_member(member_id)
 
     def expire_member(self, member_id: str) -> None:
-        """Remove an expired member. If it returns, it still owns the partitions that were not assigned to others."""
+        """Remove an expired member. If it returns, it still owns its partitions that no other member got meanwhile."""
         member = self.members.pop(member_id, None)
         if member is not None:
             self.target_outdated = True
@@ -140,7 +139,7 @@ class Group:
                 del self._living_owners[key]
 
     def restore_member(self, member_id: str, generation: int, now: float) -> Member | None:
-        """Restore a member that the catalog names as an owner at that or an earlier generation, else return None."""
+        """Restore a member with its assignments up to `generation` in the catalog. Return None if there are none."""
         owned = {
             key: owner
             for key, owner in self.row.owners.items()
@@ -149,14 +148,14 @@ class Group:
         return self._restore(member_id, owned, now) if owned else None
 
     def restore_all(self, now: float) -> list[Member]:
-        """Restore all owners in the catalog as members, at startup."""
+        """Add all owners that the catalog names to `members`, at a start of the broker. Return these members."""
         found: dict[str, dict[Key, PartitionOwner]] = {}
         for key, owner in self.row.owners.items():
             found.setdefault(owner.member, {})[key] = owner
         return [self._restore(member_id, owned, now) for member_id, owned in found.items()]
 
     def _restore(self, member_id: str, owned: Mapping[Key, PartitionOwner], now: float) -> Member:
-        """Add a member that owns `owned` according to the catalog. The generation of its join is unknown: 0."""
+        """Add a member that owns `owned` in the catalog. The generation of its join is unknown, so `joined` is 0."""
         member = self.members[member_id] = Member(member_id, 0, next(iter(owned.values())).session_ms, now)
         member.owned = {key: owner.generation for key, owner in owned.items()}
         self._living_owners.update(dict.fromkeys(owned, member_id))
@@ -165,7 +164,7 @@ class Group:
         return member
 
     def release(self, member: Member, kept: Iterable[Key], generation: int) -> bool:
-        """Release the partitions assigned up to `generation` that are not in `kept`. Return whether there were any."""
+        """Release partitions assigned up to `generation` that are not in `kept`. Return whether there were any."""
         kept = set(kept)
         gone = [key for key, grant in member.owned.items() if grant <= generation and key not in kept]
         for key in gone:
@@ -175,7 +174,6 @@ class Group:
         return bool(gone)
 
     def release_all(self) -> None:
-        """Release all partitions of the group."""
         for member_id in {owner.member for owner in (*self.row.owners.values(), *self._pending.values())}:
             self._release_all_of(member_id)
 
@@ -187,9 +185,9 @@ class Group:
     # Planned assignment
 
     def changes(self, generation: int, room: int) -> OwnerChanges:
-        """Return the changes of owners to be written now, and record them as being written.
+        """Return the changes of owners that the caller writes to the catalog now, and record them as being written.
 
-        At most `room` partitions that have no owner in the catalog may get one.
+        At most `room` partitions that have no owner in the catalog get an owner, because of the limit of owners.
         """
         if self.target_outdated:
             self._compute_target()
@@ -215,11 +213,11 @@ class Group:
         return OwnerChanges(grants, freed)
 
     def changes_written(self, changes: OwnerChanges, forced: bool) -> None:
-        """Handle that the entry with `changes` is durable (`forced`) or has failed, with any outcome."""
+        """Process the end of a write of `changes`: they are durable (`forced`), or failed with any outcome."""
         for key, owner in changes.assigned.items():
             in_catalog = self.row.owners.get(key) == owner
             if not forced and in_catalog:
-                continue  # may be durable: neither notified to its member nor assigned to another one
+                continue  # it may be durable: so its member is not notified, and no other member gets the partition
             if self._pending.get(key) == owner:
                 del self._pending[key]
             member = self.members.get(owner.member)
@@ -259,29 +257,29 @@ class Group:
 
     @property
     def strategy(self) -> str:
-        """The strategy of the oldest member; "" if none is known."""
+        """The strategy of the member that joined first and has a subscription; "" if there is none."""
         return next((each.subscription.strategy for each in self.members.values() if each.subscription is not None), "")
 
 
 _NO_GROUP = GroupState()
-"""For groups that are not in the catalog; never modified."""
+"""The `row` of groups that are not in the catalog; never modified."""
 
 
-# Descriptions for users: LIST_GROUPS, DESCRIBE_GROUP, and why a member has less than it asked for.
+# Descriptions for users: LIST_GROUPS, DESCRIBE_GROUP, and why a member has fewer partitions than requested.
 
 TOPICS_SHOWN: Final = 64
-"""Topics shown per member; a pattern may match any number."""
+"""Maximum number of topics shown per member; a subscription by pattern may match any number."""
 
 MEMBERS_SHOWN: Final = 1000
-"""Members shown per group, so that a description fits a reply whatever the limits are."""
+"""Maximum number of members shown per group, so that a description fits into a reply with any limits."""
 
 SILENT_FRACTION: Final = 0.5
-"""A member that has sent nothing for more than this part of its session timeout is reported: three heartbeats are
-expected in that timeout."""
+"""A member that has sent nothing for more than this part of its session timeout is reported as silent. A live member
+sends three heartbeats in that timeout."""
 
 
 def summary(name: str, row: GroupState, group: Group | None, partitions: int, now: float) -> dict[str, Any]:
-    """Return a row of LIST_GROUPS. `partitions` are those with a committed offset."""
+    """Return a row of LIST_GROUPS. `partitions` is the number of partitions with a committed offset."""
     members = [] if group is None else list(group.members.values())
     return {
         "group": name,
@@ -298,7 +296,7 @@ def is_live(member: Member, now: float) -> bool:
 
 
 def describe_member(group: Group, member: Member, topics: Topics, now: float) -> dict[str, Any]:
-    """Return one member for DESCRIBE_GROUP, with its kept and its revoked partition numbers by topic."""
+    """Return one member for DESCRIBE_GROUP. "leaving" has the partitions that are revoked and not released yet."""
     share = group.assignment(member)
     return {
         "member": member.id,
@@ -328,7 +326,7 @@ def _numbers_by_topic(keys: Iterable[Key], topics: Topics) -> dict[str, list[int
 
 
 def idle_reason(group: Group, member: Member, topics: Topics, now: float) -> str:
-    """Return why the member has less than it asked for, or waits. Return "" if there is nothing to report."""
+    """Return why the member waits or has fewer partitions than requested. Return "" if there is nothing to report."""
     awaited = [key for key in group.awaited_partitions(member.id) if group.living_owner(key) is not None]
     if awaited:
         return _waiting_note(group, awaited, topics, now)
@@ -338,7 +336,7 @@ def idle_reason(group: Group, member: Member, topics: Topics, now: float) -> str
         return ""  # an assignment is in progress: its result is not known yet
     expected = group.silent_restored()
     if expected:
-        # Their subscriptions are not known yet; they keep their partitions until then.
+        # These members keep their partitions until they have sent their subscriptions or have expired.
         left = max(each.expires_at() for each in expected) - now
         first = ", ".join(sorted(each.id for each in expected)[:3])
         who = f"{_plural(len(expected), 'member')} {'has' if len(expected) == 1 else 'have'}"
@@ -377,12 +375,12 @@ def _plural(count: int, noun: str) -> str:
 
 
 RECONNECT_FRACTION: Final = 10
-"""A member whose connection is closed has a tenth of its session timeout to return. Either its process is dead, or it
-reconnects at once; a longer wait would only keep its partitions idle."""
+"""A member expires when its connection has been closed for a tenth of its session timeout. Either its process is dead,
+or it reconnects at once; a longer wait would only keep its partitions idle."""
 
 
 class GroupSubscription(NamedTuple):
-    """What a member subscribes to; `only` None: every partition of its topics."""
+    """The subscription of a member: to the partitions `only`, or if that is None, to all partitions of `topics`."""
 
     topics: frozenset[str]
     strategy: str
@@ -390,19 +388,19 @@ class GroupSubscription(NamedTuple):
 
     @property
     def name_count(self) -> int:
-        """The number of names kept in memory, plus one, so that empty subscriptions count too."""
+        """Number of names in the subscription plus one, so that empty subscriptions count in the limit."""
         return 1 + len(self.topics) + len(self.only or ())
 
 
 @dataclass(slots=True, eq=False)
 class ParkedHeartbeat:
-    """A parked HEARTBEAT. `generation` is the last one that its sender has seen."""
+    """A parked HEARTBEAT. `generation` is the last generation that the sender had received."""
 
     reply: Reply
     session: Session
     generation: int
     held: dict[Key, bool]
-    """The partitions that its sender holds (True: being released)."""
+    """Partition that the sender holds -> whether the sender is releasing it."""
     timer: Timer | None = None
 
 
@@ -410,7 +408,7 @@ class ParkedHeartbeat:
 class Member:
     """A member that has not left or expired: its connection, subscription and partitions.
 
-    `joined` is the generation of its join. A request with the same id and a lower generation comes from an earlier
+    `joined` is the generation of its join. A request with the same member id and a lower generation is from an earlier
     member.
     """
 
@@ -422,26 +420,25 @@ class Member:
     latest_connection: int = -1
     """The number of the latest connection that the member used."""
     disconnected_at: float | None = None
-    """When the member's connection was closed; None while it is connected. Also None after a start, when the full
-    session timeout applies."""
+    """When the member's connection was closed (monotonic seconds); None while the member is connected. Also None for a
+    restored member without a connection, so that the full session timeout applies."""
     subscription: GroupSubscription | None = None
-    """None for a member restored from the catalog before its first heartbeat; it keeps its partitions."""
+    """None for a member that was restored from the catalog, until its first heartbeat; it keeps its partitions."""
     owned: dict[Key, int] = field(default_factory=dict)
-    """Its partitions with the generations that assigned them; durable, so that the member may be notified."""
+    """Owned partition -> the generation that assigned it. Only durable assignments, so the member may be notified."""
     parked: ParkedHeartbeat | None = None
     timer: Timer | None = None
 
     def connected(self, session: Session, now: float) -> None:
-        """Record that the member uses this connection now."""
+        """Record that the member uses the connection `session` now."""
         self.session, self.disconnected_at, self.seen_at = session, None, now
         self.latest_connection = session.number
 
     def disconnected(self, now: float) -> None:
-        """Record that the connection was closed."""
         self.session, self.disconnected_at = None, now
 
     def restart_timeout(self, now: float) -> None:
-        """Restart the session timeout, because the broker itself did not process requests."""
+        """Restart the session timeout, because the broker itself did not run and so read no requests."""
         self.seen_at = now
         if self.disconnected_at is not None:
             self.disconnected_at = now
@@ -455,5 +452,5 @@ class Member:
 
     @property
     def generation(self) -> int:
-        """The generation that all its requests should have: of its join, or of its last assignment."""
+        """The generation of the member's join or last assignment, which its requests should have."""
         return max(self.joined, *self.owned.values()) if self.owned else self.joined

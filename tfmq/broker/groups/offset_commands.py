@@ -1,4 +1,4 @@
-"""Commands for group offsets: commit by owners, reset and delete by operators."""
+"""Commands for group offsets: owners of partitions commit, operators reset and delete."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -14,15 +14,15 @@ from tfmq.protocol.commands import CommitOffsets, DeleteGroup, GroupOffset, Part
 
 
 class OffsetCommands:
-    """Offset commands. `GroupCoordinator` decides who may commit, `GroupOffsetStore` stores."""
+    """The commands for group offsets. `GroupCoordinator` knows who may commit, `GroupOffsetStore` has the offsets."""
 
     def __init__(self, groups: GroupCoordinator, offsets: GroupOffsetStore, timers: Timers) -> None:
         self._groups, self._offsets, self._timers = groups, offsets, timers
 
     def commit(self, request: CommitOffsets, reply: Reply, session: Session) -> None:
-        """Commit offsets of the member's partitions; those of other partitions are reported as fenced.
+        """Commit the offsets of partitions that the member owns. The reply lists the other partitions as fenced.
 
-        Raises Fenced if the member owns none of them, Busy while a transaction has some of them in doubt.
+        Raises Fenced if the member owns none of the partitions, Busy while a transaction has an offset in doubt.
         """
         group = self._groups.group_of_member(request.group, request.member, request.generation, session)
         places: list[OffsetRow] = []
@@ -39,10 +39,10 @@ class OffsetCommands:
     def transaction_rows(
         self, name: str, member_id: str, generation: int, offsets: Sequence[GroupOffset]
     ) -> list[OffsetRow]:
-        """Return the offsets that a transaction is to commit: all of them. Raises Fenced, Busy, NotAllowed."""
-        # The request uses the producer's connection, so it is no sign of life on the member's own one.
+        """Return the offsets for a transaction. Raises Fenced (a partition is not the member's), Busy, NotAllowed."""
+        # The request uses the producer's connection, so it is no activity on the member's connection.
         group = self._groups.group_of_member(name, member_id, generation, None)
-        # The last offset of a partition counts; a partition that is named repeatedly is stored once.
+        # If a partition is named repeatedly, only its last offset is stored.
         known = {place[:2]: (each, place) for each, place in self._existing(offsets)}
         others = [
             PartitionName(each.topic, each.partition)
@@ -62,7 +62,7 @@ class OffsetCommands:
                 yield each, place
 
     def reset(self, request: ResetGroup, reply: Reply) -> None:
-        """Set the offsets of a group without live members, and release its partitions. Raises NotAllowed, Busy."""
+        """Set offsets of a group, and remove its members. Raises NotAllowed if a member is live, Busy."""
         self._check_no_live_member(request.group)
         if not request.offsets:
             raise BadRequest("A reset without offsets changes nothing: name at least one partition.")
@@ -80,7 +80,7 @@ class OffsetCommands:
         )
 
     def delete(self, request: DeleteGroup, reply: Reply) -> None:
-        """Delete a group without live members. Reply whether it existed. Raises NotAllowed, Busy."""
+        """Delete a group. Reply whether it existed. Raises NotAllowed if a member is live, Busy."""
         self._check_no_live_member(request.group)
         if request.group not in self._groups.catalog.state.groups and self._groups.find(request.group) is None:
             reply.ok(False)

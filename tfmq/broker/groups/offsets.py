@@ -1,4 +1,4 @@
-"""Committed offsets of groups: how members and transactions commit them, and how transactions lock them.
+"""Committed offsets of groups: commits by members and by transactions, reads, and locks of transactions.
 
 An offset belongs to one incarnation of a topic. Offsets of deleted topics are ignored in commits and reads.
 """
@@ -33,7 +33,7 @@ _NO_OFFSET = CommittedOffset(-1, 0, -1, 0)
 
 
 class GroupOffsetStore:
-    """Commits and reads offsets; replies when they are durable. Offsets that a transaction has locked are `Busy`."""
+    """Commits and reads offsets, and replies when they are durable. Raises Busy if a transaction locked an offset."""
 
     def __init__(self, catalog: Catalog, topics: Topics, run: Run, offsets_max: int, locks: OffsetLocks) -> None:
         self._catalog, self._topics, self._run, self._locks = catalog, topics, run, locks
@@ -50,10 +50,10 @@ class GroupOffsetStore:
         before: Sequence[Sequence[Any]] = (),
         done: Waiter | None = None,
     ) -> None:
-        """Commit the offsets `places`. The reply has their number, and the list `fenced` if one is given.
+        """Commit the offsets `places`. The reply has their number, and the list `fenced` unless that is None.
 
-        The catalog entries `before` are written in the same append. `done(error)` is called before the reply. Raises
-        what `require_free` raises.
+        The catalog entries `before` are written before the offsets, in the same append. `done(error)` is called before
+        the reply. Raises what `require_free` raises.
         """
         self.require_free(group, places)
 
@@ -74,7 +74,7 @@ class GroupOffsetStore:
             forced(None)
 
     def require_free(self, group: str, places: Sequence[OffsetRow]) -> None:
-        """Raise Busy if a transaction has one of the offsets in doubt, NotAllowed if there would be too many."""
+        """Raise Busy if a transaction has one of the offsets in doubt, NotAllowed if the broker would have too many."""
         self.require_unlocked(group, [place[:2] for place in places])
         register = self._catalog.state
         if register.offsets_count + len(places) <= self._offsets_max:
@@ -87,7 +87,7 @@ class GroupOffsetStore:
             )
 
     def require_unlocked(self, group: str, keys: Iterable[Key] | None = None) -> None:
-        """Raise Busy while a transaction has these offsets of the group (None: any) in doubt."""
+        """Raise Busy if a transaction has the group's offset of a partition in `keys` (None: of any) in doubt."""
         refusal = self._locks.busy_error(group, keys)
         if refusal is not None:
             raise refusal
@@ -102,7 +102,7 @@ class GroupOffsetStore:
         return topic.incarnation, each.partition, each.offset, each.index, each.epoch
 
     def read(self, request: ReadOffsets, reply: Reply) -> None:
-        """Reply with the committed offsets, once what is read is durable. Raises Busy."""
+        """Reply with the committed offsets when they are durable. Raises Busy if a transaction has locked one."""
         keys = wanted = None
         if request.partitions is not None:
             found = ((self._topics.get(each.topic), each.partition) for each in request.partitions)
@@ -117,7 +117,7 @@ class GroupOffsetStore:
         self._catalog.when_durable(reply_when_done(reply, lambda: (rows,)))
 
     def in_existing_topics(self, group: GroupState) -> Iterable[tuple[Key, CommittedOffset, str]]:
-        """Yield the group's offsets in existing topics, with the topic's name."""
+        """Yield (partition, committed offset, topic name) for the group's offsets in existing topics."""
         for key, place in group.offsets.items():
             name = self._topics.by_incarnation(key[0])
             if name is not None:
@@ -129,8 +129,8 @@ class GroupOffsetStore:
         """Reply with `description`, and the group's offsets with their lag in messages.
 
         A partition without a committed offset is included if a member owns it, or has owned and released it.
-        `member_of` returns the living owner of a partition, "" if there is none. The catalog cannot tell that, because
-        it names a dead member until another one owns the partition.
+        `member_of` returns the living owner of a partition, "" if there is none. The catalog does not show that,
+        because it names a dead member until another one owns the partition.
         """
         rows: list[MeasuredOffset] = [
             (name, key[1], member_of(key), place, self._topics.find_partition(*key))
@@ -161,7 +161,7 @@ def _with_lag(rows: list[MeasuredOffset]) -> list[dict[str, Any]]:
 
 
 def lag(partition: Partition, place: CommittedOffset | None) -> int:
-    """Return the number of messages from `place` (None: from the start) to the end; -1 if it is unknown.
+    """Return the number of messages from `place` (None: from the start) to the end of the log; -1 if unknown.
 
     If the messages at `place` were deleted, all remaining messages count.
     """
@@ -184,10 +184,10 @@ AppliedCallback = Callable[[AppendResult | None, BaseException | None], None]
 class TransactionOffsetQueue:
     """Queue of offsets that transactions commit, written in the order of their LSNs (positions in the journal).
 
-    The effects (what one commit changes) that are queued during a turn are written as one change of the catalog,
-    completely or not at all. The next change waits until this one is written: only the highest applied LSN is stored,
-    so no effect may be written while an earlier one is missing. `write` is called at the end of a turn, before
-    `Catalog.write`.
+    An effect has the offsets of one commit. The effects that are queued during a turn are written as one change of the
+    catalog, completely or not at all. The next change waits until this one is written: the catalog stores only the
+    highest applied LSN, so an effect must never be written while an earlier one is missing. `write` is called at the
+    end of a turn, before `Catalog.write`.
     """
 
     def __init__(self, catalog: Catalog, mark_ready: Callable[[], None]) -> None:
@@ -196,7 +196,7 @@ class TransactionOffsetQueue:
         self._writing = False
 
     def enqueue(self, effect: CommitOffsets, done: AppliedCallback) -> None:
-        """Queue an effect. Calls `done(mark, None)` when it is written (or was before), `done(None, error)` if not."""
+        """Queue an effect. Calls `done(result, None)` when it is written (maybe before), or `done(None, error)`."""
         applied = self._catalog.state.applied_lsns.get(effect.source.id)
         stopped = self._catalog.log.stopped
         if applied is None or effect.source[2:] > applied:
@@ -208,7 +208,7 @@ class TransactionOffsetQueue:
             done(self._mark(), None)
 
     def write(self) -> None:
-        """Submit queued effects to the catalog, unless earlier ones are being written."""
+        """Submit queued effects to the catalog. Does nothing while earlier effects are being written."""
         if not self._queue or self._writing:
             return
         count = self._next_change_length()
@@ -244,9 +244,9 @@ class TransactionOffsetQueue:
 class OffsetLocks:
     """Offsets that transactions have in doubt, by group and partition. No other request may read or change them.
 
-    Otherwise a reader would continue from the old offset, and a commit of a member would be overwritten by the
-    transaction. Usually one transaction locks an offset; after a crash several may, because a committed one is applied
-    again. A lock is identified by the epoch of its transaction.
+    Otherwise a reader would continue from the old offset, and the transaction would overwrite a commit of a member.
+    Usually one transaction locks an offset. After a crash several may, because a committed transaction is applied
+    again. A lock is identified by the epoch (number) of its transaction.
     """
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ class OffsetLocks:
         self._locks_by_epoch: dict[int, list[tuple[str, Key]]] = {}
 
     def lock(self, epoch: int, xid: str, groups: Sequence[GroupPositions]) -> None:
-        """Add locks of the transaction with this epoch."""
+        """Lock the offsets of `groups` for the transaction with the number `epoch` and the name `xid`."""
         held = self._locks_by_epoch.setdefault(epoch, [])
         for each in groups:
             locked = self._locks_by_group.setdefault(each.group, {})
@@ -264,7 +264,7 @@ class OffsetLocks:
                 held.append((each.group, key))
 
     def unlock(self, epoch: int) -> None:
-        """Release all locks of the epoch; no error if it has none."""
+        """Release all locks of the transaction with this epoch, if it has any."""
         for group, key in self._locks_by_epoch.pop(epoch, ()):
             locked = self._locks_by_group.get(group, {})
             holders = locked.get(key, {})
@@ -275,7 +275,7 @@ class OffsetLocks:
                 self._locks_by_group.pop(group, None)
 
     def busy_error(self, group: str, keys: Iterable[Key] | None) -> Busy | None:
-        """Return why these offsets of the group (None: all) are not available; None if they are."""
+        """Return the error if an offset of the group for `keys` (None: for all) is locked; None if none is locked."""
         locked = self._locks_by_group.get(group)
         if not locked:
             return None
