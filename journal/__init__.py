@@ -1,6 +1,6 @@
 """Storage library: logs of checksummed records in segment files. docs/journal.md shows how to use it.
 
-Names are loaded on first use: a client that only encodes records never loads the log.
+A public name is imported on its first use, so that a client that only encodes records does not import the log.
 """
 
 from __future__ import annotations

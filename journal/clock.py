@@ -1,4 +1,4 @@
-"""Clocks, passed as arguments: the journal reads the time only from them. Tests pass a simulated one."""
+"""Clocks. The journal reads the time only from a clock that its caller passes. Tests pass a `SimulatedClock`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A monotonic time for intervals, and the wall-clock time, which may jump."""
+    """Interface of a clock with two times: a monotonic one for intervals, and the wall-clock time, which may jump."""
 
     def monotonic(self) -> float:
-        """Seconds from a fixed point; never decreases. For intervals and deadlines."""
+        """Seconds since an arbitrary fixed moment, for intervals and deadlines. The value never decreases."""
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC. May jump in both directions."""
 
     def wall_us(self) -> int:
-        """Microseconds since 1970-01-01 UTC, consistent with `wall_ms`."""
+        """Microseconds since 1970-01-01 UTC, of the same clock as `wall_ms`."""
 
 
 class SystemClock:
-    """The system's clock."""
-
     monotonic = staticmethod(time.monotonic)
 
     def wall_ms(self) -> int:
@@ -32,7 +30,7 @@ class SystemClock:
 
 
 class SimulatedClock:
-    """A clock that only a test advances. Both times advance together, except for `jump_wall`."""
+    """A clock for tests. Its two times change only when a test calls `advance` or `jump_wall`."""
 
     def __init__(self, wall_ms: int = 1_700_000_000_000, monotonic: float = 1000.0) -> None:
         self._wall_ms = float(wall_ms)
@@ -49,7 +47,7 @@ class SimulatedClock:
         return whole * 1000 + int((self._wall_ms - whole) * 1000)
 
     def advance(self, seconds: float) -> None:
-        """Advance both times. Raises ValueError if `seconds` is negative."""
+        """Advance the monotonic and the wall-clock time. Raises ValueError if `seconds` is negative."""
         if seconds < 0:
             raise ValueError("time cannot decrease; jump_wall changes the wall-clock time")
         self._monotonic += seconds

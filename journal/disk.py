@@ -1,10 +1,10 @@
-"""The disk: every file call of the journal goes through a `Disk` argument and its `File`s.
+"""The interface to files: the journal makes every file call through a `Disk`, which its caller passes.
 
-`RealDisk` calls the system; `journal.testing.SimulatedDisk` knows which bytes are not durable, and can discard them.
-Paths are strings joined with "/". Errors are `OSError`, with two exceptions. `lock` raises `Locked` if another process
-holds the lock. A call that writes bytes or creates an entry raises `Full` if no space or quota is left; a call that
-opens a file raises `Full` if no descriptor is left. A failed fsync is always an `OSError`, even if its reason is "no
-space": it loses bytes that were already accepted, so the log must stop. After `Full` the log continues.
+`RealDisk` calls the operating system. `journal.testing.SimulatedDisk` keeps the files in memory and simulates power
+losses. Paths are strings joined with "/". Errors are `OSError`, except `Locked` and `Full`. `lock` raises `Locked` if
+another process holds the lock. A call that writes bytes or adds a name to a folder raises `Full` if no space or quota
+is left. A call that opens a file raises `Full` if no descriptor is left. After `Full` the log continues. A failed fsync
+always raises `OSError`, even for the reason "no space": written bytes may be lost, so the log must stop.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from journal.errors import Full, Locked
 
 FILE_MODE: Final = 0o640
 FOLDER_MODE: Final = 0o750
-"""Messages are private; the group may read them for backups."""
+"""Only the owner may write. The group may read, for backups. Others have no access, because messages are private."""
 
 HOLDER_SIZE_MAX: Final = 64
-"""Maximum bytes read from a lock file, which has the process id of its holder."""
+"""Maximum bytes read from a lock file, which contains the id of the process that holds the lock."""
 
 
 class Lock(Protocol):
@@ -37,65 +37,62 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """Interface of a file system: operations on paths. The module docstring has the errors."""
+    """Interface of a file system: operations on paths. The module docstring says which errors they raise."""
 
     def open_read(self, path: str) -> File:
-        """Open an existing file for reading only; raises `IsADirectoryError` if it is a folder."""
+        """Open an existing file for reading only; raises `IsADirectoryError` if `path` is a folder."""
 
     def open_write(self, path: str) -> File:
         """Open an existing file for reading and writing."""
 
     def create(self, path: str) -> File:
-        """Create an empty file for reading and writing; raises `FileExistsError` if it exists.
-
-        Its name is durable only after `force_folder` of the folder.
-        """
+        """Create an empty file; raises `FileExistsError` if `path` exists. `force_folder` makes its name durable."""
 
     def exists(self, path: str) -> bool:
-        """True if there is a file or a folder."""
+        """True if a file or a folder exists at `path`."""
 
     def is_folder(self, path: str) -> bool:
-        """True if there is a folder."""
+        """True if a folder exists at `path`."""
 
     def list(self, path: str) -> list[str]:
-        """Names in a folder, sorted."""
+        """Return the names of the files and folders in a folder, sorted."""
 
     def make_folder(self, path: str) -> None:
-        """Create a folder in an existing one; raises `FileExistsError` if it exists."""
+        """Create a folder, whose parent folder must exist; raises `FileExistsError` if `path` exists."""
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder."""
 
     def rename(self, source: str, target: str) -> None:
-        """Rename atomically, also if power is lost; replaces a file at `target`. Durable only after `force_folder`."""
+        """Rename, replacing a file at `target`. Atomic even if power is lost, but durable only after `force_folder`."""
 
     def unlink(self, path: str) -> None:
-        """Remove a file's name; raises `FileNotFoundError` if there is none."""
+        """Remove a file's name; raises `FileNotFoundError` if no file has this name."""
 
     def force_folder(self, path: str) -> None:
-        """Make the creates, renames and removals in this folder durable."""
+        """Fsync a folder: all earlier creates, renames and removals in this folder are durable on return."""
 
     def open_anchor(self, path: str) -> File:
-        """Open a handle on the file system of the folder `path`, for `sync_file_system`.
+        """Open a handle, called the anchor, on the file system of the folder `path`, for `sync_file_system`.
 
-        Open it before the first write and keep it open: it reports only write errors that occur after it was opened.
+        Open the anchor before the first write and keep it open: only errors that occur while it is open are reported.
         """
 
     def sync_file_system(self, anchor: File) -> None:
         """Fsync every file and folder of the file system at once (Linux only, else `OSError` ENOSYS).
 
-        Raises `OSError` if any write on the file system has failed since the last call with this anchor. Only the
-        `force` of each single file tells which file lost bytes.
+        Raises `OSError` if any write on the file system has failed since the last call with this anchor. The error does
+        not name the files that lost bytes; to find these files, call `force` of each file.
         """
 
     def free_space(self, path: str) -> int:
-        """Bytes that can be written on the file system of `path`."""
+        """Number of bytes that can still be written on the file system of `path`."""
 
     def size(self, path: str) -> int:
         """Size of a file in bytes."""
 
     def lock(self, path: str) -> Lock:
-        """Lock the file `path`, created if necessary; raises `Locked` if another process holds it."""
+        """Lock the file `path`, which is created if missing; raises `Locked` if another process holds the lock."""
 
 
 class RealDisk:
@@ -113,7 +110,7 @@ class RealDisk:
     def open_read(self, path: str) -> RealFile:
         descriptor = _open(path, os.O_RDONLY)
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            # The system can open a folder too, but the error of the first read would not name the path.
+            # The system opens a folder without an error. The first read would fail, with an error that has no path.
             os.close(descriptor)
             raise folder_error(path)
         return RealFile(descriptor, path)
@@ -125,7 +122,7 @@ class RealDisk:
         return RealFile(_open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), path)
 
     def exists(self, path: str) -> bool:
-        # os.path.lexists would treat a path without access permission as missing.
+        # os.path.lexists is not used, because it treats a path that this process may not access as missing.
         try:
             os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -138,7 +135,7 @@ class RealDisk:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            if error.errno == errno.ELOOP:  # a link to itself
+            if error.errno == errno.ELOOP:  # a symbolic link that refers to itself
                 return False
             raise
 
@@ -175,7 +172,8 @@ class RealDisk:
         _fsync_and_close(descriptor)
 
     def _fsync_folder_with_spare(self, path: str, flags: int) -> None:
-        # An open can be repeated later, an fsync cannot. So one descriptor is reserved for the fsync of a folder.
+        # Used if no descriptor is left. The log continues after a failed open, but a failed fsync stops the log. So one
+        # descriptor is kept in reserve for the fsync of a folder.
         with self._spare_lock:
             if self._spare >= 0:
                 os.close(self._spare)
@@ -217,7 +215,8 @@ class RealDisk:
             if isinstance(error, BlockingIOError):
                 raise Locked(path, holder) from error
             raise
-        # The process id only informs a process that finds the file locked: a full disk must not prevent a start.
+        # The process id is only for the error text of another process that finds the file locked. So if the disk is
+        # full and the process id cannot be written, the start continues.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -231,8 +230,8 @@ class RealLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        # The file is not removed, so that two processes cannot lock different files of that name. The lock is released
-        # explicitly: a child forked meanwhile also has the descriptor, so that closing ours would not release it.
+        # The lock file is not removed: otherwise two processes could lock different files of the same name. LOCK_UN is
+        # called because closing the descriptor releases no lock while a forked child has a copy of the descriptor.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             try:
@@ -242,7 +241,7 @@ class RealLock:
 
 
 def check_no_folders(disk: Disk, folder: str, children: Iterable[str]) -> None:
-    """Check that none of these names in `folder` is a folder. Raises IsADirectoryError for the first that is."""
+    """Raise IsADirectoryError if one of the names `children` in `folder` is a folder instead of a file."""
     for name in children:
         if disk.is_folder(f"{folder}/{name}"):
             raise folder_error(f"{folder}/{name}")
@@ -257,7 +256,7 @@ def not_a_folder_error(path: str) -> NotADirectoryError:
 
 
 def _open(path: str, flags: int) -> int:
-    """Open a descriptor. Raises Full if there is no space for a new file, or no descriptor left."""
+    """Open a file and return its descriptor. Raises Full if no space for a new file or no descriptor is left."""
     try:
         return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
@@ -267,7 +266,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def _open_spare() -> int:
-    """Return a descriptor to keep in reserve; -1 if none is left."""
+    """Open a descriptor that is kept in reserve; return -1 if no descriptor is left."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -282,8 +281,8 @@ def _fsync_and_close(descriptor: int) -> None:
 
 
 def _load_syncfs() -> Any:
-    """Return syncfs(2) of the C library, which Python's os lacks."""
-    # During a call through `CDLL`, which releases the interpreter lock, other threads run.
+    """Return the function syncfs(2) of the C library, which Python's `os` lacks; None if the C library lacks it too."""
+    # `CDLL` releases the interpreter lock during a call, so that other threads can run.
     function = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
     if function is not None:
         function.argtypes = [ctypes.c_int]
@@ -295,21 +294,21 @@ _syncfs: Final = _load_syncfs()
 
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-"""Data to write: one-dimensional, contiguous, of single bytes."""
+"""Data to write. A memoryview must be one-dimensional and contiguous, and its items must be single bytes."""
 
 BUFFERS_MAX: Final = 1024
 """IOV_MAX of Linux and macOS: maximum number of buffers of one vectored write."""
 
 FULL_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 NO_DESCRIPTOR_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""An open that fails with one of these may succeed later: too many connections must not stop a log."""
+"""An open that fails with one of these raises `Full`, so that too many connections do not stop a log."""
 
 NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
 """Flag for a read that does not wait for the disk; None if the system lacks it (macOS)."""
 
 
 class File(Protocol):
-    """One open file. `force` may run concurrently with reads and writes in another thread."""
+    """One open file. One thread may call `force` while other threads read and write."""
 
     @property
     def path(self) -> str: ...
@@ -321,29 +320,29 @@ class File(Protocol):
         """Read `size` bytes from `position`; fewer only at the end of the file."""
 
     def pread_into(self, buffer: bytearray | memoryview, position: int) -> int:
-        """Fill `buffer` from `position`. Return the bytes read, fewer than its size only at the end of the file."""
+        """Read from `position` on into `buffer`. Return the number of bytes: less than fit only at the file's end."""
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
-        """As `pread`, but None if the read would wait for the disk, or if the system cannot check that."""
+        """Read as `pread` does, but return None if the read would wait for the disk or the system cannot check that."""
 
     def pwritev(self, buffers: Sequence[Bytes], position: int) -> int:
-        """Write up to `BUFFERS_MAX` buffers; return the bytes written, which may be fewer. See `write_all`."""
+        """Write at most `BUFFERS_MAX` buffers. Return the number of bytes written, which may be less than all."""
 
     def force(self) -> None:
         """Fsync: every byte written before the call, and the file size, are durable on return.
 
-        If this raises `OSError`, the bytes may be lost; a second call may succeed nevertheless, which proves nothing.
+        If this raises `OSError`, bytes may be lost. A second call may succeed although these bytes are lost.
         """
 
     def truncate(self, size: int) -> None:
         """Truncate the file to `size` bytes, or extend it with zeros."""
 
     def close(self) -> None:
-        """Close the file. Its bytes must be durable: closing can hide a write error. Repeated calls do nothing."""
+        """Close the file. Fsync it first, because closing can hide a write error. Repeated calls do nothing."""
 
 
 class RealFile:
-    """An open descriptor. The owner closes it only when no other thread uses it."""
+    """An open file of the operating system. Its owner closes it only when no other thread uses it."""
 
     def __init__(self, descriptor: int, path: str) -> None:
         self.path = path
@@ -428,14 +427,14 @@ class RealFile:
 
 
 def write_all(file: File, buffers: Sequence[Bytes], position: int) -> int:
-    """Write every byte of `buffers` from `position` on and return their number.
+    """Write all bytes of `buffers` from `position` on, also after short writes. Return the number of bytes.
 
-    Continues after short writes. After `Full` or `OSError`, any number of the first bytes may be in the file.
+    If this raises `Full` or `OSError`, the file may contain some of the bytes: none, all, or only the first ones.
     """
     total = sum(map(len, buffers))
     if len(buffers) <= BUFFERS_MAX and file.pwritev(buffers, position) == total:
         return total
-    # After a short write, which is rare, all buffers are written again from `position`: simpler than to continue.
+    # After a short write, which is rare, all buffers are written again from `position`. That is the simplest code.
     rest = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
     done = 0
     while done < total:
@@ -448,14 +447,14 @@ def write_all(file: File, buffers: Sequence[Bytes], position: int) -> int:
 
 
 def create_anew(disk: Disk, path: str) -> File:
-    """Create an empty file, in place of a file that an interrupted change has left at `path`. Raises Full, OSError."""
+    """Create an empty file. If an interrupted change left a file at `path`, that is removed. Raises Full, OSError."""
     if disk.exists(path):
         disk.unlink(path)
     return disk.create(path)
 
 
 def write_new_file(disk: Disk, path: str, pieces: Iterable[Bytes]) -> None:
-    """Create a file, write the pieces and fsync the file; the caller fsyncs the folder. Raises Full, OSError."""
+    """Create a file, write `pieces` one after the other, fsync. The caller fsyncs the folder. Raises Full, OSError."""
     file = create_anew(disk, path)
     position = 0
     try:
@@ -475,21 +474,21 @@ def read_file(disk: Disk, path: str) -> bytes:
 
 
 def raise_full_or_error(error: OSError, path: str) -> NoReturn:
-    """Raise `Full` if the error means that there is no space, else the error itself."""
+    """Raise `Full` if `error` means that no space or quota is left, else raise `error` with `path` added."""
     if error.errno in FULL_ERRORS:
         raise Full(f"{path}: {os.strerror(error.errno)}") from error
     raise with_path(error, path)
 
 
 def with_path(error: OSError, path: str) -> OSError:
-    """Add `path` to the error, because the error of a call on a descriptor does not name the file."""
+    """Return `error` with `path` added, because the error of a call on a descriptor does not name the file."""
     if error.filename is None:
         error.filename = path
     return error
 
 
 def _drop_written(rest: list[memoryview], count: int) -> None:
-    """Remove the first `count` bytes, which were written, from `rest`, the buffers in reverse order."""
+    """Remove `count` bytes, which have been written, from `rest`: the buffers still to be written, in reverse order."""
     while count:
         last = rest.pop()
         if len(last) > count:
@@ -503,20 +502,20 @@ class ClosableFile(Protocol):
 
 
 class FileReferences:
-    """Closes the files that their owner no longer needs, but not while anybody may use one of them. Thread-safe.
+    """Closes files that their owner no longer needs, but not while a thread has a reference. Thread-safe.
 
-    A user acquires a reference before it reads the owner's list of files. The owner removes a file from that list
-    before it passes the file to `retire`. The file is closed as soon as nobody has a reference.
+    A reference protects all files of the owner. A thread acquires it before it reads the owner's list of files. The
+    owner removes a file from that list before it passes the file to `retire`.
     """
 
     def __init__(self) -> None:
-        # Reentrant: garbage collection inside `acquire` may end a generator of this thread, whose end calls `release`.
+        # Reentrant: garbage collection inside `acquire` may end a generator, which then calls `release` in this thread.
         self._lock = threading.RLock()
         self._count = 0
         self._retired: list[ClosableFile] = []
 
     def acquire(self) -> None:
-        """Keep files that are retired from now on open until `release`. References are counted."""
+        """Add a reference: retired files are closed only after `release` was called once for each reference."""
         with self._lock:
             self._count += 1
 
@@ -532,7 +531,7 @@ class FileReferences:
         self.release()
 
     def retire(self, files: Iterable[ClosableFile]) -> None:
-        gone = list(files)  # before the lock is taken, because `files` may be a generator
+        gone = list(files)  # made before the lock is taken, because `files` may be a generator
         with self._lock:
             self._retired.extend(gone)
         self._close_retired()

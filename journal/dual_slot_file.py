@@ -1,8 +1,8 @@
-"""A small file with two slots, each with a checksum and a sequence; the valid slot with the higher sequence counts.
+"""A small file with two slots. A slot has a payload, a checksum and a sequence, which counts the writes.
 
-A torn write damages only the slot that is written. A write never goes to the slot of the last durable payload: that
-slot stays valid until a newer payload is durable, even after many writes without an fsync. The format is in
-docs/formats/mark.md.
+A read returns the payload of the valid slot with the higher sequence. A torn write damages only the slot that is
+written. A write never overwrites the last durable payload until a newer payload is durable, even after many writes
+without an fsync. docs/formats/mark.md has the format.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from journal.disk import Disk, write_all
 from journal.errors import Corrupt, TooLarge
 
 SLOT_SIZE: Final = 4096
-"""A page, and a multiple of every usual sector: a torn write of one slot does not touch the other."""
+"""A page, and a multiple of every usual sector size, so that a torn write of one slot does not touch the other."""
 
 MAGIC: Final = b"TFMC"
 SLOT_HEADER: Final = Struct(">4sIQI")
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class DualSlotFile:
-    """The file at `path`, created by the first write. Not thread-safe."""
+    """The file with two slots at `path`, which the first `write` creates. Not thread-safe."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class DualSlotFile:
         """False until the first write, which first fsyncs the file: bytes of an earlier process may not be durable."""
 
     def read(self) -> tuple[int, bytes] | None:
-        """(sequence, payload) of the newest valid slot; None without a file. Raises Corrupt if no slot is valid."""
+        """(sequence, payload) of the newest valid slot; None if there is no data. Raises Corrupt if none is valid."""
         data = self._read_slots()
         found = [(*slot, number) for number in (0, 1) if (slot := self._decode(data, number)) is not None]
         if found:
@@ -51,7 +51,7 @@ class DualSlotFile:
         return None
 
     def damaged_slots(self) -> list[tuple[int, int]]:
-        """(first, next) positions of each invalid slot; if both are invalid, only those with data. Raises OSError."""
+        """(first, next) positions of each invalid slot. If both are invalid, empty ones are omitted. Raises OSError."""
         data, size = self._read_slots(), SLOT_SIZE
         bad = [n for n in (0, 1) if self._decode(data, n) is None]
         if len(bad) > 1:
@@ -59,7 +59,7 @@ class DualSlotFile:
         return [(n * size, (n + 1) * size) for n in bad]
 
     def write(self, payload: bytes, fsync: bool) -> int:
-        """Write `payload` to one slot and return its sequence. With `fsync`, slot and file name are durable on return.
+        """Write `payload` to one slot; return its new sequence. With `fsync`, slot and file name are durable on return.
 
         Raises TooLarge if the payload does not fit a slot, Full, OSError.
         """
@@ -114,7 +114,7 @@ class DualSlotFile:
 
 
 class CheckpointFile(Generic[T]):
-    """A checkpoint in a `DualSlotFile`. Not thread-safe: the lock of its log or journal serialises the calls."""
+    """A checkpoint in a `DualSlotFile`. Not thread-safe: the log or journal that owns it calls it under a lock."""
 
     def __init__(self, disk: Disk, path: str, encode: Callable[[T], bytes], decode: Callable[[bytes], T]) -> None:
         self.path = path

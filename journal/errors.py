@@ -1,6 +1,6 @@
 """Errors of the journal. All derive from `JournalError`, so that a caller can catch them all.
 
-An `OSError` from the disk is passed on unchanged, except a full disk (`Full`) and a held lock (`Locked`).
+Errors of the disk are passed on as `OSError`, except that a full disk is `Full` and a held lock is `Locked`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Corrupt(JournalError):
 
 
 class Lost(Corrupt):
-    """The data was damaged, and a repair has replaced it: it cannot be recovered."""
+    """The bytes were damaged, and a repair has replaced them. Their messages or entries cannot be recovered."""
 
 
 class BadBatch(JournalError):
-    """A batch violates the record format; nothing of it was written."""
+    """A batch violates the record format. No record of the batch was written."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the batch is rejected: {reason}")
@@ -40,7 +40,7 @@ class BadBatch(JournalError):
 
 
 class OutOfRange(JournalError):
-    """An offset outside of the log."""
+    """A requested offset is not in the log."""
 
 
 class BelowStart(OutOfRange):
@@ -70,7 +70,7 @@ class NotARecord(JournalError):
 
 
 class CutAway(JournalError):
-    """After the reader had read up to `offset`, recovery truncated the log at `cut`; what followed is lost."""
+    """Recovery truncated the log at `cut` after a reader had read up to `offset`: the records after `cut` are lost."""
 
     def __init__(self, offset: int, cut: int) -> None:
         super().__init__(f"the log was truncated at {cut} since offset {offset} was read; continue at {cut}")
@@ -105,7 +105,7 @@ class NewerFormat(JournalError):
 
 
 class Locked(JournalError):
-    """Another process holds the lock file `path`. `holder` is its process id from the file, if any."""
+    """Another process holds the lock file `path`. `holder`: the process id in the file, "" if there is none."""
 
     def __init__(self, path: str, holder: str = "") -> None:
         by = f" by process {holder}" if holder else ""

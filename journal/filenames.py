@@ -1,6 +1,6 @@
-"""File and folder names: the only module that builds or parses them. docs/architecture.md has the tree.
+"""Builds and parses all names of files and folders; no other module does. docs/architecture.md lists these names.
 
-A name chosen by a peer (a topic, a group) becomes part of a path only after `is_valid_name`.
+A name chosen by a peer (a topic, a group) becomes part of a path only if `is_valid_name` returns True for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INDEX_SUFFIX: Final = ".index"
 LOG_SNAPSHOT_SUFFIX: Final = ".state"
 TORN_SUFFIX: Final = ".torn"
 DAMAGED_SUFFIX: Final = ".damaged"
-"""Suffix of the copy that a repair keeps of a file as it was before, until an operator removes it."""
+"""Suffix of a damaged file that a repair has replaced. The damaged file is kept until an operator removes it."""
 
 REPAIRED_SUFFIX: Final = ".repaired"
 """Suffix of a file that a repair is writing. It is renamed when it is complete and fsynced."""
@@ -34,13 +34,13 @@ OFFSET_DIGITS: Final = 32
 """Digits of an offset in a file name, zero-padded and enough for any u64: names sort by offset."""
 
 OFFSET_MAX: Final = (1 << 64) - 1
-"""A file whose name has a higher number does not belong to the log."""
+"""The highest offset. A file with a higher number in its name does not belong to a log."""
 
 NAME_SIZE_MAX: Final = 249
 """Maximum bytes of a topic's name. A folder name adds a dash and a partition number, and may have 255 bytes."""
 
 PARTITION_MAX: Final = (1 << 24) - 1
-"""A log's id has 24 bits for the partition."""
+"""Highest number of a partition: the id of a log has 24 bits for the partition."""
 
 _JOURNAL_NAME = re.compile(r"([0-9]{16})\.journal")
 _SNAPSHOT_NAME = re.compile(r"([0-9]{20})\.snapshot")
@@ -64,12 +64,12 @@ def parse_segment_name(name: str, suffix: str = SEGMENT_SUFFIX) -> int | None:
 
 
 def numbers_in(names: Iterable[str], parse: Callable[[str], int | None]) -> list[int]:
-    """The numbers that `parse` finds in file names, sorted."""
+    """Return the numbers that `parse` finds in `names`, sorted; a name for which `parse` returns None is skipped."""
     return sorted(number for number in map(parse, names) if number is not None)
 
 
 def segment_offsets(names: Iterable[str], suffix: str = SEGMENT_SUFFIX) -> list[int]:
-    """Offsets of the segments among file names, sorted."""
+    """Return the offsets of the segments whose file names are in `names`, sorted."""
     return numbers_in(names, partial(parse_segment_name, suffix=suffix))
 
 
@@ -107,7 +107,7 @@ def parse_snapshot_name(name: str) -> int | None:
 
 def is_transactions_file(name: str) -> bool:
     """True if the journal may have created a file of this name in the folder of transactions."""
-    # Unfinished files and files that a repair has set aside have a suffix after their name.
+    # An unfinished file, or a damaged file that a repair has replaced, has a further suffix after its usual name.
     for suffix in (NEW_SUFFIX, REPAIRED_SUFFIX, DAMAGED_SUFFIX):
         name = name.removesuffix(suffix)
     parsers = (parse_journal_name, parse_snapshot_name, parse_torn_name)
@@ -131,7 +131,7 @@ def parse_partition_folder(name: str) -> tuple[str, int] | None:
 
 
 def is_partition_file(name: str, suffix: str = SEGMENT_SUFFIX) -> bool:
-    """True if the journal may have created a file of this name in a partition's folder, finished or not."""
+    """True if the journal may have created a file of this name, complete or unfinished, in a partition's folder."""
     if name.startswith(LOG_CHECKPOINT_NAME):
         return True
     match = _OFFSET_NAME.fullmatch(name)
@@ -140,7 +140,7 @@ def is_partition_file(name: str, suffix: str = SEGMENT_SUFFIX) -> bool:
 
 
 def is_trace(name: str) -> bool:
-    """True if `name` is that of a snapshot or an index. A log has such a file only if it has had a segment."""
+    """True if `name` is the name of a snapshot or an index: if a log has such a file, it has had a segment."""
     match = _OFFSET_NAME.fullmatch(name)
     return match is not None and match[2] in (INDEX_SUFFIX, LOG_SNAPSHOT_SUFFIX)
 
@@ -150,7 +150,7 @@ def is_set_aside(name: str) -> bool:
 
 
 def is_valid_name(name: str) -> bool:
-    """True if `name` may name a topic, group or client, and so be part of a path."""
+    """True if `name` is permitted as the name of a topic, group or client, which may become part of a path."""
     # "." and ".." would refer to other folders.
     return _NAME.fullmatch(name) is not None and name not in (".", "..")
 

@@ -4,10 +4,11 @@ The thread that owns the logs calls the Forcer. The fsyncs run in a worker throu
 in any thread and afterwards `done(result, error)` in the owner's thread. Only one round of fsyncs runs at a time;
 requests that come during a round are served by the next one.
 
-A single dirty file is fsynced by itself. The kernel does that without a worker (`journal.linux_aio`) if it can and is
-not slower. Several dirty files are made durable by one `syncfs`. A failed syncfs does not name the files whose bytes
-are lost, and the system reports the error only once. So after a failed syncfs each file is fsynced by itself: this
-fsync tells whether that file is damaged. A log whose own fsync fails is stopped, the other logs continue.
+A log is dirty if it may have bytes that are not durable. If one log is dirty, its file is fsynced: by the kernel
+without a worker (`journal.linux_aio`) if the system can do that and it is not slower, else in a worker. If several logs
+are dirty, one `syncfs` makes all of them durable. A failed syncfs does not name the files that lost bytes, and the
+system reports the error only once. So after a failed syncfs each file is fsynced by itself, to find these files. A log
+is stopped if the fsync of its own file fails; the other logs continue.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ RunInWorker = Callable[[Callable[[], Any], Callable[[Any, BaseException | None],
 
 SLOW_FACTOR: Final = 4.0
 """Method "auto": a syncfs is slow if it takes this many times as long as fsyncs of its files one by one. The likely
-cause is that it also writes data of other programs."""
+cause is that the syncfs also writes data of other programs."""
 SLOW_SECONDS: Final = 0.02
-"""A syncfs that takes less time than this is never slow: the times of short fsyncs vary by more than SLOW_FACTOR."""
+"""A syncfs in less than this time is never called slow, because short fsyncs vary by more than SLOW_FACTOR."""
 SLOW_ROUNDS: Final = 3
 """After this many consecutive slow syncfs calls, files are fsynced one by one for PAUSE_SECONDS."""
 PAUSE_SECONDS: Final = 60.0
@@ -42,7 +43,8 @@ SMOOTHING: Final = 0.2
 MEDIAN_STEP: Final = 1.15
 """A measurement changes the running median by this factor: it follows a tenfold change within 17 measurements."""
 PROBE_ROUNDS: Final = 128
-"""One of this many fsyncs of a single file uses the slower method, to measure that again: too few to affect a p99."""
+"""One of this many fsyncs of a single file uses the slower method, to measure its time again. That is too rare to
+affect the 99th percentile of the times."""
 KERNEL_BONUS: Final = 1.2
 """The kernel method is used even if slower by this factor: it saves the owner a quarter of the CPU time (measured)."""
 
@@ -57,17 +59,17 @@ class FsyncTarget(Protocol):
     @property
     def end_offset(self) -> int: ...
     def force_plan(self) -> FsyncPlan | None:
-        """Plan an fsync of everything written so far; None if nothing needs it or the log is stopped."""
+        """Return the plan of an fsync of everything written so far; None if the log needs no fsync or is stopped."""
 
     def force_done(self, plan: FsyncPlan, error: Exception | None) -> Callable[[], None] | None:
         """Record the end of the fsync of `plan`: advance `forced_offset`, or if there is an `error`, stop the log.
 
-        Returns file work that is to be done in a worker, or None.
+        Returns a function with file work, which the Forcer calls in a worker, or None.
         """
 
 
 class FsyncPlan(NamedTuple):
-    """The state of a log when its fsync is planned: an fsync of `file` makes everything before `end` durable."""
+    """An fsync that is planned for a log: after the fsync of `file`, everything before offset `end` is durable."""
 
     log: FsyncTarget
     gate: FsyncGate
@@ -79,7 +81,7 @@ class FsyncPlan(NamedTuple):
 
 
 class _SyncfsSpeed:
-    """Decides for the method "auto" from measured times whether one syncfs may replace several fsyncs."""
+    """Decides from measured times, for the method "auto", whether one syncfs is to replace several fsyncs."""
 
     def __init__(self) -> None:
         self._single = 0.0
@@ -87,7 +89,7 @@ class _SyncfsSpeed:
         self._pause_until = float("-inf")
 
     def is_fast(self, now: float) -> bool:
-        """False for PAUSE_SECONDS after several slow syncfs calls. `now`: monotonic time (s)."""
+        """False for PAUSE_SECONDS after SLOW_ROUNDS consecutive slow syncfs calls. `now`: monotonic time (s)."""
         return now >= self._pause_until
 
     def record_fsync(self, seconds: float) -> None:
@@ -104,9 +106,9 @@ class _SyncfsSpeed:
 class _FsyncMethods:
     """Chooses who fsyncs a single file, the kernel (Linux AIO) or a worker, from the measured times of both.
 
-    The times are those seen by the thread that owns the logs. On an idle machine the kernel is faster. On a busy
-    machine a worker may be faster: the kernel's thread is bound to the CPU of the owner's thread and may have to wait
-    for it (measured: 3 ms, against 0.3 ms in a worker that moved to another CPU).
+    The times are measured in the owner's thread: from the start of an fsync until that thread gets the result. On an
+    idle machine the kernel is faster. On a busy machine a worker may be faster: the kernel's thread is bound to the CPU
+    of the owner's thread and may wait for that CPU (measured: 3 ms, against 0.3 ms in a worker on another CPU).
     """
 
     def __init__(self) -> None:
@@ -122,14 +124,14 @@ class _FsyncMethods:
             self._seconds[method] = known * MEDIAN_STEP if seconds > known else known / MEDIAN_STEP
 
     def use_kernel(self) -> bool:
-        # The slower method is tried now and then, because the times change.
+        # One of PROBE_ROUNDS calls chooses the slower method, so that its time is measured again: times change.
         self._round = (self._round + 1) % PROBE_ROUNDS
         faster = self._seconds["kernel"] <= KERNEL_BONUS * self._seconds["worker"]
         return faster if self._round else not faster
 
 
 class Forcer:
-    """Fsyncs a set of logs for waiters, as the module docstring describes.
+    """Fsyncs a set of logs and then calls their waiters, as the module docstring describes.
 
     `anchor_path`: a folder on the file system of all these logs. `begin` (`AioFsyncQueue.start`): starts an fsync of a
     single file without a worker; None if the system cannot do that.
@@ -163,7 +165,7 @@ class Forcer:
         self._verified: WeakKeyDictionary[FsyncTarget, int] = WeakKeyDictionary()
         """The value of `_failures` when an fsync of the log's own file last succeeded; a missing log counts as 0."""
         self.forces = 0
-        """Rounds of fsyncs so far. `joint_forces` counts those that were one syncfs."""
+        """Number of rounds so far. `joint_forces`: number of rounds with a successful syncfs."""
         self.joint_forces = 0
 
     @property
@@ -192,7 +194,7 @@ class Forcer:
                 self.start()
 
     def dirty(self, log: FsyncTarget) -> None:
-        """Include `log` in the next fsync, without starting one."""
+        """Include `log` in the next round of fsyncs, without starting a round."""
         self._dirty[log] = None
 
     def flush_all(self, waiter: Waiter) -> None:
@@ -215,7 +217,7 @@ class Forcer:
         on_durable(None)
 
     def start(self) -> None:
-        """Start an fsync if a log is dirty and none is in progress."""
+        """Start a round of fsyncs if a log is dirty and no round is in progress."""
         while self._dirty and not self._in_progress:
             logs, self._dirty = self._dirty, {}
             plans: list[FsyncPlan] = []
@@ -231,7 +233,7 @@ class Forcer:
             self._call_waiters()
 
     def close(self) -> None:
-        """Close the anchor; no fsync may be in progress or waited for."""
+        """Close the handle for `syncfs`. No fsync may be in progress, and no waiter may be left."""
         anchor, self._anchor = self._anchor, None
         if anchor is not None:
             anchor.close()
@@ -266,10 +268,11 @@ class Forcer:
     def _complete(
         self, plans: list[FsyncPlan], results: list[Exception | None] | None, error: BaseException | None
     ) -> None:
-        """Record the results of fsyncs, start the next one, call waiters. `results`: None if the fsyncs did not run."""
+        """Record the results of a round, start the next round, call waiters. `results`: None if no fsync was made."""
         self._in_progress = []
         if results is None:
-            # The error is one of this code or of the thread, not of the disk. But it is unknown what is on the disk.
+            # `error` is from this code or from the worker, not from the disk. As it is unknown what is durable, each
+            # log gets an error.
             results = [RuntimeError(f"the fsync did not run: {error!r}")] * len(plans)
         work = []
         for plan, result in zip(plans, results, strict=True):
@@ -285,7 +288,7 @@ class Forcer:
     def _end_waits(self, log: FsyncTarget, *, again: bool) -> None:
         """Queue the results for waiters of `log`: success if their offset is durable, an error if the log is stopped.
 
-        If `again`, the other waiters wait for the next fsync of the log. If not, no fsync follows: they get an error.
+        If `again`, the remaining waiters wait for the next fsync of the log. If not, they get an error.
         """
         rest, durable = [], log.forced_offset
         for offset, waiter in self._waiting.pop(log, ()):
@@ -294,7 +297,7 @@ class Forcer:
             else:
                 rest.append((offset, waiter))
         if rest and (log.stopped is not None or not again):
-            # A log that is not stopped but needs no fsync was closed before this waiter's offset became durable.
+            # A log that is not stopped and needs no fsync was closed before the offsets of these waiters were durable.
             error = Closed() if log.stopped is None else Stopped(log.stopped)
             self._results.extend((waiter, error) for _, waiter in rest)
         elif rest:
@@ -302,7 +305,7 @@ class Forcer:
             self._dirty[log] = None
 
     def _call_waiters(self) -> None:
-        """Call the queued waiters in order. Results that are queued during such a call follow after them."""
+        """Call the queued waiters in order. If a waiter queues further results, these are delivered last."""
         if self._calling_waiters:
             return
         self._calling_waiters = True
@@ -314,7 +317,7 @@ class Forcer:
             self._calling_waiters = False
 
     def _fsync_all(self, plans: list[FsyncPlan]) -> list[Exception | None]:
-        """Fsync all plans and return one result per plan. Runs in a worker, one call at a time."""
+        """Fsync the logs of all plans; return for each plan None or its error. Runs in a worker, one call at a time."""
         anchor = self._anchor
         if anchor is None or len(plans) == 1 or not self._use_syncfs():
             return [self._fsync_one(plan) for plan in plans]
@@ -322,8 +325,8 @@ class Forcer:
         try:
             self._disk.sync_file_system(anchor)
         except OSError:
-            # The error does not name the files whose bytes are lost, and is not reported again. So from now on every
-            # log, also one that is not part of this round, needs an fsync of its own before a syncfs counts for it.
+            # The error does not name the files that lost bytes, and is not reported again. So every log, also one that
+            # is not part of this round, needs a successful fsync of its own file before a syncfs counts for it again.
             self._failures += 1
         else:
             self.joint_forces += 1
@@ -351,13 +354,13 @@ class Forcer:
 
 
 def _raise_error(_: Any, error: BaseException | None) -> None:
-    # The work handles disk errors itself; any other error is a bug and must be visible.
+    # The file work of `force_done` handles disk errors itself. Any other error is a bug and must be visible.
     if error is not None:
         raise error
 
 
 NEVER_CLOSED: list[File] = []
-"""Files whose fsync failed. Closing one could hide the error, so they stay open until the process ends."""
+"""Files that may have bytes which are not durable. Closing one could hide an error, so they stay open for ever."""
 
 
 class FsyncFile(Protocol):
@@ -376,23 +379,23 @@ FsyncFileType = TypeVar("FsyncFileType", bound=FsyncFile)
 
 
 class FsyncGate:
-    """Fsyncs the files of one log: one at a time, and none after one that failed.
+    """Fsyncs the files of one log, one at a time. After a failed fsync, no other fsync of the log is made.
 
-    The system reports a failed fsync to one caller only: a concurrent or later call would succeed. So the error is kept
-    and every later fsync raises it. Any thread may call `fsync`. Only the thread that owns the log calls `start`, and
-    the callback is called in that thread. `references` keep the files open during an fsync.
+    The system reports lost bytes to one fsync only; a concurrent or later fsync would succeed. So the gate keeps the
+    first error, and each later `fsync` raises that error. Any thread may call `fsync`. Only the thread that owns the
+    log calls `start`, and its callback is called in that thread. `references` keep the files open during an fsync.
     """
 
     def __init__(self, references: FileReferences) -> None:
         self.detached = False
-        """True once the files no longer belong to the log: they are not fsynced any more."""
+        """Set to True when the files no longer belong to the log. Then `fsync` does nothing."""
         self._references = references
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._in_progress: AioFsync | None = None
 
     def fsync(self, file: FsyncFile, how: Callable[[], None] | None = None) -> None:
-        """Fsync `file`, or call `how` instead if given; a sealed file needs no fsync. Raises OSError."""
+        """Fsync `file`, with `how()` if given, unless it is sealed. Raises OSError: of this or an earlier fsync."""
         with self._references, self._lock:
             flight = self._in_progress
             if flight is not None:
@@ -408,7 +411,7 @@ class FsyncGate:
                 raise
 
     def start(self, file: FsyncFile, start: StartFsync, callback: FsyncCallback) -> bool:
-        """Start an fsync without a worker, which calls `callback(error)` at its end. If False, call `fsync` instead."""
+        """Start an fsync without a worker; at its end `callback(error)` is called. False if no fsync was started."""
         if self._in_progress is not None or not self._lock.acquire(blocking=False):
             return False
         try:
@@ -427,12 +430,12 @@ class FsyncGate:
     def _on_end(self, callback: FsyncCallback, error: OSError | None) -> None:
         if error is not None:
             self._error = self._error or error
-        self._in_progress = None  # after the error is set: a worker that finds None here does not wait for the error
+        self._in_progress = None  # set after `_error`: if `fsync` finds None here, it reads `_error` at once
         self._references.release()
         callback(error)
 
     def keep_unsynced_open(self, files: Sequence[FsyncFileType], durable: int) -> list[FsyncFileType]:
-        """Return those `files` that may have bytes after the durable offset `durable`; they are never closed again."""
+        """Return the files that may have bytes after the durable offset `durable`, and add them to NEVER_CLOSED."""
         unforced = [file for file in files if not file.sealed and (file.end > durable or self._error)]
         NEVER_CLOSED.extend(file.file for file in unforced)
         return unforced

@@ -1,8 +1,8 @@
 """Asynchronous fsync: fdatasync through Linux AIO, without a thread.
 
-A worker that fsyncs must be woken, and gets the interpreter lock only when the calling thread is idle. With AIO, one
-call passes the fsync to the kernel, and an eventfd reports its end; effect and errors are those of fdatasync. Python's
-`os` lacks these calls, so they are made through ctypes. Where the system lacks them, the caller fsyncs in a thread.
+An fsync in a worker thread is slow: the worker must be woken, and gets the interpreter lock only when the calling
+thread is idle. With AIO, one call passes the fsync to the kernel, and an eventfd becomes readable at its end. Effect
+and errors are those of fdatasync. Python's `os` lacks the system calls of AIO, so they are made through ctypes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TIME: Final = Struct("<qq")
 
 
 class AioFsync:
-    """One fsync in progress. When it has ended, `done` is True, and `error` is its error or None."""
+    """One fsync that was passed to the kernel. When the fsync has ended, `done` is True, `error` its error or None."""
 
     __slots__ = ("_queue", "callback", "done", "error", "path")
 
@@ -59,7 +59,7 @@ class AioFsync:
         self.error: OSError | None = None
 
     def wait(self) -> OSError | None:
-        """Wait in any thread for the end of the fsync and return its error. The owner still has to call `callback`."""
+        """Wait, in any thread, for the end of the fsync. Return its error or None. The owner calls `callback` later."""
         while not self.done:
             self._queue.collect(WAIT_SECONDS)
         return self.error
@@ -70,7 +70,7 @@ StartFsync = Callable[[File, FsyncCallback], AioFsync | None]
 
 
 class AioFsyncQueue:
-    """Fsyncs of single files. The owner's thread makes all calls except `AioFsync.wait`."""
+    """Passes fsyncs of single files to the kernel. One thread, the owner's, makes all calls except `AioFsync.wait`."""
 
     def __init__(self, calls: _SystemCallNumbers, context: int, descriptor: int) -> None:
         self._calls = calls
@@ -101,11 +101,11 @@ class AioFsyncQueue:
 
     @property
     def busy(self) -> bool:
-        """True if an fsync is in progress, or has ended and was not drained."""
+        """True if an fsync is in progress, or if one has ended and `drain_ended` has not returned it yet."""
         return bool(self._in_progress or self._ended)
 
     def start(self, file: File, callback: FsyncCallback) -> AioFsync | None:
-        """Start an fsync of what was written to `file`; None, without effect, if the system refuses it."""
+        """Start an fsync of everything written to `file`. Return None, without an fsync, if this is impossible now."""
         if not isinstance(file, RealFile) or len(self._in_progress) >= CONCURRENT_MAX:
             return None
         number = next(self._numbers)
@@ -123,7 +123,7 @@ class AioFsyncQueue:
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def collect(self, seconds: float) -> None:
-        """Collect ended fsyncs; if there are none, wait up to `seconds` for one. Any thread. Raises OSError."""
+        """Get the ended fsyncs from the kernel; if there are none, wait up to `seconds`. Any thread. Raises OSError."""
         events = ctypes.create_string_buffer(_EVENT.size * CONCURRENT_MAX)
         time = ctypes.create_string_buffer(_TIME.pack(0, int(seconds * 1e9)))
         call = _call_releasing_lock if seconds else _call_holding_lock
@@ -139,7 +139,7 @@ class AioFsyncQueue:
             self._ended.append(flight)
             flight.done = True
         if count > 0 and seconds:
-            # The owner may have been woken by these results before they were appended to `_ended`. So wake it again.
+            # The eventfd may have woken the owner before these fsyncs were in `_ended`. So the owner is woken again.
             os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What recovery does with the end of the last file: it copies the truncated bytes, and rewrites the bytes it keeps."""
+"""Recovery of the end of the last file: copies the bytes that are truncated, and rewrites the bytes that are kept."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ PIECE_BYTES: Final = 1 << 20
 class RecoveryReport:
     """Report of one recovery: what it found and did.
 
-    `labels`: those of the decision tables' rows that applied, in order. `walked_bytes`: bytes that were replayed.
-    `cut_bytes`: bytes truncated at the end, of which up to TORN_SIZE_MAX were copied to `torn_path`. `rewritten_bytes`:
-    bytes that may not have been durable, and were rewritten and fsynced. `warnings`: sentences for an operator.
+    `labels`: the rows of the decision tables (`recovery_rules`) that applied, in order. `walked_bytes`: bytes replayed.
+    `cut_bytes`: bytes truncated at the end; up to TORN_SIZE_MAX of them were copied to the file `torn_path`, None if
+    there is no copy. `rewritten_bytes`: bytes that may not have been durable, and were rewritten and fsynced.
+    `warnings`: sentences for an operator.
     """
 
     labels: list[str] = field(default_factory=list)
@@ -34,10 +35,10 @@ class RecoveryReport:
 
 
 def copy_torn_tail(disk: Disk, folder: str, offset: int, data: bytes, report: RecoveryReport, place: str) -> None:
-    """Copy the truncated bytes `data` to a file of their own; `offset` is in its name.
+    """Copy the bytes `data`, which recovery truncates at `offset`, durably to a file that has `offset` in its name.
 
-    If the disk is full, nothing is copied, so that the start succeeds; a warning in `report` names `place`. Only the
-    newest TORN_FILES_MAX copies in the folder are kept.
+    If the disk is full, a warning that names `place` is added to `report` instead, so that the start succeeds. Only
+    the TORN_FILES_MAX copies with the highest offsets are kept in the folder, and always the new copy.
     """
     path = filenames.join(folder, filenames.torn_name(offset))
     try:
@@ -62,7 +63,7 @@ def is_zeros(file: File, position: int, end: int) -> bool:
 
 
 def rewrite_durably(file: File, position: int, end: int) -> None:
-    """Write the same bytes again from `position` to `end`, and fsync: bytes read after a crash may not be durable."""
+    """Rewrite the bytes from `position` to `end` unchanged, and fsync: bytes read after a crash may not be durable."""
     while position < end:
         piece = file.pread(min(PIECE_BYTES, end - position), position)
         position += write_all(file, [piece], position)

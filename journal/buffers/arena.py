@@ -31,8 +31,8 @@ class Allocation(NamedTuple):
 class Arena:
     """Allocates and frees memory under one lock. Thread-safe.
 
-    A pool has several arenas, so that threads rarely wait for each other. An empty slab is freed, except if it is the
-    only slab of its size with free elements: that one is kept for the next request, which is likely soon.
+    A pool has several arenas, so that threads rarely wait for each other. An empty slab is freed unless it is the only
+    slab of its size with free elements. Such a slab is kept, because another request of its size is likely soon.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Arena:
         self.huge_bytes = 0
 
     def allocate(self, size: int) -> Allocation:
-        """Allocate `size` bytes (rounded). Raises MemoryError when the system has no more."""
+        """Allocate `size` bytes, a result of `rounded_size`. Raises MemoryError if the system has no more memory."""
         if size > CHUNK_BYTES:
             try:
                 mapping = map_memory(size)
@@ -75,7 +75,7 @@ class Arena:
                 self._free_element(allocation.slab, allocation.position)
 
     def trim(self) -> int:
-        """Return unused memory (empty chunks, and free pages of the others) to the system; return the bytes."""
+        """Give empty chunks, and the free pages of other chunks, back to the system. Return the number of bytes."""
         with self._lock:
             for slabs in self._free_slabs.values():
                 for slab in [slab for slab in slabs if slab.empty]:
@@ -84,7 +84,7 @@ class Arena:
             return dropped + sum(chunk.trim() for chunk in self._chunks)
 
     def used_bytes(self) -> int:
-        """Bytes of all allocations, including those in thread caches."""
+        """Bytes of all allocations, including released ones that thread caches keep for reuse."""
         with self._lock:
             runs = sum(chunk.used_bytes for chunk in self._chunks)
             unused = sum(PAGE_BYTES - slab.used_count * slab.element_bytes for slab in self._all_slabs)
@@ -131,7 +131,7 @@ class Arena:
 class Slab:
     """A page at `position` of `chunk`, split into elements of `element_bytes`. Protected by the arena's lock.
 
-    An integer is the bitmap of the free elements; its lowest set bit is the first free element.
+    The integer `_free` is the bitmap of the free elements; its lowest set bit is the first free element.
     """
 
     __slots__ = ("_all", "_free", "chunk", "element_bytes", "node", "position")
@@ -181,7 +181,7 @@ TINY_LIMIT = 512
 
 
 def rounded_size(size: int) -> int:
-    """Bytes that a request of `size` bytes (>= 0) takes from a pool."""
+    """Return how many bytes a pool allocates for a request of `size` bytes (>= 0)."""
     if size < TINY_LIMIT:
         return (size + TINY_STEP - 1) & -TINY_STEP or TINY_STEP
     if size > CHUNK_BYTES:
@@ -204,10 +204,10 @@ class MemoryChunk:
     """16 MiB of anonymous memory, whose pages are allocated in runs by a buddy tree. Protected by the arena's lock.
 
     The tree is a complete binary tree in an array (children of n: 2n and 2n + 1; the leaves are pages). The value of a
-    node is the tree level of the largest free run below the node. So a run is found by one walk down, and allocated or
-    freed by one walk up: the buddy system (Knowlton 1965) in Netty 4's form. `used_bytes` counts allocated runs, also
-    those that are slabs. A slice of `view` keeps the mapping alive: a chunk that was removed from its arena is unmapped
-    when its last slice is gone.
+    node is the tree level of the largest free run in the node's subtree. So one walk down the tree finds a run, and one
+    walk up allocates or frees it: the buddy system (Knowlton 1965) in Netty 4's form. `used_bytes`: bytes of all
+    allocated runs, including pages used as slabs. A slice of `view` keeps the mapping alive: a chunk that was removed
+    from its arena is unmapped when its last slice is garbage-collected.
     """
 
     __slots__ = ("_mapping", "_tree", "used_bytes", "view")
@@ -220,7 +220,7 @@ class MemoryChunk:
 
     @property
     def usage_percent(self) -> int:
-        """Allocated share of the chunk; 0 only if nothing is allocated, 100 only if everything is."""
+        """Allocated share of the chunk in percent: 0 only if nothing is allocated, 100 only if nothing is free."""
         if not self.used_bytes:
             return 0
         return max(1, self.used_bytes * 100 // CHUNK_BYTES)
@@ -250,8 +250,8 @@ class MemoryChunk:
         self._update_parents(node)
 
     def _is_split(self, node: int) -> bool:
-        """True if the node has nothing free because both its children are used, so that it is no run itself."""
-        # If the node were an allocated run, its children would still have the values of free nodes.
+        """True if `node` has nothing free because both its children are used. Such a node is no allocated run."""
+        # The allocation of a run does not change the values of its children: these stay the values of free nodes.
         left = node << 1
         return left < len(self._tree) and self._tree[left] == NOTHING_FREE and self._tree[left + 1] == NOTHING_FREE
 
@@ -269,7 +269,7 @@ class MemoryChunk:
             tree[node] = best
 
     def trim(self) -> int:
-        """Return the memory of free runs to the system, after which they read as zeros. Return the number of bytes."""
+        """Give the memory of free runs back to the system; they then contain zeros. Return the number of bytes."""
         total = 0
         for node in self._free_runs():
             position, size = run_position(node)
@@ -288,7 +288,7 @@ class MemoryChunk:
 
 
 def map_memory(size: int) -> mmap.mmap:
-    # If the mapping were shared, the system would not take back single pages.
+    # The mapping is private, because `MADV_DONTNEED` in `trim` does not free the pages of a shared mapping.
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
@@ -303,15 +303,15 @@ UNREACHABLE = 1000
 RANGES_PERCENT = ((-UNREACHABLE, 25), (1, 50), (25, 75), (50, 100), (75, 100), (100, UNREACHABLE))
 """(minimum, limit) of the usage in each list: a chunk moves up at `limit` or more, and down below `minimum`."""
 SEARCH_ORDER = (3, 2, 1, 0, 4)
-"""Indices of lists in the order of the search. The last list is left out, because its chunks are full."""
+"""Order in which `allocate` searches the lists, as indices. The last list is left out: its chunks are full."""
 
 
 class ChunkLists:
     """The chunks of an arena, each in one of several lists by usage. Protected by the arena's lock.
 
     The ranges of the lists are Netty 4's. They overlap, so that a chunk near a limit does not move back and forth.
-    Half-full chunks are searched first: fuller ones rarely have room, and emptier ones may become empty and be
-    unmapped. An empty chunk that never left the first list stays, so that not every burst maps and unmaps memory.
+    Half-full chunks are searched first: fuller chunks rarely have room, and emptier chunks may become empty and be
+    unmapped. An empty chunk that never left the first list is kept, so that not every burst maps and unmaps memory.
     """
 
     def __init__(self) -> None:
@@ -341,12 +341,12 @@ class ChunkLists:
         return chunk, node
 
     def free(self, chunk: MemoryChunk, node: int) -> None:
-        """Free a run. If the chunk is then empty, and not in the first list, remove it."""
+        """Free a run of `chunk`. If the chunk becomes empty, it is removed, unless it is in the first list."""
         chunk.free(node)
         self._move_by_usage(chunk)
 
     def drop_empty(self) -> int:
-        """Remove all empty chunks, also those of the first list; return their number."""
+        """Remove all empty chunks, also the chunks in the first list; return their number."""
         empty = [chunk for chunk in self._list_index if not chunk.used_bytes]
         for chunk in empty:
             self._remove(chunk)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from journal.buffers.arena import PAGE_BYTES, TINY_LIMIT, Allocation, Arena, rounded_size
 
 ARENA_COUNT = 2
-"""Arenas of a pool: one for the thread that runs the broker, one for all others. More would help only if many threads
-were busy."""
+"""Number of arenas of a pool: one for the thread that runs the broker, one for all other threads. More arenas would
+help only if many threads were busy."""
 
 logger = logging.getLogger("journal.buffers")
 
@@ -53,8 +53,8 @@ class _Local(threading.local):
 class Pool:
     """Pool of buffers. Thread-safe. With `debug` each buffer records where it was allocated, which costs time.
 
-    Each thread gets one of the arenas and allocates from that arena through a cache of its own. A released buffer of
-    another arena is not cached but returned to its arena immediately.
+    Each thread gets one of the arenas and allocates from that arena through a cache of its own. If a thread releases a
+    buffer of another arena, the memory is not cached but freed in that arena immediately.
     """
 
     def __init__(self, arena_count: int = ARENA_COUNT, *, debug: bool = False) -> None:
@@ -103,7 +103,7 @@ class Pool:
         )
 
     def leaks(self) -> list[Leak]:
-        """Buffers not released, by place of allocation, those with most bytes first. Empty without `debug`."""
+        """Buffers that were not released, by place of allocation; most bytes first. Empty without `debug`."""
         found = [(buffer.allocated_at, buffer.size) for buffer in list(self._traced) if buffer.holds]
         counted: dict[str, list[int]] = {}
         for allocation, size in [*found, *self._dropped]:
@@ -114,7 +114,7 @@ class Pool:
         return [Leak(allocation, size, count) for allocation, (size, count) in ordered]
 
     def trim(self) -> int:
-        """Return unused memory of this thread's cache and of the arenas to the system; return the number of bytes."""
+        """Give unused memory of this thread's cache and of the arenas back to the system. Return how many bytes."""
         if self._local.cache:
             self._local.cache.drain()
         with self._lock:
@@ -192,7 +192,7 @@ class Buffer:
 
     @property
     def allocated_at(self) -> str:
-        """File, line and function that allocated the buffer; "" in a pool without `debug`."""
+        """File, line and function of the allocation, the nearest caller first; "" in a pool without `debug`."""
         return ""
 
     def retain(self) -> Buffer:
@@ -203,7 +203,7 @@ class Buffer:
         return self
 
     def release(self) -> None:
-        """Remove a reference; the last release returns the memory to the pool. Raises Released after that."""
+        """Remove a reference; the last release returns the memory to the pool. Raises Released if none is left."""
         try:
             last = self._holds.pop()
         except IndexError:
@@ -228,7 +228,6 @@ class TracedBuffer(Buffer):
 
     @property
     def allocated_at(self) -> str:
-        """File, line and function of the allocation, the nearest caller first."""
         return " < ".join(f"{f.filename}:{f.lineno} in {f.name}" for f in reversed(self._stack))
 
     def __del__(self) -> None:
@@ -245,7 +244,7 @@ RUN_BYTES_MAX = 1 << 20
 CACHE_BYTES_MAX = 4 << 20
 """Maximum bytes in a thread's cache: a quarter of a chunk."""
 TRIM_INTERVAL = 8192
-"""Requests after which a cache frees the allocations that it has not needed since the last time."""
+"""Number of requests between two trims of a thread's cache (see `ThreadCache`)."""
 
 
 class AllocationCounts:
@@ -264,8 +263,8 @@ class AllocationCounts:
 class ThreadCache:
     """Freed allocations of one arena by rounded size, for one thread: a request for such a size takes no lock.
 
-    Every TRIM_INTERVAL requests, the cache is trimmed: it returns to the arena the allocations that were not needed
-    since the last trim. Their number, for each size, is the lowest number that was in the cache during this time.
+    Every TRIM_INTERVAL requests, the cache is trimmed: allocations that were not needed since the last trim are freed
+    in the arena. For each size, their number is the lowest number of cached allocations since the last trim.
     """
 
     def __init__(self, arena: Arena) -> None:

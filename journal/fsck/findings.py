@@ -1,7 +1,7 @@
-"""What all verifications and repairs have in common: findings, their report, and the replacement of a file.
+"""Classes and functions of all verifications and repairs: findings, their report, and the replacement of a file.
 
-A damaged file is replaced by a new one that is written beside it, fsynced and renamed: after a power loss the name
-refers to either the old or the new file. The original is kept as `<name>.damaged` until `remove_originals`.
+A repair writes a new file, fsyncs it and renames it to the name of the damaged file. So after a power loss the name
+refers to either the old or the new file. The original is kept as `<name>.damaged` until `remove_originals` is called.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (path, bytes of the file that are done, size of the file)."""
 
 Patches = Sequence[tuple[int, bytes]]
-"""(position, bytes) of changes to a copy of a file."""
+"""Changes to a copy of a file: (position, the bytes that are written there)."""
 
 COPY_SIZE: Final = 1 << 20
 DAMAGE: Final = "damage"
@@ -28,16 +28,16 @@ NOTE: Final = "note"
 
 
 def no_progress(path: str, done: int, size: int) -> None:
-    """Report no progress."""
+    """A `Progress` that does nothing."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """One finding of a verification.
 
-    The range `first <= x < next` is in offsets for a segment, in positions for any other file. `field` names what is
-    inconsistent. `weight`: "damage" (data that was written is unreliable) or "note" (the next start corrects it).
-    `may_lose`: set in a note if acknowledged data may be lost there; the files do not show whether it is.
+    The range `first <= x < next` is in offsets for a segment, in positions for any other file. `what`: the text of the
+    finding. `field`: which part of the format is wrong. `weight`: "damage" (data that was written is unreliable) or
+    "note" (the next start corrects it). `may_lose`: True in a note if acknowledged data in the range may be lost.
     """
 
     file: str
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass
 class VerifyReport:
-    """What was verified, and the findings. `bytes`, `blocks` and `records` count only what is valid."""
+    """Result of a verification: the findings, and the amounts of valid data (`bytes`, `blocks`, `records`)."""
 
     segments: int = 0
     bytes: int = 0
@@ -90,7 +90,7 @@ class Verifier:
         self.report.findings.append(Finding(path, first, next, what, field, weight, may_lose))
 
     def add_error(self, error: Corrupt, field: str, weight: str = DAMAGE, what: str = "") -> None:
-        """Add a finding for the error of a read. `what`: text to use instead of the reason of the error."""
+        """Add a finding for `error`, which a read has raised. `what`: text instead of the reason of the error."""
         found = Finding(error.path, error.first, error.next, what or error.reason, field, weight)
         self.report.findings.append(found)
 
@@ -101,7 +101,7 @@ class Verifier:
 
 @dataclass(frozen=True)
 class RepairedFile:
-    """One repair, of the whole `file` or of `first <= x < next` in it; `kept`, `lost`: number of messages there."""
+    """One repair, of a whole file or of its range `first <= x < next`. `kept`, `lost`: number of messages there."""
 
     file: str
     first: int = 0
@@ -115,7 +115,7 @@ class RepairedFile:
 def keep_original(disk: Disk, path: str) -> None:
     """Copy a file that is to be replaced to `<path>.damaged`. Raises OSError, Full."""
     kept = path + DAMAGED_SUFFIX
-    # If an earlier repair made such a copy, only that copy is the original. It is not replaced.
+    # A copy from an earlier repair is not replaced, because the file at `path` is not the original any more.
     if not disk.exists(kept):
         with closing(disk.open_read(path)) as file:
             _write_copy(disk, kept + REPAIRED_SUFFIX, path, file.size())
@@ -125,10 +125,10 @@ def keep_original(disk: Disk, path: str) -> None:
 def replace_file(
     disk: Disk, path: str, size: int, patches: Patches, *, obsolete: str = "", progress: Progress = no_progress
 ) -> None:
-    """Replace a file by its first `size` bytes with the changes `patches`, which may extend it. Durable on return.
+    """Replace a file by a copy of its first `size` bytes, changed or extended by `patches`. Durable on return.
 
-    `obsolete`: path of a file derived from this one (an index), which is deleted before the replacement. If `size` is
-    0, the file at `path` may be missing. Raises OSError, Full.
+    `obsolete`: path of a file derived from the replaced one (an index), which is deleted before the replacement. If
+    `size` is 0, the file at `path` may be missing. Raises OSError, Full.
     """
     _write_copy(disk, path + REPAIRED_SUFFIX, path, size, patches, progress)
     if obsolete and disk.exists(obsolete):
@@ -157,7 +157,7 @@ def _write_copy(
 
 
 def remove_originals(disk: Disk, folder: str) -> list[str]:
-    """Delete the original files that repairs have kept; return their names. Folders are not deleted."""
+    """Delete the original files that repairs have kept; return their names. Folders with such names are kept."""
     found = [name for name in disk.list(folder) if filenames.is_set_aside(name)]
     found = [name for name in found if not disk.is_folder(filenames.join(folder, name))]
     for name in found:

@@ -59,7 +59,7 @@ from journal.record.format import (
 )
 
 RANGE_SIZE_MIN: Final = TRAILER_SIZE + HEADER_SIZE
-"""Minimum size of a range that can become a block with records. A range of TRAILER_SIZE becomes one without records."""
+"""Minimum size of a range that becomes a block with records. A range of TRAILER_SIZE becomes a block without any."""
 
 SNAPSHOT_NOTE: Final = (
     "set aside; a start uses the previous snapshot, or reads every existing record. What was stored only in records"
@@ -85,9 +85,9 @@ DELAYED = "delayed messages and schedules"
 
 
 class PendingRecords(NamedTuple):
-    """Records that a source (a transaction journal) has for a log.
+    """Records of committed transactions that a source (a transaction journal) has for a log.
 
-    The next start applies those above the highest position in the source that is applied in the log already.
+    The next start applies the records whose position in the source is above the highest position applied in the log.
     `source`: (kind, id) as in block trailers. `records`: position in the source -> record id, by rising position.
     """
 
@@ -96,17 +96,17 @@ class PendingRecords(NamedTuple):
 
 
 FindPending = Callable[[int], PendingRecords | None]
-"""Takes a log's id, and returns what a transaction journal has for that log; None if that cannot be known."""
+"""Function of a log's id that returns the records of the transaction journal for that log; None if unknown."""
 
 
 @dataclass(frozen=True)
 class RepairedRange:
     """One repair, of a range of offsets `first <= x < next` of `file` or of a whole file. `reason`: what was damaged.
 
-    `first_ordinal`: the first ordinal in the range. `kept`: number of records there that still exist. `lost`: number of
-    records that were replaced by `fillers` (records of zeros), each given as (offset, size, count of ordinals).
-    `source_lost`: whether the block trailer was lost, and with it the source of the append. `note`: what follows for
-    transactions and delayed messages.
+    `first_ordinal`: the first ordinal in the range. `kept`: number of records that still exist in the range. `lost`:
+    number of records that were replaced by `fillers` (records of zeros), each given as (offset, size, count of
+    ordinals). `source_lost`: True if the block trailer was lost, and with it the source of the append. `note`: text
+    about the consequences, for example for transactions and delayed messages.
     """
 
     file: str
@@ -134,12 +134,12 @@ def repair(
 ) -> list[RepairedRange]:
     """Repair every damaged segment of a partition's folder.
 
-    `starts`: offset -> ordinal of the places where readers will continue, each the end of an append. The snapshots'
-    offsets and the durable offset are such places too. No new block extends over one of them. `expected`: the log's id
-    as the caller knows it, which decides if two ids are in equally many files. `pending`: returns what a start will
-    apply to the log; the repair keeps no record that the start would apply a second time. Raises Corrupt if a segment
-    cannot be repaired (it has no valid block trailer), NewerFormat, Full, OSError; segments that were repaired before
-    stay repaired.
+    `starts`: offset -> ordinal of the ends of appends at which readers will continue. Readers may also continue at the
+    offset of a snapshot and at the durable offset. So no new block extends over one of these offsets. `expected`: the
+    log's id as the caller knows it, for the case that the files do not determine the id. `pending`: returns the records
+    that a start will apply to the log; the repair keeps no record that the start would apply a second time. Raises
+    Corrupt if a segment cannot be repaired (it has no valid block trailer), NewerFormat, Full, OSError. Segments that
+    were repaired before the error stay repaired.
     """
     bases = filenames.segment_offsets(disk.list(folder), suffix)
     paths = [filenames.join(folder, filenames.segment_name(base, suffix)) for base in bases]
@@ -158,7 +158,7 @@ Plan = tuple[RepairedRange, "RebuiltRange"]
 
 @dataclass
 class _LogRepairer:
-    """One repair of a log: first snapshots and checkpoint, which say where the log must continue, then the segments."""
+    """One repair of a log: first its snapshots and checkpoint, which say where the log must end, then the segments."""
 
     disk: Disk
     folder: str
@@ -173,7 +173,7 @@ class _LogRepairer:
     checkpoint_fault: str = ""
     """Why the checkpoint cannot be used; "" if it is valid."""
     known: dict[int, int] = field(default_factory=dict)
-    """Offset -> ordinal of places at which a reader may continue."""
+    """Offset -> ordinal of the offsets at which a reader may continue."""
     ordinal: int | None = None
     """The ordinal after the blocks read so far, None if it is not known. `previous` is the last valid block trailer."""
     previous: BlockTrailer | None = None
@@ -181,7 +181,7 @@ class _LogRepairer:
     """True once `pending` and `applied` were read, which happens at the first block that has lost its source."""
     pending: PendingRecords | None = None
     applied: tuple[int, int] | None = None
-    """The position of the source of `pending` up to which its records are applied in this log; None if none is."""
+    """The position in the source of `pending` up to which records are applied in this log; None if none is applied."""
 
     def __post_init__(self) -> None:
         self.checkpoint_file = LogCheckpointFile(self.disk, self.folder, self.log_id)
@@ -192,7 +192,7 @@ class _LogRepairer:
         self._repair_snapshots()
         checkpoint = self.checkpoint
         if checkpoint is not None and (checkpoint.stopped or "").startswith(FILES_GONE):
-            # The log was stopped because all its files were gone. The repair lets it accept messages again.
+            # The log was stopped because all its files were gone. The repair lets the log accept messages again.
             self._add(self.checkpoint_file.path, f"stopped: {checkpoint.stopped}", GIVEN_UP_NOTE)
             self._write_checkpoint(checkpoint._replace(stopped=None))
         own = {}
@@ -210,7 +210,8 @@ class _LogRepairer:
             return
         first = self.checkpoint.first if self.checkpoint is not None else self.bases[0]
         if not self.dry_run and any(first <= start < self.bases[0] for start in starts):
-            # A reader will continue before the first segment. A segment is added there, which then gets fillers.
+            # A reader will continue at an offset before the first segment. So an empty segment is created from the
+            # log's first offset on. It is then repaired like a segment that is too short: with fillers.
             self._create_empty(first)
             self.bases.insert(0, first)
         if self._has_segment():
@@ -249,7 +250,7 @@ class _LogRepairer:
                 yield path, error
 
     def _repair_snapshots(self) -> None:
-        """Rename unreadable snapshots: a start then uses the previous snapshot, or reads every record."""
+        """Rename unreadable snapshots, so that a start uses the previous snapshot or replays every record."""
         for path, content in self._snapshots():
             if isinstance(content, Corrupt):
                 if not self.dry_run:
@@ -310,12 +311,12 @@ class _LogRepairer:
         self.disk.force_folder(self.folder)
 
     def _has_segment(self) -> bool:
-        """Whether the first segment exists; False if it has to be created first, which a dry run does not do."""
+        """True if the file of the first segment exists. It may be missing in a dry run, which does not create it."""
         name = filenames.segment_name(self.bases[0], self.suffix)
         return self.disk.exists(filenames.join(self.folder, name))
 
     def _create_segment(self) -> bool:
-        """If there is no segment, create one at the known end of the log; False if the log never had a segment."""
+        """Create a segment at the known end of the log, which has none. Return False if no segment is missing."""
         end, checkpoint = max(self.known, default=0), self.checkpoint
         if checkpoint is None and not self.checkpoint_fault:
             return False
@@ -379,7 +380,7 @@ class _LogRepairer:
                 self.done += [repaired for repaired, _ in plans] + surplus
 
     def _repair_index(self, segment: Segment, built: SegmentIndex) -> None:
-        """Write the index of a valid segment again if the index file has a wrong entry. A start adds a missing file."""
+        """Rewrite the index file of a valid segment if an entry is wrong. A start creates a missing index file."""
         if not self.disk.exists(built.path):
             return
         fault, difference = compare_index(self.disk, built.path, segment, built)
@@ -421,7 +422,7 @@ class _LogRepairer:
             self.ordinal = waiting.next_ordinal
 
     def _damaged_tail(self, segment: Segment, waiting: DamagedRange | None) -> DamagedRange | None:
-        """Return the damaged range at the segment's end, extended to where the log must continue; None without one."""
+        """Return the damaged range at the segment's end, extended to where the log must continue; None if undamaged."""
         if waiting is not None and waiting.next_ordinal is not None:
             return waiting
         first = waiting.first if waiting is not None else segment.size
@@ -434,20 +435,20 @@ class _LogRepairer:
         waiting = waiting._replace(next=offset - segment.base, next_ordinal=next_ordinal)
         if known_between is None or waiting.ordinal is None:
             return waiting
-        # The ranges before and after the start of the next segment are both damaged, and only their total number of
-        # ordinals is known. This range gets the minimum number that it had. If it may have had more, it gets the total
-        # without the minimum number of the other range.
+        # The ranges before and after the start of the next segment are both damaged, and only the total number of
+        # their ordinals is known. `waiting` gets the minimum number that it can have had. If it may have had more, it
+        # gets the total minus the minimum number of the ranges after it.
         known, more = minimum_count(_range_bytes(segment, waiting), segment.log_id)
         total = max(0, next_ordinal - waiting.ordinal)
         count = min(total, max(known, total - known_between) if more else known)
         return waiting._replace(next_ordinal=waiting.ordinal + count)
 
     def _next_known(self, base: int) -> tuple[int, int, int | None]:
-        """Return (offset, ordinal, count) for what follows the segment at `base`; offset -1 if nothing is known of it.
+        """Return (offset, ordinal, count) of the continuation of the log after the segment at `base`.
 
-        `offset`: where the log continues. `ordinal`: the first known ordinal in later segments, or the one at the
-        durable offset if none is known. `count`: the least number of records that the damaged ranges of later segments
-        had before `ordinal`; None if there are no such ranges.
+        `offset`: where the log continues; -1 if nothing is known about it. `ordinal`: the first known ordinal in later
+        segments, or the ordinal at the durable offset if none is known. `count`: the least number of ordinals in the
+        damaged ranges of later segments before `ordinal`; None if there are no such ranges.
         """
         bases = self.bases[self.bases.index(base) + 1 :]
         shared: int | None = None
@@ -463,9 +464,9 @@ class _LogRepairer:
         return bases[0] if bases else self.checkpoint.durable, self.checkpoint.durable_ordinal, shared
 
     def _find_repeated_ids(self, base: int, plans: list[Plan]) -> set[int]:
-        """Return the ids of records that would be kept although a later block has the same records again."""
-        # If a block trailer is lost, its source is lost too. A start may then have applied the same transaction or
-        # delayed message again, in a later block.
+        """Return the ids of records that `plans` would keep although a later block has the same records again."""
+        # If a block trailer is lost, the source of its records is lost too. So an earlier start may have applied the
+        # same transaction or delayed message again, in a later block.
         wanted = {id: repaired.next for repaired, rebuilt in plans if repaired.source_lost for id in rebuilt.kept_ids}
         found: set[int] = set()
         for block in self._valid_blocks(self.bases[self.bases.index(base) :]) if wanted else ():
@@ -473,9 +474,9 @@ class _LogRepairer:
             found.update(id for id in ids & wanted.keys() if block.offset >= wanted[id])
         return found
 
-    # The applied position of the transaction journal is the highest one in the block trailers and the newest snapshot.
-    # The next start applies all records above it. These include records in blocks whose trailer is lost. If the repair
-    # kept such records as they are, the log would have them twice.
+    # The log's block trailers and its newest snapshot say up to which position of the transaction journal records were
+    # applied to the log. The next start applies all records above that position. These include records in blocks whose
+    # trailer is lost. If the repair kept such records as they are, the log would have them twice.
 
     def _settle(
         self, segment: Segment, damaged: DamagedRange, before: BlockTrailer | None, repeated: set[int], plan: Plan
@@ -501,15 +502,15 @@ class _LogRepairer:
             if self.applied is None or position > self.applied
         }
         here = [position for position, record_id in waiting.items() if record_id in ids]
-        # No file here tells which delayed messages were being applied.
+        # No file of the log says whether a kept record is a delayed message that the next start delivers again.
         others = is_partition and len(here) < len(kept)
         note = UNCERTAIN + (SOURCE_UNKNOWN.format(DELAYED) if others else "")
         if not here:
             return replace(repaired, note=note), rebuilt
         last = max(here)
-        # The arrival log, which stores delayed messages first, is excluded: its messages are lost without their arrival
-        # header (the record before a batch, with its due times). So in an arrival log, all are left out and applied
-        # again.
+        # If all waiting records up to `last` are in this range, the new trailer gets their source. Not in the arrival
+        # log of delayed messages: there, messages are useless without their arrival header (the record before a batch,
+        # with its due times), which may be damaged. So there, all are left out, and the next start applies them.
         if is_partition and len(here) == sum(position <= last for position in waiting):
             self.applied = last
             source = (*self.pending.source, *last)
@@ -529,7 +530,7 @@ class _LogRepairer:
         snapshot, _ = SnapshotFiles(self.disk, self.folder, self.log_id).load_newest(filenames.OFFSET_MAX)
         found = [snapshot.sources[source]] if snapshot is not None and source in snapshot.sources else []
         for _, item in self._scanned(self.bases):
-            # A damaged range whose own trailer is valid keeps that trailer, and so its source.
+            # A damaged range with a valid trailer keeps this trailer, and so the source of its append.
             trailer = item.trailer if isinstance(item, DamagedRange) else item.control
             if trailer is not None and (trailer.source_kind, trailer.source_id) == source:
                 found.append((trailer.source_high, trailer.source_low))
@@ -540,8 +541,9 @@ def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | N
     """Return the log id that most files have, because a single file may be of another log; None if no file has an id.
 
     If several ids are equally frequent, `expected` is returned if it is among them, else the first id in the segments.
-    But if another of these ids differs from that in one bit and is in the checkpoint or a snapshot, the other is
-    returned: checksums of checkpoints and snapshots cover the id, those of block trailers do not.
+    That id may have a flipped bit, because the checksum of a block trailer does not cover the id. The checksums of the
+    checkpoint and of snapshots do. So if an equally frequent id in one of these files differs from the first id in one
+    bit, the id in that file is returned.
     """
     votes = Counter(id for path in segments if (id := find_log_id(disk, path)) is not None)
     checked: Counter[int] = Counter()
@@ -563,7 +565,7 @@ def _find_log_id(disk: Disk, folder: str, segments: list[str], expected: int | N
 
 
 def _split_at_read_positions(damaged: DamagedRange, base: int, starts: Mapping[int, int]) -> Iterator[DamagedRange]:
-    """Split a range where readers will continue, except where a part would be too small for a block."""
+    """Split a range at the offsets in `starts`, unless a part would be too small for a block."""
     for offset in sorted(starts):
         position, ordinal = offset - base, starts[offset]
         rest = damaged.next - position
@@ -604,7 +606,7 @@ def _plan_repair(
     count = max(0, damaged.next_ordinal - ordinal)
     data = _range_bytes(segment, damaged)
     data = without_foreign(data, first, segment.log_id, damaged.ordinal, damaged.next_ordinal)
-    # The new trailer takes its fields from the old one; if that is lost, from the previous block's trailer.
+    # The new trailer takes its fields from the old trailer, or if that is lost, from the previous block's trailer.
     closing = damaged.trailer
     if closing is None:
         times = (before.append_time, before.epoch, before.durable_offset) if before is not None else (0, 0, 0)
@@ -635,7 +637,7 @@ def _range_bytes(segment: Segment, damaged: DamagedRange) -> bytes:
 
 
 RANGE_SIZE_MAX: Final = RECORD_SIZE_MAX // 2
-"""A longer range is a lost part of the disk: all of it becomes fillers, each with a block trailer."""
+"""A longer range is replaced completely by fillers, each with a block trailer, because a part of the disk was lost."""
 
 SEARCH_SIZE_MAX: Final = 4 << 20
 """Maximum bytes searched for the next valid record (about one second); if there is none, the rest counts as lost."""
@@ -662,7 +664,7 @@ class Trailer(NamedTuple):
 
 
 class RebuiltRange(NamedTuple):
-    """The replacement of a range: `data`, of the same size. `kept` and `lost`: numbers of ordinals."""
+    """The replacement of a range. `data` has the same size as the range. `kept`, `lost`: numbers of ordinals."""
 
     data: bytes
     pieces: list[RangePiece]
@@ -677,12 +679,12 @@ class RebuiltRange(NamedTuple):
 
 
 def rebuild_range(data: bytes, count: int, log_id: int, closing: BlockTrailer) -> RebuiltRange:
-    """Build a valid range of the same size, with `count` ordinals, from a damaged one. Raises ValueError.
+    """Build a valid range of the same size, with `count` ordinals, from the damaged range with the bytes `data`.
 
     Records with a valid checksum stay at their position, gaps become fillers, and a new block trailer replaces the last
-    100 bytes. A record's checksum covers only its body: ids and flags are kept as found, not verified. `closing` gives
-    the new trailer's offset, first ordinal, append time, epoch, durable offset, source and more-follows. The range must
-    have the size of a trailer, or at least a record header more.
+    100 bytes. A record's checksum covers only its body: ids and flags are kept as found, not verified. The new trailer
+    gets from `closing`: offset, first ordinal, append time, epoch, durable offset, source and more-follows. Raises
+    ValueError unless `data` has the size of a trailer, or is longer than that by at least a record header.
     """
     room = len(data) - TRAILER_SIZE
     if room < 0 or 0 < room < HEADER_SIZE:
@@ -700,7 +702,7 @@ def rebuild_range(data: bytes, count: int, log_id: int, closing: BlockTrailer) -
 
 
 def minimum_count(data: bytes, log_id: int) -> tuple[int, bool]:
-    """Return (minimum number of ordinals that a range has, whether it may have had more)."""
+    """Return (minimum number of ordinals that the range with the bytes `data` had, whether it may have had more)."""
     if len(data) > RANGE_SIZE_MAX:
         return 0, True
     pieces = _merge_short_gaps(list(_split_pieces(data[: max(0, len(data) - TRAILER_SIZE)], log_id)))
@@ -708,25 +710,25 @@ def minimum_count(data: bytes, log_id: int) -> tuple[int, bool]:
 
 
 def without_foreign(data: bytes, offset: int, log_id: int, ordinal: int | None, next_ordinal: int | None) -> bytes:
-    """Return `data`, a range at `offset` of the log `log_id`, with zeros in place of blocks that belong elsewhere.
+    """Return `data`, a range at `offset` of the log `log_id`, with zeros in place of foreign blocks.
 
-    Blocks of another offset or another log would otherwise be delivered twice. `ordinal`: that of the range's first
-    record; `next_ordinal`: that of the first record after the range.
+    A foreign block is of another offset or another log: if it were kept, its messages would be delivered twice.
+    `ordinal`: ordinal of the range's first record; `next_ordinal`: ordinal of the first record after the range.
 
-    A block is foreign only if a block trailer with a valid checksum says so, at a position to which the lengths of the
-    records lead: so bytes in a payload that imitate a trailer do not count. If the CRC-32 of the trailer's block is
-    valid, that block is foreign. If not, the records that precede the trailer without a gap are foreign. The records
-    after the trailer, up to the next gap or block trailer, are foreign too, unless they are a block of this log.
+    A block is foreign only if its trailer has a valid checksum and is at a position to which the lengths of the records
+    lead, so that bytes in a payload that imitate a trailer do not count. If the CRC-32 of the trailer's block is valid,
+    that block is removed. If not, the records directly before the trailer are removed. The records after the trailer,
+    up to the next gap or block trailer, are removed too, unless they are a block of this log.
 
-    The checksum does not cover the log id. So a trailer with this offset and these ordinals, whose id differs from
-    `log_id` in one bit and occurs only once here, is this log's own, with a flipped bit.
+    The checksum does not cover the log id. So a trailer whose id differs from `log_id` in one bit is this log's own
+    trailer, with a flipped bit, if its offset and ordinals fit and no other trailer in `data` has this id.
     """
     room = len(data) - TRAILER_SIZE
     if room < 0 or len(data) > RANGE_SIZE_MAX:
         return data
     pieces = list(_split_pieces(data[:room], log_id))
-    # The positions where block trailers may be: where the records' lengths lead to one, at the end of a gap of unknown
-    # contents, and at the end of the range.
+    # A block trailer may be at a position to which the records' lengths lead, at the end of a gap of unknown contents,
+    # and at the end of the range.
     ends = [p.position + p.size for p in pieces if p.count == UNKNOWN or (p.count == 0 and not p.kept)]
     places = [end - TRAILER_SIZE for end in [*ends, len(data)] if end >= TRAILER_SIZE]
     found = ((place, named_trailer(data, place)) for place in places)
@@ -748,7 +750,7 @@ def without_foreign(data: bytes, offset: int, log_id: int, ordinal: int | None, 
 
     edges = [(p.position, p.position + p.size) for p in pieces if p.count == UNKNOWN]
     edges += [(trailer.position, trailer.position + TRAILER_SIZE) for trailer in trailers]
-    # The bytes of an own block, from the offset that its trailer has, are not those of a foreign block before it.
+    # An own block begins at the offset in its trailer. The bytes from there on do not belong to a foreign block.
     begun = {trailer.position: trailer.control.offset - offset for trailer in trailers if is_own(trailer)}
     left = bytearray(data)
     for trailer in trailers:
@@ -757,7 +759,7 @@ def without_foreign(data: bytes, offset: int, log_id: int, ordinal: int | None, 
         position, end = trailer.position, trailer.position + TRAILER_SIZE
         first = position - trailer.control.size
         if first < 0 or crc32(memoryview(data)[first:position]) != trailer.control.crc:
-            # A gap before this trailer is lost anyway; what precedes the gap does not belong to this trailer.
+            # Only records after the previous gap or trailer can belong to this trailer. A gap is lost in any case.
             floors = (after if after <= position else before for before, after in edges if before < position)
             first = max(0, first, *floors)
         following = min((before for before, _ in edges if before >= end), default=len(data))
@@ -809,7 +811,7 @@ def _split_pieces(data: bytes, log_id: int) -> Iterator[RangePiece]:
 
 def _size_of_flipped(data: bytes, position: int) -> int | None:
     """Return the size of a record if flipping one bit of its length makes its checksum valid; else None."""
-    # Without this, the search for the next record could find one inside of this record's payload.
+    # Without this check, the search for the next record could find bytes inside this record's payload instead.
     if position + HEADER_SIZE > len(data):
         return None
     length, checksum, id, flag = HEADER.unpack_from(data, position)
@@ -824,7 +826,7 @@ def _size_of_flipped(data: bytes, position: int) -> int | None:
 
 
 def _record_at(data: bytes, position: int, log_id: int) -> tuple[int, int | None]:
-    """Return (size, number of ordinals) of the record at `position`; None instead of the number if it is invalid."""
+    """Return (size, number of ordinals) of the record at `position`. The number is None if the record is invalid."""
     if position + HEADER_SIZE > len(data):
         return RECORD_SIZE_MAX, None
     length, checksum, id, flag = HEADER.unpack_from(data, position)
@@ -849,8 +851,8 @@ def _continues_at(data: bytes, position: int, log_id: int) -> bool:
 
 
 def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
-    """True if there is a block trailer of any log. It may be damaged, but its length must be right, and at least two of
-    its flag, id and checksum."""
+    """True if a block trailer of any log is at `position`. It may be damaged, but its length must be right, and at
+    least two of its flag, id and checksum."""
     if position + TRAILER_SIZE > len(data):
         return False
     length, checksum, id, flag = HEADER.unpack_from(data, position)
@@ -859,7 +861,7 @@ def _is_trailer(data: bytes, position: int, log_id: int) -> bool:
     body = memoryview(data)[position + HEADER_SIZE : position + TRAILER_SIZE]
     if flag == FLAG_TRAILER:
         return bool(id == log_id) or crc32(body) == checksum
-    # Other own records of the broker may have their log's id as id, but none of their bodies begins with this version.
+    # The broker's other own records may have the log's id too, but none of their bodies begins with this version.
     return bool(id == log_id) and body[:2] == TRAILER_VERSION.to_bytes(2, "big") and crc32(body) == checksum
 
 
@@ -871,7 +873,7 @@ def _starts_valid_records(data: bytes, position: int, log_id: int) -> bool:
 
 
 def _merge_short_gaps(pieces: list[RangePiece]) -> list[RangePiece]:
-    """Merge adjacent gaps with an unknown number of records. A gap too short for a filler takes in the next piece."""
+    """Merge adjacent gaps with unknown numbers of records. Merge a gap too short for a filler with its neighbour."""
     found: list[RangePiece] = []
     for piece in pieces:
         last = found[-1] if found else None
@@ -886,7 +888,7 @@ def _merge_short_gaps(pieces: list[RangePiece]) -> list[RangePiece]:
 
 
 def _assign_counts(pieces: list[RangePiece], count: int) -> list[RangePiece] | None:
-    """Set the unknown counts so that all pieces together have `count` ordinals; None if that is impossible."""
+    """Set the unknown counts so that the total of all pieces is `count` ordinals; None if that is impossible."""
     known = sum(piece.count for piece in pieces if piece.count != UNKNOWN)
     rest = count - known
     gaps = [number for number, piece in enumerate(pieces) if piece.count == UNKNOWN]

@@ -1,8 +1,8 @@
 """Offline verification of a log: a segment file, a partition's folder, or a data folder. Only reads.
 
 Every block is checked against its trailer, blocks and segments against each other, and each index, snapshot and
-checkpoint against the segments; with `records` also every record's own checksum, flag, id and attribute. The caller
-must hold the lock of the data folder, so that no other process writes.
+checkpoint against the segments. With `records`, the checksum, flag, id and attribute of every record are checked too.
+The caller must hold the lock of the data folder, so that no other process writes.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _TRAILER_HEADER: Final = re.compile(
 class DamagedRange(NamedTuple):
     """Positions `first <= x < next` of a segment that are damaged, and why.
 
-    `ordinal`: that of the first lost record, None if no earlier block determines it. `next_ordinal`: that of the first
-    record after the range, None if no valid block follows. `trailer`: the valid block trailer of the range, if the
-    range is one block with damaged records. `version`: format version of the trailer, if a newer library wrote it.
+    `ordinal`: ordinal of the first lost record; None if no earlier block determines it. `next_ordinal`: ordinal of the
+    first record after the range; None if no valid block follows. `trailer`: the valid block trailer of the range, if
+    the range is one block with damaged records. `version`: format version of the trailer, if a newer library wrote it.
     """
 
     first: int
@@ -77,7 +77,7 @@ class DamagedRange(NamedTuple):
 
 
 def opened_segment(disk: Disk, folder: str, base: int, log_id: int, suffix: str) -> closing[Segment]:
-    """Open a segment to read it in a `with` statement, which closes it. Raises OSError."""
+    """Open a segment for reading in a `with` statement, which closes the segment. Raises OSError."""
     return closing(Segment.open(disk, folder, base, log_id, writable=False, suffix=suffix))
 
 
@@ -103,10 +103,10 @@ def scan_segment(segment: Segment) -> Iterator[Block | DamagedRange]:
 
 
 def find_log_id(disk: Disk, path: str) -> int | None:
-    """Return the log id that most of the first block trailers of a segment file have; None if no trailer is valid.
+    """Return the log id that is most frequent in the first block trailers of a segment file; None if none is valid.
 
-    Only the trailers of the valid blocks at the beginning of the file are counted, because none of these is part of a
-    payload. If there are none, the trailers found after damage are counted.
+    Only the trailers of the valid blocks at the beginning of the file are counted, because these are certainly not part
+    of a payload. If there are none, the trailers found after damage are counted.
     """
     proven: Counter[int] = Counter()
     others: Counter[int] = Counter()
@@ -120,7 +120,7 @@ def find_log_id(disk: Disk, path: str) -> int | None:
 
 
 def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
-    """Yield (log id, whether the file is valid up to there) for each block trailer with a valid checksum."""
+    """Yield (log id, whether the file is valid up to this trailer) for each block trailer with a valid checksum."""
     position, span = 0, SCAN_SIZE
     is_proven, is_block_start = True, True
     while position < size:
@@ -160,7 +160,7 @@ def _controls(file: File, size: int) -> Iterator[tuple[int, bool]]:
 
 
 def named_trailer(data: bytes, position: int) -> tuple[int, BlockTrailer] | None:
-    """Return (log id, trailer) of the block trailer at `position`, of any log; None if invalid. Raises Incomplete."""
+    """Decode the trailer at `position`, of any log. Return (log id, trailer); None if invalid. Raises Incomplete."""
     log_id = int.from_bytes(data[position + TRAILER_KEY_POSITION :][:8], "big")
     try:
         return log_id, decode_trailer(data, position, log_id)
@@ -173,8 +173,8 @@ def compare_index(
 ) -> tuple[str | None, tuple[int, str] | None]:
     """Compare an index file with `built`, the index made from the segment.
 
-    Return (what is wrong with the file, (number, field) of the first entry that differs). Each is None if there is
-    nothing to report.
+    Return (what is missing or invalid in the file, (number, field) of the first entry that differs from `built`). Each
+    is None if there is nothing to report.
     """
     index = SegmentIndex.load(disk, path, segment.base, segment.log_id, segment.size)
     built.close_run()
@@ -192,7 +192,7 @@ NOT_CLOSED: Final = (
 )
 
 STOPPED = "stopped: "
-"""The beginning of the note about a stopped log; the reason of the stop follows."""
+"""Beginning of the note about a stopped log. The rest of the note is the reason of the stop."""
 
 
 def verify(
@@ -227,7 +227,7 @@ def verify(
 
 @dataclass
 class _FolderVerifier(Verifier):
-    """Verification of one partition's folder. Each segment must continue where the one before ends."""
+    """Verification of one partition's folder. Each segment must start at the offset where the previous one ends."""
 
     suffix: str
     log_id: int | None = None
@@ -301,12 +301,12 @@ class _FolderVerifier(Verifier):
             self._report_tail(file, first, first, next, damaged.reason, "block")
         else:
             self.add_finding(file, first, next, f"cannot be read: {damaged.reason}", "block")
-            self.append_end = next  # a start also accepts the appends before such damage, even an unfinished one
+            self.append_end = next  # valid blocks follow, so a start keeps everything before, even an unfinished append
         self.ordinal = damaged.next_ordinal
         self.previous = None
 
     def _report_tail(self, file: str, first: int, position: int, end: int, reason: str, field: str) -> None:
-        """Report what follows the last whole append, from `first` on. Valid blocks end at `position`."""
+        """Add a finding for `first` to `end`, the bytes after the last whole append. Valid blocks end at `position`."""
         append_end = min(self.append_end, position)
         row = decide(TAIL_RULES, TailFacts(position, append_end, end, self._known_durable(), None, False))
         if row.decision is TailAction.LOST:
@@ -316,9 +316,9 @@ class _FolderVerifier(Verifier):
         self.add_finding(file, first, end, what, field, NOTE, may_lose=True)
 
     def _known_durable(self) -> int:
-        """The highest offset that the checkpoint, a snapshot or a block trailer reports as durable, as at a start."""
+        """The highest offset that the checkpoint, a snapshot or a block trailer reports as durable."""
         durable = self.trailers_durable
-        # Damage to these files is ignored here, because it is reported by findings of their own.
+        # Damage to the checkpoint or to snapshots is ignored here, because other findings report it.
         with suppress(Corrupt, NewerFormat):
             log_id = self.log_id if self.log_id is not None else read_log_id(self.disk, self.folder)
             if log_id is not None:
@@ -430,8 +430,8 @@ class _FolderVerifier(Verifier):
             what = f"it describes the log up to {self.described}, the segments end at {end}"
             self.add_finding(filenames.log_snapshot_name(self.described), end, self.described, what, "offset")
         elif not marks.clean and marks.first < end and end in (bases[-1], self.described):
-            # A roll writes a snapshot at the end of the segment and creates the next file. If the next file is empty or
-            # missing, messages that were in it may be lost.
+            # At the end of a full segment the log writes a snapshot and creates the next file. If the next file is
+            # empty or missing, messages that were in that file may be lost.
             empty = end == bases[-1]
             name = filenames.segment_name(end, self.suffix) if empty else file
             what = "the newest file is empty" if empty else f"no file follows the snapshot at {end}"

@@ -1,8 +1,8 @@
 """Offline repair of a damaged transaction journal, on an operator's command. Undamaged entries keep their LSNs.
 
-Bytes after the place where the next file starts are removed. Unreadable bytes become a filler of the same size.
-Headers, missing files and the checkpoint are created again from the other files. What a start truncates by itself is
-left to the next start. The repair can be repeated. No other process may write in the folder.
+If a file has bytes after the LSN at which the next file starts, these are removed. Unreadable bytes are replaced by a
+filler of the same size. Lost headers, files and checkpoints are created again from the other files. A tail that the
+next start will truncate is not repaired. The repair can be repeated. No other process may write in the folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STATE_LOST: Final = "both snapshots are lost: outcomes, and what was prepared be
 
 @dataclass(frozen=True)
 class RepairedJournalRange:
-    """As `RepairedFile`. `lost_bytes`: number of lost bytes; the messages in them cannot be counted."""
+    """One repair, with the fields of `RepairedFile`. `lost_bytes`: lost bytes, whose messages cannot be counted."""
 
     file: str
     first: int = 0
@@ -60,8 +60,8 @@ def repair_journal(
 ) -> list[RepairedJournalRange]:
     """Repair the journal in `folder`; return what was done, or with `dry_run` would be done.
 
-    `known_lsn`: highest LSN of a decision that was applied outside of the journal; the journal must have reached beyond
-    this LSN. Raises Corrupt if no file has the journal's id, NewerFormat, Full, OSError.
+    `known_lsn`: highest LSN of a commit that a log or the catalog has applied; so the journal had an entry at this LSN.
+    Raises Corrupt if no file has the journal's id, NewerFormat, Full, OSError.
     """
     with closing(JournalScan(disk, folder)) as scan:
         if scan.identity is None:
@@ -106,13 +106,13 @@ class _JournalRepairer:
             elif file is not None and number >= begin:
                 end = max(end, file.end)
             elif live is None and number < begin:
-                # Only the older snapshot may need this file, and the end of the file is unknown.
+                # Only the older snapshot may need this file. It is not repaired, because its end is unknown.
                 continue
             first = self._repair_file(number, file, live.first if live is not None else first, end)
         return self.done
 
     def _repair_checkpoint(self) -> tuple[SnapshotHead, int, int]:
-        """Return (the snapshot from which a start will replay, durable LSN, highest file number)."""
+        """Repair the checkpoint. Return (snapshot from which a start will replay, durable LSN, highest file number)."""
         scan, checkpoint, path = self.scan, self.scan.checkpoint, self.scan.checkpoint_file.path
         durable_lsn = checkpoint.durable_lsn if checkpoint is not None else 0
         number = checkpoint.file_number if checkpoint is not None else 0
@@ -134,14 +134,14 @@ class _JournalRepairer:
         return heads[0], durable_lsn, number
 
     def _set_aside(self, path: str) -> None:
-        """Free the file's name by renaming the file; if an earlier repair has kept an original, remove the file."""
+        """Rename the file to `<path>.damaged`, or delete the file if an earlier repair has kept an original there."""
         if self.disk.exists(path + filenames.DAMAGED_SUFFIX):
             self.disk.unlink(path)
         else:
             self.disk.rename(path, path + filenames.DAMAGED_SUFFIX)
 
     def _create_empty_snapshot(self) -> tuple[list[SnapshotHead], str]:
-        """Create an empty snapshot. A start with it replays the newest files that follow each other without a gap."""
+        """Create an empty snapshot, so that a start replays the newest files that have consecutive numbers."""
         scan = self.scan
         number = max([*scan.snapshots, *scan.snapshot_faults, 0]) + 1
         run = len(scan.files) - 1
@@ -151,8 +151,8 @@ class _JournalRepairer:
             head = SnapshotHead(self.identity[0], number, 0, ())
             note = "every entry that was ever written is replayed instead"
         else:
-            # The snapshot also lists a file before the oldest of the files to be replayed. The repair creates that file
-            # with a filler, from which a replay sees that entries were lost.
+            # The snapshot also lists a file before the oldest of these files. The repair creates that file, with only a
+            # filler as its content. By the filler, a replay recognises that entries were lost.
             file = scan.files[run]
             first = file.first - FILE_HEADER_SIZE - HEADER_SIZE
             if first < 0:
@@ -169,7 +169,7 @@ class _JournalRepairer:
         return [head], note
 
     def _repair_file(self, number: int, file: JournalFile | None, first: int, end: int) -> int:
-        """Repair one file from LSN `first` to at least `end` (0: as far as the file reaches); return its end."""
+        """Repair a file from LSN `first` to at least `end` (0: to its present end). Return the LSN after the file."""
         path = self.scan.path(number)
         first = file.first if file is not None else first
         patches: list[tuple[int, bytes]] = []
@@ -201,14 +201,14 @@ class _JournalRepairer:
         return at
 
     def _gaps_to_fill(self, file: JournalFile | None, end: int) -> Iterator[JournalGap]:
-        """Yield the gaps that must be filled; a tail that was not durable is left to the next start."""
+        """Yield the gaps that must be filled. A tail that was not durable is left out: the next start truncates it."""
         if file is None:
             return
         durable_lsn = max(end, self.scan.durable_lsn(file))
         for gap in self.scan.scan_file(file):
             if isinstance(gap, JournalGap) and gap.first < durable_lsn:
-                # A filler starts at each snapshot's LSN, but fewer bytes may follow than a filler needs. If no valid
-                # entry follows, the gap is extended, so that a filler fits.
+                # A filler must start at each snapshot's LSN in the gap, but the rest of the gap may be too short for a
+                # filler. If no valid entry follows, the gap is extended, so that a filler fits.
                 ends = [start + HEADER_SIZE for start in self._snapshot_lsns(gap)]
                 yield gap if gap.is_followed else gap._replace(next=max(gap.next, end, *ends))
 

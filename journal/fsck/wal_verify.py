@@ -39,7 +39,7 @@ SURPLUS: Final = "{} bytes are after the end of the file, where the next one sta
 
 
 def is_journal(disk: Disk, folder: str) -> bool:
-    """True if a folder has a transaction journal, or parts of one."""
+    """True if the folder has the checkpoint or at least one journal file of a transaction journal."""
     children = disk.list(folder) if disk.is_folder(folder) else []
     return any(name == filenames.CHECKPOINT_NAME or filenames.parse_journal_name(name) is not None for name in children)
 
@@ -51,10 +51,7 @@ def verify_journal(disk: Disk, folder: str, *, records: bool = False, progress: 
 
 
 def unrepaired_damage(disk: Disk, folder: str) -> Corrupt | None:
-    """Return the first damage that a repair has left and because of which a start is refused; None if there is none.
-
-    Raises NewerFormat, OSError.
-    """
+    """After a repair, return the first remaining damage that prevents a start, or None. Raises NewerFormat, OSError."""
     if not is_journal(disk, folder):
         return None
     with closing(JournalScan(disk, folder)) as scan:
@@ -106,7 +103,7 @@ class _JournalVerifier(Verifier):
             self.add_error(error, "snapshot", weight, what)
 
     def _verify_files(self) -> None:
-        """Report what a start would report about the files together, and each invalid header."""
+        """Add findings for invalid headers, and for the row of FILES_RULES by which a start would refuse the files."""
         scan = self.scan
         found = scan.files_facts()
         row = None if found is None else decide(FILES_RULES, found)
@@ -188,7 +185,7 @@ def _piece_error(content: AppendMsg, records: bool) -> str:
         found = list(records_of(view))
     except BadRecord as error:
         return f"its records are invalid at {error.position}: {error.reason}"
-    # The count of an entry leaves out the broker's own records, such as the arrival header before a delayed batch.
+    # The count in an entry does not include the broker's own records, such as the header before a delayed batch.
     own = [record.id for record in found if split_id(record.id)[0] >= LEASED_ID_FIRST]
     if len(own) != content.count:
         return f"{len(own)} records, its header has {content.count}"
@@ -206,11 +203,11 @@ class JournalGap(NamedTuple):
 
 
 class JournalScan:
-    """The contents of a journal's folder, damaged or not, for offline verification and repair.
+    """Reads a journal's folder, damaged or not, for offline verification and repair. Changes nothing.
 
-    Nothing is changed, and no damage raises an error: if the header of a file is invalid, its first LSN is found from
-    its entries, a snapshot or the neighbour files; a missing checkpoint is replaced by what files and snapshots
-    contain. No other process may write meanwhile. `close` closes the files. Raises NewerFormat, OSError.
+    Damage raises no error. If the header of a file is invalid, the first LSN of the file is found from its entries, a
+    snapshot or the neighbour files. If the checkpoint is lost, headers of files tell the journal's id. No other process
+    may write in the folder until `close`, which closes the files. Raises NewerFormat, OSError.
     """
 
     def __init__(self, disk: Disk, folder: str) -> None:
@@ -224,15 +221,15 @@ class JournalScan:
         """The heads of valid snapshots, by number."""
         self.snapshot_faults: dict[int, Corrupt] = {}
         self.files: tuple[JournalFile, ...] = ()
-        """Files whose first LSN is known, without bytes after their ends."""
+        """Files whose first LSN is known. The bytes of `surplus` are not part of them."""
         self.surplus: dict[int, int] = {}
-        """By file number, the bytes after the end of the file, which do not belong to the journal."""
+        """By file number: how many bytes the file has after the LSN at which the next file starts. They are ignored."""
         self.head_faults: dict[int, str] = {}
-        """By file number, why the header of the file cannot be used."""
+        """By file number: why the header of the file cannot be used."""
         self.identity: tuple[int, int] | None = None
-        """(journal id, salt); None if no file has them any more."""
+        """(journal id, salt); None if neither the checkpoint nor a header of a file has them."""
         self._misplaced: set[int] = set()
-        """Numbers of files that have the valid header, and so the entries, of a file with another number."""
+        """Numbers of files that have the valid header, and so the entries, of another file or journal."""
         self._read_checkpoint()
         firsts = self._read_heads()
         self._read_snapshots()
@@ -249,14 +246,14 @@ class JournalScan:
 
     @property
     def start_snapshot(self) -> SnapshotHead | None:
-        """The snapshot from which a start replays; None if no valid one is in the checkpoint."""
+        """The snapshot from which a start replays; None if no valid snapshot is in the checkpoint."""
         if self.checkpoint is None:
             return None
         named = (pointer.number for pointer in self.checkpoint.snapshots)
         return next((self.snapshots[number] for number in named if number in self.snapshots), None)
 
     def files_facts(self) -> FilesFacts | None:
-        """Return the facts for a start's rules about files; None if a start is refused before it applies them."""
+        """Return the facts to which a start applies FILES_RULES; None if a start is refused before that."""
         base, checkpoint = self.start_snapshot, self.checkpoint
         if base is None or checkpoint is None:
             return None
@@ -265,7 +262,7 @@ class JournalScan:
         return FilesFacts(files, base.files, named[-1], base.lsn, checkpoint.durable_lsn, checkpoint.file_number)
 
     def durable_lsn(self, file: JournalFile) -> int:
-        """Return the LSN up to which a file is durable: its end, or for the last file, the highest LSN reported."""
+        """LSN up to which a file is durable: for the last file the highest LSN reported as durable, else the end."""
         if file is not self.files[-1]:
             return file.end
         known = [file.first, self.checkpoint.durable_lsn if self.checkpoint is not None else 0]
@@ -281,7 +278,7 @@ class JournalScan:
             file.close()
 
     def scan_file(self, file: JournalFile, lsn: int = 0) -> Iterator[JournalEntry | JournalGap]:
-        """Yield the valid entries of a file from `lsn` on, and the gaps. An entry is valid only until the next one."""
+        """Yield the entries and gaps of a file from `lsn` on. An entry is valid until the next one is requested."""
         lsn = max(lsn, file.first + FILE_HEADER_SIZE)
         while lsn < file.end:
             try:
@@ -319,7 +316,7 @@ class JournalScan:
         return {number: head.first for number, head in heads.items() if number not in self.head_faults}
 
     def _locate_files(self, firsts: dict[int, int]) -> None:
-        """Open the files. Without a header, the first LSN is found from an entry, a snapshot or neighbour files."""
+        """Open the files. If a header is invalid, find the first LSN from an entry, a snapshot or neighbour files."""
         listed = {file.number: file.first for head in self.snapshots.values() for file in head.files}
         sizes = {number: self.disk.size(self.path(number)) for number in self.numbers}
         for number in self.head_faults:
@@ -342,7 +339,7 @@ class JournalScan:
         )
 
     def _first_lsn_of(self, number: int) -> int | None:
-        """Return the LSN of a file's first byte, computed from a valid entry near its start; None without one."""
+        """Compute the LSN of a file's first byte from a valid entry near its start; None if there is no such entry."""
         with closing(self.disk.open_read(self.path(number))) as file:
             data = memoryview(file.pread(SCAN_SIZE, 0))
         for position, lsn in possible_headers(data):
@@ -374,7 +371,7 @@ class JournalScan:
 
 
 def unverified_description(file: JournalFile, lsn: int) -> str:
-    """Describe a damaged entry by its own header, which may be wrong; "" if there is no usable header."""
+    """Describe the damaged entry at `lsn` by its header, which may be wrong; "" if the header is not usable."""
     data = file.pread(HEADER_SIZE + 12, lsn)
     if len(data) < HEADER_SIZE + 12:
         return ""

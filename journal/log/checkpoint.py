@@ -1,7 +1,7 @@
 """The checkpoint file of a log (`log.mark`), and the log's snapshot files.
 
 The checkpoint has what must be known before the first record is read, such as the epoch and the durable offset. A
-snapshot has the state derived from all records before an offset, so that a start need not read these again.
+snapshot has the state derived from all records before an offset, so that a start need not read these records.
 
 The durable offset in `log.mark` is a lower bound: it is updated after an fsync of the log, at most once a second, and
 without an fsync of `log.mark`. Changes of the epoch, the first offset, the stop reason or `clean` (the log was closed)
@@ -34,7 +34,7 @@ EPOCH_CLOCK_MAX: Final = 0xF000_0000
 """Highest epoch taken from a clock: even if the clock is wrong by a century, a log never runs out of epochs."""
 
 STARTS_MAX: Final = 128
-"""Number of epoch starts that fit in a slot. If there are more, two are merged, which is safe (`add_epoch_start`)."""
+"""Number of epoch starts that fit in a slot. If there are more, `add_epoch_start` drops one or merges two."""
 
 REASON_SIZE_MAX: Final = 1000
 """Maximum bytes of the reason of a stop: about as many as the other contents of a slot leave free."""
@@ -93,7 +93,7 @@ def decode_checkpoint(data: bytes, path: str, log_id: int) -> LogCheckpoint:
 
 
 def read_log_id(disk: Disk, folder: str) -> int | None:
-    """Return the id in `log.mark`; None without the file. Raises Corrupt, NewerFormat, OSError."""
+    """Return the log id in the folder's `log.mark`; None if it is missing. Raises Corrupt, NewerFormat, OSError."""
     path = filenames.join(folder, filenames.log_checkpoint_name())
     found = DualSlotFile(disk, path).read()
     if found is None:
@@ -106,15 +106,16 @@ def read_log_id(disk: Disk, folder: str) -> int | None:
 
 
 def add_epoch_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int) -> tuple[tuple[int, int], ...]:
-    """Return `starts` with a new epoch at `offset`, without starts at or above `offset`, which have no more effect."""
+    """Add the start of `epoch` to `starts`, and drop starts at or above `offset`, because the new one covers them."""
     kept = [start for start in starts if start[1] < offset]
     kept.append((epoch, offset))
     if len(kept) > STARTS_MAX:
-        # Epochs made from a clock are even if nothing was truncated. Earlier releases counted from 1, with truncations.
+        # Epochs from a clock are even if nothing was truncated. Epochs of earlier releases counted from 1 and may be
+        # even although the log was truncated.
         uncut = next((start for start in kept if start[0] >= EPOCH_CLOCK_MIN and start[0] % 2 == 0), None)
         if uncut is not None:
-            # Nothing was truncated when this epoch began. Its start only serves to recognise readers of another copy of
-            # the folder.
+            # Nothing was truncated when this epoch began: its start only serves to recognise readers of another copy of
+            # the folder. So it can be dropped.
             kept.remove(uncut)
         else:
             # The two oldest starts become one with the lower offset. A reader whose epoch is between the two goes back
@@ -126,8 +127,8 @@ def add_epoch_start(starts: tuple[tuple[int, int], ...], epoch: int, offset: int
 def next_epoch(epoch: int, wall_ms: int, *, truncated: bool) -> int:
     """Return the epoch after `epoch`: odd if the log was truncated (`truncated`), even if not.
 
-    It is at least the wall clock's Unix time in seconds. So if an older copy of the folder is put into use later (a
-    restored backup), it does not give new records an epoch that the original has used for other records.
+    The epoch is at least the wall clock's Unix time in seconds. So if an older copy of the folder (a restored backup)
+    is put into use later, its new records do not get an epoch that the original has used for other records.
     """
     found = max(epoch + 1, min(wall_ms // 1000, EPOCH_CLOCK_MAX))
     return found + (found % 2 != truncated)
@@ -166,7 +167,7 @@ class State(Protocol):
     """
 
     def load(self, data: bytes) -> None:
-        """Replace the state by `data`, a result of `dump`; b"": an empty log. Raises ValueError for invalid bytes."""
+        """Replace the state by `data`: a result of `dump`, or b"" for an empty log. Raises ValueError if invalid."""
 
     def dump(self) -> bytes: ...
 
@@ -174,7 +175,7 @@ class State(Protocol):
 
 
 class EmptyState:
-    """Empty state, for a log whose records need none."""
+    """A state without content, for a log whose user derives nothing from the records."""
 
     def load(self, data: bytes) -> None: ...
 
@@ -185,10 +186,10 @@ class EmptyState:
 
 
 class Snapshot(NamedTuple):
-    """State of a log before `offset`, with which a start need not read the records before `offset`.
+    """State of a log before `offset`. A start that loads the snapshot need not read the records before `offset`.
 
-    `ordinal`: that of the next record. `sources`: how far each source (for example a transaction journal)
-    was applied, because retention may have removed the block trailers that tell this.
+    `ordinal`: ordinal of the next record. `sources`: for each source (for example a transaction journal), the highest
+    position applied to the log. Retention may have removed the block trailers that have this position.
     """
 
     offset: int
@@ -199,7 +200,6 @@ class Snapshot(NamedTuple):
 
 
 def encode_snapshot(log_id: int, snapshot: Snapshot) -> bytes:
-    """Encode `snapshot` as the bytes of a snapshot file."""
     body = b"".join(SOURCE.pack(*key, *position) for key, position in sorted(snapshot.sources.items())) + snapshot.state
     fields = (MAGIC, VERSION, 0, log_id, snapshot.offset, snapshot.ordinal, snapshot.append_time)
     head = HEADER.pack(*fields, len(snapshot.sources), len(snapshot.state), 0)[: -CRC.size]
@@ -250,8 +250,8 @@ def read_snapshot_log_id(disk: Disk, path: str) -> int | None:
 class SnapshotFiles:
     """The snapshot files in one log's folder. `write` may run in a worker, but in one thread at a time.
 
-    A snapshot's name is its offset. It is written only after the log is durable up to that offset. The two newest are
-    kept, so that one remains if the other is damaged.
+    The name of a snapshot's file is its offset. A snapshot is written only after the log is durable up to this offset.
+    The two newest snapshots are kept, so that one remains if the other is damaged.
     """
 
     def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
@@ -266,7 +266,7 @@ class SnapshotFiles:
         return tuple(self._offsets)
 
     def load_newest(self, end: int) -> tuple[Snapshot | None, list[Corrupt]]:
-        """Return the newest valid snapshot up to `end`, and the errors of the damaged ones. Raises NewerFormat."""
+        """Return (newest valid snapshot up to `end`, or None; errors of damaged snapshots). Raises NewerFormat."""
         found, damaged = None, []
         self._offsets = []
         for offset in reversed(filenames.numbers_in(self._disk.list(self._folder), filenames.parse_log_snapshot_name)):
@@ -281,7 +281,7 @@ class SnapshotFiles:
         return found, damaged
 
     def write(self, snapshot: Snapshot) -> None:
-        """Make `snapshot` durable, then remove those that are no longer kept. Raises OSError, Full."""
+        """Write `snapshot`, durable on return, and remove all but the two newest snapshots. Raises OSError, Full."""
         if snapshot.offset in self._offsets:
             return
         path = filenames.join(self._folder, filenames.log_snapshot_name(snapshot.offset))

@@ -1,9 +1,9 @@
-"""The index of a segment: where to start the search for an offset, an ordinal or a time.
+"""The index of a segment. It says where in the segment to start the search for an offset, an ordinal or a time.
 
-One entry covers a run of whole blocks of at least 64 KiB; the last run of a sealed segment may be shorter. The index
-file is a copy of the index in memory, written without an fsync, because the index can be rebuilt from the block
-trailers: `load` accepts the entries before the first invalid one, and the segment adds the rest. The format is in
-docs/formats/index.md.
+One entry covers a run: consecutive whole blocks with together at least 64 KiB, except in the last run of a sealed
+segment. The index file is a copy of the index in memory. It is written without an fsync, because the index can be
+rebuilt from the block trailers: `load` accepts the entries before the first invalid one, and the segment adds the rest.
+The format is in docs/formats/index.md.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _CRC: Final = Struct(">I")
 _BASE: Final = Struct(">Q")
 
 RUN_SIZE_MIN: Final = 64 << 10
-"""Minimum bytes of blocks that an entry covers. A search walks at most this much after the entry's start, unless one
-block is larger."""
+"""Minimum bytes of the blocks in a run. A search reads at most this much after the start of the run, unless one block
+is larger."""
 
 WRITE_COUNT: Final = 16
 """Entries are written in groups of this number, one small write per MiB of records. After a crash the entries of at
@@ -40,7 +40,7 @@ most one group are missing and are rebuilt from the segment."""
 class IndexEntry(NamedTuple):
     """An entry: a run of blocks at `position` in the segment, of `size` bytes, with `records` ordinals.
 
-    `append_time` (ms): the latest in the segment up to the end of the run. `epoch`: that of the last block of the run.
+    `append_time`: latest append time (ms) in the segment up to the end of the run. `epoch`: epoch of the last block.
     """
 
     first_ordinal: int
@@ -59,12 +59,12 @@ class IndexPosition(NamedTuple):
 
 
 class SegmentIndex:
-    """The entries of one segment, and the open run, whose blocks have no entry yet. `add` does not disturb searches."""
+    """The index of a segment: entries, and the open run of blocks without an entry. Threads may search during `add`."""
 
     def __init__(self, path: str, base: int, log_id: int) -> None:
         self.path = path
         self.fault: str | None = None
-        """What was missing or invalid when the file was loaded; None if nothing was."""
+        """What was missing or invalid in the file when it was loaded; None if the file was valid."""
         self._log_id = log_id
         self._seed = crc32(_BASE.pack(base))
         self._base = base
@@ -88,7 +88,7 @@ class SegmentIndex:
     def load(cls, disk: Disk, path: str, base: int, log_id: int, size: int) -> SegmentIndex:
         """Load the valid entries of the file at `path` for a segment of `size` bytes. Raises OSError.
 
-        The result's `fault` says what is missing or invalid in the file. The next write replaces what is invalid.
+        The result's `fault` says what is missing or invalid in the file. The next `write` replaces the invalid entries.
         """
         index = cls(path, base, log_id)
         if not disk.exists(path):
@@ -128,7 +128,7 @@ class SegmentIndex:
         return self._time
 
     def add(self, control: BlockTrailer) -> None:
-        """Add the next block. If damage lies between the previous block and this one, their run covers it."""
+        """Add the next block. Damaged bytes between the previous block and this block become part of the run."""
         position, ordinal = self._open_run
         if ordinal is None:
             self._open_run = IndexPosition(position, control.first_ordinal)
@@ -153,7 +153,7 @@ class SegmentIndex:
         self.is_due = len(self._ordinals) - self._written >= WRITE_COUNT
 
     def truncate(self, position: int) -> None:
-        """Remove all runs that end after `position`; the caller adds the blocks before `position` again."""
+        """Remove all runs that end after `position`. The caller then adds their blocks before `position` again."""
         while len(self) and self._open_run.position > position:
             self._open_run = IndexPosition(self._positions.pop(), self._ordinals.pop())
             self._times.pop()
@@ -187,8 +187,8 @@ class SegmentIndex:
         return self._position_of(number) if number < count else self._open_run
 
     def write(self, disk: Disk) -> None:
-        """Append to the file the entries that it lacks, without an fsync. If this raises Full or OSError, the next
-        call writes them."""
+        """Append the entries that the file lacks, without an fsync. If this raises Full or OSError, the next call
+        writes these entries again."""
         if len(self) == self._written and not self.fault:
             return
         if self._file is None:
@@ -204,13 +204,13 @@ class SegmentIndex:
         self.fault = None
 
     def close(self) -> None:
-        """Close the file. Missing entries are rebuilt from the segment at the next load."""
+        """Close the file. Entries that are missing in the file are rebuilt from the segment when it is loaded."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
     def _append_valid(self, data: bytes, size: int) -> str | None:
-        """Add the entries in `data` up to the first invalid one; return what is wrong with that, or None."""
+        """Add the entries in `data` up to the first invalid one. Return why it is invalid, or None if all are valid."""
         for place in range(0, len(data) - ENTRY_SIZE + 1, ENTRY_SIZE):
             entry = self._decode(data[place : place + ENTRY_SIZE])
             if entry is None:
@@ -250,8 +250,8 @@ class SegmentIndex:
 
 
 UNINDEXED_BYTES_MAX: Final = 8 << 20
-"""Maximum bytes at the end of a segment without entries. The log's owner leaves at most some MiB; so if there are more,
-the file lacks entries."""
+"""Maximum bytes at the end of a segment for which the file needs no entries: the log's owner writes entries in groups.
+If more bytes have no entries, the file is invalid."""
 
 
 class InvalidIndex(JournalError):
@@ -265,10 +265,10 @@ class InvalidIndex(JournalError):
 class OnDiskIndex(SegmentIndex):
     """An index that is searched in its file, for a process that reads another process's log.
 
-    A search reads only a few entries, while loading an index reads all of them. Each entry used is verified by its CRC
-    and by the block trailer that must end where the entry says. `size`: only so many bytes of the segment count, even
-    if the files have grown. `pread(size, position)` reads the segment; `blocks(position)` yields its valid blocks from
-    a block start on. Every search raises InvalidIndex, OSError.
+    A search reads only a few entries, while `load` reads all of them. Each entry that is used is verified by its CRC
+    and by the block trailer before the position in the entry. `size`: bytes of the segment that are searched, even if
+    the segment has grown since. `pread(size, position)` reads the segment; `blocks(position)` yields its valid blocks
+    from the start of a block on. Every search raises InvalidIndex, OSError.
     """
 
     def __init__(
@@ -344,10 +344,7 @@ class OnDiskIndex(SegmentIndex):
         return self._verify(IndexPosition(entry.position, entry.first_ordinal))
 
     def _verify(self, place: IndexPosition) -> IndexPosition:
-        """Return `place` if a block ends there, and the ordinal after that block is the one in `place`.
-
-        Raises InvalidIndex.
-        """
+        """Return `place`. Raises InvalidIndex unless a block ends there and its next ordinal is the one in `place`."""
         if not place.position:
             return place
         at = place.position - TRAILER_SIZE

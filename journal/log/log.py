@@ -1,5 +1,8 @@
 """The log of one partition: segments that together form one range of offsets.
 
+Records are appended to the last segment, called active. A roll seals the active segment, which is then fsynced and only
+read, and creates the next segment.
+
 Guarantees: an append is stored completely or not at all; offsets and ordinals of durable records are never reused;
 recovery never discards durable data; after a failed fsync the log accepts no writes until `resume`.
 
@@ -64,7 +67,7 @@ class Log:
         self._state = state
         self.closed = False
         self.recovery: Recovery
-        """What the last opening or `resume` found."""
+        """Report of the recovery by `open` or the last `resume`."""
         self._segment_set: SegmentSet
         self._reader: LogReader
         self._writer: LogWriter
@@ -112,12 +115,12 @@ class Log:
 
     @property
     def forced_offset(self) -> int:
-        """Durable offset: everything before it survives a power loss. Always the end of an append."""
+        """Durable offset: everything before this offset survives a power loss. It is always the end of an append."""
         return self._segment_set.durable
 
     @property
     def forced_place(self) -> tuple[int, int]:
-        """`forced_offset` and the ordinal at it, read together."""
+        """(`forced_offset`, ordinal of the record at this offset), both of the same moment."""
         segment_set = self._segment_set
         with segment_set.lock:
             return segment_set.durable, segment_set.durable_ordinal
@@ -145,7 +148,7 @@ class Log:
 
     @property
     def count(self) -> int:
-        """Number of records, including those that are damaged or were replaced by fillers."""
+        """Number of records, including damaged records and records that were replaced by fillers."""
         return self._segment_set.end_ordinal - self._segment_set.first_ordinal
 
     @property
@@ -186,7 +189,7 @@ class Log:
         return self._segment_set.applied_positions.applied.get((kind, id))
 
     def settled(self, kind: int, id: int) -> tuple[int, int] | None:
-        """As `applied`, but among durable appends only: neither a power loss nor `resume` can lower it."""
+        """Highest position of the source among durable appends, or None. No power loss or `resume` can lower it."""
         segment_set = self._segment_set
         with segment_set.lock:
             return segment_set.applied_positions.durable((kind, id), segment_set.durable)
@@ -207,9 +210,9 @@ class Log:
     def before_append(self, size_bytes: int) -> Callable[[], None] | None:
         """Return the file work that must precede an append of `size_bytes` of records; None if there is none.
 
-        The work (a new segment, or the note in the checkpoint that the log is not closed cleanly) may run in a worker.
-        Reads are possible meanwhile, appends are not. If the work raises Stopped or Full, the append fails with that
-        error. `append` does the work itself if the caller did not. Raises Stopped, Closed.
+        The work creates a new segment, or notes in the checkpoint that the log is not closed. It may run in a worker;
+        meanwhile reads are possible, but no append. If the work raises Stopped or Full, the caller rejects the append
+        with that error. `append` does the work itself if the caller did not. Raises Stopped, Closed.
         """
         if self.closed or self._segment_set.stopped is not None:
             self._writable()
@@ -218,8 +221,8 @@ class Log:
     def check(self, batch: Batch, before: bytes = b"") -> None:
         """Check limits, flags, ids and block checksums of `batch`. Any thread. Raises BadBatch.
 
-        `before`: the last bytes (up to HEADER_SIZE) before the batch in the same append. They are needed because a
-        forbidden block trailer could begin in them and end in the batch.
+        `before`: the last bytes (up to HEADER_SIZE) before the batch in the same append. A forbidden block trailer
+        could begin in these bytes and end in the batch.
         """
         data = batch.data if isinstance(batch.data, bytes | bytearray) else bytes(batch.data)
         verify_batch(data, *batch[1:], verify=self.options.verify)
@@ -246,7 +249,7 @@ class Log:
         return self._writer.append(batches, source).results
 
     def append_control(self, source: Source) -> Appended:
-        """Append a block trailer without records, only to store `source` (`succession_source`). Raises as `append`."""
+        """Append a block trailer without records, only to store `source`. Raises the errors of `append`."""
         self._writable()
         append = self._writer.append((), source)
         return Appended([], append.end_ordinal, append.end, append.trailers[0].append_time)
@@ -254,8 +257,8 @@ class Log:
     def append_payloads(self, payloads: Sequence[bytes]) -> Appended:
         """Append payloads as records, for use of the log without a broker.
 
-        A record's id is made of the log's incarnation and the record's ordinal. Raises as `append`, and ValueError if
-        `payloads` is empty.
+        A record's id is made of the log's incarnation and the record's ordinal. Raises the errors of `append`, and
+        ValueError if `payloads` is empty.
         """
         if not payloads:
             raise ValueError("append_payloads needs at least one payload")
@@ -275,8 +278,8 @@ class Log:
     def append_stream(self, stream: Readable, producer_id: int, sequence: int, count: int) -> Appended:
         """Append the records in `stream` as one verified, atomic batch.
 
-        Their ids must be those of `producer_id` from `sequence` on, and their number `count`. Raises as `append` and as
-        `stream.read`.
+        The records must be `count` records of `producer_id`, with sequences from `sequence` on. Raises the errors of
+        `append` and of `stream.read`.
         """
         self._writable()
         with Spool(self._disk, self.folder) as spool:
@@ -299,7 +302,7 @@ class Log:
     # Reading: any thread, concurrently with the owner.
 
     def read(self, offset: int, max_bytes: int, *, upto: Upto = "forced", epoch: int | None = None) -> Chunk:
-        """Read whole blocks from the block that holds `offset` on: at most `max_bytes`, but at least one block.
+        """Read whole blocks from the block that contains `offset` on: at most `max_bytes`, but at least one block.
 
         `upto`: read up to the durable offset ("forced") or the end ("written"); a stopped log is read only up to its
         durable offset. `epoch`: the highest epoch that the reader has seen; if the log was truncated below `offset`
@@ -312,7 +315,7 @@ class Log:
     def read_cached(
         self, offset: int, max_bytes: int, *, upto: Upto = "forced", epoch: int | None = None
     ) -> Chunk | None:
-        """As `read`, but None if the read would have to wait for the disk."""
+        """Read as `read` does, but return None if the read would have to wait for the disk."""
         try:
             return self._readable().read(offset, max_bytes, upto == "forced", epoch, cached=True)
         except WouldBlock:
@@ -321,13 +324,13 @@ class Log:
     def block_of_record(self, offset: int, *, upto: Upto = "forced", cached: bool = False) -> Block | None:
         """Return the verified block of the record at `offset`, found by searching the next block trailer.
 
-        `cached`: return None if the read would wait for the disk, or if no valid trailer was found. Raises as `read`,
-        and BeyondEnd if `offset` is at or after the end of what may be read with `upto`.
+        `cached`: return None if the read would wait for the disk, or if no valid trailer was found. Raises the errors
+        of `read`, and BeyondEnd if `offset` is at or after the offset up to which `upto` permits reading.
         """
         return self._readable().block_of_record(offset, upto == "forced", cached)
 
     def unproven(self, *, cached: bool = False) -> RawReadContext:
-        """Context manager that yields `read(offset, size)`, which checks nothing: for bytes known to be valid."""
+        """Context manager that yields a function `read(offset, size)`, which returns bytes without verifying them."""
         return self._readable().unproven(cached)
 
     def seek_offset(self, offset: int) -> int:
@@ -335,8 +338,8 @@ class Log:
         return self._readable().seek_offset(offset)
 
     def offset_of_ordinal(self, ordinal: int) -> tuple[int, int]:
-        """(offset, ordinal) of the record `ordinal`, clamped to the log. If the record is damaged, those of the filler
-        that replaced it, or of the next readable record."""
+        """(offset, ordinal) of the record `ordinal`, clamped to the log. If the record is damaged: (offset, ordinal) of
+        the filler that replaced it, or of the next readable record."""
         return self._readable().offset_of_ordinal(ordinal)
 
     def offset_of_time(self, ms: int) -> int:
@@ -349,7 +352,7 @@ class Log:
         return self._reader
 
     def flush_due(self, now: float) -> float | None:
-        """Monotonic time (s) at which an fsync is due: at once if not after `now`. None if nothing needs an fsync."""
+        """Monotonic time (s) at which an fsync is due; if not after `now`, it is due now. None if all is durable."""
         segment_set = self._segment_set
         if segment_set.durable >= segment_set.end or segment_set.stopped is not None:
             return None
@@ -362,7 +365,7 @@ class Log:
         self._writer.fsync_all()
 
     def force_plan(self) -> FsyncPlan | None:
-        """Plan an fsync of everything written so far; None if nothing needs it or the log is stopped."""
+        """Return the plan of an fsync of everything written so far; None if the log needs no fsync or is stopped."""
         segment_set = self._segment_set
         if self.closed or segment_set.stopped is not None or segment_set.durable >= segment_set.end:
             return None
@@ -373,7 +376,7 @@ class Log:
     def force_done(self, plan: FsyncPlan, error: Exception | None) -> Callable[[], None] | None:
         """Record the end of the fsync of `plan`: advance `forced_offset`, or if there is an `error`, stop the log.
 
-        Returns file work that is to be done in a worker, or None.
+        Returns a function with file work, which the caller runs in a worker, or None.
         """
         segment_set, writer = self._segment_set, self._writer
         if plan.gate is not writer.gate:
@@ -392,7 +395,7 @@ class Log:
         return lambda: writer.complete_fsync(plan.snapshot)
 
     def note_work(self) -> Callable[[], None] | None:
-        """Return work for a worker: write the durable offset to `log.mark`. None if the file has it already."""
+        """Return a function that writes the durable offset to `log.mark`, to be run in a worker; None if not needed."""
         writer = self._writer
         return writer.rewrite_checkpoint_unsynced if writer.checkpoint_outdated and not self.closed else None
 
@@ -406,7 +409,7 @@ class Log:
         self.options = self._writer.options = options
 
     def truncate_before(self, offset: int) -> int:
-        """Delete everything before the block that holds `offset`; return the new first offset.
+        """Delete everything before the block that contains `offset`; return the new first offset.
 
         If `offset` is the end or later, everything is deleted. May run in a worker while no append runs. Raises
         Corrupt, Stopped, Full, Closed.
@@ -433,7 +436,7 @@ class Log:
         full = None
         try:
             self._writer.roll_by_age(now_ms)
-        except Full as error:  # expired segments can still be deleted, which makes room
+        except Full as error:  # raised at the end only if no segment can be deleted, which would make room
             full = error
         segment_set = self._segment_set
         sealed = segment_set.segments[:-1]
@@ -505,7 +508,7 @@ class Readable(Protocol):
 
 
 class Spool:
-    """The bytes of a stream, in memory or in a file of the log's folder. The end of the context removes the file."""
+    """The bytes of a stream, in memory or in a file in the log's folder, which the end of the context removes."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self._disk = disk
@@ -539,14 +542,14 @@ class Spool:
             self.size += len(piece)
 
     def read(self, size: int, position: int) -> bytes:
-        """Return `size` bytes from `position`, fewer where the stream ends."""
+        """Return `size` bytes from `position` on, fewer at the end of the stream."""
         if self._file is not None:
             return self._file.pread(size, position)
         return bytes(memoryview(self._memory)[position : position + size])
 
 
 def spool_batches(spool: Spool, producer_id: int, sequence: int) -> Iterator[Batch]:
-    """Yield the spooled records as batches of about PIECE_BYTES, with no blocks given. Raises BadBatch."""
+    """Yield the spooled records as batches of about PIECE_BYTES, with empty `blocks`. Raises BadBatch."""
     position = 0
     while position < spool.size:
         size = PIECE_BYTES

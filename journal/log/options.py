@@ -1,4 +1,4 @@
-"""The options of a log, and what they decide: when an fsync is due, and when a segment is rolled by age."""
+"""The options of a log. They determine when an fsync is due, and when a segment is rolled because of its age."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final, Literal
 from journal.filenames import SEGMENT_SUFFIX
 
 SEGMENT_BYTES: Final = 1 << 30
-"""One GiB: so large that rolls are rare, so small that retention, which deletes whole segments, is not too coarse."""
+"""One GiB: large enough that rolls are rare, small enough for retention, which deletes only whole segments."""
 
 STATE_BYTES: Final = 64 << 20
 """Bytes appended between two snapshots: a start replays at most about this much of every log."""
 
 FLUSH_MESSAGES: Final = 1000
 FLUSH_SECONDS: Final = 10.0
-"""What a power loss may discard at most, in messages and in seconds: an fsync is due when either is reached."""
+"""An fsync is due after this many messages, or this long after the first of them: a power loss discards no more."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class LogOptions:
     """Options of one log. The broker sets them per topic from its configuration.
 
     `flush_messages` or `flush_seconds` 0: fsync every batch. `retention_seconds`, `retention_bytes` 0: no limit.
-    `segment_seconds` 0: roll by size only, unless `retention_seconds` requires more. `retention_action` "archive": move
+    `segment_seconds` 0: roll by size, and by age only if `retention_seconds` is set. `retention_action` "archive": move
     expired segments to `archive_folder` (which must exist) instead of deleting them. `state_bytes`: bytes appended
     between two snapshots. `verify` "records": check also the checksum of every single record of a batch, which costs
     40 % of the produce rate.
@@ -43,7 +43,7 @@ class LogOptions:
 
     @property
     def roll_seconds(self) -> float:
-        """A segment is rolled this long after its first append, however small it is; 0: the age does not matter."""
+        """A segment is rolled this long after its first append, however small the segment is; 0: never by age."""
         # Retention deletes only sealed segments. So a segment must be sealed before `retention_seconds` have passed.
         return min(filter(None, (self.segment_seconds, self.retention_seconds)), default=0)
 

@@ -1,6 +1,6 @@
 """Reads of a log: chunks (bytes of whole blocks), and searches by offset, ordinal or time.
 
-A read must find the start of the block that holds its offset. The index has only the start of each index run (the
+A read must find the start of the block that contains its offset. The index has only the start of each index run (the
 blocks, at least 64 KiB, that one index entry covers). So the ends of returned chunks are remembered: a reader that
 continues at the end of its last chunk needs one disk read. For other offsets, the run's blocks are read one by one.
 """
@@ -23,12 +23,12 @@ from journal.record.block_trailer import BLOCK_SPAN_MAX, TRAILER_SIZE, decode_tr
 from journal.record.format import FLAG_FILLER, BadRecord, Incomplete, header_positions, records_of
 
 KNOWN_STARTS_MAX: Final = 256
-"""Chunk ends remembered per log. With more concurrent readers than this, the others search a whole index run."""
+"""Chunk ends remembered per log. If a log has more concurrent readers, some of them must search an index run."""
 
 PEEK_BYTES: Final = 4096
 PEEK_MORE_BYTES: Final = BLOCK_SIZE_MAX + TRAILER_SIZE
-"""Bytes read after a record to find the end of its block: the first size suffices for a small send, the second for most
-blocks."""
+"""Bytes read after a record to find the end of its block. PEEK_BYTES suffice for the block of a small send,
+PEEK_MORE_BYTES for most blocks."""
 
 Pread = Callable[[Segment, int, int], bytes | bytearray]
 RawRead = Callable[[int, int], "bytes | bytearray | None"]
@@ -37,11 +37,11 @@ RawReadContext = AbstractContextManager[RawRead]
 
 
 class WouldBlock(Exception):
-    """A cached read would have to wait for the disk."""
+    """A read that may use only cached bytes would have to wait for the disk."""
 
 
 class LogReader:
-    """Reads a log; methods with the name of a method of `Log` do the same. Any thread, concurrently with the owner."""
+    """Reads a log. Methods with the name of a method of `Log` do the same. All may run in any thread at any time."""
 
     def __init__(self, segment_set: SegmentSet) -> None:
         self._segment_set = segment_set
@@ -49,12 +49,12 @@ class LogReader:
         self._oldest: tuple[int, int] | None = None
 
     def _limit(self, forced: bool) -> int:
-        """End of what may be read: with `forced`, or in a stopped log, the durable offset, else the end of the log."""
+        """Offset up to which may be read: the durable offset if `forced` or the log is stopped, else the log's end."""
         segment_set = self._segment_set
         return segment_set.durable if forced or segment_set.stopped is not None else segment_set.end
 
     def read(self, offset: int, max_bytes: int, forced: bool, epoch: int | None, cached: bool) -> Chunk:
-        """As `Log.read`. Raises WouldBlock if `cached` and the bytes are not in memory."""
+        """Read as `Log.read` does. Raises WouldBlock if `cached` and the bytes are not in memory."""
         segment_set = self._segment_set
         with segment_set.pinned_segments() as segments:
             limit = self._limit(forced)
@@ -130,7 +130,7 @@ class LogReader:
             return segment_set.end
 
     def block_at(self, offset: int) -> Block:
-        """Return the block that holds `offset`, which must be before the end of the log. Raises Corrupt."""
+        """Return the block that contains `offset`, which must be before the end of the log. Raises Corrupt."""
         with self._segment_set.pinned_segments() as segments:
             self._check_damage(offset)
             number = self._segment_set.index_of(offset, segments)
@@ -154,7 +154,7 @@ class LogReader:
                 return None
             if block is not None or cached:
                 return block
-            # No valid block trailer was found. Walking the blocks from a known block start finds the error to raise.
+            # No valid block trailer was found. Reading the blocks from a known start on finds the error to raise.
             block = self._block_at(segment, offset, end, _pread)
             if crc32(block.data) != block.control.crc:
                 raise self._add_damage(segment, block.offset, block.next, "the block fails its checksum")
@@ -164,7 +164,7 @@ class LogReader:
 
     @contextmanager
     def unproven(self, cached: bool) -> Iterator[RawRead]:
-        """As `Log.unproven`. `read` raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed."""
+        """See `Log.unproven`. `read` raises BelowStart, BeyondEnd, Corrupt (known damage), OSError, Closed."""
         segment_set = self._segment_set
         with segment_set.pinned_segments() as segments:
             base = end = 0
@@ -184,7 +184,7 @@ class LogReader:
             yield read
 
     def oldest_ms(self) -> int:
-        """Append time (ms) of the first block, read again only after the first offset has changed. Raises Corrupt."""
+        """Append time (ms) of the first block. It is read from the disk again only if the first offset has changed."""
         first = self._segment_set.first
         if self._oldest is None or self._oldest[0] != first:
             with self._segment_set.pinned_segments() as segments:
@@ -195,7 +195,7 @@ class LogReader:
         return self._oldest[1]
 
     def newest_ms(self, segment: Segment) -> int:
-        """Append time of the last block of a sealed segment."""
+        """Latest append time (ms) in a sealed segment."""
         return self._load_index(segment).newest_ms
 
     def first_ordinal_at(self, offset: int) -> int:
@@ -225,7 +225,7 @@ class LogReader:
                 raise Corrupt(path, first, next, reason)
 
     def _valid_blocks(self, segment: Segment, position: int) -> Iterator[Block]:
-        """Yield the blocks from `position` of the segment on, without those known to be damaged."""
+        """Yield the blocks from `position` of the segment on, without blocks that are known to be damaged."""
         for block in segment.valid_blocks(position):
             if not any(first <= block.offset < next for first, next, _ in self._segment_set.damage):
                 yield block
@@ -235,11 +235,10 @@ class LogReader:
         return min([end, *(first for first, _, _ in self._segment_set.damage if first > offset)])
 
     def _chunk_start(self, segment: Segment, offset: int, end: int, pread: Pread) -> tuple[int, int]:
-        """Return the start of the block that holds `offset`, and the offset from which the caller wants records.
+        """Return (start of the block that contains `offset`, offset from which the caller gets records).
 
-        The two differ if `offset` is not the start of the block. If `offset` is inside a filler, with which a repair
-        has replaced damaged records, the second is the end of the filler, so that readers continue there. Raises
-        NotARecord, Corrupt.
+        The second offset is `offset` itself; but if `offset` is inside a filler, with which a repair has replaced
+        damaged records, it is the end of the filler, so that readers continue there. Raises NotARecord, Corrupt.
         """
         if offset in self._known_starts or self._index_position(segment, offset).position == offset - segment.base:
             return offset, offset
@@ -254,9 +253,9 @@ class LogReader:
         return block.offset, offset
 
     def _chunk_end(self, segment: Segment, start: int, end: int, max_bytes: int, pread: Pread) -> int:
-        """Return the end of the chunk that starts at `start`: at most `max_bytes` later, but after at least one block.
+        """Return the end of the chunk that starts at `start`. It has at most `max_bytes`, but at least one block.
 
-        The chunk ends before damage. Raises Corrupt if its first block is damaged.
+        The chunk ends before the first damaged block. Raises Corrupt if the block at `start` is damaged.
         """
         if end - start <= max_bytes:
             return end
@@ -304,7 +303,7 @@ class LogReader:
                 for block in self._walk_blocks(segment, start, end, pread):
                     if offset < block.next:
                         return block
-            except Corrupt as error:  # damage before `offset`: continue after it
+            except Corrupt as error:  # if the damage is before `offset`, the search continues after it
                 if not start < error.next <= offset:
                     raise
             else:
@@ -331,7 +330,7 @@ class LogReader:
                 raise self._add_damage(segment, start, end, FILE_TOO_SHORT)
 
     def _record_damage(self, segment: Segment, start: int, end: int, error: BadRecord) -> Corrupt:
-        """Record as damage what lies between `start` and the next valid block; return the error to raise."""
+        """Record the range from `start` to the next valid block as damage. Return the error for the caller to raise."""
         next_valid = segment.find_next_valid(start - segment.base)
         next = end if next_valid is None else min(end, segment.base + next_valid.position)
         return self._add_damage(segment, start, next, error.reason)
@@ -344,8 +343,8 @@ class LogReader:
 
     def _index_position(self, segment: Segment, offset: int) -> IndexPosition:
         position = self._load_index(segment).by_position(offset - segment.base)
-        # A concurrent append may close the first index run between the reads of `by_position`. The position returned is
-        # then after `offset`, and the start of the segment is used instead.
+        # If another thread appends and closes the first index run during `by_position`, the returned position may be
+        # after `offset`. Then the start of the segment is used instead.
         return position if position.position <= offset - segment.base else IndexPosition(0, 0)
 
     def _load_index(self, segment: Segment) -> SegmentIndex:
@@ -367,7 +366,7 @@ def _pread_cached(segment: Segment, size: int, offset: int) -> bytes | bytearray
 
 
 def _block_by_trailer(segment: Segment, offset: int, end: int, pread: Pread) -> Block | None:
-    """Return the verified block of the record at `offset`, found by the next trailer; None if that is not valid."""
+    """Find the block of the record at `offset` by the next block trailer; None if the trailer or CRC is invalid."""
     size = PEEK_BYTES
     while True:
         data = pread(segment, min(size, end - offset), offset)
@@ -390,7 +389,7 @@ def _block_by_trailer(segment: Segment, offset: int, end: int, pread: Pread) -> 
 
 
 def _record_starts(block: Block) -> list[int]:
-    """Offsets in a block at which records start; the last one is that of the block trailer."""
+    """Offsets at which the records of a block start, and at the end the offset of its block trailer."""
     positions = [block.offset + position for position in header_positions(block.data)]
     return [*positions, block.control.end]
 
@@ -408,7 +407,7 @@ def _filler_end(block: Block, offset: int, log_id: int) -> int | None:
 def _record_of_ordinal(block: Block, ordinal: int) -> tuple[int, int]:
     """Return (offset, ordinal) of the record `ordinal` of the block, or of the filler that replaced it.
 
-    If the block starts with a higher ordinal, returns those of its first record.
+    If the block starts with a higher ordinal, returns the offset and ordinal of its first record.
     """
     at = block.control.first_ordinal
     if ordinal <= at:

@@ -1,8 +1,8 @@
 """Read-only access to the log of another process; and, with `open_log`, a log without a broker.
 
 `ReadOnlyLog` opens files when they are first read, and closes some to limit open descriptors. Retention or the deletion
-of the topic may remove a file at any time: opening it then raises FileNotFoundError, and the log's checkpoint is read
-again, which shows the reason. An open file stays readable after its removal.
+of the topic may remove a file at any time. Opening a removed file raises FileNotFoundError. The checkpoint of the log
+is then read again, to find out why the file was removed. An open file stays readable after its removal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OpenFiles = OrderedDict["ReadOnlyFile", File]
 
 
 class ReadOnlyFile:
-    """A file that is only read, opened on use. `size_bytes`: only these first bytes count; None: the whole file."""
+    """A file that is only read. Each read opens it if necessary. `size_bytes`: what `size` returns, if not None."""
 
     def __init__(self, disk: Disk, path: str, pool: OpenFiles, size_bytes: int | None = None) -> None:
         self.path = path
@@ -99,7 +99,7 @@ class ReadOnlySegment(Segment):
 
     @property
     def index(self) -> SegmentIndex:
-        """The index. After InvalidIndex, which searches raise too, call `discard_index_file` and try again."""
+        """The index. If this or a search raises InvalidIndex, call `discard_index_file` and try again."""
         if self._disk_index is None and self._index_file_usable and self._index is None:
             self._disk_index = OnDiskIndex(
                 self._index_file, self.base, self.log_id, self.size, self.pread, self.valid_blocks
@@ -107,7 +107,7 @@ class ReadOnlySegment(Segment):
         return self._disk_index or super().index
 
     def discard_index_file(self, path: str) -> bool:
-        """Stop using the index file if it is `path`, and build the index from the segment; True if it was in use."""
+        """If `path` is the index file in use, build the index from the segment instead, and return True."""
         known = self._index_file_usable and path == self._index_path
         if known:
             self._index_file_usable, self._disk_index = False, None
@@ -122,7 +122,8 @@ class ReadOnlySegment(Segment):
 
 
 REFRESH_ATTEMPTS_MAX: Final = 5
-"""Attempts to read files and checkpoint that match: they may not match while the log's owner changes the folder."""
+"""Attempts to read a checkpoint and a list of files that match. While the log's owner changes the folder, they may not
+match."""
 
 Found = TypeVar("Found")
 
@@ -130,9 +131,9 @@ Found = TypeVar("Found")
 class ReadOnlyLog:
     """The log of another process, readable up to its durable offset. Not thread-safe.
 
-    The owner may append, roll and delete meanwhile; nothing is locked or written here. `refresh`, also called by the
-    constructor, reads the checkpoint; what the owner changes afterwards is not visible until the next `refresh`.
-    Searches use the index files on disk, so that opening a log costs little, whatever its size.
+    The process that owns the log may append, roll and delete meanwhile. This class locks and writes nothing. `refresh`,
+    which the constructor calls too, reads the checkpoint. Later changes by the owner are not visible until the next
+    `refresh`. Searches use the index files on disk, so that opening a large log costs as little as a small one.
     """
 
     def __init__(self, disk: Disk, folder: str, log_id: int) -> None:
@@ -162,11 +163,11 @@ class ReadOnlyLog:
         return self.checkpoint
 
     def read(self, offset: int, max_bytes: int, epoch: int | None = None) -> Chunk:
-        """As `Log.read`, up to the durable offset. Refreshes before and after the read.
+        """Read as `Log.read` does, up to the durable offset. Calls `refresh` before and after the read.
 
-        `epoch`: the highest epoch that the reader has seen; if the log was truncated after that epoch, below the end of
-        what was read, raises CutAway. Also raises as `refresh`, and BelowStart, BeyondEnd, NotARecord, Corrupt (damage,
-        or a missing file).
+        `epoch`: the highest epoch that the reader has seen. Raises CutAway if the log was truncated after that epoch,
+        below the end of the returned chunk. Also raises the errors of `refresh`, and BelowStart, BeyondEnd, NotARecord,
+        Corrupt (damage, or a missing file).
         """
         self.refresh()
         chunk = self._retry(offset, lambda reader: reader.read(offset, max_bytes, True, epoch, cached=False))
@@ -176,15 +177,15 @@ class ReadOnlyLog:
         return chunk
 
     def seek_offset(self, offset: int) -> int:
-        """Nearest record start at or before `offset`, clamped to the log. Raises as `read`."""
+        """Nearest record start at or before `offset`, clamped to the log. Raises the errors of `read`."""
         return self._retry(offset, lambda reader: reader.seek_offset(offset))
 
     def offset_of_ordinal(self, ordinal: int) -> int:
-        """As `Log.offset_of_ordinal`, but returns only the offset. Raises as `read`."""
+        """Offset of the record `ordinal`, as in `Log.offset_of_ordinal`. Raises the errors of `read`."""
         return self._retry(None, lambda reader: reader.offset_of_ordinal(ordinal))[0]
 
     def offset_of_time(self, ms: int) -> int:
-        """As `Log.offset_of_time`. Raises as `read`."""
+        """Offset of the first block appended at or after `ms`, else the log's end. Raises the errors of `read`."""
         return self._retry(None, lambda reader: reader.offset_of_time(ms))
 
     def close(self) -> None:
@@ -205,7 +206,7 @@ class ReadOnlyLog:
         return found
 
     def _apply_checkpoint(self, checkpoint: LogCheckpoint) -> bool:
-        """Take the bounds in `checkpoint`; False if the files do not match it, so that both must be read again."""
+        """Use the bounds in `checkpoint`; False if the files do not match it, so that both are to be read again."""
         if checkpoint.epoch != self.checkpoint.epoch or checkpoint.starts != self.checkpoint.starts:
             # The owner has truncated the end of the log: forget all segments, whose bytes may have changed.
             self.close()
@@ -236,7 +237,7 @@ class ReadOnlyLog:
         self.checkpoint = checkpoint
 
     def _retry(self, offset: int | None, question: Callable[[LogReader], Found]) -> Found:
-        """Return what `question(reader)` returns; repeat that if an index file is invalid or a file was removed."""
+        """Return the result of `question(reader)`; retry the call if an index file is invalid or a file was removed."""
         while True:
             try:
                 self._check_segment_exists(offset)
@@ -255,7 +256,7 @@ class ReadOnlyLog:
                         raise Corrupt(removed, base, segment.end, "the segment file is missing") from error
 
     def _check_segment_exists(self, offset: int | None) -> None:
-        """Raise Corrupt if no segment has `offset` although the checkpoint says that it exists."""
+        """Raise Corrupt if no segment file has `offset`, although the log has it according to the checkpoint."""
         segment_set = self._segment_set
         if offset is None or not segment_set.first <= offset < segment_set.end:
             return
@@ -336,7 +337,7 @@ def records(
         try:
             chunk = log.read(at, READ_BYTES, upto=upto)
         except BeyondEnd:
-            # The start is after the durable offset, but not after the end: there is nothing to read yet.
+            # The start is after the durable offset, but not after the end: no record there is durable yet.
             if at <= log.end_offset:
                 return
             raise

@@ -120,7 +120,7 @@ class LogRecovery:
         self._remove_obsolete(found)
 
     def _require_files(self) -> None:
-        """Check that no name of a file of the log belongs to a folder. Raises IsADirectoryError."""
+        """Raise IsADirectoryError if a folder has the name of one of the log's files."""
         # All names are checked before anything is changed, because some files are only opened by a later roll or close.
         children = self._disk.list(self._folder)
         wanted = [name for name in children if filenames.is_partition_file(name, self._options.suffix)]
@@ -137,7 +137,7 @@ class LogRecovery:
         return checkpoint, "none" if checkpoint is None else "good"
 
     def _read_snapshot(self) -> Snapshot:
-        """Load the newest valid snapshot into the state and return it; an empty one if there is none."""
+        """Load the newest valid snapshot into the state and return it. If there is none, use an empty snapshot."""
         snapshot, damaged = self.snapshots.load_newest(OFFSET_MAX)
         for error in damaged:
             self.report.labels.append("snapshot damaged")
@@ -195,8 +195,8 @@ class LogRecovery:
         return segment
 
     def _check_log_id(self, file: rules.SegmentFileFacts) -> None:
-        """Check by a block trailer that the segment is of this log, as no checkpoint has the id. Raises WrongLog."""
-        # Otherwise the blocks of another log would look like a torn tail and be truncated.
+        """Check the log id in a block trailer, because there is no valid checkpoint with the id. Raises WrongLog."""
+        # Without this check, the blocks of another log would look like a torn tail and be truncated.
         path = self._segment_path(file.offset)
         with closing(self._disk.open_read(path)) as opened:
             data = opened.pread(OTHER_LOG_SIZE_MAX, 0)
@@ -210,7 +210,7 @@ class LogRecovery:
                     raise WrongLog(path, 0, len(data), reason)
 
     def _open_segments(self, found: rules.FolderFacts) -> None:
-        """Open the needed segments. Add each gap to the damage, from the end of the last whole block before it."""
+        """Open the needed segments. Record each gap between them as damage, from the end of the last whole block on."""
         live = found.needed_files
         opened = partial(Segment.open, self._disk, self._folder, log_id=self._log_id, suffix=self._options.suffix)
         segments = [opened(file.offset, writable=file is live[-1]) for file in live]
@@ -223,7 +223,7 @@ class LogRecovery:
             self.segment_set.first_ordinal = block.control.first_ordinal if block is not None else 0
 
     def _replay(self, snapshot: Snapshot, forced: int, ordinal: int) -> LogReplay:
-        """Replay the segments after the snapshot, and set the end of the log that was found."""
+        """Replay the records after the snapshot, and set the end and the damage of the log to what was found."""
         segment_set = self.segment_set
         replay = LogReplay(snapshot, forced, ordinal, self._state, self.report)
         segments = segment_set.segments
@@ -240,7 +240,7 @@ class LogRecovery:
         segment_set.epoch = max(segment_set.epoch, replay.epoch)
         last = segment_set.segments[-1]
         if last.end < snapshot.offset:
-            # The snapshot covers these bytes, so they are not replayed; but the file has lost them.
+            # The file has lost bytes before the snapshot. A replay does not need these bytes, but they are damage.
             first = _last_block_end(last, last.end)
             self._gaps.append((first, snapshot.offset, "no segment file has these bytes"))
         if replay.durable > segment_set.end:
@@ -261,8 +261,8 @@ class LogRecovery:
     def _make_durable(self, replay: LogReplay) -> None:
         """Truncate, rewrite and fsync the end of the log, and increase the epoch, unless the log is stopped.
 
-        If the disk is full, the log ends at its durable offset until `SegmentSet.pending_recovery` has repeated this
-        with success.
+        If the disk is full, the log ends at its durable offset until a later call of `SegmentSet.pending_recovery`
+        succeeds.
         """
         segment_set = self.segment_set
         if segment_set.stopped is not None:
@@ -288,7 +288,7 @@ class LogRecovery:
                 segment_set.stopped = f"{reason}; log.mark could not be written either: {second}"
 
     def _make_end_durable(self, replay: LogReplay, end: tuple[int, int]) -> None:
-        """Do the file work of `_make_durable`; called again when a full disk has space. Raises Full, OSError."""
+        """Do the file work of `_make_durable`. If this raises Full, it is called again later. Raises Full, OSError."""
         segment_set = self.segment_set
         with segment_set.lock:
             segment_set.end, segment_set.end_ordinal = end
@@ -296,7 +296,7 @@ class LogRecovery:
             self._truncate_tail(replay.tail_action)
             durable = min(replay.durable, segment_set.end)
             if segment_set.active.base >= durable:
-                # Nothing in this segment was durable: an interrupted roll may not have fsynced the file name either.
+                # Nothing in this segment was durable. Perhaps even its file name is not, if a roll was interrupted.
                 self._disk.force_folder(self._folder)
             self._rewrite_tail(durable)
             if segment_set.active.end < segment_set.end:
@@ -314,7 +314,7 @@ class LogRecovery:
         segment_set.pending_recovery = None
 
     def _durable_position(self, replay: LogReplay) -> tuple[int, int]:
-        """Highest (offset, ordinal) within the log that is known to be durable."""
+        """Highest (offset, ordinal) that is known to be durable and is not after the end of the log."""
         if replay.durable > self.segment_set.end:
             return self.segment_set.durable, self.segment_set.durable_ordinal
         return replay.durable, replay.durable_ordinal
@@ -343,7 +343,7 @@ class LogRecovery:
             rewrite_durably(segment.file, position, end)
 
     def _remove_obsolete(self, found: rules.FolderFacts) -> None:
-        """Remove segments that an interrupted truncation has left, and snapshots that are no longer needed."""
+        """Remove segments that an interrupted truncation has not removed, and snapshots that are not needed."""
         if self.segment_set.stopped is not None:
             return
         self.snapshots.prune(self.segment_set.end)
@@ -365,7 +365,7 @@ def unlink_segment(disk: Disk, folder: str, offset: int, suffix: str) -> str:
 
 
 def _last_block_end(segment: Segment, first: int) -> int:
-    """Return the end of the last whole block of `segment` before the gap at `first`; `first` if no file ends there."""
+    """Return the end of the last whole block before the gap at `first`; `first` if `segment` does not reach there."""
     if not segment.base < first <= segment.end:
         return first
     place = segment.base
@@ -381,8 +381,9 @@ def _last_block_end(segment: Segment, first: int) -> int:
 class LogReplay:
     """Replay of a log after its newest snapshot: finds the end of the log and applies its records to the state.
 
-    Call `replay_segment` for each segment in order; afterwards the fields describe the whole log. An unfinished append
-    at the end is not applied. Where valid blocks end, the table TAIL_RULES of `recovery_rules` decides how to continue.
+    The caller calls `replay_segment` for each segment in order; afterwards the fields describe the whole log. An
+    unfinished append at the end is not applied. Where valid blocks end, TAIL_RULES in `recovery_rules` decide how to
+    continue.
     """
 
     def __init__(
@@ -404,7 +405,7 @@ class LogReplay:
         self.sources = AppliedPositions(snapshot.sources)
         self.damage: list[rules.Damage] = []
         self.tail_action: rules.TailAction | None = None
-        """What to do with the bytes after `end`; None if no bytes follow."""
+        """What recovery does with the bytes after `end`; None if there are none."""
 
     def replay_segment(self, segment: Segment, offset: int, end: int, *, last: bool) -> None:
         """Replay one segment from the block start `offset` to `end`. Raises NewerFormat, OSError."""
@@ -437,7 +438,7 @@ class LogReplay:
             self.end, self.ordinal, offset = later, next_valid.ordinal, later
 
     def _read_blocks(self, segment: Segment, offset: int, end: int) -> tuple[int, str]:
-        """Read blocks up to the first invalid one; return its offset and what is wrong with it."""
+        """Apply whole appends up to the first invalid block or `end`. Return (offset where these end, the reason)."""
         try:
             for block in segment.blocks(offset - segment.base, end - segment.base):
                 self._pending.append(block)
@@ -450,7 +451,7 @@ class LogReplay:
         return end, "the append is not finished"
 
     def _apply_append(self, end: int) -> None:
-        """Apply the pending blocks: a whole append, or the readable blocks of a damaged one, which ends at `end`."""
+        """Apply the pending blocks up to `end`: a whole append, or the readable blocks of a damaged append."""
         for block in self._pending:
             trailer = block.control
             self._state.apply(block)
@@ -467,8 +468,8 @@ class LogReplay:
             self._unsynced_ends.append((self.end, self.ordinal))
 
     def _raise_durable(self, control: BlockTrailer) -> None:
-        """Raise the durable offset to the one in a block trailer, which is the end of an append."""
-        # A trailer can only report data before itself as durable. A trailer that reports more is not genuine.
+        """Advance the durable offset to the durable offset in a block trailer, which is the end of an append."""
+        # A trailer can only report data before itself as durable. A trailer that reports more is ignored.
         durable = control.durable_offset
         if not self.durable < durable <= control.offset:
             return
@@ -477,9 +478,9 @@ class LogReplay:
             _, self.durable_ordinal = self._unsynced_ends.popleft()
 
     def _find_next_block(self, segment: Segment, place: int, end: int) -> NextValidBlock | None:
-        """Find the next valid block after the invalid one at offset `place`; None if there is none.
+        """Find the next valid block after the invalid block at offset `place`; None if there is none.
 
-        Raise the durable offset to the highest one that the trailers of this block and of later ones report.
+        Also advances the durable offset to the highest one in the trailers from the found block on.
         """
         if place >= end:
             return None

@@ -1,8 +1,9 @@
 """Decision tables of log recovery. `journal.log.recovery` examines the files and carries out the decisions.
 
 The first row whose condition is true decides. Its label appears in reports, tests and the operators' documentation. The
-files must follow each other without a gap from the first offset of the log, and reach its durable offset. Where valid
-blocks end, data that is not known to be durable is truncated; durable data is never truncated but reported as damage.
+files must cover all offsets from the first to the durable offset of the log without a gap. Where valid blocks end, data
+that is not known to be durable is truncated. Durable data is never truncated: if it is unreadable, it is reported as
+damage.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ Damage = tuple[int, int, str]
 FILES_GONE: Final = "its record files were gone at a start"
 """The stop reason of a log that has lost all its segments begins with this."""
 ALL_MISSING: Final = "all segments missing"
-"""Label of the row for a checkpoint without a segment. The first segment was created before it: so one is missing."""
+"""Label of the row for a checkpoint without a segment. The first segment is always created before the checkpoint, so
+all segments were lost."""
 
 
 class SegmentFileFacts(NamedTuple):
@@ -39,9 +41,9 @@ class SegmentFileFacts(NamedTuple):
 class FolderFacts:
     """Facts about the folder of a log.
 
-    `checkpoint`: "good", "none" or "damaged". `files` are sorted by offset. `needed`: the offset from which on data is
-    needed, which is `first`, or the newest snapshot's offset if that is lower. `traces`: whether the folder has an
-    index or a snapshot, which proves that the log had a segment.
+    `checkpoint`: "good", "none" or "damaged". `files` are sorted by offset. `needed`: the lowest offset whose data is
+    needed: `first`, or the offset of the newest snapshot if that is lower. `traces`: True if the folder has an index or
+    a snapshot, which proves that the log had a segment.
     """
 
     checkpoint: str
@@ -69,7 +71,7 @@ class FolderFacts:
 
     @property
     def gaps(self) -> tuple[Damage, ...]:
-        """Ranges between `first` and the last file that no file contains."""
+        """Ranges of offsets after `first` and before the last file that are in no file."""
         found = []
         position = self.first
         for file in self.needed_files:
@@ -88,12 +90,12 @@ class FolderAction(Enum):
 
 
 class TailFacts(NamedTuple):
-    """Facts about an offset where valid blocks end.
+    """Facts about the offset `position` where valid blocks end. All positions are offsets.
 
     `position`: start of the invalid or unfinished block, or `end` (of the file) if all blocks are whole. `append_end`:
     end of the last whole append, `append_end <= position`. `durable`: the highest offset that the checkpoint or a valid
-    block trailer reports as durable, even a trailer after `position`. `next_block`: start of the next valid block, None
-    if there is none. `zeros`: whether all bytes from `position` on are zero.
+    block trailer (also one after `position`) reports as durable. `next_block`: start of the next valid block; None if
+    there is none. `zeros`: True if all bytes from `position` on are zero.
     """
 
     position: int
@@ -153,7 +155,7 @@ TAIL_RULES: Final[tuple[Rule[TailFacts, TailAction], ...]] = (
 
 
 def decide(rules: Iterable[Rule[Found, Decision]], found: Found) -> Rule[Found, Decision]:
-    """Return the first row of a table that matches."""
+    """Return the first row of the decision table `rules` that matches the facts `found`."""
     return next(row for row in rules if row.matches(found))
 
 

@@ -1,4 +1,4 @@
-"""Retention: which sealed segments are deleted or archived, and the file work for it.
+"""Retention: decides which sealed segments are deleted or archived, and deletes or archives their files.
 
 Only whole sealed segments are deleted, the oldest first. A segment expires when its newest append is older than
 `retention_seconds`, or when the log would still have at least `retention_bytes` without that segment.
@@ -29,7 +29,7 @@ class SegmentAge(NamedTuple):
 
 
 def count_expired(sealed: Sequence[SegmentAge], total_bytes: int, now_ms: int, options: LogOptions) -> int:
-    """Number of expired segments in `sealed` (oldest first). `total_bytes`: size of the log with the active segment."""
+    """Number of expired segments in `sealed` (oldest first). `total_bytes`: size of the log, all segments included."""
     oldest_kept_ms = now_ms - options.retention_seconds * 1000
     count = 0
     for segment in sealed:
@@ -54,7 +54,7 @@ def delete_or_archive(disk: Disk, folder: str, offset: int, options: LogOptions)
 
 
 def _archive_segment(disk: Disk, folder: str, offset: int, archive: str, suffix: str) -> None:
-    """Move a segment to the folder of the log's name in `archive`. The file is durable there on return."""
+    """Move a segment to `archive`, into the subfolder with the name of the log's folder. Durable there on return."""
     target_folder = filenames.join(archive, folder.rsplit("/", 1)[-1])
     if not disk.exists(target_folder):
         disk.make_folder(target_folder)

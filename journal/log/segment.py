@@ -1,4 +1,4 @@
-"""One segment file, a sequence of blocks. The last segment of a log is appended to, the others are only read.
+"""One segment file, a sequence of blocks. New blocks are appended to the last segment of a log; others are only read.
 
 The file name is the log's offset of its first byte (`base`). A byte inside the file is addressed by its position; its
 offset is `base + position`. The index file beside the segment is loaded, or rebuilt from the block trailers, when it is
@@ -27,7 +27,7 @@ FILE_TOO_SHORT: Final = "the file is shorter than the log: it was truncated, or 
 class NextValidBlock(NamedTuple):
     """The position and first ordinal of the next valid block after damage.
 
-    `trailer`: the damaged block's trailer, if this is valid, so that only the records before it are damaged.
+    `trailer`: the trailer of the damaged block, if it is valid and only the block's records are damaged; else None.
     """
 
     position: int
@@ -57,10 +57,7 @@ class Segment:
 
     @classmethod
     def create(cls, disk: Disk, folder: str, base: int, log_id: int, suffix: str = filenames.SEGMENT_SUFFIX) -> Segment:
-        """Create an empty segment without an index. Raises FileExistsError, Full, OSError.
-
-        The file name is durable only after the caller has fsynced the folder.
-        """
+        """Create an empty segment. The caller fsyncs the folder. Raises FileExistsError, Full, OSError."""
         file = disk.create(filenames.join(folder, filenames.segment_name(base, suffix)))
         segment = cls(disk, file, folder, base, log_id)
         if disk.exists(segment._index_path):
@@ -73,7 +70,7 @@ class Segment:
     def open(
         cls, disk: Disk, folder: str, base: int, log_id: int, *, writable: bool, suffix: str = filenames.SEGMENT_SUFFIX
     ) -> Segment:
-        """Open an existing segment without reading it; `writable` for the last one of the log. Raises OSError."""
+        """Open an existing segment without reading it. Only the last one of a log is `writable`. Raises OSError."""
         path = filenames.join(folder, filenames.segment_name(base, suffix))
         file = disk.open_write(path) if writable else disk.open_read(path)
         segment = cls(disk, file, folder, base, log_id)
@@ -129,9 +126,9 @@ class Segment:
                 # A later append could be shorter than the remaining bytes, and recovery could take the rest of these
                 # for valid blocks: the log must not continue.
                 raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
-            # A power loss may bring back the bytes that the failed write has written, unless the truncation is durable.
-            # If all its other bytes are zeros, a later append that extends the file could then complete the write,
-            # because a gap in a file is read as zeros.
+            # Unless the truncation is durable, a power loss may bring back the bytes that the failed write has written.
+            # If the missing rest of that write consists of zeros, a later append that extends the file could then
+            # complete the failed append, because a gap in a file is read as zeros.
             if written and not any(b"".join(buffers)[written:]):
                 self.file.force()
             raise
@@ -142,8 +139,8 @@ class Segment:
             self.write_index()
 
     def write_index(self) -> None:
-        """Write new entries to the index file. After an error, stored in `index_error`, this does nothing any more."""
-        # This loses nothing, because the next start completes the file from the segment.
+        """Write new entries to the index file. Does nothing after a first error, which is kept in `index_error`."""
+        # No entry is lost by an error, because the next start completes the index file from the segment.
         if self.index_error is not None or self._index is None:
             return
         try:
@@ -156,7 +153,7 @@ class Segment:
         return self.file.pread(max(0, min(size, self.size - position)), position)
 
     def pread_cached(self, size: int, position: int) -> bytes | bytearray | None:
-        """As `pread`, but None if the read would wait for the disk."""
+        """Read as `pread` does, but return None if the read would wait for the disk."""
         return self.file.pread_cached(max(0, min(size, self.size - position)), position)
 
     def seal(self) -> None:
@@ -179,7 +176,7 @@ class Segment:
             self._index_rest(self._index)
 
     def close(self) -> None:
-        """Close the files, whose bytes must be durable. Repeated calls do nothing."""
+        """Close the segment file, which must be durable, and the index file. Repeated calls do nothing."""
         if self._index is not None:
             self.write_index()
             self._index.close()
@@ -190,7 +187,7 @@ class Segment:
     def blocks(self, position: int = 0, end: int | None = None, *, verify: bool = True) -> Iterator[Block]:
         """Yield the blocks from `position` to `end` (default: the segment's end), which must both be block boundaries.
 
-        At the first invalid block, raises as `blocks_of`, with the position in this segment.
+        At the first invalid block, raises the errors of `blocks_of`, with a `position` in this segment.
         """
         end = self.size if end is None else end
         size = SCAN_SIZE
@@ -219,7 +216,7 @@ class Segment:
     def find_next_valid(self, damaged: int) -> NextValidBlock | None:
         """Find the next valid block after the damaged block at position `damaged`; None if there is none.
 
-        If the trailer of the damaged block is valid, the next block is the one after that trailer. Otherwise it is the
+        If the trailer of the damaged block is valid, the next block starts after that trailer. Otherwise it is the
         first block whose trailer is valid.
         """
         position = damaged
@@ -238,7 +235,7 @@ class Segment:
         return None
 
     def valid_blocks(self, position: int = 0, *, verify: bool = False) -> Iterator[Block]:
-        """Yield the blocks from `position` to the segment's end, and skip damaged ones without an error."""
+        """Yield the blocks from `position` to the segment's end. Damaged blocks are skipped without an error."""
         while True:
             try:
                 yield from self.blocks(position, verify=verify)
@@ -250,7 +247,7 @@ class Segment:
                 position = next_valid.position
 
     def _index_rest(self, index: SegmentIndex) -> None:
-        """Add the blocks after the last entry to the index, without unreadable ones."""
+        """Add the readable blocks after the last entry of `index` to `index`."""
         for block in self.valid_blocks(index.end):
             index.add(block.control)
         if self.sealed:

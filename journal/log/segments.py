@@ -1,4 +1,4 @@
-"""The segments and bounds of a log, and the positions of the sources whose messages were appended to it."""
+"""The segments and bounds of a log, and for each source of appends the position up to which it was applied."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _base = attrgetter("base")
 class SegmentSet:
     """Segments and bounds (first, durable and end offset) of a log, shared by its recovery, reader and writer.
 
-    Only the thread that owns the log changes them, or a worker on its behalf while that thread does not use the log.
-    Readers in other threads read each field once: the tuple of segments is replaced, never changed, and the numbers
-    only grow. A removed segment is closed when no read uses it.
+    Only the thread that owns the log changes the fields, or a worker while that thread does not use the log. Readers in
+    other threads read each field once: the tuple of segments is replaced, never changed, and the numbers only grow. A
+    segment that was removed from the tuple is closed when no reader uses it any more.
     """
 
     def __init__(self, log_id: int) -> None:
@@ -45,9 +45,10 @@ class SegmentSet:
         self.is_new = False
         """True if the log was created at this start, so that no copy of its folder can have other records."""
         self.pending_recovery: Callable[[], None] | None = None
-        """What a full disk has kept recovery from doing. Until this is done, the log ends at its durable offset."""
+        """The part of recovery that failed because the disk was full, to be called again; None if nothing is missing.
+        Until it succeeds, the log ends at its durable offset."""
         self.pending_end = (0, 0)
-        """(offset, ordinal) of the end that the log has after `pending_recovery`."""
+        """(offset, ordinal) of the end that the log will have after `pending_recovery` has succeeded."""
         self.damage: tuple[Damage, ...] = ()
         self.applied_positions = AppliedPositions()
         self.lock = threading.RLock()
@@ -55,7 +56,7 @@ class SegmentSet:
         self.index_lock = threading.Lock()
         """Held while an index is loaded, which may read a whole segment; so the owner must not wait for this lock."""
         self.file_references = FileReferences()
-        """A reader holds a reference while it uses segments. Segments removed meanwhile stay open until its release."""
+        """A reader has a reference while it uses segments. Until it is released, removed segments stay open."""
 
     @property
     def active(self) -> Segment:
@@ -78,26 +79,26 @@ class SegmentSet:
                 self.durable, self.durable_ordinal = offset, ordinal
 
     def index_of(self, offset: int, segments: tuple[Segment, ...]) -> int:
-        """Return the index of the segment that holds `offset`; 0 for a lower offset. Raises Closed without segments."""
+        """Return the index of the segment with `offset`; 0 if `offset` is lower. Raises Closed if there are none."""
         if not segments:
             raise Closed()
         return max(0, bisect_right(segments, offset, key=_base) - 1)
 
     def replace_segments(self, segments: tuple[Segment, ...], retired: tuple[Segment, ...] = ()) -> None:
-        """Replace the tuple of segments; each of `retired` is closed when no read uses it."""
+        """Replace the tuple of segments. Each segment in `retired` is closed when no reader uses it any more."""
         with self.lock:
             self.segments = segments
         self.file_references.retire(retired)
 
     @contextmanager
     def pinned_segments(self) -> Iterator[tuple[Segment, ...]]:
-        """Context manager that yields the segments; none of them is closed before it ends."""
+        """Context manager that yields the segments. No segment is closed before the `with` statement ends."""
         with self.file_references:
             yield self.segments
 
 
 def segment_limit(segments: tuple[Segment, ...], number: int) -> int:
-    """Return the offset at which the segment `number` ends: its end, or the start of the next one if that is lower."""
+    """Return the end offset of the segment with index `number`, at most the start of the next segment."""
     end = segments[number].end
     return min(end, segments[number + 1].base) if number + 1 < len(segments) else end
 
@@ -105,11 +106,11 @@ def segment_limit(segments: tuple[Segment, ...], number: int) -> int:
 SourceKey: TypeAlias = tuple[int, int]
 """(kind, id) of a source, the origin of appends, for example a transaction journal."""
 SourcePosition: TypeAlias = tuple[int, int]
-"""(high, low): how far the messages of a source were appended."""
+"""(high, low): a position in a source. Messages up to this position were appended."""
 
 
 class AppliedPositions:
-    """How far each source (the origin of appends, such as a transaction journal) was applied to a log.
+    """For each source (the origin of appends, such as a transaction journal), the position up to which it was applied.
 
     There are two positions for each source: the highest of all appends, and the highest of the durable appends.
     `durable`: the positions in the snapshot from which the log was opened. Calls must not overlap, but `applied` may be
@@ -129,7 +130,7 @@ class AppliedPositions:
         self._advance_durable(durable)
 
     def durable(self, key: SourceKey, durable_offset: int) -> SourcePosition | None:
-        """Return the highest durable position of a source, or None. `durable_offset` of the log must never decrease."""
+        """Return the highest durable position of a source, or None. `durable_offset`: the log's, never decreasing."""
         self._advance_durable(durable_offset)
         return self._durable.get(key)
 

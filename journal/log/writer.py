@@ -25,9 +25,9 @@ from journal.record.format import BadRecord
 class LogWriter:
     """Appends to one log and makes it durable: fsyncs, the checkpoint file `log.mark`, snapshots, roll and stop.
 
-    The thread that owns the log makes all calls, with two exceptions. File work (a roll, a truncation) may run in a
-    worker while that thread appends nothing. An fsync, and the `complete_fsync` after it, may run in a worker even
-    while that thread appends.
+    The thread that owns the log makes all calls, with two exceptions. File work (a roll to a new segment, a truncation)
+    may run in a worker while the owner's thread appends nothing. An fsync, and the `complete_fsync` after it, may run
+    in a worker even while the owner's thread appends.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class LogWriter:
         self.warnings = recovery.report.warnings
         self._snapshot_due = max(recovery.snapshots.offsets, default=0) + options.state_bytes
         self.dirty_since = clock.monotonic()
-        """Monotonic time (s), not later than the append of the first non-durable record; undefined if there is none."""
+        """Monotonic time (s) of the first non-durable record's append, or earlier; undefined if all are durable."""
 
     def prepare(self, size: int) -> Callable[[], None] | None:
         """Return the file work that must precede an append of `size` bytes; None if there is none."""
@@ -110,7 +110,7 @@ class LogWriter:
         """Append consecutive batches of one producer as one atomic append with one result.
 
         `size_bound`: upper bound of the total size, including block trailers. On an error, everything that was written
-        is truncated. Raises as `append`, and what `slices` raises.
+        is truncated. Raises the errors of `append` and of the iterator `slices`.
         """
         work = self.prepare(size_bound)
         if work is not None:
@@ -139,7 +139,7 @@ class LogWriter:
         return Appended(runs, first, append.end, position.append_time)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot after everything appended so far. The caller must not write it before that is durable."""
+        """Return a snapshot after the last append. The caller must not write it before that append is durable."""
         segment_set = self._segment_set
         sources = dict(segment_set.applied_positions.applied)
         return Snapshot(segment_set.end, segment_set.end_ordinal, segment_set.append_time, sources, self._state.dump())
@@ -193,7 +193,7 @@ class LogWriter:
         segment_set.raise_durable(end, ordinal)
 
     def stop(self, reason: str) -> Stopped:
-        """Stop the log and return the error for the caller to raise. It says if `log.mark` could not be written."""
+        """Stop the log. Return the error for the caller to raise; the error says if `log.mark` could not be written."""
         segment_set = self._segment_set
         if self.gate.detached:
             return Stopped(segment_set.stopped or reason)
@@ -215,7 +215,7 @@ class LogWriter:
 
     def rewrite_checkpoint_unsynced(self) -> None:
         """Rewrite the durable offset in `log.mark` without an fsync; if the disk is full, only add a warning."""
-        # A durable offset that is too low is valid: the next start only checks more data.
+        # If a power loss undoes this rewrite, the next start finds a lower durable offset, and only checks more data.
         if self.gate.detached:
             return
         try:
@@ -230,7 +230,7 @@ class LogWriter:
             self.stop(f"log.mark cannot be written: {error}")
 
     def complete_fsync(self, snapshot: Snapshot | None) -> None:
-        """Write `snapshot`, whose records an fsync has just made durable, and the checkpoint if that is due."""
+        """Write `snapshot`, whose records an fsync has just made durable, and the checkpoint if a rewrite is due."""
         if snapshot is not None:
             self.write_snapshot(snapshot)
         if self.checkpoint_due:
@@ -248,8 +248,9 @@ class LogWriter:
                 index_ready = segment_set.active.index is not None
             if segment_set.clean and index_ready:
                 if not segment_set.is_new:
-                    # The folder may be an older copy, and the log may have been continued in the original. Readers of
-                    # the original know other records from here on. So a new epoch begins, even if the log is empty.
+                    # The folder may be an older copy of a log whose original got further records. Readers of the
+                    # original have read other records at the next offsets. So a new epoch begins, even if the log is
+                    # empty.
                     epoch = next_epoch(segment_set.epoch, self._clock.wall_ms(), truncated=False)
                     with segment_set.lock:
                         segment_set.starts = add_epoch_start(segment_set.starts, epoch, segment_set.end)
@@ -283,10 +284,7 @@ class LogWriter:
             self.stop(f"a snapshot cannot be written: {error}")
 
     def roll(self, snapshot: Snapshot) -> None:
-        """Seal the active segment, write `snapshot`, create the next segment. Raises Stopped, Full.
-
-        `snapshot`: made at the end of the active segment.
-        """
+        """Seal the active segment, write `snapshot` of its end, create the next segment. Raises Stopped, Full."""
         segment_set = self._segment_set
         old = segment_set.active
         try:
@@ -305,7 +303,7 @@ class LogWriter:
     def truncate_before(self, offset: int, ordinal: int) -> list[str]:
         """Delete the segments before `offset`, the start of a block; return their names. Raises Stopped, Full."""
         # The checkpoint is written before any file is deleted: otherwise recovery would report the files as missing.
-        # A segment after the newest snapshot is kept: a start must replay its records.
+        # Segments with records after the newest snapshot are kept, because a start must replay these records.
         segment_set = self._segment_set
         try:
             with segment_set.lock:
@@ -325,7 +323,7 @@ class LogWriter:
         return removed
 
     def close(self, snapshot: Snapshot) -> None:
-        """Fsync, write `snapshot`, set `clean` in the checkpoint; always close the files. Raises Stopped, Full."""
+        """Fsync, write `snapshot`, set `clean` in the checkpoint. Close the files in any case. Raises Stopped, Full."""
         segment_set = self._segment_set
         if segment_set.stopped is not None or segment_set.pending_recovery is not None:
             self.close_files()
@@ -343,7 +341,7 @@ class LogWriter:
             self.close_files()
 
     def detach(self, reason: str) -> None:
-        """Write nothing more, because the folder no longer belongs to this log; close files when no read uses them."""
+        """Stop all writes, because the folder no longer belongs to this log. Close files when no read uses them."""
         segment_set = self._segment_set
         self.gate.detached = True
         with segment_set.lock:
@@ -351,7 +349,7 @@ class LogWriter:
         segment_set.replace_segments((), segment_set.segments)
 
     def close_files(self) -> None:
-        """Close all files, except those with bytes that may not be durable: closing these could hide an fsync error."""
+        """Close all files, except files with bytes that may not be durable: closing these could hide an fsync error."""
         segment_set = self._segment_set
         unforced = self.gate.keep_unsynced_open(segment_set.segments, segment_set.durable)
         segment_set.replace_segments((), tuple(s for s in segment_set.segments if s not in unforced))
@@ -368,7 +366,7 @@ _new: Final = tuple.__new__
 
 
 class AppendPosition(NamedTuple):
-    """Where the next append starts, and what its block trailers say about the log."""
+    """The position of the next append, and the values of the log that its block trailers contain."""
 
     log_id: int
     offset: int
@@ -389,7 +387,7 @@ class PreparedAppend(NamedTuple):
 
 
 class _OpenBlock:
-    """A block joined from blocks of producers. `pieces`: ranges of bytes in batches, as (batch index, start, end)."""
+    """A block of the log, joined from blocks of producers. `pieces`: its bytes, as (batch index, start, end)."""
 
     __slots__ = ("count", "crc", "offset", "pieces", "size")
 
@@ -466,7 +464,7 @@ def build_append(
 def _join_blocks(
     batches: Sequence[Batch], position: AppendPosition
 ) -> tuple[list[_OpenBlock], list[list[tuple[int, int]]], list[int]]:
-    """Return the joined blocks; and for each batch the (first record, offset) of its pieces, and its first ordinal."""
+    """Join blocks. Return (blocks; by batch, (first record, offset) of each piece; by batch, first ordinal)."""
     block = _OpenBlock(position.offset)
     blocks = [block]
     positions: list[list[tuple[int, int]]] = []

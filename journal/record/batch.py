@@ -1,8 +1,8 @@
 """Batches of records and their verification, and the results of an append and of a read.
 
 `verify_batch` checks every rule of docs/formats/record.md without making an object for each record. If all records have
-one size, the headers are checked by columns (the n-th byte of all headers at once), else in one loop. The records' own
-checksums are checked by readers, and here only with `verify="records"`.
+one size, the headers are checked by columns (the n-th byte of all headers at once), else in one loop. The checksum of
+each record is checked only with `verify="records"`, because readers check it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def verify_batch(
 ) -> None:
     """Check that `data` is `count` well-formed records of `producer_id`, with sequences from `sequence` on.
 
-    `blocks` must cover `data` exactly; if empty, the log makes blocks with `split_blocks`. `verify="records"` also
-    checks each record's own checksum and the bounds of its attribute. Raises BadBatch.
+    `blocks` must cover `data` exactly, or be empty (the log then calls `split_blocks`). With `verify="records"`, each
+    record's own checksum and the bounds of its attribute are checked, too. Raises BadBatch.
     """
     size = len(data)
     if not 1 <= producer_id <= PRODUCER_ID_MAX:
@@ -123,7 +123,7 @@ def _check_blocks(data: Buffer, blocks: Sequence[BatchBlock], count: int, record
 
 
 def _check_headers(data: Buffer, blocks: Sequence[BatchBlock], first_id: int, record_size_max: int) -> None:
-    # A wrong length needs no check of its own: it leads to a wrong position, which a later check rejects.
+    # Only the maximum length is checked: any other wrong length leads to a position that a later check rejects.
     unpack = _LENGTH_ID_FLAG.unpack_from
     position = end = 0
     length_max = record_size_max - HEADER_SIZE
@@ -170,10 +170,10 @@ def _check_bodies(data: Buffer) -> None:
 class Batch(NamedTuple):
     """Records of one producer for one partition, as one piece of bytes.
 
-    `blocks`: (size in bytes, number of records, CRC-32) of each block; empty: the log splits `data` itself. A block has
-    whole records, together at most BLOCK_SIZE_MAX bytes; a larger record is a block of its own. The log may join blocks
-    under one trailer, but never splits a block. `sequence`: that of the first record. `count`: number of records in the
-    batch. `data` must not change until the append returns.
+    `blocks`: (size in bytes, number of records, CRC-32) of each block; if empty, the log splits `data` into blocks. A
+    block has whole records, together at most BLOCK_SIZE_MAX bytes; a larger record is a block of its own. The log may
+    join blocks under one trailer, but never splits a block. `sequence`: sequence of the first record. `count`: number
+    of records in the batch. `data` must not change until the append returns.
     """
 
     data: Buffer
@@ -186,7 +186,8 @@ class Batch(NamedTuple):
 class Source(NamedTuple):
     """The origin of an append, for example a transaction journal, and the position (`high`, `low`) of the append there.
 
-    The positions of one source only rise. Kind SOURCE_PLAIN: a producer sent the batch without a transaction or delay.
+    The positions of one source only rise. The kind SOURCE_PLAIN means that a producer sent the batch without a
+    transaction or a delay.
     """
 
     kind: int
@@ -199,7 +200,7 @@ PLAIN = Source(SOURCE_PLAIN, 0, 0, 0)
 
 
 def succession_source(closed_id: int, successor_id: int, last_sequence: int) -> Source:
-    """Return the source of a block trailer that closes the producer id `closed_id`: later batches of it are refused.
+    """Return the source of a block trailer that closes the producer id `closed_id`: its later batches are refused.
 
     `successor_id`: the id with which the producer continues. `last_sequence`: the last sequence that `closed_id` sent
     to this log, -1 if none.
@@ -210,9 +211,9 @@ def succession_source(closed_id: int, successor_id: int, last_sequence: int) -> 
 class Appended(NamedTuple):
     """Result of appending one batch.
 
-    `positions`: (index of a record, its offset) for the first record of each contiguous run; between runs are block
-    trailers. `end_offset`: end of the whole append; when the log is durable up to there, the batch is durable.
-    `append_time`: ms since 1970, never lower than that of an earlier append.
+    `positions`: (index in the batch, offset) of the first record of each contiguous run; between two runs is a block
+    trailer. `end_offset`: end of the whole append; the batch is durable when the log is durable up to this offset.
+    `append_time`: ms since 1970, never lower than the time of an earlier append.
     """
 
     positions: list[tuple[int, int]]
@@ -224,8 +225,8 @@ class Appended(NamedTuple):
 class Chunk(NamedTuple):
     """The result of a read: `data` has the whole blocks from offset `start` to `next`.
 
-    The requested records begin at offset `skip_to`, at or after `start`. If the requested offset is the end of what may
-    be read, `data` is empty, and `next` is that offset.
+    The requested records begin at offset `skip_to`, at or after `start`. If the requested offset is the end of the
+    records that may be read, `data` is empty, and `next` is the requested offset.
     """
 
     start: int

@@ -1,7 +1,7 @@
 """Blocks: records and their trailer, found in bytes that may be damaged or malicious.
 
 A payload may contain bytes that look like a block trailer, even with a correct checksum and offset. So a trailer is
-accepted only at the position to which the lengths of the records lead, from the known start of their block.
+accepted only at one position: where the records of the block end, according to their lengths from the block's start on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LENGTH_MAX: Final = RECORD_SIZE_MAX - HEADER_SIZE
 class Block(NamedTuple):
     """A block of records at `offset` of the partition, and its trailer `control`.
 
-    `data`: the records without the trailer, as a view of the bytes passed to `blocks_of`: it changes if those change.
+    `data`: the records without the trailer, as a view (not a copy) of the bytes passed to `blocks_of`.
     """
 
     offset: int
@@ -99,7 +99,7 @@ def blocks_of(data: Buffer, offset: int, log_id: int, *, verify: bool = True) ->
 
 def trailer_position(data: Bytes, start: int) -> int:
     """Return the position of the trailer of the block at `start`. Raises Incomplete, BadRecord."""
-    # The records' lengths lead to it. Leading records of one size are skipped by columns, the others one by one.
+    # The lengths of the records lead to the trailer. Leading records of equal size are skipped all at once.
     position = start + _leading_size(data, start)
     unpack = _LENGTH_FLAG.unpack_from
     try:
@@ -131,7 +131,7 @@ def producer_runs(block: Block) -> list[ProducerRun]:
 
 
 def _leading_size(data: Bytes, start: int) -> int:
-    """Bytes of the leading records from `start` on, as long as size and low byte of the flag are equal; 0 if few."""
+    """Bytes of the records from `start` on that have the same size and low byte of the flag; 0 if they are few."""
     # The low byte of the flag is compared too, so that a trailer of the same size is not counted as a record.
     if len(data) - start < HEADER_SIZE or data[start + FLAG_LOW_POSITION] >= FLAG_TRAILER:
         return 0
@@ -140,12 +140,12 @@ def _leading_size(data: Bytes, start: int) -> int:
     if end - start < size * COLUMNS_COUNT_MIN:
         return 0
     if data[start + size + FLAG_LOW_POSITION] >= FLAG_TRAILER:
-        return 0  # a block of one record: without this check, the columns of all that follows would be read
+        return 0  # the block has one record: `count_leading` would read the bytes after the block in vain
     return size * count_leading(data, start, end, size)
 
 
 def _as_one_run(data: bytes, record_size: int, offset: int) -> ProducerRun | None:
-    """Return the records, of one size each, as one run; None if their sequences are not consecutive."""
+    """Return all records as one run; None if their sizes differ or their sequences are not consecutive."""
     size = len(data)
     if not sizes_are_equal(data, 0, size, record_size) or not has_no_special_flags(data, 0, size, record_size):
         return None

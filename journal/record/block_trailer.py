@@ -1,7 +1,7 @@
 """The block trailer, which closes a block of records and has the checksum of all bytes of these records.
 
-The trailer is a record of 100 bytes, in the same write as its block. It has the offset of the block, so that a block
-that was copied or moved elsewhere is invalid. docs/formats/record.md has the table.
+The trailer is a record of 100 bytes and is written together with its block. The trailer contains the offset of the
+block, so that a block that was copied to another offset is invalid. docs/formats/record.md has the table of its fields.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _LENGTH: Final = _BODY_SIZE.to_bytes(4, "big")
 _LAST: Final = FLAG_TRAILER.to_bytes(1, "big")
 _LAST_POSITION: Final = TRAILER_KEY.size - 1
 _RARE_SHIFT: Final = 10
-"""A byte is rare if less than 1 in 2**10 bytes has its value: a search for it is then faster than for a header."""
+"""A byte value is rare if less than 1 in 2**10 bytes has it. Searching this byte is then faster than a header."""
 TRAILER: Final = Struct(">IIQIHHIIIQIIQQQQQQ")
-"""A trailer's header and body: the fields of HEADER, then those of TRAILER_BODY."""
+"""A trailer's header and body: the fields of HEADER, then the fields of TRAILER_BODY."""
 
 
 class BadBlockTrailer(BadRecord):
-    """There is no valid block trailer at `position`. `version`: the trailer's, if this library does not know it."""
+    """There is no valid block trailer at `position`. `version`: the trailer's version if it is unknown, else None."""
 
     def __init__(self, position: int, reason: str, version: int | None = None) -> None:
         super().__init__(position, reason)
@@ -65,9 +65,9 @@ class BadBlockTrailer(BadRecord):
 class BlockTrailer(NamedTuple):
     """Fields of a block trailer.
 
-    `records`, `size`, `crc`: the number of ordinals, the number of bytes, and the CRC-32 of the bytes, since the
-    previous trailer. `append_time` in ms. `durable_offset`: that of the log when the block was written. `offset`: the
-    start of the block. `more_follows`: the append continues with the next block.
+    `records`, `size`, `crc`: the number of ordinals, the number of bytes, and the CRC-32 of the bytes, in the block
+    without this trailer. `append_time` in ms since 1970. `durable_offset`: the log's durable offset when the block was
+    written. `offset`: the start of the block. `more_follows`: the append continues with the next block.
     """
 
     records: int
@@ -96,7 +96,6 @@ class BlockTrailer(NamedTuple):
 
     @property
     def next_ordinal(self) -> int:
-        """First ordinal of the next block."""
         return self.first_ordinal + self.records
 
 
@@ -166,8 +165,8 @@ def find_next_trailer(data: Buffer, start: int, *, offset: int, log_id: int) -> 
 
     `data[0]` has the offset `offset`. A trailer is reliable if its own checksum is valid, if it is at the end of the
     block that it describes, and if that block does not start before `start`. A trailer inside the block of a later
-    trailer is part of a payload and is ignored. To find the later trailer, `data` should have at least BLOCK_SPAN_MAX
-    bytes after `start`.
+    trailer is part of a payload and is ignored. `data` should have at least BLOCK_SPAN_MAX bytes after `start`, so that
+    such a later trailer is found.
     """
     stack: list[FoundTrailer] = []
     for claim in trailers_in(data, start, offset=offset, log_id=log_id):
@@ -183,7 +182,7 @@ def find_next_trailer(data: Buffer, start: int, *, offset: int, log_id: int) -> 
 
 
 def trailers_in(data: Buffer, start: int, *, offset: int, log_id: int) -> Iterator[FoundTrailer]:
-    """Yield what has the checksum and the position of a block trailer. Bytes of a payload may have both, too."""
+    """Yield everything that has a valid checksum and offset of a block trailer, even if it is part of a payload."""
     plain = data if isinstance(data, bytes | bytearray) else bytes(data)
     mark = trailer_key(log_id)
     found = plain.find(mark, start + TRAILER_KEY_POSITION)

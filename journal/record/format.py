@@ -41,14 +41,14 @@ SEQUENCE_COUNT: Final = 1 << SEQUENCE_BITS
 """Sequences of one producer id; a batch never crosses this limit."""
 PRODUCER_ID_MAX: Final = (1 << 40) - 1
 LEASED_ID_FIRST: Final = 16
-"""Lower producer ids are the broker's own and are never leased. Records of theirs in one log may have the same id."""
+"""Lower producer ids are the broker's own and are never leased. Their records may have equal record ids in one log."""
 
 RECORD_SIZE_MAX: Final = 64 << 20
 """Maximum size of a record with its header, so that a damaged length cannot make a reader request gigabytes."""
 
 
 class BadRecord(JournalError):
-    """Bytes that violate the format. `position` is relative to the start of the bytes passed."""
+    """Bytes violate the format. `position` is relative to the start of the bytes that were passed to the function."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(f"at position {position}: {reason}")
@@ -56,16 +56,16 @@ class BadRecord(JournalError):
         self.reason = reason
 
     def with_position(self, position: int) -> BadRecord:
-        """Return the same error with another position."""
+        """Return a copy of the error with another position."""
         return type(self)(position, self.reason)
 
 
 class Incomplete(BadRecord):
-    """The bytes end inside the item at `position`; with more bytes it may be valid."""
+    """The bytes end inside the record or block at `position`, which may be valid if more bytes are read."""
 
 
 class Record(NamedTuple):
-    """Header of a record. `position` is that in the bytes passed, `size` includes the header."""
+    """Header of a record. `position`: position in the searched bytes. `size`: bytes, including the header."""
 
     position: int
     size: int
@@ -94,7 +94,6 @@ def tag_hash(tag: str) -> int:
 
 
 def tag_flag(tag: str) -> int:
-    """Hash of a tag, shifted to its bits in the flag."""
     return tag_hash(tag) << FLAG_TAG_SHIFT
 
 
@@ -147,7 +146,7 @@ def header_positions(data: Buffer) -> list[int]:
 
 
 def records_of(data: Buffer) -> Iterator[Record]:
-    """Yield the header of every record of `data`; bounds are checked, bodies are not. Raises BadRecord."""
+    """Yield the header of every record of `data`. Checks the bounds of records, not the bodies. Raises BadRecord."""
     position, end = 0, len(data)
     while position < end:
         if end - position < HEADER_SIZE:
@@ -182,14 +181,14 @@ Bytes = bytes | bytearray
 
 
 def sizes_are_equal(data: Bytes, start: int, end: int, size: int) -> bool:
-    """True if the length in each header is that of a record of `size` bytes."""
+    """True if, according to the length in its header, each record has `size` bytes."""
     count = (end - start) // size
     length = (size - HEADER_SIZE).to_bytes(4, "big")
     return all(data[start + n : end : size] == length[n : n + 1] * count for n in _LENGTH)
 
 
 def count_leading(data: Bytes, start: int, end: int, size: int) -> int:
-    """Number of leading records with this size and the same low byte of the flag. Reads only bytes before `end`."""
+    """Number of records from `start` on that have `size` bytes and the same low byte of the flag, before `end`."""
     count = (end - start + size - 1) // size
     for n in (*_LENGTH, FLAG_LOW_POSITION):
         column = data[start + n : end : size]
@@ -201,7 +200,7 @@ def count_leading(data: Bytes, start: int, end: int, size: int) -> int:
 
 
 def ids_are_contiguous(data: Bytes, start: int, end: int, size: int, first_id: int) -> bool:
-    """True if the ids count up by one from `first_id`; the sequence must not overflow."""
+    """True if the ids of the records count up by one from `first_id`. Their sequences must not overflow."""
     count = (end - start) // size
     id = first_id.to_bytes(8, "big")
     for n in _PRODUCER:

@@ -1,4 +1,4 @@
-"""Fault injection for a simulated disk: which calls fail, and how; and which calls are slow.
+"""Fault injection for a simulated disk: rules that let calls fail, and a hook that can make calls slow.
 
 Kinds of calls: open, create, read, write, truncate, force, folder (make or remove one), rename, unlink, force_folder,
 sync, sync_file (one file of a sync), list, size, lock.
@@ -24,8 +24,8 @@ OPENS = frozenset({"open", "create", "lock"})
 class FaultRule:
     """A rule: calls of `kind` whose path contains `path` fail, from number `first` (1 is the first) to `last`.
 
-    `last` None: all calls from `first` on fail. `short`, if not None: these writes do not fail, but accept only so many
-    bytes. `seen`: number of calls with this kind and path; `hit`: how many of these failed or were short.
+    `last` None: all calls from `first` on fail. `short`: if not None, the writes do not fail, but accept only this
+    number of bytes. `seen`: number of calls with this kind and path; `hit`: how many of these failed or were short.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class FaultRule:
     hit: int = 0
 
     def matches(self, kind: str, path: str) -> bool:
-        """Count a call if its kind and path are those of the rule; return True if it must fail."""
+        """Count a call if its kind and path match the rule. Return True if this call must fail or be short."""
         if kind != self.kind or self.path not in path:
             return False
         self.seen += 1
@@ -81,7 +81,7 @@ class Faults:
         self._rules.clear()
 
     def check(self, kind: str, path: str) -> int | None:
-        """Count a call. Raise the error that a rule demands; for a short write, return how many bytes to accept."""
+        """Count a call. Raise the error that a rule demands. Return how many bytes a short write accepts, else None."""
         if self.before is not None:
             self.before(kind, path)
         self.counts[kind] += 1

@@ -1,9 +1,9 @@
 """A simulated disk in memory, and the states in which a power loss could leave it.
 
-For each sector of 512 bytes, a power loss leaves one of its *versions*: the bytes as of the last fsync, or after any
-later write. The size of the file, likewise, is the one as of the last fsync or any later one. The entries of a folder
-are durable only after an fsync of the folder: until then each create, rename or removal may or may not be on the disk.
-All combinations of these are possible; no order is assumed.
+For each sector of 512 bytes, a power loss leaves one of its *versions*: the bytes after the last fsync, or after any
+later write. Likewise it leaves the size of a file after the last fsync, or after any later change. The entries of a
+folder are durable only after an fsync of the folder: until then each create, rename or removal may or may not survive.
+All combinations of these are possible, in any order.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Data: TypeAlias = bytes | bytearray
 
 
 class PendingChange(NamedTuple):
-    """A change of a file that is not durable: a write of `data` at `position`, or a truncation there if it is None."""
+    """A non-durable change of a file: a write of `data` at `position`, or if `data` is None, a truncation there."""
 
     number: int
     position: int
     data: bytes | None
 
     def apply(self, content: bytearray) -> None:
-        """Apply the change to `content`; bytes between its old end and the change become zeros."""
+        """Apply the change to `content`. If the change begins after the end of `content`, zeros fill the gap."""
         content.extend(bytes(max(0, self.position - len(content))))
         if self.data is None:
             del content[self.position :]
@@ -55,7 +55,7 @@ class PendingChange(NamedTuple):
 
 
 class SectorVersion(NamedTuple):
-    """The 512 bytes of a sector after the change `number`, or with 0, as of the last fsync."""
+    """The 512 bytes of a sector after the change `number`, or if `number` is 0, after the last fsync."""
 
     number: int
     data: bytes
@@ -64,9 +64,9 @@ class SectorVersion(NamedTuple):
 class FileContent:
     """The bytes of one file.
 
-    `data`: what readers see. `durable`: what is on the disk. `pending`: the changes since the last fsync. `lost`: the
-    sectors whose fsync failed; the disk does not have the bytes that readers see, and the next fsync does not write
-    them, because the system considers them clean.
+    `data`: the bytes that readers see. `durable`: the bytes on the disk. `pending`: the changes since the last fsync.
+    `lost`: sectors whose fsync failed. The disk does not have the bytes of these sectors that readers see, and the next
+    fsync does not write these bytes, because the system considers them clean.
     """
 
     __slots__ = ("_image", "data", "durable", "errors", "lost", "pending", "reported")
@@ -79,7 +79,7 @@ class FileContent:
         self.errors = 0
         """Number of fsyncs that have lost bytes."""
         self.reported = 0
-        """How many of these errors were reported. A file that is opened later reports only the others."""
+        """How many errors in `errors` an fsync has reported. A file object opened later reports only further errors."""
         self._image: FileImage | None = None
 
     def change(self, change: PendingChange) -> None:
@@ -109,7 +109,7 @@ class FileContent:
         self.pending = []
 
     def fail_fsync(self) -> None:
-        """Let an fsync fail: nothing pending becomes durable, but the system considers these bytes clean."""
+        """Let an fsync fail: no pending change becomes durable, but the system considers their bytes clean."""
         self.lost |= _all_changed_sectors(len(self.durable), self.pending)
         self.pending = []
         self.errors += 1
@@ -140,7 +140,7 @@ class FileImage:
     lost: frozenset[int] = frozenset()
     seen: bytes = b""
     contents: dict[tuple[int, ...], tuple[bytes, bytes]] = field(default_factory=dict)
-    """Contents that were built already, with their digests, by choice (size, version of each sector)."""
+    """Cache: (content, digest) by the choice (size, version of each sector) that leads to the content."""
 
     @property
     def versions(self) -> dict[int, list[SectorVersion]]:
@@ -155,7 +155,7 @@ class FileImage:
     @cached_property
     def _replayed(self) -> tuple[dict[int, list[SectorVersion]], list[tuple[int, int]]]:
         cache = bytearray(self.durable)
-        # Readers see lost sectors as they were written, so pending changes are applied to these bytes.
+        # Readers see the bytes of lost sectors as they were written. So pending changes are applied to these bytes.
         for sector in self.lost if self.pending else ():
             PendingChange(0, sector * SECTOR_BYTES, self.seen[sector * SECTOR_BYTES :][:SECTOR_BYTES]).apply(cache)
         versions: dict[int, list[SectorVersion]] = {}
@@ -194,7 +194,7 @@ class SimulatedDisk:
     """A `journal.disk.Disk` in memory that separates what readers see from what is durable. Thread-safe.
 
     `crash` returns a disk as a power loss could leave it; `crash_states` enumerates all such disks. `faults` makes
-    calls fail. `after` is called after each change; tests let a power loss happen there.
+    calls fail. `after` is called after each change, so that a test can simulate a power loss at that moment.
     """
 
     def __init__(self, *, space_bytes: int | None = None, descriptors_max: int | None = None) -> None:
@@ -207,10 +207,10 @@ class SimulatedDisk:
         self.is_cached = True
         """If False, `pread_cached` always returns None."""
         self.closed_unforced: list[str] = []
-        """Paths of files that were closed with bytes that were not durable, whose write errors would be lost."""
+        """Paths of files that were closed while they had non-durable bytes, so that a write error would be lost."""
         self.open_files: set[SimulatedFile] = set()
         self.digest = b""
-        """Identifies the state of a disk after a power loss: disks with equal names and bytes have equal digests."""
+        """Digest of the names and bytes of a disk that `Moment.build` has made; empty for other disks."""
         self.tree = FolderTree()
         self.mutex = threading.RLock()
         self.number = 0
@@ -276,8 +276,8 @@ class SimulatedDisk:
     def sync_file_system(self, anchor: File) -> None:
         """Fsync everything. A fault "sync_file" loses the bytes of each file whose path its rule matches.
 
-        As on Linux, after such a loss this call fails once, and the next call succeeds. Only the fsync of each single
-        file tells which file has lost bytes.
+        As on Linux, after such a loss this call fails once, and the next call succeeds. Only an fsync of a single file
+        says whether that file has lost bytes.
         """
         if not isinstance(anchor, SimulatedFile):
             raise TypeError("the anchor must come from open_anchor of this disk")
@@ -336,7 +336,7 @@ class SimulatedDisk:
         self.tree.file(path).damage(position, data)
 
     def all_files(self) -> Sequence[tuple[str, FileContent]]:
-        """Every file with its path, also open files whose name was removed."""
+        """(path, content) of every file, including open files whose name was removed."""
         paths = {node: path for path, node in walk_tree(self.tree.root) if isinstance(node, FileContent)}
         for file in self.open_files:
             paths.setdefault(file.content, file.path)
@@ -390,7 +390,7 @@ class SimulatedFile:
 
     def pread(self, size: int, position: int) -> bytes:
         self._check("read")
-        if size < 0 or position < 0:  # as the system refuses it; a slice would count from the end
+        if size < 0 or position < 0:  # the system refuses this, but a slice of `data` would count from the end
             raise system_error(errno.EINVAL, self.path)
         return bytes(self.content.data[position : position + size])
 
@@ -477,7 +477,7 @@ class SimulatedLock:
 
 @dataclass(eq=False)
 class SimulatedFolder:
-    """A folder of the simulated disk: the entries that are visible, and those that are durable."""
+    """A folder of the simulated disk: the entries that readers see, and the entries that are durable."""
 
     entries: dict[str, Node] = field(default_factory=dict)
     durable: dict[str, Node] = field(default_factory=dict)
@@ -488,7 +488,7 @@ EntriesOf: TypeAlias = Callable[[SimulatedFolder], dict[str, Node]]
 
 
 class EntryChange(NamedTuple):
-    """A change of a folder entry: `name` now refers to `node`, before to `old`. `node` None: `name` was removed."""
+    """A change of an entry of `folder`: `name` referred to `old`, now to `node`. `node` None: the name was removed."""
 
     folder: SimulatedFolder
     name: str
@@ -497,7 +497,7 @@ class EntryChange(NamedTuple):
 
 
 class FolderOperation(NamedTuple):
-    """A change of folders that is not durable. A power loss leaves all of its entries or none, as for a rename."""
+    """A non-durable create, rename or removal. A power loss keeps either all of its `entries` or none."""
 
     number: int
     entries: tuple[EntryChange, ...]
@@ -566,7 +566,7 @@ class FolderTree:
         self.pending.append(FolderOperation(number, entries))
 
     def fsync(self, folder: SimulatedFolder | None) -> None:
-        """Make the pending operations of `folder` (None: all) durable, and the earlier ones that they depend on."""
+        """Make the pending operations of `folder` (None: all) durable, and earlier operations with the same names."""
         chosen: list[FolderOperation] = []
         names: set[tuple[int, str]] = set()
         for operation in reversed(self.pending):
@@ -595,7 +595,7 @@ def system_error(number: int, path: str) -> OSError:
 
 
 def apply_operation(operation: FolderOperation, entries_of: EntriesOf) -> None:
-    """Apply an operation. A removal is skipped if the name refers to another file or folder by now."""
+    """Apply an operation. A name is not removed if it refers to a file or folder other than the removed one."""
     for entry in operation.entries:
         entries = entries_of(entry.folder)
         if entry.node is not None:
@@ -613,14 +613,15 @@ def walk_tree(folder: SimulatedFolder, path: str = "") -> Iterator[tuple[str, No
 
 
 ATTEMPTS_PER_STATE = 4
-"""Random draws for each requested state, after which a sample stops even if some states were drawn repeatedly."""
+"""Maximum random draws for each requested state. A sample may have fewer states, because some are drawn repeatedly."""
 
 CHANCES = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""In a random draw all changes up to some number are durable, and each later one with one of these probabilities."""
+"""A random draw makes all changes up to some number durable, and each later change with one of these probabilities."""
 
 
 class CrashChoice(NamedTuple):
-    """A state after a power loss: which folder operations are durable; for each file (size, index of each version)."""
+    """A state after a power loss. `operations`: whether each pending folder operation is durable. `files`: for each
+    changed file, (size, index of the version of each sector)."""
 
     operations: tuple[bool, ...]
     files: tuple[tuple[int, ...], ...]
@@ -640,7 +641,7 @@ class Moment:
         self._changed = [(content, image) for content, image in self._images.items() if image.pending]
 
     def count(self) -> int:
-        """Number of choices. Different choices may give the same state."""
+        """Number of different `CrashChoice`s that are possible. Different choices may lead to the same state."""
         total = 1 << len(self.operations)
         for _, image in self._changed:
             total *= len({size for _, size in image.sizes})
@@ -649,9 +650,9 @@ class Moment:
         return total
 
     def crash(self, generator: random.Random | None = None, keep: str = "some") -> SimulatedDisk:
-        """Build one state. `keep`: how much of what is not durable survives, "nothing", "everything" or "some".
+        """Build the disk of one state. `keep`: which non-durable changes survive, "nothing", "everything" or "some".
 
-        With "some", `generator` decides at random what survives.
+        With "some", `generator` decides at random which changes survive.
         """
         if keep == "nothing":
             return self.build(self._prefix(0))
@@ -660,7 +661,8 @@ class Moment:
         return self.build(self._draw(generator or random.Random(0)))
 
     def choices(self, limit: int, generator: random.Random) -> Iterator[CrashChoice]:
-        """Yield all choices if they are at most `limit`, otherwise one per prefix of the changes, then random ones."""
+        """Yield all choices, if there are at most `limit`. Otherwise yield, for each change, the choice in which the
+        changes up to it and no others are durable, and then random choices."""
         if self.count() <= limit:
             files = []
             for _, image in self._changed:
@@ -732,7 +734,7 @@ class Moment:
         return CrashChoice(tuple(operation.number <= number for operation in self.operations), files)
 
     def _draw(self, generator: random.Random) -> CrashChoice:
-        """Draw a choice: all changes up to a random number are durable, and of the later ones, some at random."""
+        """Draw a choice: all changes up to a random number are durable, and some of the later changes, too."""
         number = generator.randint(0, self.number) if generator.random() < 0.5 else 0
         chance = generator.choice(CHANCES)
         operations = tuple(operation.number <= number or generator.random() < chance for operation in self.operations)
@@ -742,7 +744,7 @@ class Moment:
 
 
 def crash_states(disk: SimulatedDisk | Moment, limit: int, generator: random.Random) -> Iterator[SimulatedDisk]:
-    """Yield at most `limit` distinct states after a power loss: all if there are not more, else a seeded sample."""
+    """Yield at most `limit` distinct states after a power loss: all, or a sample drawn with `generator`."""
     moment = disk if isinstance(disk, Moment) else Moment(disk)
     seen: set[bytes] = set()
     for choice in moment.choices(limit, generator):
@@ -755,7 +757,7 @@ def crash_states(disk: SimulatedDisk | Moment, limit: int, generator: random.Ran
 
 
 def _file_content(image: FileImage, chosen: tuple[int, ...]) -> tuple[bytes, bytes]:
-    """Return the bytes of a file under the choice `chosen`, and their digest; () means the durable content."""
+    """Return (bytes of a file, their digest) under the choice `chosen`; the choice () is the durable content."""
     found = image.contents.get(chosen)
     if found is None:
         content = image.durable
@@ -770,7 +772,7 @@ def _file_content(image: FileImage, chosen: tuple[int, ...]) -> tuple[bytes, byt
 
 
 def _file_choice_at(image: FileImage, number: int) -> tuple[int, ...]:
-    """Return the choice (size, version of each sector) that a file has after all its changes up to `number`."""
+    """Return the choice (size, version of each sector) that contains all changes of a file up to `number`."""
     size = [size for changed, size in image.sizes if changed <= number][-1]
     known = image.versions.values()
     return (size, *(max(0, bisect_right(versions, number, key=itemgetter(0)) - 1) for versions in known))

@@ -1,9 +1,9 @@
 """The checkpoint file of the transaction journal, which is read before any entry, and the journal's snapshot files.
 
 The durable LSN in the checkpoint is a lower bound: it is updated after an fsync of the journal, at most once a second,
-and without an fsync of the checkpoint. The checkpoint also names the snapshots. After a new snapshot, it is written to
-both slots of its file and fsynced. Files that no named snapshot needs are removed only afterwards. The formats are in
-docs/formats/journal.md.
+and without an fsync of the checkpoint. The checkpoint also names the valid snapshots. After a new snapshot, the
+checkpoint is written to both slots of its file and fsynced. Only then are files removed that none of its snapshots
+needs. The formats are in docs/formats/journal.md.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SNAPSHOTS_KEPT: Final = 2
 """Number of snapshots kept: the newest, and the one before it in case the newest cannot be read."""
 
 REWRITE_SECONDS: Final = 1.0
-"""Minimum time between rewrites of the durable LSN. A start uses it only to tell damage from a torn tail."""
+"""Minimum time between rewrites of the durable LSN. A start needs it only to distinguish damage from a torn tail."""
 
 
 class SnapshotPointer(NamedTuple):
-    """A snapshot in the checkpoint: its number, and the LSN from which a start with it replays the entries."""
+    """A snapshot in the checkpoint: its number, and the LSN from which a start replays entries after loading it."""
 
     number: int
     lsn: int
@@ -84,7 +84,7 @@ PIECE_SIZE: Final = 16 << 20
 
 
 class ListedFile(NamedTuple):
-    """A file that a snapshot needs: its number, LSN of its first byte, LSN after its last byte."""
+    """A journal file that a snapshot needs: its number, LSN of its first byte, LSN after its last byte."""
 
     number: int
     first: int
@@ -92,7 +92,7 @@ class ListedFile(NamedTuple):
 
 
 class SnapshotHead(NamedTuple):
-    """A snapshot without its state."""
+    """A snapshot without its state. `lsn`: where a replay starts. `files`: the journal files that a start needs."""
 
     journal_id: int
     number: int
@@ -117,7 +117,7 @@ def encode_snapshot(snapshot: JournalSnapshot) -> bytes:
 
 
 def decode_snapshot_head(data: bytes, path: str, journal_id: int) -> tuple[SnapshotHead, int, int]:
-    """Decode the start of a file to (head, size of the state, CRC of the state). Raises NewerFormat, Corrupt."""
+    """Decode the start of a snapshot file. Return (head, size of state, CRC of state). Raises NewerFormat, Corrupt."""
     if len(data) < HEAD_SIZE:
         raise Corrupt(path, 0, len(data), "shorter than its head")
     magic, version, zero, found_id, number, lsn, count, size, state_crc, crc = SNAPSHOT_HEAD.unpack_from(data)
@@ -137,7 +137,8 @@ def decode_snapshot_head(data: bytes, path: str, journal_id: int) -> tuple[Snaps
 class JournalSnapshotFiles:
     """The snapshot files in a journal's folder. `write` may run in a worker, but in one thread at a time.
 
-    A snapshot gets its name when it is complete and fsynced. A start uses only snapshots that the checkpoint names.
+    A snapshot file gets its final name when it is complete and fsynced. A start uses only snapshots that the checkpoint
+    names.
     """
 
     def __init__(self, disk: Disk, folder: str, journal_id: int) -> None:
@@ -179,7 +180,7 @@ class JournalSnapshotFiles:
         self._disk.force_folder(self._folder)
 
     def prune(self, kept: Collection[int]) -> None:
-        """Remove unfinished snapshots, and those whose numbers are not in `kept`. Raises OSError."""
+        """Remove unfinished snapshots, and snapshots whose numbers are not in `kept`. Raises OSError."""
         for name in self._disk.list(self._folder):
             number = filenames.parse_snapshot_name(name.removesuffix(filenames.NEW_SUFFIX))
             if number is not None and (name.endswith(filenames.NEW_SUFFIX) or number not in kept):

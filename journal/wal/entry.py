@@ -38,10 +38,10 @@ _NAMES: Final = (
     " group commit, group abort, group forget"
 )
 OPERATION_NAMES: Final = dict(enumerate(_NAMES.split(", "), PREPARE))
-"""Names for dumps, by number. An unknown number is of a later version: it is kept and shown as a number."""
+"""Names of the operations, by number. An unknown number is of a later version; it is kept and shown as a number."""
 
 HEADER: Final = Struct(">IIIQQ")
-"""The third field has kind, flags and reserved bits. Flags and reserved bits are 0: the field is kind << KIND_SHIFT."""
+"""Header of an entry. Its third field has kind, flags and reserved bits. The latter two are 0 in this version."""
 HEADER_SIZE: Final = HEADER.size
 KIND_SHIFT: Final = 24
 
@@ -50,7 +50,8 @@ OPERATION: Final = Struct(">HHQ")
 BLOCK: Final = Struct(">III")
 
 ENTRY_SIZE_MAX: Final = 272 << 20
-"""The largest frame of a broker (256 MiB) plus its description. Limits the memory that a damaged size can request."""
+"""Maximum size of an entry: the largest frame of a broker (256 MiB), and fields that describe it. A damaged size cannot
+make a reader allocate more memory."""
 
 SEED: Final = Struct(">QQ")
 _SIZE: Final = Struct(">I")
@@ -65,8 +66,8 @@ class AppendMsg(NamedTuple):
     """Some of the records that a transaction sends to one partition.
 
     `log_id`: id of the partition's log (journal.record.format.make_log_id). `blocks`: (bytes, count, CRC-32) of each
-    block, as in journal.record.batch.Batch. `count`: number of records. `moved_from`: the LSN of the original if
-    compaction made this entry as a copy, else 0. In an entry that was read, `data` is a view of the bytes read.
+    block, as in journal.record.batch.Batch. `count`: number of records. `moved_from`: 0, or if compaction has copied
+    this entry, the LSN of the original. In an entry that was read, `data` is a view of the bytes read.
     """
 
     epoch: int
@@ -80,7 +81,7 @@ class AppendMsg(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A change of a transaction's state, or of the counters. `payload` is opaque to the journal."""
+    """A change of the state of a transaction or commit group, or of the epoch counter. `payload` is opaque here."""
 
     kind: int
     epoch: int
@@ -88,7 +89,7 @@ class Operation(NamedTuple):
 
 
 class LostEntries(NamedTuple):
-    """`size` bytes of the journal that were lost and replaced by a repair."""
+    """`size` bytes of the journal that were lost, and that a repair has replaced by a filler."""
 
     size: int
 
@@ -97,7 +98,7 @@ Content: TypeAlias = AppendMsg | Operation
 
 
 class JournalEntry(NamedTuple):
-    """An entry of `size` bytes (with header) at `lsn`. `durable_lsn`: durable LSN of the journal at the write."""
+    """An entry of `size` bytes (with header) at `lsn`. `durable_lsn`: durable LSN when the entry was written."""
 
     kind: int
     lsn: int
@@ -120,7 +121,7 @@ def encode_entries(
 ) -> tuple[list[Buffer], list[int], int]:
     """Return (buffers to write one after the other, LSN of each entry, LSN after the last). Raises TooLarge.
 
-    The records are not copied: they must not change until they are written.
+    The records in `contents` are not copied, so they must not change until the buffers are written.
     """
     buffers: list[Buffer] = []
     lsns: list[int] = []
@@ -156,8 +157,8 @@ def encode_filler(size: int, lsn: int, durable_lsn: int, seed: int) -> bytes:
 def entries_of(data: Buffer, lsn: int, seed: int) -> Iterator[JournalEntry]:
     """Yield the verified entries in `data`, which starts at `lsn`. Their contents are views of `data`.
 
-    At the first invalid entry, raises Incomplete if `data` ends inside it, else BadRecord; `position` is the start of
-    the entry in `data`.
+    At the first invalid entry, raises Incomplete if `data` ends inside this entry, else BadRecord. `position` of the
+    error is the start of the entry in `data`.
     """
     view = memoryview(data)
     end = len(view)
@@ -192,7 +193,7 @@ def decode_entry(data: Buffer, lsn: int, seed: int) -> JournalEntry:
 
 
 def claimed_size(data: Buffer) -> int:
-    """Return the size that the header at the start of `data` says, unverified; 0 if it is impossible or incomplete."""
+    """Return the unverified size in the header at the start of `data`; 0 if header or size is invalid."""
     if len(data) < HEADER_SIZE:
         return 0
     size: int = HEADER.unpack_from(data)[0]
@@ -249,10 +250,10 @@ _WORD_POSITION: Final = 8
 
 
 def possible_entries(data: Buffer, lsn: int) -> Iterator[int]:
-    """Yield in ascending order the positions in `data` where an entry may start, to find the next one after damage.
+    """Yield the positions in `data` where an entry may start, ascending: to find the next entry after damage.
 
-    `lsn`: LSN of `data[0]`. At each position there is a header with a known kind and the LSN of that position. The
-    caller must verify the checksum.
+    `lsn`: LSN of `data[0]`. At each position is a header with a known kind and the LSN of that position. The caller
+    must verify the checksum.
     """
     start = 0
     while start + HEADER_SIZE <= len(data):

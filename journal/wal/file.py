@@ -39,7 +39,6 @@ CRC: Final = Struct(">I")
 SCAN_SIZE: Final = 1 << 20
 """Bytes read at a time; more are read only if one entry is larger."""
 
-
 PROVE_SIZE: Final = 64 << 10
 """Bytes read at a time to verify single entries, which may be far from each other."""
 
@@ -69,7 +68,7 @@ def decode_header(data: bytes | bytearray, path: str) -> JournalFileHeader:
 
 
 class JournalFile:
-    """One file of the transaction journal; the last one is appended to. Reads are safe in other threads."""
+    """One file of the transaction journal. Only the last file is written. Other threads may read any file."""
 
     __slots__ = ("file", "first", "number", "path", "references", "sealed", "size")
 
@@ -106,7 +105,7 @@ class JournalFile:
 
     @classmethod
     def open(cls, disk: Disk, folder: str, header: JournalFileHeader, *, writable: bool) -> JournalFile:
-        """Open an existing file whose header was read; `writable`: the last one. Raises OSError."""
+        """Open an existing file with the header `header`. Only the last file is `writable`. Raises OSError."""
         path = filenames.join(folder, filenames.journal_name(header.number))
         opened = disk.open_write(path) if writable else disk.open_read(path)
         file = cls(opened, header.number, header.first, opened.size())
@@ -119,17 +118,17 @@ class JournalFile:
         return self.first + self.size
 
     def append(self, buffers: Sequence[Bytes]) -> None:
-        """Write whole entries at the end, without an fsync. After Full or OSError, part of them may be in the file."""
+        """Write whole entries at the end, without an fsync. After Full or OSError, some bytes may be in the file."""
         self.size += write_all(self.file, buffers, self.size)
 
     def truncate_failed_write(self) -> bool:
-        """Truncate what a failed write has left after `size`; False if nothing is there. Raises OSError."""
+        """Truncate the bytes after `size`, which a failed write has left; False if there are none. Raises OSError."""
         if self.file.size() <= self.size:
             return False
         try:
             self.file.truncate(self.size)
         except Full as error:
-            # After a later append, recovery could take remaining bytes for entries. So nothing more may be written.
+            # After a later append, recovery could take the remaining bytes for entries. So the journal must stop.
             raise OSError(errno.EIO, f"a failed write cannot be truncated: {error}", self.path) from error
         return True
 
@@ -138,13 +137,14 @@ class JournalFile:
         return self.file.pread(min(size, self.end - lsn), lsn - self.first)
 
     def pread_cached(self, size: int, lsn: int) -> bytes | bytearray | None:
-        """As `pread`, but None if the read would wait for the disk."""
+        """Read as `pread` does, but return None if the read would wait for the disk."""
         return self.file.pread_cached(min(size, self.end - lsn), lsn - self.first)
 
     def entries(self, lsn: int, seed: int) -> Iterator[JournalEntry]:
-        """Yield the entries from `lsn` on. The `data` of each is valid until the next one is requested.
+        """Yield the entries from `lsn` on. The `data` of an entry is valid until the next entry is requested.
 
-        At the first invalid entry, raises BadRecord, or Incomplete if the file ends inside it. `position` is its LSN.
+        At the first invalid entry, raises BadRecord, or Incomplete if the file ends inside this entry. The error's
+        `position` is the LSN of the entry.
         """
         size = SCAN_SIZE
         while lsn < self.end:
@@ -176,7 +176,7 @@ class JournalFile:
         return None
 
     def filler_end(self, place: int, seed: int) -> int:
-        """Return the LSN after the filler that contains the LSN `place`, or 0. Reads all entries up to `place`."""
+        """Return the LSN after the filler that contains the LSN `place`, or 0. Reads all entries of the file before."""
         try:
             for entry in self.entries(self.first + FILE_HEADER_SIZE, seed):
                 if entry.next > place:
@@ -186,7 +186,7 @@ class JournalFile:
         return 0
 
     def prove(self, places: Iterable[int], seed: int) -> set[int]:
-        """Verify the entries at the LSNs `places`, which must ascend; return the LSNs of those replaced by fillers.
+        """Verify the entries at the ascending LSNs `places`. Return the LSNs whose entries were replaced by fillers.
 
         Entries near each other are read together. Raises OSError; BadRecord if an entry is neither valid nor in a
         filler, with the LSN of the first such entry as `position`.
@@ -225,9 +225,9 @@ _first = attrgetter("first")
 class JournalFiles:
     """The files of the transaction journal, its end, its durable LSN, and the references to files.
 
-    Only the thread that owns the journal changes them, or a worker on its behalf. Readers in other threads read each
-    field once: the tuple of files, sorted by number, is replaced, never changed. A file is idle if it is sealed and has
-    no references. Only idle files are removed; a removed file is closed when no read uses it.
+    Only the thread that owns the journal changes the fields, or a worker that it has called. Readers in other threads
+    read each field once: the tuple of files, sorted by number, is replaced, never changed. A file is idle if it is
+    sealed and has no references. Only idle files are removed. A removed file is closed when no read uses it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -242,11 +242,11 @@ class JournalFiles:
         self.lock = threading.RLock()
         """Held only to change several fields together, never while waiting for the disk."""
         self.file_references = FileReferences()
-        """A reader holds a reference while it uses `files`. A file removed meanwhile stays open until the release."""
+        """A reader has a reference while it uses `files`. Until it is released, removed files stay open."""
 
     @property
     def active(self) -> JournalFile:
-        """The file that is appended to. Raises Closed."""
+        """The last file, to which entries are appended. Raises Closed."""
         files = self.files
         if not files:
             raise Closed("the transaction journal")
@@ -267,21 +267,21 @@ class JournalFiles:
                 self.idle_count += not active.references
 
     def add(self, file: JournalFile) -> None:
-        """Add the next file, which is fsynced, and make it the active file."""
+        """Make `file`, which is new and fsynced, the active file."""
         with self.lock:
             self.files = (*self.files, file)
             self.end = file.end
             self.durable_lsn = file.end
 
     def add_reference(self, lsn: int) -> None:
-        """Add a reference to the file that holds `lsn`. Raises KeyError if there is no such file."""
+        """Add a reference to the file that contains `lsn`. Raises KeyError if there is no such file."""
         with self.lock:
             file = self._referenced_file(lsn)
             self.idle_count -= file.sealed and not file.references
             file.references += 1
 
     def release_reference(self, lsn: int) -> None:
-        """Release a reference to the file that holds `lsn`. Raises KeyError if there is no such file or reference."""
+        """Release a reference to the file that contains `lsn`. Raises KeyError if file or reference does not exist."""
         with self.lock:
             file = self._referenced_file(lsn)
             if not file.references:
@@ -310,7 +310,7 @@ class JournalFiles:
         return removed
 
     def remove_all(self, kept_open: Collection[JournalFile] = ()) -> None:
-        """Remove all files, and close them except those in `kept_open`."""
+        """Remove all files, and close each file that is not in `kept_open`."""
         with self.lock:
             removed, self.files = self.files, ()
         self.file_references.retire(file for file in removed if file not in kept_open)

@@ -1,7 +1,7 @@
 """Recovery of the transaction journal: examine the folder, decide by the tables in `recovery_rules`, act accordingly.
 
-Nothing is changed before everything was examined: if the start is refused, every byte is as before. What recovery keeps
-is made durable before the journal is used.
+Nothing is changed before everything was examined: if the start is refused, every byte is as before. The entries that
+recovery keeps are made durable before the journal is used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIRST_FILE: Final = 1
 FIRST_SNAPSHOT: Final = 1
 
 NEEDED: Final = "damage in an entry that is still needed"
-"""Label of a start that is refused because an entry before the snapshot's LSN, which is still needed, is damaged."""
+"""Label of a start that is refused because of damage in an entry before the snapshot's LSN, which the state needs."""
 
 
 class JournalState(Protocol):
@@ -47,25 +47,25 @@ class JournalState(Protocol):
     """
 
     def load(self, data: bytes) -> None:
-        """Replace the state by `data`, a result of `dump`; b"": an empty journal. Raises ValueError if invalid."""
+        """Replace the state by `data`: a result of `dump`, or b"" for a new journal. Raises ValueError if invalid."""
 
     def apply(self, entry: JournalEntry) -> None:
-        """Apply one entry; a filler means that entries were lost there. Raises ValueError if the entry is invalid.
+        """Apply one entry, whose `data` is valid only during the call. Raises ValueError if the entry is invalid.
 
-        The entry's `data` is valid only during the call.
+        A filler means that entries were lost, and that a repair has replaced them.
         """
 
     def dump(self) -> Callable[[], bytes]:
         """Capture the state in the owner's thread. Return a function that encodes it, called once in any thread."""
 
     def needed(self) -> Iterable[int]:
-        """Return the LSNs of entries that will be read again. The start fails unless each is valid or lost (`lose`)."""
+        """Return the LSNs of entries that will be read again. The start fails if one of these entries is damaged."""
 
     def lose(self, places: Set[int]) -> None:
-        """Record that the needed entries at these LSNs are lost: a repair has replaced them by fillers."""
+        """Record that the needed entries at the LSNs `places` are lost: a repair has replaced them by fillers."""
 
     def held(self) -> Iterable[int]:
-        """Return one LSN for each file reference that is needed. The file with the entry at that LSN is kept."""
+        """Return one LSN for each file reference that is needed. The file with the entry at this LSN is kept."""
 
 
 class JournalTail(NamedTuple):
@@ -98,7 +98,7 @@ class JournalRecovery:
         self.seed: int
         self.snapshots: JournalSnapshotFiles
         self.file_lists: tuple[tuple[ListedFile, ...], ...] = ()
-        """For each valid snapshot in the checkpoint, the newest first, the files that it lists."""
+        """For each valid snapshot in the checkpoint, the newest first: its list of needed files."""
         self.files = JournalFiles(folder)
 
     def run(self) -> None:
@@ -144,7 +144,7 @@ class JournalRecovery:
     def _read_snapshots(
         self, checkpoint: JournalCheckpoint | None
     ) -> tuple[list[SnapshotHead | None], JournalSnapshot | None]:
-        """Return the head of each snapshot in the checkpoint, None if it is invalid, and the newest valid snapshot."""
+        """Return (head of each snapshot in the checkpoint or None if invalid, newest valid snapshot or None)."""
         heads: list[SnapshotHead | None] = []
         newest: JournalSnapshot | None = None
         for pointer in checkpoint.snapshots if checkpoint is not None else ():
@@ -161,8 +161,8 @@ class JournalRecovery:
 
     def _create(self) -> None:
         """Create a new journal: first its first snapshot, then the checkpoint, then the first file."""
-        # The checkpoint has the journal's id. It is written before the first file, so that a file without a checkpoint
-        # always proves a loss.
+        # The checkpoint has the journal's id. The checkpoint is written before the first file, so that a file without a
+        # checkpoint always proves a loss.
         self.report.warnings.clear()
         salt = int.from_bytes(self._randomness(SALT_SIZE), "big")
         pointer = SnapshotPointer(FIRST_SNAPSHOT, 0)
@@ -182,7 +182,7 @@ class JournalRecovery:
         self._write_checkpoint()
 
     def _recover(self, numbers: list[int], heads: list[SnapshotHead | None], snapshot: JournalSnapshot | None) -> None:
-        assert snapshot is not None  # or the rules of a start refuse
+        assert snapshot is not None  # because START_RULES refuse a start without a valid snapshot
         used = heads.index(snapshot.head)
         good = [head for head in heads[used:] if head is not None]
         pointers = tuple(SnapshotPointer(head.number, head.lsn) for head in good)
@@ -207,7 +207,7 @@ class JournalRecovery:
         self._write_checkpoint()
 
     def _check_files(self, numbers: list[int], head: SnapshotHead) -> rules.FilesFacts:
-        """Return the facts about the files if a rule accepts them. Raises Corrupt if it refuses."""
+        """Apply FILES_RULES to the files. Return the facts that a rule accepts. Raises Corrupt if a rule refuses."""
         found_files = [self._file_facts(number) for number in numbers]
         files = list(rules.without_surplus(found_files, self.file_lists))
         for there, file in zip(found_files, files, strict=True):
@@ -274,7 +274,7 @@ class JournalRecovery:
             raise Corrupt(path, 0, len(snapshot.state), f"the state cannot be loaded: {error}") from error
 
     def _open_files(self, found: rules.FilesFacts) -> None:
-        """Open the files that this start needs, and those that a start from the older snapshot would need."""
+        """Open the files that this start needs, and the files that a start from the older snapshot would need."""
         left_over = found.obsolete
         kept = [file for file in found.files if file not in left_over and not file.fault]
         for file in kept:
@@ -304,7 +304,7 @@ class JournalRecovery:
         return JournalTail(lsn, tail.durable_lsn, row.decision)
 
     def _apply_entries(self, file: JournalFile, begin: int, durable_lsn: int) -> tuple[int, int, str]:
-        """Apply the entries from LSN `begin` on. Return (end of the valid ones, highest durable LSN, why they end)."""
+        """Apply the entries from LSN `begin` on. Return (LSN where valid entries end, durable LSN, why they end)."""
         apply, lsn, count, reason = self.state.apply, begin, 0, "the file ends"
         try:
             for entry in file.entries(begin, self.seed):
@@ -336,9 +336,9 @@ class JournalRecovery:
         return rules.TailFacts(lsn, file.end, durable_lsn, later, last, zeros)
 
     def _prove(self, replayed: int) -> None:
-        """Verify the entries that the state needs from before LSN `replayed`, where replay started. Raises Corrupt.
+        """Verify the entries that the state needs and that are before LSN `replayed`, where replay started.
 
-        Entries that a repair has replaced by fillers are reported to the state as lost.
+        Entries that a repair has replaced by fillers are reported to the state as lost. Raises Corrupt.
         """
         places = array("Q", sorted(place for place in self.state.needed() if place < replayed))
         lost: set[int] = set()
@@ -382,7 +382,7 @@ class JournalRecovery:
         self.snapshots.prune(named)
 
     def _write_checkpoint(self) -> None:
-        """Write the checkpoint. If the disk is full, the previous one stays; its durable LSN is a valid lower bound."""
+        """Write the checkpoint. If the disk is full, keep the previous one: its durable LSN is a valid lower bound."""
         self.checkpoint = self.checkpoint._replace(
             durable_lsn=self.files.durable_lsn, file_number=self.files.active.number
         )
@@ -392,10 +392,7 @@ class JournalRecovery:
             self.report.warnings.append(f"the checkpoint could not be written: {error}")
 
     def _make_durable(self, tail: JournalTail) -> None:
-        """Truncate and rewrite the last file, and fsync it, so that everything up to the end is durable.
-
-        Raises OSError.
-        """
+        """Truncate, rewrite and fsync the last file, so that the journal is durable up to its end. Raises OSError."""
         disk, folder, file, report = self.disk, self.folder, self.files.active, self.report
         if file.end > tail.end:
             report.cut_bytes = file.end - tail.end

@@ -1,7 +1,7 @@
 """Decision tables for recovery of the transaction journal. `journal.wal.recovery` carries out the decisions.
 
 The first row whose condition is true decides. Its label appears in reports, tests and the operators' documentation. A
-crash never loses a checkpoint that was written, and never both snapshots that it names. So their loss is damage. The
+crash never loses the checkpoint, nor both snapshots that it names. So if these are missing, they were damaged. The
 files from the snapshot's LSN on must follow each other without a gap. Where valid entries end, data that is not known
 to be durable is truncated. If durable data is damaged, the start is refused and nothing is changed.
 """
@@ -21,14 +21,14 @@ from journal.wal.file import FILE_HEADER_SIZE
 
 
 class RequiredFiles(NamedTuple):
-    """Files that a start from any of several snapshots needs: the numbers in `listed`, and all from `since` on."""
+    """Numbers of the files that starts from several snapshots need: numbers in `listed`, and all from `since` on."""
 
     listed: frozenset[int]
     since: int
 
     @classmethod
     def from_lists(cls, *lists: tuple[ListedFile, ...]) -> RequiredFiles:
-        # The last file of a list was active when the snapshot was made: this file and all later ones are replayed.
+        # The last file in the list of a snapshot was the active one. A start replays this file and all later ones.
         since = min((files[-1].number if files else 0 for files in lists), default=0)
         return cls(frozenset(file.number for files in lists for file in files), since)
 
@@ -39,8 +39,8 @@ class RequiredFiles(NamedTuple):
 class StartFacts(NamedTuple):
     """Facts at the start of the journal. `checkpoint` is "good", "none" or "damaged".
 
-    `files`: whether any journal file exists. `snapshots`: for each snapshot in the checkpoint, the newest first,
-    whether it is valid.
+    `files`: True if any journal file exists. `snapshots`: for each snapshot in the checkpoint, the newest first, True
+    if the snapshot is valid.
     """
 
     checkpoint: str
@@ -69,7 +69,7 @@ START_RULES: Final[tuple[Rule[StartFacts, StartAction], ...]] = (
 
 
 class JournalFileFacts(NamedTuple):
-    """A file of the journal. `fault`: why its header is invalid, else "". If it is invalid, `first` is undefined."""
+    """A file of the journal. `fault`: why its header is invalid (then `first` is undefined); "" if it is valid."""
 
     number: int
     first: int
@@ -83,11 +83,11 @@ class JournalFileFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class FilesFacts:
-    """Facts about the journal's files. Bytes after their ends do not count (`without_surplus`).
+    """Facts about the journal's files. Bytes after the end of a file are left out (`without_surplus`).
 
-    `files` is sorted by number. `listed`: the files that the snapshot of this start lists as needed; `fallback`: the
-    files that the oldest valid snapshot lists. `lsn`: where replay starts. `durable_lsn`, `file_number`: from the
-    checkpoint.
+    `files` is sorted by number. `listed`: the files in the list of the snapshot with which this start begins;
+    `fallback`: the files in the list of the oldest valid snapshot. `lsn`: the LSN at which replay starts.
+    `durable_lsn`, `file_number`: the durable LSN and the highest file number in the checkpoint.
     """
 
     files: tuple[JournalFileFacts, ...]
@@ -124,20 +124,20 @@ class FilesFacts:
 
     @property
     def replayed(self) -> tuple[JournalFileFacts, ...]:
-        """The files from the one that holds `lsn`, or ends there, to the last; none if no file holds it."""
+        """All files from the one that contains `lsn`, or ends at `lsn`, on; none if there is no such file."""
         begins = [n for n, file in enumerate(self.files) if not file.fault and file.first <= self.lsn <= file.end]
         return self.files[begins[-1] :] if begins else ()
 
     @property
     def needed(self) -> tuple[JournalFileFacts, ...]:
-        """The files that this start needs: those that the snapshot lists, and those to be replayed."""
+        """The files that this start needs: the files in the snapshot's list, and the files to be replayed."""
         listed = {file.number for file in self.listed}
         replayed = {file.number for file in self.replayed}
         return tuple(file for file in self.files if file.number in listed or file.number in replayed)
 
     @property
     def gap(self) -> JournalFileFacts | None:
-        """The first replayed file that does not continue the one before it, in number and LSN; None if all do."""
+        """The first replayed file whose number or LSN does not continue the previous file; None if there is none."""
         replayed = self.replayed
         for before, file in pairwise(replayed):
             if file.number != before.number + 1 or file.first != before.end:
@@ -146,7 +146,7 @@ class FilesFacts:
 
     @property
     def obsolete(self) -> tuple[JournalFileFacts, ...]:
-        """Obsolete files whose removal was interrupted."""
+        """Files that no valid snapshot needs. They still exist because their removal was interrupted."""
         kept = RequiredFiles.from_lists(self.listed, self.fallback)
         return tuple(file for file in self.files if not kept.contains(file.number))
 
@@ -154,7 +154,7 @@ class FilesFacts:
 def without_surplus(
     files: Sequence[JournalFileFacts], lists: Iterable[tuple[ListedFile, ...]]
 ) -> tuple[JournalFileFacts, ...]:
-    """Return the files without bytes after their ends. `lists`: the file lists of the snapshots.
+    """Return the files with sizes that leave out bytes after the end of a file. `lists`: the snapshots' file lists.
 
     A file ends where the next file starts, according to the header of the next file. If the next file is missing, the
     end is known from a snapshot's list, for files that were complete when the snapshot was made.
@@ -200,11 +200,11 @@ FILES_RULES: Final[tuple[Rule[FilesFacts, FilesAction], ...]] = (
 
 
 class TailFacts(NamedTuple):
-    """Facts about the place where the valid entries of a file end.
+    """Facts about the LSN where the valid entries of a file end.
 
     `lsn`: start of the invalid entry, or `end` (of the file) if all entries are valid. `durable_lsn`: the highest LSN
-    that the checkpoint or a valid entry reports as durable, even an entry after `lsn`. `next_entry`: start of the next
-    valid entry, None if there is none. `zeros`: whether all bytes from `lsn` on are zero.
+    that the checkpoint or a valid entry (also one after `lsn`) reports as durable. `next_entry`: LSN of the next valid
+    entry; None if there is none. `zeros`: True if all bytes from `lsn` on are zero.
     """
 
     lsn: int

@@ -39,7 +39,7 @@ READ_SIZE: Final = 4096
 """Bytes read first for an entry of unknown size. Most entries are not longer."""
 
 RECLAIM_SECONDS: Final = 10.0
-"""Minimum time between checkpoints whose only purpose is to remove idle files: each costs a snapshot and fsyncs."""
+"""Minimum time between checkpoints that only serve to remove idle files, because each writes a snapshot and fsyncs."""
 
 RETRY_SECONDS: Final = 1.0
 """Time after which a checkpoint that has failed on a full disk is tried again."""
@@ -49,9 +49,9 @@ RETRY_SECONDS: Final = 1.0
 class JournalOptions:
     """Limits of the transaction journal, in bytes.
 
-    `file_bytes`: an append that would make a file longer than this goes to a new file; an append larger than this gets
-    a file of its own. `checkpoint_bytes`: a checkpoint is due after this many bytes, so a start replays about as many.
-    `flush_bytes`: more non-durable bytes than this make an fsync due even if no caller waits for one.
+    `file_bytes`: maximum size of a file; a larger append gets a file of its own. `checkpoint_bytes`: a checkpoint is
+    due after this many bytes, so a start replays about as many. `flush_bytes`: if more bytes are not durable, an fsync
+    is due even if no caller waits for one.
     """
 
     file_bytes: int = 64 << 20
@@ -82,7 +82,7 @@ class JournalStore:
 
     def __init__(self, recovery: JournalRecovery, clock: Clock, options: JournalOptions) -> None:
         self.journal_id: Final = recovery.checkpoint.journal_id
-        """Random id, made once with the journal. As a source it identifies this journal in the partitions."""
+        """Random id, made once with the journal. Appends to partitions name this journal as their source by this id."""
         self.recovery: Final[JournalRecoveryReport] = recovery.report
         self.options: Final = options
         self.closed = False
@@ -152,9 +152,9 @@ class JournalStore:
     def before_append(self, size: int) -> Callable[[], None] | None:
         """Return the file work that must precede an append of `size` bytes, headers included; None if there is none.
 
-        The work (a roll) may run in a worker. Until it returns, no append may run and no checkpoint may start; reads,
-        `add_reference` and `release_reference` are possible. The work raises Stopped, Full. `append` does the work
-        itself if the caller did not. Raises Stopped, Closed.
+        The work creates a new file and may run in a worker. Until the work returns, no append may run and no checkpoint
+        may start; reads, `add_reference` and `release_reference` are possible. The work raises Stopped, Full. `append`
+        does the work itself if the caller did not. Raises Stopped, Closed.
         """
         self._writable()
         active = self._files.active
@@ -163,7 +163,7 @@ class JournalStore:
         return self._roll
 
     def append(self, entries: Sequence[Content]) -> list[int]:
-        """Append all entries in one write and return their LSNs. A crash may leave only the first few of them.
+        """Append all entries in one write and return their LSNs. After a crash, only the first few may be left.
 
         Raises TooLarge, Full (nothing was appended; try again when there is space), Stopped, Closed.
         """
@@ -181,7 +181,7 @@ class JournalStore:
             try:
                 active.append(buffers)
             except Full:
-                # The truncation is made durable: otherwise a power loss could bring back bytes of the rejected append.
+                # Otherwise a power loss could undo the truncation, and bring back bytes of the rejected append.
                 if active.truncate_failed_write():
                     self._gate.fsync(active)
                     files.raise_durable(files.end)
@@ -205,11 +205,11 @@ class JournalStore:
         Raises Corrupt (Lost if a repair has replaced the entry by a filler), OSError, Closed.
         """
         entry = self._read(lsn, size or READ_SIZE, cached=False)
-        assert entry is not None  # only a cached read may return nothing
+        assert entry is not None  # only a cached read returns None
         return entry
 
     def read_cached(self, lsn: int, size: int = 0) -> JournalEntry | None:
-        """As `read`, but None if the read would wait for the disk. Any thread."""
+        """Read as `read` does, but return None if the read would wait for the disk. Any thread."""
         return self._read(lsn, size or READ_SIZE, cached=True)
 
     def _read(self, lsn: int, size: int, cached: bool) -> JournalEntry | None:
@@ -245,11 +245,11 @@ class JournalStore:
         return Corrupt(file.path, position, position + HEADER_SIZE, f"the entry at LSN {lsn}: {reason}")
 
     def add_reference(self, lsn: int) -> None:
-        """Keep the file of the entry at `lsn` until `release_reference`. Raises KeyError. References are counted."""
+        """Keep the file with the entry at `lsn` until `release_reference`. Raises KeyError if no file has this LSN."""
         self._files.add_reference(lsn)
 
     def release_reference(self, lsn: int) -> None:
-        """Release one reference that `add_reference` made. Raises KeyError."""
+        """Release one reference that `add_reference` made. Raises KeyError if there is none."""
         self._files.release_reference(lsn)
 
     @property
@@ -264,7 +264,7 @@ class JournalStore:
         self._fsync_all()
 
     def force_plan(self) -> FsyncPlan | None:
-        """Plan an fsync of everything written so far; None if nothing needs it or the journal is stopped."""
+        """Return the plan of an fsync of all that was written; None if none is needed or the journal is stopped."""
         files = self._files
         if self.closed or files.stopped is not None or files.durable_lsn >= files.end:
             return None
@@ -274,7 +274,7 @@ class JournalStore:
     def force_done(self, plan: FsyncPlan, error: Exception | None) -> Callable[[], None] | None:
         """Record the end of the fsync of `plan`: advance `forced_offset`, or if there is an `error`, stop the journal.
 
-        Returns file work that is to be done in a worker, or None.
+        Returns a function with file work, which the caller runs in a worker, or None.
         """
         files = self._files
         if error is not None:
@@ -297,7 +297,7 @@ class JournalStore:
         return files.idle_count > 0 and self._clock.monotonic() >= self._reclaim_after
 
     def checkpoint(self) -> Callable[[], None]:
-        """Capture the state, and return the work for a worker that writes it as a checkpoint.
+        """Capture the state. Return a function, "the work", that writes a checkpoint of this state in a worker.
 
         Until the work returns, the owner may append, and add and release references, but not start another checkpoint.
         Must not be called while the work of `before_append` runs. After the work, the caller passes its error or None
@@ -359,7 +359,7 @@ class JournalStore:
             return Stopped(files.stopped)
 
     def _roll(self) -> None:
-        """Fsync and seal the active file, and create the next one. Raises Stopped, Full (may be called again)."""
+        """Fsync and seal the active file, and create the next file. Raises Stopped, Full (then it can be repeated)."""
         files, checkpoint = self._files, self._checkpoint
         old = files.active
 
@@ -381,8 +381,8 @@ class JournalStore:
         files = self._files
         if files.stopped is not None:
             raise Stopped(files.stopped)
-        # The end is read before the active file. If a roll happens in between, it has made this end durable, and the
-        # new file is fsynced without need.
+        # The end is read before the active file. If a roll happens in between, the roll has made this end durable, and
+        # the new file is fsynced without need.
         end, active = files.end, files.active
         if files.durable_lsn >= end:
             return
@@ -394,7 +394,7 @@ class JournalStore:
 
     def _rewrite_checkpoint_unsynced(self) -> None:
         """Rewrite the durable LSN in the checkpoint without an fsync; if the disk is full, do nothing."""
-        # An LSN that is too low is valid: a start uses it only to tell damage from a torn tail.
+        # A power loss may undo this rewrite. The durable LSN in the checkpoint is only a lower bound.
         if self._gate.detached:
             return
         try:
@@ -414,9 +414,9 @@ class JournalStore:
             return (*held, ListedFile(active.number, active.first, files.end))
 
     def _write_checkpoint(self, lsn: int, files: tuple[ListedFile, ...], state: Callable[[], bytes]) -> None:
-        """Write a checkpoint of all entries before `lsn`, then remove files and snapshots that no checkpoint needs.
+        """Write a snapshot of all entries before `lsn` and the checkpoint; remove files that neither snapshot needs.
 
-        Raises Stopped, Full; the previous checkpoints stay valid in that case.
+        Raises Stopped, Full; the previous checkpoint stays valid in that case.
         """
         with self._checkpoint_lock:
             try:
@@ -446,6 +446,6 @@ class JournalStore:
         return self._checkpoint._replace(durable_lsn=files.durable_lsn, file_number=files.active.number)
 
     def _close_files(self) -> None:
-        # Files with non-durable bytes stay open, because closing one could hide its fsync error.
+        # Files with bytes that are not durable stay open, because closing such a file could hide its write error.
         files = self._files
         files.remove_all(self._gate.keep_unsynced_open(files.files, files.durable_lsn))
