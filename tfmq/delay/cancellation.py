@@ -34,7 +34,7 @@ from tfmq.errors import UNKNOWN as OUTCOME_UNKNOWN
 from tfmq.errors import Busy, DiskFull, StorageStopped
 
 REPEAT_MS_MAX: Final = 10
-"""A reschedule with an old handle has no effect if its due time is at most this much before the current one."""
+"""A repeated reschedule has no effect if its due time is at most this much before the one set by the first request."""
 CHANGE_UNCERTAIN: Final = "the disk failed under the arrival log of delayed messages"
 CANCELLED_LIMIT_REACHED: Final = (
     "The maximum number of cancelled messages is stored. The oldest expire after delay.outcome_seconds."
@@ -45,7 +45,7 @@ RescheduleCallback = Callable[[RescheduleResult | None, BaseException | None], N
 EndCallback = Callable[[BaseException | None], None]
 
 FIRING: Final = "unsure"
-"""State of a message whose delivery is running; `non_durable_appends` of its target queue tells when it has ended."""
+"""State of a message that is being appended to its partition, or whose append is not durable there."""
 TARGET_TAIL_NOT_DURABLE: Final = "the end of its partition waits for space to be made durable"
 
 
@@ -65,7 +65,7 @@ class MessageChanges:
 
     def __post_init__(self) -> None:
         self._running: dict[Turn, list[Callable[[], None]]] = {}
-        """By turn of a message with a running change: functions that repeat the requests that wait for its end."""
+        """By turn of a message with a running change: functions that repeat the requests that wait for the change."""
         self._uncertain: set[Turn] = set()
         self._cancels: list[tuple[int, Turn, CancelCallback]] = []
         """The cancels for the next `write`: log id of the target, turn, and callback."""
@@ -83,9 +83,9 @@ class MessageChanges:
     def cancel(self, key: int, turn: Turn, done: CancelCallback) -> None:
         """Cancel the message `turn` of the partition with the log id `key`.
 
-        `done(state, None)` is called once the result is durable. The state is CANCELLED, DELIVERED, or UNKNOWN if there
-        is no such message (any more). After an error, `done(None, error)` is called. In that case it is not known
-        whether the message was cancelled, unless `error.outcome` tells it; the caller may call this again.
+        `done(state, None)` is called once the result is durable. The state is CANCELLED, DELIVERED, or UNKNOWN if the
+        broker has no such message (any more). After an error, `done(None, error)` is called. Then `error.outcome` says
+        whether the message may have been cancelled. The caller may repeat the cancel.
         """
         now = Turn(*self.state.rescheduled.latest(*turn))
         state = self._state_or_wait(key, now, partial(self.cancel, key, turn, done), partial(done, None))
@@ -135,7 +135,7 @@ class MessageChanges:
     # Reschedule
 
     def reschedule(self, key: int, turn: Turn, wire: bytes, done: RescheduleCallback) -> None:
-        """Give a pending message a new due time: `wire`, one word as in `effective_due_times`. Errors: see `cancel`."""
+        """Give a pending message the new due time `wire`: a word as in `effective_due_times`. `done`: see `cancel`."""
         now = Turn(*self.state.rescheduled.latest(*turn))
         if turn in self._running:
             now = turn
@@ -153,7 +153,7 @@ class MessageChanges:
         self._when_arrival_durable(now, partial(self._read_and_move, key, now, wire, done))
 
     def _is_repetition(self, moved: Turn, wire: bytes) -> bool:
-        """Return whether the request repeats an earlier one: `moved`, the latest turn, has the requested due time."""
+        """Return whether a request is a repetition, because the latest turn `moved` has the due time `wire` already."""
         word = int.from_bytes(wire, "big")
         if word >= RELATIVE:
             return 0 <= moved.due - (self.broker_clock.now_rounded_up_ms() + word - RELATIVE) <= REPEAT_MS_MAX
@@ -164,7 +164,7 @@ class MessageChanges:
         if turn.number < self.scheduler.durable_number:
             then(None)
         elif turn.number >= self.arrival_log.log.end_ordinal:
-            then(DiskFull())  # the start found it in the log's tail, which is not durable for lack of space
+            then(DiskFull())  # the start found it at the log's end, which is not durable because the disk is full
         else:
             self.arrival_log.when_forced(self.arrival_log.log.end_offset, then)
 
@@ -194,7 +194,7 @@ class MessageChanges:
         wire: bytes,
         ended: Callable[[list[Turn], BaseException | None], None],
     ) -> None:
-        """Append copies, with new due times, of locked pending messages of one target, all in one append."""
+        """Append copies of locked pending messages of one partition, with new due times, in one append to the log."""
         name = self.target_queues.destination.display_name(key)
         if name is None:
             for turn in turns:
@@ -242,7 +242,7 @@ class MessageChanges:
         self.dispatcher.schedule_maintenance()
         self.cancelled_rows.process_durable(self.arrival_log.log.forced_offset)
 
-    # Steps of the wall clock
+    # Messages that would be delivered too early because the wall clock was set back
 
     def postpone(self, queue: TargetQueue, part: RowColumns) -> None:
         """Give later due times to `part`, the first messages of `queue`, which are not due yet by the wall clock."""
@@ -257,7 +257,7 @@ class MessageChanges:
             for turn in turns[len(records) if whole else 0 :]:
                 self._unlock(queue.key, turn)
             if not whole:
-                # Damaged records are reported when the queue reads them as its first rows.
+                # A damaged record is reported later, when the queue reads it to append it.
                 queue.pause(RETRY_SECONDS)
                 return
             moved = turns[: len(records)]
@@ -336,9 +336,10 @@ class MessageChanges:
     # States
 
     def state_of(self, key: int, turn: Turn, number_next: int) -> str:
-        """Return PENDING, CANCELLED, DELIVERED, FIRING or UNKNOWN. All numbers from `number_next` on are UNKNOWN.
+        """Return the state of a message: PENDING, CANCELLED, DELIVERED, FIRING or UNKNOWN.
 
-        Raises StorageStopped if it cannot be known whether the target has the message and will keep it.
+        `number_next`: no message has this number or a higher one yet. Raises StorageStopped if it cannot be known
+        whether the target has the message and will keep it.
         """
         if turn.number >= number_next:
             return UNKNOWN
@@ -357,8 +358,8 @@ class MessageChanges:
             return DELIVERED if turn.due > now - self.scheduler.outcome_ms else UNKNOWN
         if queue is None and turn.due <= now:
             self._raise_if_uncertain(key, turn, through)
-        # A message due before `lowest_stored_due` is in no file. This one was not delivered, so it was cancelled, and
-        # the record of the cancel has expired.
+        # No file has a message that is due before `lowest_stored_due`. If `turn` is before that, the message was not
+        # delivered, so it was cancelled, and `state.cancelled` does not remember it any more.
         return PENDING if turn.due >= self.scheduler.lowest_stored_due else UNKNOWN
 
     def _raise_if_uncertain(self, key: int, turn: Turn, through: Turn | None) -> None:

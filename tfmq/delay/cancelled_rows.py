@@ -1,4 +1,4 @@
-"""Dead rows: the rows, in memory or buckets, of messages that are cancelled, rescheduled, or have a deleted topic."""
+"""Dead rows: entries, in memory or buckets, of messages that were cancelled or rescheduled, or have a deleted topic."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ logger = logging.getLogger("tfmq.delay")
 
 
 class BucketRowCounter:
-    """Counts the dead and the pending rows of buckets. A row is one message. Broker thread only.
+    """Counts the dead and the pending rows of each bucket. A row is the entry of one message. Broker thread only.
 
-    A row is dead if its message is cancelled or rescheduled, or if the message's topic is deleted. Workers count the
-    rows, one bucket at a time: in buckets with messages of a deleted topic (also at each start, because the broker may
-    have stopped just after the deletion), in all buckets if the checkpoint has no counts, and in the bucket that
-    contains the end of the memory window.
+    A row is dead if its message was cancelled or rescheduled, or if the message's topic is deleted. A worker counts the
+    rows of one bucket at a time. It counts all buckets if the checkpoint has no counts, or if the memory window was
+    shrunk to a time that is over. It counts the bucket that contains the end of the memory window, and the buckets with
+    messages of a deleted topic (also at each start, because the broker may have stopped just after the deletion).
     """
 
     def __init__(self, buckets: BucketStore, window: MemoryWindow) -> None:
         self._buckets, self._window = buckets, window
         self._requested: dict[TimeSpan, bool] = {}
-        """Spans of buckets to check. True: count the rows of the bucket even if no topic in it is deleted."""
+        """By span of each bucket to check: whether to count its rows even if no topic in the bucket is deleted."""
         self._border_bucket: tuple[Bucket, int, int] | None = None
-        """The last counted bucket that contains the end of the window (the border): (bucket, its size, border)."""
+        """The counted bucket that contains the end of the memory window (the border), as (bucket, its size, border)."""
         self.dropped = 0
         self._pending_after_border = 0
-        """Pending rows in `_border_bucket` that are due from the border on."""
+        """Number of pending rows in `_border_bucket` that are due at the border or later."""
         if not buckets.counted_offset:
             self.request(buckets.live_buckets, True)
 
     def request(self, buckets: Iterable[Bucket], always: bool) -> None:
-        """Request a check of these buckets. `always`: count their rows even if no topic in them is deleted."""
+        """Let a worker check these buckets later. `always`: count rows even if no topic in a bucket is deleted."""
         for bucket in buckets:
             self._requested[bucket.span] = always or self._requested.get(bucket.span, False)
 
     def count_dead_row(self, due: int) -> None:
-        """Count one more dead row in the live bucket that contains this due time, if there is one."""
+        """Add 1 to the dead rows of the bucket for this due time. Do nothing if there is no such bucket."""
         bucket = self._buckets.bucket_at(due)
         if bucket is None:
             return
@@ -69,7 +69,7 @@ class BucketRowCounter:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of pending messages in buckets. All messages of a bucket are assumed to have the same size."""
+        """Approximate bytes of the pending messages in buckets, as if all messages of a bucket had the same size."""
         buckets = [bucket for bucket in self._buckets.live_buckets if bucket.count]
         return sum([each.size * max(0, each.count - each.dead_count) // each.count for each in buckets])
 
@@ -80,7 +80,7 @@ class BucketRowCounter:
         return bool(self._requested) or self._uncounted_border_bucket() is not None
 
     def _uncounted_border_bucket(self) -> Bucket | None:
-        """Return the bucket that contains the border, unless its rows due after the border are counted; or None."""
+        """Return the bucket that contains the border; None if its rows are counted or there is no such bucket."""
         border = self._window.border
         bucket = self._buckets.bucket_at(border)
         if bucket is None or self._border_bucket == (bucket, bucket.size, border):
@@ -88,10 +88,10 @@ class BucketRowCounter:
         return bucket if bucket.span.start < border else None
 
     def start(self, pending: PendingSnapshot) -> Callable[[], Callable[[], bool]]:
-        """Return a function that counts the rows of one bucket, to be run in a worker.
+        """Return a function that counts the rows of one bucket. The caller runs this function in a worker.
 
-        That function returns another one, to be called in the broker thread: it stores the counts and returns whether
-        the count of dead rows has changed.
+        The function returns a second function, which the caller then calls in the broker thread. The second function
+        stores the counts, and returns whether the number of dead rows has changed.
         """
         bucket, surely = self._uncounted_border_bucket(), True
         while bucket is None and self._requested:
@@ -111,7 +111,7 @@ class BucketRowCounter:
             before = bucket.dead_count
             if count is not None:
                 bucket.dead_count = max(0, bucket.count - count)
-                if not surely and bucket.span.start >= border:  # earlier rows are dropped in memory
+                if not surely and bucket.span.start >= border:  # dropped rows before the border are counted in memory
                     self.dropped += max(0, bucket.dead_count - before)
             if bucket.span.start < border < bucket.span.end:
                 self._border_bucket = bucket, size, border
@@ -135,22 +135,22 @@ class BucketRowCounter:
 
 
 def _estimate_after(bucket: Bucket, border: int) -> int:
-    """Estimate how many pending rows of `bucket` are due from `border` on, as if due times were evenly spread."""
+    """Estimate how many pending rows of `bucket` are due at `border` or later, as if due times were evenly spread."""
     part = (bucket.span.end - border) / (bucket.span.end - bucket.span.start)
     return int(max(0, bucket.count - bucket.dead_count) * part)
 
 
 ChangedTurn = tuple[int, Turn]
-"""The log id of a target, and the former turn of one of its messages."""
+"""The log id of a partition, and the turn that a message for it had before it was cancelled or rescheduled."""
 
 
 class CancelledRows:
-    """Cancelled and rescheduled messages whose rows still exist, in memory or in a bucket. Broker thread only.
+    """Removes cancelled and rescheduled messages from memory, and counts their rows in buckets. Broker thread only.
 
-    A change is the cancel or the reschedule of one message. If the message's row is in a bucket, the row stays there
-    and is counted in `Bucket.dead_count`, which must be exact. So work on bucket files sees only the changes that were
-    durable when the work began. Changes that become durable during the work are collected in `late` and counted when
-    the work has ended. A start counts the changes after the offset `BucketStore.counted_offset` of the arrival log.
+    A change is the cancel or the reschedule of one message. A row in a bucket stays in the file and is counted in
+    `Bucket.dead_count`, which must be exact. So file work (a worker reads or writes buckets) sees only the changes that
+    were durable when the work began. Changes that become durable during the work are collected in `late`, and counted
+    when the work has ended. A start counts the changes after `BucketStore.counted_offset` in the arrival log.
     """
 
     def __init__(
@@ -159,31 +159,31 @@ class CancelledRows:
         self._window, self._target_queues = window, target_queues
         self._buckets, self._row_counter = buckets, row_counter
         self._non_durable: deque[tuple[int, Sequence[ChangedTurn]]] = deque()
-        """Changes that are not durable yet, by header: (offset where the header ends, changes)."""
+        """Changes that are not durable yet: (offset in the arrival log where their header ends, changes)."""
         self.late: dict[Turn, int] = {}
-        """Turn -> log id of the target, for changes that became durable during file work, which does not see them.
+        """The changes that became durable during the running file work: old turn -> log id of the partition.
 
         Any thread may read this.
         """
         self._not_in_memory: set[Turn] = set()
-        """Turns in `late` whose rows were not in memory."""
+        """The turns in `late` whose rows were not in memory when the change became durable."""
         self._file_work_running = False
         self._durable_offset = buckets.counted_offset
 
     @property
     def miscounted(self) -> int:
-        """Number of messages that are counted as pending, though their cancel is durable."""
+        """Number of messages that are still counted as pending although their cancel or reschedule is durable."""
         return len(self._not_in_memory)
 
     def add_written(self, end_offset: int, changes: Sequence[ChangedTurn]) -> None:
-        """Add changes whose header is written to the arrival log, where it ends at `end_offset`."""
+        """Add cancels or reschedules that were written to the arrival log. `end_offset`: where their append ends."""
         self._non_durable.append((end_offset, changes))
 
     def process_durable(self, forced_offset: int) -> None:
-        """Handle the changes before `forced_offset`, the durable offset of the arrival log.
+        """Handle the cancels and reschedules before `forced_offset`, the durable offset of the arrival log.
 
-        Rows of changed messages are removed from memory, and counted as dead in buckets. The messages before this
-        offset must have been added to memory already, so that their rows are found.
+        Rows of changed messages are removed from memory, and counted as dead in buckets. The caller must have added the
+        messages before this offset to memory already, because otherwise their rows would not be found.
         """
         while self._non_durable and self._non_durable[0][0] <= forced_offset:
             for key, turn in self._non_durable.popleft()[1]:
@@ -191,7 +191,7 @@ class CancelledRows:
         self._set_counted_offset(forced_offset)
 
     def add_recovered(self, turns: Iterable[Turn], forced_offset: int) -> None:
-        """Add changes that a start has found after `counted_offset`; no row is in memory yet."""
+        """Count cancels and reschedules that a start has found. No row of the cancelled messages is in memory."""
         for turn in turns:
             if turn.number < self._buckets.spilled_number:
                 self._row_counter.count_dead_row(turn.due)
@@ -205,12 +205,12 @@ class CancelledRows:
     # Changes that become durable during file work
 
     def begin_file_work(self, forced_offset: int) -> None:
-        """Prepare for file work, which will see only the changes before `forced_offset`."""
+        """Begin file work, which sees only changes before `forced_offset`, the durable offset of the arrival log."""
         self.process_durable(forced_offset)
         self._file_work_running = True
 
     def end_file_work(self) -> None:
-        """End file work and count the changes that became durable during it."""
+        """End file work, and count the cancels and reschedules that became durable during the work."""
         self._file_work_running = False
         late, ahead = list(self.late.items()), self._not_in_memory
         self.late.clear()
@@ -218,7 +218,7 @@ class CancelledRows:
         for turn, key in late:
             was_in_memory = turn not in ahead
             if not was_in_memory and turn.due < self._window.border:
-                self._remove_from_memory(key, turn)  # it was loaded during the work
+                self._remove_from_memory(key, turn)  # the row was loaded during the work
                 was_in_memory = True
             self._count_removed(turn, was_in_memory)
         self._set_counted_offset(self._durable_offset)

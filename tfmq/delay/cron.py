@@ -29,18 +29,18 @@ from apscheduler.triggers.cron import CronTrigger
 from tfmq.errors import BadRequest
 
 EXPRESSION_CHARACTERS: Final = 256
-"""Maximum length of an expression, which is listed, stored in the catalog, and parsed at each start."""
+"""Maximum length of an expression. Expressions are listed, stored in the catalog, and parsed at each start."""
 ZONE_CHARACTERS: Final = 64
-"""Twice the length of the longest name in the zone database."""
+"""Maximum length of a zone name: twice the length of the longest name in the zone database."""
 
 MS: Final = 1000
 MINUTE_MS: Final = 60 * MS
 YEAR_MAX: Final = 9998
-"""The last year that is searched: a day can be added to each of its moments, as `datetime` ends after 9999."""
+"""The last year in which moments are searched. `datetime` ends with 9999, so a day can be added to each moment."""
 MOMENT_MS_MAX: Final = 253_370_764_800_000
 
 CLOCK_CHANGE_MAX: Final = timedelta(hours=25)
-"""No zone changes its clock by more (a day, where a country moved across the date line)."""
+"""No zone changes its clock by more than this. The largest change is a day, when a country crosses the date line."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _SECOND: Final = timedelta(seconds=1)
@@ -58,12 +58,12 @@ SHORT_FORMS: Final = {
 LAST: Final = "last"
 _DAYS_OF_MONTH: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _ZONE: Final = re.compile(r"[A-Z][\w+-]*(?:/[A-Za-z][\w+-]*)*", re.ASCII)
-"""Syntax of zone names; other names would be searched as files and as Python modules."""
+"""Syntax of zone names. Other names are refused, because `ZoneInfo` would search files and Python modules for them."""
 _PART: Final = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?", re.ASCII)
 
 
 class CronField(NamedTuple):
-    """One of the five fields: its name in error messages, its bounds, and names of its numbers."""
+    """One of the five fields: its name in error messages, its bounds, and the names that may stand for its numbers."""
 
     name: str
     low: int
@@ -103,7 +103,7 @@ class CronSchedule:
         ]
 
     def next_after(self, after_ms: int) -> int | None:
-        """Return the first moment later than `after_ms`; None if there is none before the year 9999."""
+        """Return the first moment after `after_ms` at which the schedule fires; None if there is none by YEAR_MAX."""
         after_ms = max(after_ms, 0)
         if after_ms >= MOMENT_MS_MAX:
             return None
@@ -116,14 +116,14 @@ class CronSchedule:
                 if moment > after and (best is None or moment < best):
                     best = moment
             if best is not None:
-                # Near a clock change, a later local time may be an earlier moment.
+                # Near a clock change, a later local time may be an earlier moment. So search beyond the change.
                 first = first or local
                 if local - first >= self._clock_change_near(best):
                     break
         return None if best is None else (best - _EPOCH) // _MILLISECOND
 
     def last_between(self, after_ms: int, until_ms: int) -> int | None:
-        """Return the last moment in (after_ms, until_ms], None if there is none. A binary search: about 20 steps."""
+        """Return the last moment in (after_ms, until_ms]; None if there is none. A binary search: about 20 steps."""
         found = self.next_after(after_ms)
         if found is None or found > until_ms:
             return None
@@ -167,18 +167,18 @@ class CronSchedule:
             start = local + _SECOND
 
     def _moments_of(self, local: datetime) -> list[datetime]:
-        """Return the moments, one or two, at which a local time fires in the zone."""
+        """Return the one or two moments, which may be equal, at which the schedule fires for a local time."""
         first = local.replace(tzinfo=self.zone)
         if not self._every_hour:
             return [first.astimezone(UTC)]
         second = first.replace(fold=1)
-        # Whether the clocks of the zone ever show that time.
+        # Whether the clocks of the zone show this local time at all, or a clock change skips it.
         exists = first.astimezone(UTC).astimezone(self.zone).replace(fold=0) == first.replace(fold=0)
         skipped = second.utcoffset() != first.utcoffset() and not exists
         return [first.astimezone(UTC)] if skipped else [first.astimezone(UTC), second.astimezone(UTC)]
 
     def _clock_change_near(self, moment: datetime) -> timedelta:
-        """Return the length of the clock change near `moment` (at most that length away); zero if there is none."""
+        """Return the length of a clock change near `moment` (at most that length away); zero if there is none."""
         if self.zone is UTC:
             return _NOTHING
         shift = self._offset_difference(moment, CLOCK_CHANGE_MAX)
@@ -196,7 +196,7 @@ def _day_rules(expression: str, days: set[int], weekdays: set[int], months: set[
     """
     _, _, day_text, _, weekday_text = _fields_of(expression)
     day = LAST if day_text.lower() == LAST else _trigger_list(days, FIELDS[2])
-    # Triggers count weekdays from Monday; Sunday has two numbers in crontab.
+    # Triggers count weekdays from 0, Monday. In crontab, Sunday is both 0 and 7.
     weekday = _trigger_list({(number + 6) % 7 for number in weekdays})
     weekday = "*" if weekday == "0-6" else weekday
     either = not day_text.startswith("*") and not weekday_text.startswith("*")
@@ -227,7 +227,7 @@ def _fields_of(expression: str) -> list[str]:
 
 def _field_numbers(field: CronField, text: str, expression: str) -> set[int]:
     if text == LAST and field.name == "day of month":
-        return {field.low}  # a placeholder: every month has this day
+        return {field.low}  # a placeholder, for which `_day_rules` uses LAST
     numbers: set[int] = set()
     for part in text.split(","):
         try:
@@ -272,7 +272,7 @@ def _number(field: CronField, text: str) -> int:
 
 
 def _trigger_list(numbers: set[int], field: CronField | None = None) -> str:
-    """Format numbers as a field of an APScheduler trigger: as ranges, because each entry costs a comparison."""
+    """Format numbers as ranges for a field of an APScheduler trigger, which compares each entry separately."""
     if field is not None and len(numbers) > field.high - field.low:
         return "*"
     ordered = sorted(numbers)

@@ -39,7 +39,7 @@ from tfmq.delay.timing_wheel import HashedTimingWheel
 from tfmq.errors import DiskFull, StorageStopped
 
 WHEEL_SLOTS: Final = 8192
-"""Slots of the timing wheel. With ticks of 10 ms a revolution is 82 s, about the length of the memory window."""
+"""Number of slots of the timing wheel. With ticks of 10 ms they cover 82 s, about the length of the memory window."""
 
 
 class DelayQueue:
@@ -47,15 +47,15 @@ class DelayQueue:
 
     When a message is due it fires: it is appended to its partition. No message fires before it is due or before its
     record in the arrival log is durable. Each message fires once, and the messages of one partition fire in the order
-    of their turns (due time, number). Every cancel gets one exact result.
+    of their turns (due time, number). The result of a cancel is always exact: cancelled, delivered or unknown.
 
     Order of calls: the constructor, `recover(done)`, `start()`. After that, the broker calls `write()` in each of its
     turns (passes of its event loop) in which `mark_ready` was called or `is_delivering` is true. It does so before the
     partitions write, and repeats the call while `due` is true. At the end it calls `stop(done)`, and then `write()` in
     each turn until `done` is called.
 
-    `floor_ms`: the highest due time that any partition has applied. `tick_ms`: interval at which due messages fire.
-    `outcome_seconds`: how long after its due time a message's state can be queried.
+    `floor_ms`: the highest due time of all messages that partitions have; broker time begins no earlier. `tick_ms`:
+    interval at which due messages fire. `outcome_seconds`: how long after its due time a message's state is known.
     """
 
     def __init__(
@@ -136,11 +136,11 @@ class DelayQueue:
             mark_ready=mark_ready,
         )
         self._waiting_queries: deque[Callable[[], None]] = deque()
-        """Queries run one at a time, as each may load all columns of a bucket. The first one is running."""
+        """Queries, run one at a time because each may load all columns of a bucket. The first query is running."""
         self._stopped: Callable[[], None] | None = None
         self.is_delivering = False
         """Whether target queues have messages. While this is true, the broker must call `write` in each turn."""
-        # Methods of the parts that the broker calls.
+        # Methods of the parts, which the broker calls as methods of this object.
         self.now_ms, self.now_rounded_up_ms = broker_clock.now_ms, broker_clock.now_rounded_up_ms
         self.ahead_ms = broker_clock.ahead_ms
         self.begin_append, self.append_written = dispatcher.begin_append, dispatcher.append_written
@@ -151,7 +151,7 @@ class DelayQueue:
     # Requests for delayed messages
 
     def describe(self, key: int, turn: Turn, done: Callable[[MessageState | None, BaseException | None], None]) -> None:
-        """Pass the state of a message to `done`; if it was rescheduled, the state of its latest turn."""
+        """Pass the state of a message to `done`; for a rescheduled message, this is the state of its latest turn."""
         now = Turn(*self._state.rescheduled.latest(*turn))
         try:
             state = self._changes.state_of(key, now, self._arrival_log.log.whole_end[1])
@@ -160,7 +160,7 @@ class DelayQueue:
         if state not in (PENDING, FIRING):
             return done(MessageState(state, now), None)
         if now.number >= max(self._scheduler.durable_number, self._arrival_log.log.end_ordinal):
-            # The message is in the tail of the log, which is not durable yet because the disk is full.
+            # The message is in the end of the log, which is not durable yet because the disk is full.
             return done(None, DiskFull())
 
         def found(record: bytes | None, error: BaseException | None) -> None:
@@ -171,7 +171,7 @@ class DelayQueue:
         self._run(partial(self._target_queues.record_reader.find, key, now), found)
 
     def list(self, query: ListQuery, done: Callable[[ListPage | None, BaseException | None], None]) -> None:
-        """List pending messages in the order of their turns."""
+        """Pass a list of pending messages, in the order of their turns, to `done`."""
         self._query(lambda: partial(list_pending, self._buckets, query, self._pending_snapshot()), done)
 
     def histogram(
@@ -180,7 +180,7 @@ class DelayQueue:
         keys: LogFilter | None,
         done: Callable[[Histogram | None, BaseException | None], None],
     ) -> None:
-        """Count the pending messages between each two neighbours of `edges`. `keys`: as in `ListQuery`."""
+        """Count pending messages between each two neighbours of `edges` (due times). `keys`: as in `ListQuery`."""
 
         def work() -> Callable[[], Histogram]:
             pending, settled = self._pending_snapshot(), self._window.fires_below
@@ -189,9 +189,9 @@ class DelayQueue:
         self._query(work, done)
 
     def _query(self, work: Callable[[], Callable[[], Any]], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Call `work()` when all messages are in buckets and no other query runs, and run what it returns in a worker.
+        """Wait until all messages are in buckets and no other query runs; then run this query in a worker.
 
-        The result of that run is passed to `done`.
+        `work()`: returns the function for the worker; called in the broker thread. `done` gets the function's result.
         """
 
         def start() -> None:
@@ -228,7 +228,7 @@ class DelayQueue:
 
     @property
     def pending(self) -> int:
-        """Number of pending messages; it may be a tenth of a second old."""
+        """Number of pending messages, counted at most a tenth of a second ago."""
         return self._metrics.pending
 
     @property
@@ -261,13 +261,13 @@ class DelayQueue:
     # Life cycle
 
     def recover(self, done: Callable[[BaseException | None], None]) -> None:
-        """Read the messages of the arrival log that are in no bucket yet; nothing fires before `start`.
+        """Load the messages of the arrival log that are in no bucket yet, then call `done`.
 
-        The partitions must be open.
+        The caller has opened all partitions. No message is delivered before `start`.
         """
         log, buckets = self._arrival_log.log, self._buckets
         end, number = log.whole_end, max(log.end_ordinal, buckets.spilled_number)
-        # The log may not know how much of it is durable; but what is in buckets was durable.
+        # `forced_offset` may be too low. But messages are durable before they are written to buckets.
         offset = max(log.forced_offset, buckets.spilled_offset)
 
         def found(result: RecoveredArrivals | None, error: BaseException | None) -> None:
@@ -275,8 +275,8 @@ class DelayQueue:
                 return done(error or RuntimeError("a read of the arrival log ended without a result"))
             self._scheduler.recover(result, offset, number, whole=offset == end[0])
             if offset < end[0]:
-                # The tail of the log is not durable for lack of disk space, and may still be lost. Nothing fires until
-                # that is decided.
+                # The end of the log is not durable because the disk is full, and may still be lost. No message is
+                # delivered until it is durable.
                 self._dispatcher.wait_for_tail(offset, end)
             done(None)
 
@@ -284,7 +284,7 @@ class DelayQueue:
         self._run(partial(self._loader.recover, buckets.spilled_offset, offset, pending), found)
 
     def start(self) -> None:
-        """Begin to deliver due messages; called after `recover` has ended."""
+        """Begin to deliver due messages. The broker calls this after `recover` has ended."""
         self._row_counter.request(self._buckets.live_buckets, False)
         self._dispatcher.start()
 
@@ -293,7 +293,7 @@ class DelayQueue:
         return self._target_queues.has_work or self._changes.has_writes
 
     def write(self) -> bool:
-        """Append collected cancels, and due messages to the targets that can accept them; return if there were any."""
+        """Append collected cancels to the arrival log, and due messages to partitions; return if there were any."""
         busy = self._changes.write()
         busy = self._target_queues.write() or busy
         if self._dispatcher.started and self._scheduler.needs_run:
@@ -304,12 +304,12 @@ class DelayQueue:
         return busy
 
     def target_resumed(self, key: int) -> None:
-        """Handle that the target with the log id `key`, or the arrival log, accepts appends again."""
+        """Continue the appends to the partition `key`, which was resumed. Do nothing for the arrival log's key."""
         if key != ARRIVALS_KEY:
             self._target_queues.target_resumed(key)
 
     def topic_deleted(self, incarnation: int) -> None:
-        """Drop and count the messages for the partitions of the deleted topic `incarnation`."""
+        """Drop and count the messages for all partitions of the deleted topic with this incarnation."""
         self._target_queues.topic_deleted(incarnation)
 
         def look(error: BaseException | None) -> None:
@@ -320,7 +320,7 @@ class DelayQueue:
         self._when_spilled(look)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Stop firing and call `done()` when all work in progress has ended."""
+        """Stop the delivery of messages, and call `done()` when all work in progress has ended."""
         self._stopped = done
         self._dispatcher.stop()
         self._target_queues.stop()

@@ -18,18 +18,19 @@ from tfmq.delay.storage_scheduler import StorageScheduler
 from tfmq.delay.target_queue import TargetQueues
 
 POP_ROWS_MAX: Final = 2048
-"""Maximum of messages popped from the wheel at once: about 2 ms, so that other work is not delayed."""
+"""Maximum number of messages that one call pops from the wheel: about 2 ms of work, so that other work can run."""
 FIREABLE_ROWS_MAX: Final = 65_536
 MAINTENANCE_SECONDS: Final = 1.0
-"""Interval of maintenance while any message is pending."""
+"""Interval of `Dispatcher._run_maintenance` while any message is pending."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Dispatcher:
     """Pops due messages from the timing wheel at its ticks, and passes them to the target queues.
 
-    A message is not popped while the arrival log has a message that is due earlier and is not durable: first the log
-    is fsynced. One timer is set for the next time at which there is something to do, another one for maintenance.
+    While the arrival log has a message that is not durable, no message with the same or a later due time is popped; the
+    log is fsynced first. One timer is set for the next due time. Another timer is set for maintenance (an fsync and
+    file work), which runs each second while messages are pending.
     """
 
     arrival_log: ArrivalLog
@@ -47,7 +48,7 @@ class Dispatcher:
     def __post_init__(self) -> None:
         self.started = self.stopped = False
         self._append_after_stop: dict[int, bool] = {}
-        """By ticket of an append: whether the arrival log had stopped before `begin_append`."""
+        """By ticket of an announced append: whether the arrival log had stopped already when it was announced."""
         self._timer: Any = None
         self._timer_due = 0.0
         self._maintenance_timer: Any = None
@@ -69,20 +70,20 @@ class Dispatcher:
     # Arrivals
 
     def begin_append(self, due_min: int) -> int:
-        """Announce an append to the arrival log, and return a ticket for it.
+        """Announce an append to the arrival log, and return a ticket for `append_written` or `append_failed`.
 
-        Must be called in the turn of the broker in which the due times of the append are computed. Nothing due at
-        `due_min` (the lowest of these due times) or later fires until `append_written` or `append_failed` is called
-        with the ticket.
+        `due_min`: the lowest due time in the append. No message due at `due_min` or later is delivered until the
+        append is durable or has failed. So call this in the same turn of the broker in which the due times are
+        computed, because otherwise a later message could be delivered first.
         """
         ticket = self.non_durable.begin_append(due_min)
         self._append_after_stop[ticket] = self.arrival_log.log.stopped is not None
         return ticket
 
     def append_written(self, ticket: int, header: ArrivalHeader, records: Buffer, answer: Appended) -> None:
-        """Record that an announced append is written but not durable; request an fsync if its messages are due soon.
+        """Record that an announced append is written; request an fsync if any of its messages is due soon.
 
-        `answer`: the result of the append of `header` and `records`, which are used only during the call.
+        `answer`: the result of the append. `header` and `records`: what was appended; used only during the call.
         """
         first, dues, count = answer.first_ordinal, header.dues, header.record_count
         self.state.epochs.record(first, self.arrival_log.log.epoch)
@@ -103,8 +104,8 @@ class Dispatcher:
     def append_failed(self, ticket: int) -> None:
         """Record that an announced append has failed.
 
-        If the log has stopped since the announcement, the append may have been written: its ticket stays valid, and
-        nothing that is due after the append fires.
+        If the log has stopped since `begin_append`, the append may have been written. So its ticket stays valid, and no
+        message due at its `due_min` or later is delivered until the next start.
         """
         if self.arrival_log.log.stopped is None or self._append_after_stop.get(ticket):
             self.non_durable.append_failed(ticket)
@@ -121,7 +122,7 @@ class Dispatcher:
         if error is not None:
             if self.arrival_log.log.stopped is None:
                 self._fsync_requested_to = 0
-            else:  # The log has stopped until the next start: request nothing more.
+            else:  # The log has stopped until the next start, so no other fsync is requested.
                 self.non_durable.log_stopped()
                 self.dispatch_due()
             return
@@ -130,7 +131,7 @@ class Dispatcher:
         self.dispatch_due()
 
     def process_durable(self) -> None:
-        """Pass the messages of the arrival log that have become durable to the memory window."""
+        """Pass the messages that have become durable in the arrival log to the memory window."""
         for arrival in self.non_durable.pop_durable(self.arrival_log.log.forced_offset):
             self.window.add_durable(arrival.wheel_rows, arrival.count, arrival.due_low, arrival.due_high)
             self.scheduler.arrival_durable(arrival)
@@ -138,7 +139,11 @@ class Dispatcher:
             self.scheduler.run_due()
 
     def wait_for_tail(self, from_offset: int, end: tuple[int, int]) -> None:
-        """Fire nothing until the arrival log from `from_offset` to `end` (offset, ordinal) is durable and loaded."""
+        """Deliver no message until the arrival log is durable up to its end, and the messages at its end are loaded.
+
+        Called at a start where, because the disk is full, the log is durable only up to `from_offset`. `end`: (offset,
+        ordinal) of the end of the log.
+        """
         ticket, log = self.non_durable.begin_append(self.window.wheel.base_ms), self.arrival_log.log
         self.scheduler.tail_offset = from_offset
 
@@ -147,10 +152,10 @@ class Dispatcher:
 
         def look() -> None:
             if self.stopped or log.stopped is not None:
-                return  # the next start resolves it
+                return  # the next start recovers the end of the log
             if log.waits_for_space:
-                # The next write to the log makes the tail durable first, but there may be no next write. So request a
-                # truncation, which removes nothing, but makes the tail durable first, too.
+                # An append makes the end of the log durable first, but there may be no append. So request a truncation
+                # that removes nothing, because a truncation, too, makes the end of the log durable first.
                 self.arrival_log.truncate_before(log.first_offset + 1, again)
             elif log.forced_offset < end[0]:
                 again()
@@ -163,10 +168,10 @@ class Dispatcher:
 
         again()
 
-    # Due messages, and the timer for the next ones
+    # Dispatch of due messages, and its timer
 
     def dispatch_due(self) -> None:
-        """Pop a limited number of due messages, and set the timer for the next due time."""
+        """Pass due messages, POP_ROWS_MAX at most, to the target queues; set the timer for the next due time."""
         if not self.started:
             return
         self.process_durable()
@@ -193,7 +198,7 @@ class Dispatcher:
         self._schedule_maintenance_if_needed()
 
     def _schedule_next(self, now: int, more: bool) -> None:
-        """Set the timer: at once if more messages are due, else at the next time at which something can be done."""
+        """Set the timer for the next `dispatch_due`. `more`: whether more messages are due already."""
         if more:
             self._set_timer(0.0 if self.target_queues.fireable_count < FIREABLE_ROWS_MAX else self.tick_ms / 1000)
             return
@@ -228,7 +233,7 @@ class Dispatcher:
             self.schedule_maintenance()
 
     def schedule_maintenance(self) -> None:
-        """Set the timer for maintenance. Also called after an append without messages, to truncate the arrival log."""
+        """Set the timer for maintenance. Also called after appends without messages, so that these are truncated."""
         if self._maintenance_timer is None and self.started:
             self._maintenance_timer = self.timers.after(MAINTENANCE_SECONDS, self._run_maintenance, deferrable=True)
 

@@ -17,17 +17,17 @@ from journal.record.format import Buffer
 from tfmq.errors import BadRequest
 
 STEPS_MAX: Final = 256
-"""Maximum of stored offset changes. More are merged: messages with absolute times may be late, but never early."""
+"""Maximum number of stored `BrokerClock` offsets. More are merged: absolute times may be late then, but never early."""
 SLACK_MS: Final = 10
-"""`ahead_ms` falls only by more than this: a smaller difference is the drift of a clock, not a step."""
+"""`BrokerClock.ahead_ms` is only lowered by more than this: a smaller difference is the drift of a clock, no step."""
 AHEAD_MAX: Final = (1 << 62) - 1
 
 CLOCK_READS_MAX: Final = 10
 CLOCK_READ_SECONDS: Final = 20e-6
-"""A start reads both clocks until the read lasts at most this long, but at most CLOCK_READS_MAX times."""
+"""A start reads wall and monotonic clock until a reading takes at most this long, CLOCK_READS_MAX times at most."""
 
 ROUNDING_MS: Final = 0.001
-"""Added to elapsed ms before they are rounded down, because seconds of the clock are binary fractions."""
+"""Added to elapsed ms before rounding down: they are computed from floats, which may be slightly too low."""
 
 _ROW: Final = Struct(">Qq")
 
@@ -36,7 +36,7 @@ class BrokerClock:
     """Broker time, by which messages are due. Call `start` before any other method.
 
     Broker time starts at the wall clock, with its microseconds. If it started at whole milliseconds, two starts would
-    round differently, and a message could fire a fraction of a millisecond early.
+    round differently, and a message could be delivered a fraction of a millisecond early.
 
     A sender that sets an absolute time means the wall clock. So the offset of broker time to the wall clock (positive:
     broker time is ahead) is added to this time. Each change of the offset is stored with the number of the first
@@ -56,7 +56,7 @@ class BrokerClock:
         self._steps: list[int] = [0]
 
     def start(self, floor_ms: int) -> None:
-        """Start at the wall clock, but not below `floor_ms`."""
+        """Start broker time at the time of the wall clock, or at `floor_ms` if that is later."""
         before, wall_us, now = self._read_clocks()
         wall_ms, part_us = divmod(wall_us, 1000)
         self._start_ms = max(wall_ms, floor_ms, self._last)
@@ -80,18 +80,18 @@ class BrokerClock:
         return self._last
 
     def now_rounded_up_ms(self) -> int:
-        """Return broker time plus its maximum error, rounded up, so that no delay from here is too short."""
+        """Return broker time plus its maximum error, rounded up, so that a delay counted from it is never too short."""
         elapsed = (self._clock.monotonic() - self._start_monotonic) * 1000 + self._slack_ms
         return max(self.now_ms(), self._start_ms + ceil(elapsed - ROUNDING_MS))
 
     def seconds_until(self, ms: int) -> float:
-        """Return the seconds of the monotonic clock until broker time is `ms`; 0 if that time is over."""
+        """Return the seconds until broker time is `ms`; 0 if broker time is later already."""
         return max(0.0, self._start_monotonic + (ms - self._start_ms) / 1000 - self._clock.monotonic())
 
     # The offset to the wall clock
 
     def ahead_ms(self) -> int:
-        """Return by how many ms, rounded up, broker time is ahead of the wall clock; negative: it is behind."""
+        """Return by how many ms, rounded up, broker time is ahead of the wall clock; negative if it is late."""
         least = self.now_ms() - (wall := self._clock.wall_ms())
         most = self.now_rounded_up_ms() - wall
         if least > self._ahead or most < self._ahead - SLACK_MS:
@@ -102,7 +102,7 @@ class BrokerClock:
         return self.now_ms() - self._clock.wall_ms()
 
     def record_offset(self, number: int, ahead_ms: int) -> None:
-        """Record the offset that is added to messages from `number` on. Numbers do not fall from call to call."""
+        """Record the offset that is added to absolute times of messages from `number` on. Numbers only grow."""
         if self._steps[-1] == ahead_ms:
             return
         if self._numbers[-1] == number:
@@ -113,7 +113,7 @@ class BrokerClock:
         self._merge_old_steps()
 
     def restore_offset(self, number: int, count: int, ahead_ms: int) -> None:
-        """Restore the offset that `count` messages from `number` on have in the arrival log."""
+        """Restore, at a start, the offset in the arrival header of the `count` messages from `number` on."""
         if self.offset_of(number) == ahead_ms:
             return
         if number >= self._numbers[-1]:
@@ -131,16 +131,16 @@ class BrokerClock:
             del self._steps[0], self._numbers[0]
 
     def offset_of(self, number: int) -> int:
-        """Return the offset that was added to a message's time; a lower bound if steps were merged."""
+        """Return the offset to the wall clock that was added for a message; a lower bound if offsets were merged."""
         return self._steps[bisect_right(self._numbers, number) - 1]
 
     @property
     def is_steady(self) -> bool:
-        """Whether the current offset is that of all messages, so that `early_ms` is 0 for all of them."""
+        """Whether the current offset was added to all messages, so that `early_ms` is 0 for each message."""
         return len(self._steps) == 1 and self.ahead_ms() == self._steps[0]
 
     def early_ms(self, due: int, number: int) -> int:
-        """Return how many ms too early, by the wall clock, a due message with an absolute time would fire."""
+        """Return by how many ms it is too early, by the wall clock, to deliver a due message with an absolute time."""
         meant = due - self.offset_of(number)
         return max(0, meant - self._clock.wall_ms())
 
@@ -163,12 +163,12 @@ class BrokerClock:
 # Due times. On the wire a batch has one word (a big-endian u64) for each message. If its top bit is set, the other bits
 # are a delay in ms; otherwise the word is a time in ms since 1970 by the wall clock. From the word, the effective due
 # time is computed, in broker time: to a time of the wall clock, the offset of broker time is added. An effective due
-# time is at least 1 ms from now, so that a new message never precedes a fired one, and is below 2^63.
+# time is below 2^63, and at least 1 ms from now, so that no new message precedes a message that was delivered already.
 #
 # All functions work on columns, without Python code for each message, unless a batch mixes delays and times.
 
 WORD: Final = 8
-"""Bytes of one due time."""
+"""Bytes of one word, which is a due time or another 64-bit integer."""
 
 RELATIVE: Final = 1 << 63
 """The bit of a wire word that marks a delay."""
@@ -184,7 +184,7 @@ _FLAGS: Final = ABSOLUTE_FLAG * 128 + RELATIVE_FLAG * 128
 
 
 class DueTimes(NamedTuple):
-    """Effective due times in ms, and the lowest (`low`) and the highest (`high`) of them, 0 if there are none.
+    """Effective due times in ms, and the lowest and the highest of these times, 0 if there are none.
 
     `absolute`: one byte for each message, 1 if its sender has set a time instead of a delay.
     """
@@ -243,7 +243,7 @@ def effective_due_times(wire: bytes, count: int, now_ms: int, ahead_ms: int) -> 
     elif RELATIVE_FLAG in absolute:
         moved = [max(0, t + ahead_ms) if t < RELATIVE else t - RELATIVE + now_ms for t in times]
     elif ahead_ms:
-        # If broker time is before the wall clock, `ahead_ms` is negative: without the bound, sums could be negative.
+        # If broker time is before the wall clock, `ahead_ms` is negative. The bound prevents negative sums.
         moved = map(ahead_ms.__add__, map(max, times, repeat(max(0, -ahead_ms))))
     else:
         return _limited(times, absolute, now_ms)
@@ -260,7 +260,7 @@ def _same_for_all(word: int, count: int, now_ms: int, ahead_ms: int) -> DueTimes
 
 
 def _limited(times: array[int], absolute: bytes, now_ms: int) -> DueTimes:
-    """Limit the times to [now_ms + 1, DUE_MAX]. The sum of two words below 2^63 fits into the array."""
+    """Limit the times to [now_ms + 1, DUE_MAX]. A time above DUE_MAX is a sum of two values below 2^63."""
     low, high = min(times), max(times)
     if low <= now_ms:
         times = array("Q", map(max, times, repeat(now_ms + 1)))

@@ -15,16 +15,16 @@ from tfmq.delay.requests import Turn
 SLICE_BYTES_MAX: Final = 256 << 10
 """Maximum size of one append of due messages, unless a single message is larger."""
 TURN_ROWS_MAX: Final = 1024
-"""Maximum of due messages that are appended in one turn of the broker: about 2 ms of work.
+"""Maximum number of due messages that are appended in one turn of the broker: about 2 ms of work.
 
-With twice as many and with half as many, sends during a burst took longer, and throughput was lower (measured).
+Measured with twice and with half this number: sends during a burst took longer, and throughput was lower.
 """
 TURN_BYTES_MAX: Final = 512 << 10
-"""After appends of this size, no further append follows in the same turn of the broker: a few ms of work."""
+"""When the appends of one turn of the broker have this size together (a few ms of work), no other append follows."""
 
 
 class FlowControl(InFlightLimit):
-    """Limits the bytes that all target queues together have in flight, and the work in one turn of the broker."""
+    """Limits the bytes that all target queues have written and not fsynced, and the appends in a turn of the broker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class FlowControl(InFlightLimit):
 
 
 class WrittenAppend(NamedTuple):
-    """One append of `count` messages, from the due time `first` to the turn `last`. `mark` tells if it is durable."""
+    """An append of `count` messages: its result, the due time of the first message, and the turn of the last one."""
 
     mark: AppendResult
     first: int
@@ -56,14 +56,14 @@ class NonDurableAppends:
     """Appends of a target queue that are not known to be durable, and callers that wait for them.
 
     A message is reported as delivered only when its append is durable, because until then a power failure could undo
-    the append. `durable_through`: every message up to this turn is durable in the target, or will never fire; None: no
-    turn is known.
+    the append. `durable_through`: every message up to this turn is durable in the target, or will never be delivered
+    (for example, it was cancelled). None: no such turn is known.
     """
 
     def __init__(self, through: Turn | None) -> None:
         self.durable_through = through
         self.count = 0
-        """Number of messages that are written, but not known to be durable."""
+        """Number of messages that are written but not known to be durable."""
         self._written: deque[WrittenAppend] = deque()
         self._waiting: list[tuple[Turn, Callable[[], None]]] = []
 
@@ -83,11 +83,11 @@ class NonDurableAppends:
         self.count += written.count
 
     def is_durable(self, turn: Turn) -> bool:
-        """Return whether each message up to this turn is durable or will never fire."""
+        """Return whether each message up to this turn is durable in the target or will never be delivered."""
         return self.durable_through is not None and turn <= self.durable_through
 
     def pop_durable(self, is_forced: Callable[[AppendResult], bool]) -> None:
-        """Remove the appends that are durable now, and call the callers that wait for them."""
+        """Remove the appends that are durable now, and call the waiters for their messages."""
         moved = False
         while self._written and is_forced(self._written[0].mark):
             written = self._written.popleft()
@@ -101,12 +101,12 @@ class NonDurableAppends:
                 waiter()
 
     def when_durable(self, turn: Turn, waiter: Callable[[], None]) -> None:
-        """Call `waiter()` once the turn is durable, or may not become so; `waiter` must look up the state again."""
+        """Call `waiter()` once: when the turn is durable, or earlier. So `waiter` must look up the state again."""
         at = bisect_right(self._waiting, turn, key=itemgetter(0))
         self._waiting.insert(at, (turn, waiter))
 
     def reset_to(self, through: Turn | None) -> int:
-        """Set `through`, the last turn that a resumed target has; return how many appended messages the target lost."""
+        """Forget the appends to a resumed target, whose last turn is `through`; return how many messages it lost."""
         lost = sum(each.count for each in self._written if through is None or through < each.last)
         self._written.clear()
         self.durable_through, self.count = through, 0
@@ -114,7 +114,7 @@ class NonDurableAppends:
         return lost
 
     def wake_all(self) -> None:
-        """Call all waiters: each checks again."""
+        """Call all waiters. Each waiter looks up the state of its message again, and may wait again."""
         callbacks, self._waiting = self._waiting, []
         for _, waiter in callbacks:
             waiter()

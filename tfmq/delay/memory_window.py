@@ -1,19 +1,19 @@
 """The memory window: which messages are in the timing wheel, and which file work is next.
 
 The window ends at a due time. Pending messages due before this end are in the timing wheel, later ones are on disk.
-The end is extended shortly before broker time reaches it, by one bucket (file with the messages of one time span) at a
-time. While the messages between the old and the new end are loaded, arriving messages are added if they are due before
-the new end, and nothing that is due after the old end fires (is delivered). If too many messages are in memory, the
-window shrinks: rows after the new end are dropped, because their messages are also on disk.
+Shortly before broker time reaches the end, the window is extended by one bucket (file with the messages of one time
+span). While the messages between the old and the new end are loaded, arriving messages are added if they are due before
+the new end, and no message due after the old end is delivered. If too many messages are in memory, the window
+shrinks: the rows (entries in memory) of messages due after the new end are dropped. These messages are also on disk.
 
 `decide` selects the next work, as a pure function:
 
 | found | decision |
 |---|---|
 | a message inside the window is only on disk, because its fsync was too slow | shrink the window to its due time |
-| more in memory than MEMORY_ROWS_MAX, and the window is long enough | shrink |
-| something due soon may be on disk, and there is room | load it, after a spill or split if needed |
-| nothing due soon is on disk | extend the window without file work |
+| more rows in memory than MEMORY_ROWS_MAX, and the window is long enough | shrink |
+| messages due soon may be on disk, and memory has room | load them, after a spill or split if needed |
+| no message due soon is on disk | extend the window without file work |
 | a query waits, or the arrival log has many or old messages that are in no bucket | spill: write them to buckets |
 | a target queue has dropped rows and can send messages again | reload the rows of the queue |
 | a coarse bucket is due soon, or a bucket is too large | split it |
@@ -44,21 +44,21 @@ LOAD_AHEAD_MS: Final = 10_000
 MEMORY_ROWS_MAX: Final = 1_000_000
 """Maximum of rows (messages) in memory, 24 MB. With more, the window shrinks."""
 LOAD_ROWS_MAX: Final = 500_000
-"""With more rows in memory, the next bucket is loaded only when it is urgent."""
+"""With more rows in memory than this, the next bucket is loaded only when it is urgent (URGENT_MS)."""
 CATCH_UP_ROWS: Final = 65_536
-"""If the window ends before now, the next load waits until at most this many messages in memory can fire."""
+"""If the window has ended already, the next load waits until at most this many messages in memory are due."""
 URGENT_MS: Final = 1_000
 """The next bucket is loaded this long before it is due, however full the memory is."""
 SHRINK_KEEP_MS: Final = 3_000
 """After shrinking, the window still covers at least this time from now on."""
 SPILL_BYTES: Final = 64 << 20
-"""Spill when the part of the arrival log in no bucket has this size: the next start would have to read it."""
+"""Spill when the part of the arrival log that is in no bucket has this size, because a start has to read it."""
 SPILL_MS: Final = 60_000
-"""Spill when the oldest message of the arrival log in no bucket is this old."""
+"""Spill when the oldest message of the arrival log that is in no bucket is this old."""
 RESCAN_BYTES_MAX: Final = 4 << 20
-"""Spill before a load if the part of the arrival log in no bucket is larger than this: each load reads all of it."""
+"""Spill before a load if more bytes of the arrival log than this are in no bucket, because a load reads them all."""
 COMMIT_INTERVAL_MS: Final = 10_000
-"""Interval of checkpoints, which store broker time."""
+"""Minimum interval between two checkpoints that are written only because something has changed."""
 SPLIT_ROWS: Final = 262_144
 """A bucket with more rows is split before it is loaded."""
 
@@ -81,12 +81,12 @@ class Step(Enum):
 class StorageView(NamedTuple):
     """Input of `decide`. All times are in ms of broker time.
 
-    `rows`: number of messages in memory. `fireable`: how many of them can fire now, because their target queues are not
+    `rows`: number of messages in memory. `fireable`: number of due messages in memory whose target queues are not
     blocked. `span` and `span_rows`: time span and message count of the first bucket that ends after the window.
     `disk_low`: the lowest due time of messages that are only in the arrival log, neither in a bucket nor in the wheel.
-    `unspilled_bytes`: size of the part of the arrival log in no bucket; `unspilled_since`: when its first message was
-    stored. `writable`: False after a failed write, until the next attempt. `has_reload`: a target queue can send
-    messages whose rows are only on disk.
+    `unspilled_bytes`: size of the part of the arrival log that is in no bucket. `unspilled_since`: when the first
+    message of this part became durable. `writable`: False after a failed write, until the next attempt. `has_reload`: a
+    target queue can send messages, but has no rows of them in memory.
     """
 
     now: int
@@ -124,7 +124,7 @@ class StorageView(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The next step of the storage scheduler; `to`: the new end of the window, if it changes."""
+    """The next step of the storage scheduler. `to`: the new end of the window, if the step changes the window."""
 
     step: Step
     to: int = 0
@@ -134,7 +134,7 @@ IDLE: Final = Decision(Step.IDLE)
 
 
 def shrunk_end(now: int) -> int:
-    """Return the end of a window that must shrink: SHRINK_KEEP_MS from now, rounded up to the end of a finest span."""
+    """Return the end to which a window shrinks: SHRINK_KEEP_MS from now, rounded up to the end of a finest span."""
     return (now + SHRINK_KEEP_MS + (1 << FINEST_LEVEL) - 1) >> FINEST_LEVEL << FINEST_LEVEL
 
 
@@ -173,7 +173,7 @@ def decide(view: StorageView) -> Decision:
 
 
 def _limited(view: StorageView, onward: Decision) -> Decision | None:
-    """Return `onward` with an end that memory and non-durable messages permit; None if there is no such end."""
+    """Limit the new end of the window in the step `onward` by memory and non-durable messages; None: do not extend."""
     step, to = onward
     if step not in (Step.LOAD, Step.EXTEND):
         return onward
@@ -209,11 +209,11 @@ def _extension(view: StorageView) -> Decision:
         if coarse and view.writable and view.divisible:
             return Decision(Step.SPLIT)
         to = span.end
-        if coarse:  # it should be split but cannot be: load a piece of it
+        if coarse:  # the bucket should be split but cannot be: load only a piece of its span
             size = DEFAULT_LEVEL if view.span_rows <= SPLIT_ROWS else FINEST_LEVEL
             to = min(to, (view.window_end >> size) + 1 << size)
     else:
-        # No bucket overlaps this range: its messages can only be in the arrival log.
+        # No bucket has messages due at the window's end: such messages can only be in the arrival log.
         to = to if span is None else min(to, span.start)
         if view.disk_low is None or view.disk_low >= to:
             return Decision(Step.EXTEND, to)
@@ -224,12 +224,12 @@ def _extension(view: StorageView) -> Decision:
 
 
 FSYNC_MARGIN_MS: Final = 600_000
-"""For messages that are due this long after the end of the window, no wheel rows are computed when they arrive.
+"""If all messages of an append are due at least this long after the window's end, no wheel rows are computed for them.
 
 If the window reaches such a message before the message is durable, the window shrinks; the message is loaded later.
 """
 FIRST_BUCKET_LOCATOR: Final = 1 << BUCKET_ID_SHIFT
-"""Locators below this value are offsets of the arrival log."""
+"""A locator (where a record is stored) below this value is an offset of the arrival log."""
 NO_WHEEL_ROWS: Final = no_wheel_rows()
 
 
@@ -248,9 +248,9 @@ class DiskArrivals:
 class MemoryWindow:
     """The timing wheel, the end of its window, and the count of messages of the arrival log that are due later.
 
-    Messages due before `end` are added to the wheel as soon as they are durable; later ones are only counted. Messages
-    due at `fires_below` or later must not fire (be delivered) yet. `fires_below` is `end`; during a load it is the end
-    before the load, and it is lower if a message of the window is missing in the wheel. Broker thread only.
+    Messages due before `end` are added to the wheel as soon as they are durable; later messages are only counted.
+    Messages due at `fires_below` or later must not be delivered yet. `fires_below` is `end`, but during a load the end
+    before the load. It is lower if a message of the window is missing in the wheel. Broker thread only.
     """
 
     def __init__(self, wheel: HashedTimingWheel, targets: TargetIds) -> None:
@@ -258,11 +258,11 @@ class MemoryWindow:
         self.end = 0
         self.fires_below = 0
         self.border = 0
-        """Messages due before this are in memory or were popped: `end`, or during a load the end before the load."""
+        """Messages due before this time are in memory or were popped. It is `end`, but during a load the old end."""
         self.loaded_rows = 0
         self.disk_arrivals = DiskArrivals()
         self.missing_due: int | None = None
-        """Lowest due time of the messages inside the window that are only on disk; the window must shrink to it."""
+        """Lowest due time of messages inside the window that are only on disk: the window must shrink to this time."""
         self._spilling_arrivals = DiskArrivals()
         self._earlier_front = Turn(0, 0)
 
@@ -272,13 +272,13 @@ class MemoryWindow:
 
     @property
     def first_unpopped(self) -> Turn:
-        """The turn that divides messages popped from the wheel (below) from those not popped yet."""
+        """The lowest turn that is not popped from the wheel yet. Messages with lower turns were popped."""
         return max(self._earlier_front, Turn(*self.wheel.first_unpopped))
 
     # Arrivals
 
     def wheel_rows_of(self, header: ArrivalHeader, records: Buffer, answer: Appended, now_ms: int) -> WheelRows:
-        """Return rows to add to the wheel once `records` are durable; none if these are due long after `end`."""
+        """Return rows to add to the wheel once `records` are durable; no rows if all are due long after `end`."""
         times, absolute, low, _ = header.dues
         if low >= max(self.end, minimum_end(now_ms)) + FSYNC_MARGIN_MS:
             return NO_WHEEL_ROWS
@@ -291,9 +291,9 @@ class MemoryWindow:
     def add_durable(self, rows: WheelRows, count: int, low: int, high: int) -> None:
         """Add `count` messages that are durable now; `low` and `high` are their lowest and highest due times.
 
-        Messages due before `end` are added to the wheel, the others are counted in `disk_arrivals`. `rows`: the result
-        of `wheel_rows_of` for the messages. If it is empty, all are counted; if some are due before `end`, also
-        `missing_due` is set, so that the window shrinks.
+        `rows`: the result of `wheel_rows_of`. Messages due before `end` are added to the wheel; later ones are counted
+        in `disk_arrivals`. If `rows` is empty, all messages are counted in `disk_arrivals`; and if one of them is due
+        before `end`, `missing_due` is set, so that the window shrinks.
         """
         if low >= self.end:
             self.disk_arrivals.add(count, low)
@@ -310,21 +310,21 @@ class MemoryWindow:
             self.wheel.add_many(*(array("Q", compress(column, keep)) for column in rows))
 
     def topic_deleted(self, incarnation: int) -> int:
-        """Drop the messages of a deleted topic from the wheel; return how many."""
+        """Drop the messages of a deleted topic from the wheel; return how many were dropped."""
         targets = self._targets.ids_of_topic(incarnation)
         return self.wheel.drop_targets(targets) if targets else 0
 
     # Moving the end of the window
 
     def start(self, base_ms: int, end: int) -> None:
-        """Start with an empty wheel and a window up to `end`; nothing is due before `base_ms`."""
+        """Start with an empty wheel and a window up to `end`. No message is due before `base_ms`."""
         self.wheel.rebase(base_ms)
         self.extend(min(end, base_ms + DUE_RANGE))
 
     def reachable_end(self, to: int, low: int) -> int:
         """Return the end to which the window can be extended: `to` or less, as the wheel covers 34 years from its base.
 
-        An empty wheel first gets a new base. `low`: no message that is still to be added is due before `low`.
+        An empty wheel gets a new base first. `low`: the caller will add no message that is due before this time.
         """
         wheel = self.wheel
         if not wheel.row_count:
@@ -333,11 +333,11 @@ class MemoryWindow:
         return min(to, wheel.base_ms + DUE_RANGE)
 
     def extend(self, to: int) -> None:
-        """Set the end to `to`; the caller knows that nothing due before it has to be loaded."""
+        """Set the end of the window to `to`. The caller knows that no message due before `to` has to be loaded."""
         self.end = self.fires_below = self.border = to
 
     def begin_load(self, to: int) -> int:
-        """Start a load up to `to`. Return the old end: nothing due from there on fires until `end_load`."""
+        """Begin a load up to `to`; return the old end. Messages due after the old end wait for `end_load`."""
         low, self.end = self.end, to
         return low
 
@@ -348,7 +348,7 @@ class MemoryWindow:
         self.loaded_rows += len(rows.locators) - arrivals
 
     def end_load(self) -> None:
-        """End a load after all its rows were added: now they may fire."""
+        """End a load after all its rows were added. From now on the loaded messages may be delivered."""
         self.fires_below = self.end if self.missing_due is None else min(self.end, self.missing_due)
         self.border, self.loaded_rows = self.end, 0
         if self.disk_arrivals.low is not None:
@@ -358,9 +358,9 @@ class MemoryWindow:
             self.disk_arrivals.count = max(0, self.disk_arrivals.count)
 
     def shrink(self, to: int, spilled_offset: int) -> int:
-        """Move the end back to `to`, drop the rows due from there on, which are also on disk, and return how many.
+        """Move the end of the window back to `to`, drop the rows due at `to` or later, and return their number.
 
-        `spilled_offset`: messages before this offset of the arrival log are in buckets.
+        The messages of these rows are also on disk: before `spilled_offset` of the arrival log, they are in buckets.
         """
         to = min(to, self.end)
         dropped = self.wheel.drop_from(to)
@@ -376,7 +376,7 @@ class MemoryWindow:
         self._spilling_arrivals, self.disk_arrivals = self.disk_arrivals, DiskArrivals()
 
     def end_spill(self, done: bool) -> int:
-        """End a spill; `done`: whether it succeeded. Return how many messages due after the window it had to move."""
+        """End a spill; return how many messages due after the window it had to move. `done`: whether it succeeded."""
         before, self._spilling_arrivals = self._spilling_arrivals, DiskArrivals()
         if not done and before.low is not None:
             self.disk_arrivals.add(before.count, before.low)

@@ -1,7 +1,7 @@
-"""Tells which messages on disk are pending: not delivered, not cancelled, and of a topic that is not deleted.
+"""Decides which messages on disk are pending: not delivered, not cancelled, and of a topic that is not deleted.
 
-The result may be out of date in one direction only. A message that was delivered or cancelled meanwhile may be reported
-as pending; its state is checked again before it fires. A pending message is never reported as not pending.
+A message that was delivered or cancelled a moment ago may be reported as pending; its state is checked again before it
+is delivered. A pending message is never reported as not pending.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,16 +13,16 @@ from tfmq.delay.target_queue import TargetQueues
 
 
 class PendingSnapshot:
-    """Tells which messages on disk are pending; any thread may ask.
+    """Decides which messages on disk are pending. Any thread may call it.
 
-    `late` is given for file work only: the turns whose cancel or reschedule became durable since the work began. During
-    file work, the turns in `late` and those in `target_queues.locked` (their cancel or reschedule is running) are
-    reported as pending, even if the topic is deleted, because `CancelledRows.end_file_work` subtracts them when the
-    work has ended. Both collections are always up to date.
+    `late`: turns whose cancel or reschedule has become durable since the running file work (a worker reads or writes
+    buckets) began; None outside of file work. During file work, these turns are reported as pending, even if the topic
+    is deleted. So are the turns in `target_queues.locked`, whose cancel or reschedule is running. When the work has
+    ended, `CancelledRows.end_file_work` subtracts the turns of both collections, which other threads may change.
 
-    `border`, the end of the memory window, is given for a spill only. Messages due at `border` or later are counted: in
-    `dropped` if their topic is deleted, in `kept` if they are spilled. Of the messages that the spill has to move,
-    those that are counted in neither are lost because of `damage`.
+    `border`: the end of the memory window during a spill, else None. Messages due at `border` or later are counted: in
+    `dropped` if their topic is deleted, in `kept` if they are spilled. If neither counts a message that the spill had
+    to move, and there is `damage`, then this message is lost.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class PendingSnapshot:
         self._border = border
         self.dropped = self.kept = 0
         self.damage: list[Corrupt] = []
-        """Damage in the part of the arrival log that is spilled; the reader of the log adds and logs it."""
+        """Damage in the spilled part of the arrival log. `BucketLoader.read_arrivals` adds and logs each such range."""
 
     def topic_deleted(self, key: int) -> bool:
         return self._target_queues.destination.display_name(key) is None
 
     def __call__(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
-        """Return which of these messages (at least one) for the target `key` are pending; see `PendingFilter`."""
+        """Return which of these messages (at least one) for the partition `key` are pending, as in `PendingFilter`."""
         keep = self._pending_of(key, dues, numbers)
         if self._border is not None and keep is not False:
             ahead = map(self._border.__le__, dues)
@@ -51,7 +51,7 @@ class PendingSnapshot:
         return keep
 
     def lost_count(self, count: int) -> int:
-        """Return how many messages are lost because of damage; `count`: how many the spill had to move."""
+        """Return how many messages are lost because of damage. `count`: how many messages the spill had to move."""
         return max(0, count - self.kept - self.dropped) if self.damage else 0
 
     def _pending_of(self, key: int, dues: Sequence[int], numbers: Sequence[int]) -> "bool | Sequence[int]":
@@ -62,7 +62,7 @@ class PendingSnapshot:
             self.dropped += sum([t[0] >= self._border and not self._is_cancelled(t) for t in turns])
         if late is None or keep is True or not (late or self._locked):
             return keep
-        # A turn may move from `locked` to `late` at any time: check `locked` first, then `late`.
+        # Another thread may move a turn from `locked` to `late` at any time. So check `locked` first, then `late`.
         held = [turn in self._locked or turn in late for turn in zip(dues, numbers, strict=True)]
         if keep is False:
             return bytes(held) if any(held) else False
@@ -82,7 +82,7 @@ class PendingSnapshot:
         return bytes([turn > through and not (cancelled and self._is_cancelled(turn)) for turn in turns])
 
     def _is_cancelled(self, turn: tuple[int, int]) -> bool:
-        """Return whether the turn has a cancel that was durable when the snapshot was made."""
+        """Return whether a cancel or reschedule of the turn was durable when the snapshot was made."""
         # The order of the checks matters: a turn is added to `cancelled` before it is removed from `locked`.
         return turn in self._cancelled and turn not in self._locked and turn not in (self._late or ())
 

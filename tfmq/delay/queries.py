@@ -25,7 +25,7 @@ from tfmq.errors import DecodeFailed
 from tfmq.message import decode_attribute
 
 COUNT_SECONDS: Final = 0.1
-"""How long `DelayMetrics` reuses its counts, because every delayed send needs them."""
+"""How long `DelayMetrics` reuses its counts, because every delayed send needs them, and counting takes time."""
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class DelayMetrics:
             self._count_again = now + COUNT_SECONDS
 
     def count_now(self) -> int:
-        """Count pending messages. Those that a running load has added to memory still count as being in buckets."""
+        """Count pending messages. During a load, messages loaded from buckets are still counted in their buckets."""
         in_memory = self.window.wheel.count - self.window.loaded_rows
         in_memory += sum([queue.waiting for queue in self.target_queues.by_key.values()])
         on_disk = self.non_durable.message_count + self.window.disk_count + self.row_counter.pending_on_disk
@@ -85,11 +85,11 @@ class DelayMetrics:
 
 
 SCAN_ROWS: Final = 200_000
-"""Maximum of messages that a request for one page examines, about 100 ms of a worker."""
+"""Maximum number of messages that a request for one page examines: about 100 ms of a worker's time."""
 
 
-# These functions list and count pending messages, from the columns of buckets. They run in workers. They do not find
-# messages that are in no bucket, so the caller must wait with `StorageScheduler.when_spilled` first.
+# The functions below list and count pending messages. They run in workers and read only buckets. So the caller first
+# waits with `StorageScheduler.when_spilled` until all messages are in buckets.
 
 
 def list_pending(buckets: BucketStore, query: ListQuery, pending: PendingSnapshot) -> ListPage:
@@ -117,7 +117,7 @@ def pending_histogram(
 ) -> Histogram:
     """Count the pending messages between each two neighbours of `edges`, and in all; `keys`: as in `ListQuery`.
 
-    Messages due before `settled_below` may be delivered already, so they are checked one by one.
+    Messages due before `settled_below` may have been delivered, so each of them is checked with `pending`.
     """
     total, counts = 0, [0] * max(0, len(edges) - 1)
     for bucket in buckets.live_buckets:
@@ -129,7 +129,7 @@ def pending_histogram(
         with buckets.ignore_if_removed(bucket):
             count = bucket.count if whole else 0
             if whole and 0 <= edge < len(counts) and end <= edges[edge + 1]:
-                counts[edge] += count  # the file need not be read
+                counts[edge] += count  # counted without reading the file
             else:
                 for columns in bucket.read_columns(buckets.files):
                     kept = sorted(compress(columns.dues, pending_rows(columns, chosen, keys)))
@@ -147,7 +147,6 @@ def _is_pending(pending: PendingSnapshot, row: BucketRow) -> bool:
 
 
 def describe_pending(key: int, turn: Turn, record: bytes) -> PendingMessage:
-    """Return the description of a pending message, with the attribute and the size of its `record`."""
     try:
         attribute = attribute_of(record)
     except BadRecord:

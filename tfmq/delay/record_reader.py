@@ -21,9 +21,10 @@ from tfmq.delay.rows import NO_ROWS, RowColumns, RowQueue
 
 
 class RecordReader:
-    """Reads the records of the first requested rows, up to a limit of bytes. A damaged record is None in the result.
+    """Reads records of messages from the arrival log and from buckets. A locator says where a record is stored.
 
-    Call `read_cached` only in the broker thread, the other methods in any thread.
+    Reads return the first of the requested records, up to a limit of bytes; None stands for a damaged record. Call
+    `read_cached` only in the broker thread, the other methods in any thread.
     """
 
     def __init__(self, log: Log, buckets: BucketStore) -> None:
@@ -34,7 +35,7 @@ class RecordReader:
         self._lock = Lock()
 
     def read_cached(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records | None:
-        """Return at most `bytes_max` of records, at least one; None if this would wait or be slow. Raises OSError."""
+        """Return the first records, at least one and up to `bytes_max`; None if a read would wait. Raises OSError."""
         return self._read_by_file(locators, numbers, bytes_max, True)
 
     def read(self, locators: Sequence[int], numbers: Sequence[int], bytes_max: int) -> Records:
@@ -50,7 +51,7 @@ class RecordReader:
         end = count if len(found) == count else next(row for row in range(count) if row not in by_row)
         if end:
             return [by_row[row] for row in range(end)]
-        # The records of other rows have reached the limit of bytes before the first row was read: read only the first.
+        # The records of other rows have reached the limit of bytes before the first row was read. Read only this row.
         first = order.index(0)
         return self._read_from_disk([rising[first]], [numbers[order[first]]], bytes_max)
 
@@ -60,7 +61,7 @@ class RecordReader:
         return found
 
     def find(self, key: int, turn: Turn) -> bytes | None:
-        """Return the record of a message that is durable in the arrival log, or None. Raises OSError, Closed."""
+        """Return the record of a message; None if no file has it, or it is damaged. Raises OSError, Closed."""
         try:
             offset, ordinal = self._log.offset_of_ordinal(turn.number)
             if ordinal == turn.number and offset >= self._buckets.spilled_offset:
@@ -68,7 +69,7 @@ class RecordReader:
                 if record is not None:
                     return None if HEADER.unpack_from(record)[2] == HEADER_ID else record
         except (BelowStart, BeyondEnd, NotARecord, Corrupt):
-            pass  # truncated, or damaged: it may be in a bucket
+            pass  # the record is truncated or damaged in the log, but may be in a bucket
         row = next(self._buckets.rows(turn, turn.due + 1, key.__eq__), None)
         if row is None or row.number != turn.number:
             return None
@@ -123,8 +124,8 @@ FetchCallback = Callable[[Records | None, BaseException | None], None]
 class ReadAhead:
     """Records of the next rows of a target queue, read ahead while the queue has many rows. Broker thread only.
 
-    Rows are in the order of turns, which is not the order of their records in a file. But of ten thousand rows, many
-    have neighbouring records, and one read covers several of these.
+    Rows are in the order of turns, which is not the order of their records in a file. But among the records of ten
+    thousand rows, many are neighbours in the file, and one read of the file covers several neighbours.
     """
 
     def __init__(self, record_reader: RecordReader, run: RunInWorker) -> None:
@@ -135,7 +136,7 @@ class ReadAhead:
     def clear(self) -> None:
         self._part = NO_ROWS
         self._records: Records = []
-        """What was read ahead: the records of the first rows of `_part`."""
+        """The records that were read ahead. They belong to the first rows of `_part`."""
         self._used = 0
         self._generation += 1
 
@@ -166,7 +167,7 @@ class ReadAhead:
 
         def was_read(found: Records | None, error: BaseException | None) -> None:
             if found is None:
-                # A record after those of `part` may have caused the error, which must not delay `part`.
+                # A record after those of `part` may have caused the error. So read again, but only those of `part`.
                 self._run(read, done)
             elif life != self._generation:
                 done(found[: len(part.numbers)], None)

@@ -1,4 +1,4 @@
-"""Requests to the delay queue, and their results. In all of them `key` is the log id of a message's partition."""
+"""Requests to the delay queue, and their results. A `key` is always the log id of a message's partition."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -29,7 +29,7 @@ class Turn(NamedTuple):
 
 
 class ArrivalLog(Protocol):
-    """The arrival log, implemented by the broker: appends are made at the end of a turn, and fsyncs are shared."""
+    """The arrival log, implemented by the broker. Appends are written at the end of a turn; waiters share fsyncs."""
 
     @property
     def log(self) -> Log: ...
@@ -45,16 +45,16 @@ class ArrivalLog(Protocol):
         ...
 
     def when_forced(self, offset: int, waiter: Callable[[BaseException | None], None]) -> None:
-        """Call `waiter(None)` once the log is durable up to `offset`; `waiter(error)` if it stops."""
+        """Call `waiter(None)` once the log is durable up to `offset`, or `waiter(error)` if its fsync fails."""
         ...
 
     def truncate_before(self, offset: int, done: Callable[[Any, BaseException | None], None]) -> None:
-        """Delete the segments that end before `offset`, in a worker, while no append is running."""
+        """Delete the segments that end before `offset`, in a worker while no append is running; then call `done`."""
         ...
 
 
 LogFilter: TypeAlias = Callable[[int], bool]
-"""Returns whether messages for this log id are wanted."""
+"""filter(log id): returns whether the messages for the partition with this log id are wanted."""
 
 
 class PendingMessage(NamedTuple):
@@ -70,8 +70,8 @@ class PendingMessage(NamedTuple):
 class ListQuery(NamedTuple):
     """Which pending messages to list: at most `limit`, with first_due <= due < end_due.
 
-    `after`: only messages with higher turns than this; None: all. `keys`: returns whether the messages of a log are
-    wanted; None: all. `message_key`: only messages with this key in their attribute; None: all.
+    `after`: list only messages with higher turns than this; None: all. `keys`: selects partitions by log
+    id; None: all. `message_key`: list only messages with this key in their attribute; None: all.
     """
 
     first_due: int
@@ -83,7 +83,7 @@ class ListQuery(NamedTuple):
 
 
 class ListPage(NamedTuple):
-    """Listed messages, in the order of turns. `after`: the last turn examined; `more`: others may follow `after`."""
+    """One page of a list, in the order of turns. `after`: the last examined turn. `more`: messages may follow it."""
 
     rows: Sequence[PendingMessage]
     more: bool
@@ -91,7 +91,7 @@ class ListPage(NamedTuple):
 
 
 class MessageState(NamedTuple):
-    """The state of a message and its latest turn. If it is pending, `pending` describes the message itself."""
+    """The state of a message and its latest turn. `pending`: a description of a pending message; None for others."""
 
     state: str
     turn: Turn
@@ -99,14 +99,14 @@ class MessageState(NamedTuple):
 
 
 class RescheduleResult(NamedTuple):
-    """The outcome of a reschedule: rescheduled (`turn` is the new one), delivered, cancelled or unknown."""
+    """The outcome of a reschedule: RESCHEDULED with the new turn, or DELIVERED, CANCELLED or UNKNOWN without a turn."""
 
     state: str
     turn: Turn | None = None
 
 
 class Histogram(NamedTuple):
-    """How many messages are pending between each two neighbouring edges, and in all."""
+    """Numbers of pending messages: `counts` between each two neighbouring edges (due times), `pending` in all."""
 
     counts: Sequence[int]
     pending: int

@@ -1,4 +1,4 @@
-"""Rows of due messages, their records joined to batches, and target ids. A row's locator says where its record is."""
+"""Rows (entries in memory) of due messages, the joining of their records to batches, and ids of target partitions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tfmq.delay.requests import Turn
 from tfmq.delay.timing_wheel import TARGETS_MAX
 
 COMPACT_ROWS_MIN: Final = 4096
-"""A `RowQueue` frees the memory of dropped rows when they are more than this, and more than half of all rows."""
+"""A `RowQueue` frees the memory of dropped rows when there are more of them than this and than half of all rows."""
 
 
 class RowColumns(NamedTuple):
-    """Rows of one target, as columns of equal length; `flags`: 1 where the sender set an absolute due time."""
+    """Rows of one target, as columns. `locators`: where the records are stored. `flags`: 1 for an absolute due time."""
 
     dues: array[int]
     numbers: array[int]
@@ -40,7 +40,7 @@ NO_ROWS: Final = RowColumns(array("Q"), array("Q"), array("Q"), bytearray())
 
 
 class RowQueue:
-    """The due rows of one target, in the order of their turns: columns, 25 bytes a row."""
+    """The rows of one target's due messages, in the order of their turns. The columns have 25 bytes for each row."""
 
     def __init__(self) -> None:
         self.clear()
@@ -64,7 +64,6 @@ class RowQueue:
         return Turn(self.dues[self._dropped], self.numbers[self._dropped])
 
     def head(self, count: int) -> RowColumns:
-        """Return the first `count` rows, or all if there are fewer."""
         start, end = self._dropped, min(self._dropped + count, len(self.dues))
         dues, numbers, locators = self.dues[start:end], self.numbers[start:end], self.locators[start:end]
         return RowColumns(dues, numbers, locators, self.flags[start:end])
@@ -79,7 +78,7 @@ class RowQueue:
             self._dropped = 0
 
     def drop_through(self, turn: Turn) -> int:
-        """Remove the rows up to and including `turn`; return how many."""
+        """Remove the rows up to and including `turn`; return how many were removed."""
         count = self._count_through(turn)
         self.drop_head(count)
         return count
@@ -98,11 +97,11 @@ class RowQueue:
 # Records of due messages, joined to one append.
 
 RECORD_HEAD: Final = HEADER_SIZE + ATTRIBUTE_SIZE.size
-"""Bytes of a record up to and including the size of its attribute."""
+"""Bytes of a record before its attribute: the header, and the field with the size of the attribute."""
 
 
 class JoinedRecords(NamedTuple):
-    """The records of the first `rows` rows, joined to one batch or to none; `damaged` of them are left out."""
+    """The first `rows` records as one batch. `damaged` of them are left out; if all are damaged, `batches` is empty."""
 
     batches: Sequence[Batch]
     rows: int
@@ -111,10 +110,10 @@ class JoinedRecords(NamedTuple):
 
 
 def join_records(records: Sequence[bytes | None], key: int, bytes_max: int) -> JoinedRecords:
-    """Join the first records to one batch of at most `bytes_max` bytes, or of one record. None is a damaged record.
+    """Join the first of `records` to one batch of at most `bytes_max` bytes, or of one record if it is larger.
 
-    If two joined records would contain bytes that look like a block trailer of the log `key`, the batch ends between
-    these two records.
+    None stands for a damaged record. If two joined records would contain bytes that look like a block trailer of the
+    log `key`, the batch ends between these two records.
     """
     count = len(records)
     whole = [record for record in records if record is not None]
@@ -135,7 +134,7 @@ def join_records(records: Sequence[bytes | None], key: int, bytes_max: int) -> J
 
 
 def _count_within(records: Sequence[bytes | None], bytes_max: int) -> tuple[int, int]:
-    """Return how many of the first records fit into `bytes_max`, at least one, and their bytes."""
+    """Return how many of the first records fit into `bytes_max` (at least one), and the size of these records."""
     size = 0
     for number, record in enumerate(records):
         more = 0 if record is None else len(record)
@@ -146,7 +145,7 @@ def _count_within(records: Sequence[bytes | None], bytes_max: int) -> tuple[int,
 
 
 def _count_until_trailer(records: Sequence[bytes | None], key: int) -> int:
-    """Return how many of the first records can be joined without the bytes of a block trailer."""
+    """Return how many of the first records can be joined without creating bytes that look like a block trailer."""
     tail = b""
     for number, record in enumerate(records):
         if record is None:
@@ -158,7 +157,7 @@ def _count_until_trailer(records: Sequence[bytes | None], key: int) -> int:
 
 
 def attribute_of(record: bytes) -> bytes | None:
-    """Return the attribute of a whole record; None if it has none. Raises BadRecord."""
+    """Return the attribute of a whole record; None if it has none. Raises BadRecord if the attribute is too long."""
     flag = HEADER.unpack_from(record)[3]
     if not flag & 1:
         return None
@@ -168,7 +167,7 @@ def attribute_of(record: bytes) -> bytes | None:
     return record[RECORD_HEAD:end]
 
 
-# Target ids: a row of the timing wheel has 23 bits for the target, instead of a 64-bit log id and a topic name.
+# Target ids: small numbers for partitions, because a row of the timing wheel has only 23 bits for its target.
 
 
 class Target(NamedTuple):
@@ -190,7 +189,7 @@ class TargetIds:
         return len(self._rows)
 
     def id_of(self, key: int, topic: str) -> int:
-        """Return the target id of the log `key`, allocated if needed. Raises OverflowError if no id is left."""
+        """Return the target id of the log `key`; allocate one if it has none. Raises OverflowError if none is left."""
         known = self._numbers.get(key)
         if known is not None:
             return known

@@ -47,12 +47,12 @@ ADD_ROWS_MAX: Final = 8192
 """Maximum of loaded messages added to the timing wheel in one turn of the broker: about 3 ms of work."""
 LOAD_RETRY_SECONDS: Final = 1.0
 LOAD_RETRY_SECONDS_MAX: Final = 10.0
-"""Bounds of the pauses before a failed load is retried. The messages to be loaded do not fire meanwhile."""
+"""Bounds of the pauses before a failed load is retried. The messages to be loaded are not delivered during a pause."""
 QUERIES_UNAVAILABLE: Final = (
     "Pending messages cannot be listed or counted, because the disk failed under the buckets of delayed messages."
     " Repair the disk, then start the broker again."
 )
-"""Lists and counts read only buckets, and after this error the arrival log cannot be written to buckets any more."""
+"""Lists and counts read only buckets. After this error, messages of the arrival log cannot be written to buckets."""
 
 Callback = Callable[[BaseException | None], None]
 
@@ -65,8 +65,8 @@ class StorageScheduler:
     load messages into memory, split and remove buckets, and write the checkpoint. Failed steps are retried. If messages
     of the arrival log cannot be spilled, they are loaded from that log when they are due soon.
 
-    `more_fireable()` is called after a step that may have made more messages ready to fire. `outcome_ms`: how long
-    after its due time the state of a message can be queried.
+    `more_fireable()` is called after a step that may have made more messages ready to be delivered. `outcome_ms`: how
+    long after its due time the state of a message can be queried.
     """
 
     arrival_log: ArrivalLog
@@ -87,9 +87,9 @@ class StorageScheduler:
     def __post_init__(self) -> None:
         self.durable_offset = self.buckets.spilled_offset
         self.durable_number = self.buckets.spilled_number
-        """The memory window has all messages before `durable_offset` of the arrival log, with numbers below this."""
+        """Messages before `durable_offset` of the arrival log have lower numbers, and are known to the window."""
         self.tail_offset: int | None = None
-        """Offset of the arrival log from which on it was not durable at the start; None once `load_tail` has ended."""
+        """The arrival log was not durable from this offset on at the start. None: it was, or `load_tail` has ended."""
         self.running_step: Step | None = None
         self.stopping = self._scheduling = False
         self.changed = False
@@ -105,13 +105,13 @@ class StorageScheduler:
     # Arrivals
 
     def arrival_durable(self, landed: WrittenArrival) -> None:
-        """Record that the append `landed` to the arrival log is durable; called in the order of the log."""
+        """Record that an append to the arrival log is durable. Called for each append, in the order of the log."""
         self.durable_offset, self.durable_number = landed.end_offset, landed.number_next
         self._unspilled_arrivals.add(landed.due_low, self.broker_clock.now_ms())
         self.changed = True
 
     def skip_to_log_end(self) -> None:
-        """Advance `durable_offset` over headers of cancels at the end of the log, so that they can be truncated."""
+        """Advance `durable_offset` past headers of cancels at the end of the log, so that they can be truncated."""
         log = self.arrival_log.log
         if log.forced_offset == log.end_offset > self.durable_offset and self.tail_offset is None:
             self.durable_offset, self.durable_number, self.changed = log.end_offset, log.end_ordinal, True
@@ -126,7 +126,7 @@ class StorageScheduler:
         return not (self.buckets.live_buckets or self.unspilled_bytes) and self.non_durable.due_limit is None
 
     def when_spilled(self, done: Callback) -> None:
-        """Call `done(None)` once all durable messages of the arrival log are in buckets, or `done(error)`."""
+        """Call `done(None)` once all durable messages of the arrival log are in buckets; `done(error)` on failure."""
         self._spill_waiters.append(done)
         self._tell_wanted()
         if self._spill_waiters:
@@ -145,7 +145,7 @@ class StorageScheduler:
     # Scheduling
 
     def run_due(self) -> None:
-        """Start the next file work unless some is running. Steps that need no worker are done at once."""
+        """Start the next step unless one is running. Steps that need no worker are done before this returns."""
         if self._scheduling or (self.tail_offset is not None and self.tail_offset < self.arrival_log.log.forced_offset):
             return  # `load_tail` must load the end of the log first
         self._scheduling = True
@@ -187,7 +187,7 @@ class StorageScheduler:
         )
 
     def _start_step(self, decision: Decision) -> bool:
-        """Start a step in a worker, or do it if it needs none; return False if it had no effect."""
+        """Start a step in a worker, or do it at once if it needs no worker; return False if the step had no effect."""
         step, to = decision
         if step is Step.SHRINK:
             dropped = self.window.shrink(to, self.buckets.spilled_offset)
@@ -199,7 +199,7 @@ class StorageScheduler:
             unsure, now = self.non_durable.due_limit, self.broker_clock.now_ms()
             to = self.window.reachable_end(to, now if unsure is None else min(unsure, now))
             if to <= self.window.end:
-                return False  # the wheel covers 34 years: messages must fire before it can be extended
+                return False  # the wheel covers 34 years: it must become empty before the window can be extended
         if step is Step.EXTEND:
             self.window.extend(to)
             self.more_fireable()
@@ -218,7 +218,7 @@ class StorageScheduler:
         return PendingSnapshot(self.state, self.target_queues, self.cancelled_rows.late, border)
 
     def _step_ended(self, error: BaseException | None = None) -> None:
-        """Handle the end of a step in a worker. After an error no file is written before a pause is over."""
+        """Handle the end of a step in a worker, and start the next step. After an error, writes wait for a pause."""
         if error is None:
             self._backoff.reset()
         else:
@@ -239,7 +239,7 @@ class StorageScheduler:
     # Loads into memory
 
     def _load(self, to: int) -> None:
-        """Load the messages due from the end of the window to `to`; none of them fires before all are loaded."""
+        """Load the messages due from the end of the window to `to`. They are not delivered before all are loaded."""
         low = self.window.begin_load(to)
         buckets = [each for each in self.buckets.live_buckets if each.span.end > low and each.span.start < to]
         area = LoadRange(low, to, buckets, self.buckets.spilled_offset, self.durable_offset)
@@ -248,7 +248,7 @@ class StorageScheduler:
     def _read_range(self, area: LoadRange, pending: PendingFilter) -> None:
         """Load the messages of `area`, and retry after an error.
 
-        A load cannot be abandoned, because arriving messages that are due before `area.high` are already in memory.
+        A load cannot be abandoned, because arriving messages due before `area.high` are added to memory meanwhile.
         """
 
         def loaded(found: list[WheelRows] | None, error: BaseException | None) -> None:
@@ -280,7 +280,7 @@ class StorageScheduler:
         self._step_ended()
 
     def _reload(self) -> None:
-        """Load rows (messages) again that one target queue has dropped from memory, up to a maximum number."""
+        """Load rows of messages again that one target queue has dropped from memory, QUEUE_ROWS_MAX rows at most."""
         queue = self.target_queues.next_to_reload()
         assert queue is not None and queue.on_disk_from is not None, "a reload was decided without a queue"
         ticket = queue.begin_reload()
@@ -303,8 +303,8 @@ class StorageScheduler:
     ) -> tuple[RowColumns, Turn | None]:
         """Return the pending rows of the target `key` with first <= turn < before, at most QUEUE_ROWS_MAX of them.
 
-        The second value is the turn from which on there are more such messages, which are not in the result; None if
-        there are none. `arrivals`: the first and the end offset of the part of the arrival log that is in no bucket.
+        The second value is None if the rows are complete. Otherwise it is a turn: rows from this turn on are left out.
+        `arrivals`: the first and the end offset of the part of the arrival log that is in no bucket.
         """
         found: list[WheelRows] = []
         high = covered = before.due + 1
@@ -370,7 +370,7 @@ class StorageScheduler:
         self.run(self.row_counter.start(self._pending()), done)
 
     def _mark_obsolete(self) -> None:
-        """Mark buckets without pending messages obsolete; release files to which no row in memory refers."""
+        """Mark buckets without pending messages obsolete; release obsolete files to which no row in memory refers."""
         window, queues = self.window, self.target_queues
         limits = (window.fires_below, window.wheel.next_due, queues.lowest_due, self.non_durable.lowest_due)
         through = min(limit for limit in limits if limit is not None)
@@ -390,14 +390,14 @@ class StorageScheduler:
 
     @property
     def _should_drop_blocked_rows(self) -> bool:
-        """Whether two or more segments of the arrival log are in buckets, but rows in memory refer to the first one."""
+        """Whether two or more segments of the arrival log are in buckets, but rows in memory prevent their deletion."""
         log = self.arrival_log.log
         kept = self._file_references.offset - log.first_offset
         spilled = self.buckets.spilled_offset - log.first_offset
         return kept < log.options.segment_bytes and spilled >= 2 * log.options.segment_bytes
 
     def _obsolete_before(self) -> int:
-        """Return the offset before which the arrival log is in buckets and no row in memory refers to it."""
+        """Return the offset before which the arrival log is obsolete: it is in buckets, and no row refers to it."""
         return min(self._file_references.offset, self.buckets.spilled_offset)
 
     def _truncate(self) -> None:
@@ -441,8 +441,8 @@ class StorageScheduler:
         """Restore the state at a start from `found`, the messages of the arrival log that are in no bucket.
 
         `offset`: the end of the durable part of the log; `number`: the number of the next message. `whole`: whether the
-        log ends at `offset`. If it does not, `load_tail` adds the rest later; messages in the rest may have been due
-        long ago, so the timing wheel must begin earlier.
+        log ends at `offset`. If it does not, `load_tail` adds the messages after `offset` later. They may have been
+        due long ago, so the timing wheel must begin earlier.
         """
         self.durable_offset, self.durable_number = offset, number
         window, now = self.window, self.broker_clock.now_ms()
@@ -464,7 +464,7 @@ class StorageScheduler:
     def load_tail(self, from_offset: int, end: tuple[int, int], done: Callable[[], None]) -> None:
         """Add the messages of the arrival log from `from_offset` to `end` (offset, ordinal), which are durable now.
 
-        Call `done()` when all are added. A failed read is retried.
+        Call `done()` when all messages are added. A failed read is retried.
         """
 
         def found(arrived: RecoveredArrivals | None, error: BaseException | None) -> None:
@@ -484,7 +484,7 @@ class StorageScheduler:
         self.run(work, found)
 
     def extend_if_due(self) -> None:
-        """Run the next work if the memory window ends soon, so that it is extended."""
+        """Call `run_due` if the memory window ends soon, so that the window is extended."""
         if self.window.end <= self.broker_clock.now_ms() + LOAD_AHEAD_MS:
             self.run_due()
 
@@ -506,8 +506,8 @@ class FileReferences:
     """The obsolete files that must stay readable because rows in memory refer to records in them.
 
     A spill writes messages of the arrival log to buckets, and a split divides a bucket into several. The rows that are
-    in memory at that time still refer to the old file. All of them are due before the end of the memory window at that
-    time. So once no row in memory is due before that end, the old file can be deleted. `offset`: no row refers to the
+    in memory at that time still refer to the old file. All these rows are due before the end that the memory window has
+    then. So once no row in memory is due before this end, the old file can be deleted. `offset`: no row refers to the
     arrival log before this offset.
     """
 
@@ -517,21 +517,21 @@ class FileReferences:
         self._highest_end = 0
 
     def add(self, window_end: int, *, offset: int | None = None, bucket: Bucket | None = None) -> None:
-        """Record that arrivals before `offset` are in buckets now, or that `bucket` was split into others."""
-        # The ends in the list must not fall, even if the window has shrunk: rows that were popped from the wheel before
-        # may be due after the window's new end.
+        """Record that messages of the arrival log before `offset` are in buckets now, or that `bucket` was split."""
+        # The window ends in `_references` must not decrease, even if the window has shrunk, because rows that were
+        # popped from the wheel earlier may be due after the window's new end.
         self._highest_end = max(window_end, self._highest_end) if self._references else window_end
         self._references.append((self._highest_end, offset, bucket))
 
     @property
     def oldest_window_end(self) -> int:
-        """Rows that refer to the oldest obsolete file are due before this time; 0 if there is no such file."""
+        """All rows that refer to the oldest obsolete file are due before this time; 0 if there is no such file."""
         return self._references[0][0] if self._references else 0
 
     def release_before(self, needed: int) -> list[Bucket]:
-        """Release the files to which only rows due before `needed` can refer. No row in memory is due before `needed`.
+        """Release the files to which no row can refer, because no row in memory is due before `needed`.
 
-        Advance `offset` for the arrival log, and return the buckets among the released files.
+        Advance `offset` if a part of the arrival log is released, and return the released buckets.
         """
         found = []
         while self._references and self._references[0][0] <= needed:
@@ -546,8 +546,8 @@ class FileReferences:
 class UnspilledArrivals:
     """Lowest due time and age of the messages of the arrival log that are in no bucket, whether pending or not.
 
-    `since`: when the first of these messages became durable. `lows`: the lowest due time of these messages, and the
-    lowest due time of the messages that a running spill writes to buckets.
+    `since`: when the first of these messages became durable (broker time). `lows`: the lowest due time of these
+    messages, and the lowest due time of the messages that a running spill writes to buckets.
     """
 
     def __init__(self) -> None:

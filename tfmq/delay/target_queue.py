@@ -1,9 +1,9 @@
-"""Target queues: they append the due messages of each partition in order, each message exactly once.
+"""Target queues: they append the due messages of each target (a partition) in order, each message exactly once.
 
-The code that they share with transactions is in `tfmq.apply_queue`. Each append stores the turn (due time, number) of
-its last message as its source position, which tells after a crash what was delivered. A queue has a row in memory for
-each due message (`tfmq.delay.rows`). While the target rejects appends, the queue keeps a limited number of rows. The
-other messages are only on disk, and their rows are loaded when the messages can be sent.
+The code that target queues share with transactions is in `tfmq.apply_queue`. Each append stores the turn (due time,
+number) of its last message as its source position, so after a crash it is known which messages were delivered. A queue
+has a row in memory for each due message (`tfmq.delay.rows`). While the target rejects appends, the queue keeps only a
+limited number of rows. The other messages are only on disk, and their rows are loaded when the messages can be sent.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from tfmq.errors import UNKNOWN, DiskFull, StorageStopped, UnknownTopic
 logger = logging.getLogger("tfmq.delay")
 
 QUEUE_ROWS_MAX: Final = 65_536
-"""Maximum rows of a queue in memory (1.6 MiB) while its target rejects messages."""
+"""Maximum number of rows (1.6 MiB of memory) in a queue while its target rejects appends."""
 READ_ROWS_MAX: Final = 4096
-"""Maximum rows whose records are read for one append."""
+"""Maximum number of rows whose records are read for one append."""
 RECORD_BYTES_FIRST: Final = 1024
-"""Assumed record size before the first read, so that a first read of large records is small."""
+"""Record size that is assumed before the first read. It is high, so that the first read requests few records."""
 
 
 class TargetQueue(ApplyQueue):
-    """The due messages of one target."""
+    """The due messages of one target (a partition)."""
 
     contents = "delayed messages"
     logger = logger
@@ -57,7 +57,7 @@ class TargetQueue(ApplyQueue):
         self._reload_end: Turn | None = None
         """Messages from this turn on became due during the reload, and have no rows in memory."""
         self._dead_rows = 0
-        """Number of rows of cancelled or rescheduled messages."""
+        """Number of rows in memory whose messages were cancelled or rescheduled."""
         self._on_disk_count = 0
         """Number of messages without rows in memory, except those in `_arrived_in_reload`."""
         self._arrived_in_reload = 0
@@ -67,7 +67,7 @@ class TargetQueue(ApplyQueue):
         self._owner = owner
         self.non_durable_appends = NonDurableAppends(owner.applied_turn(key))
         self._uncertain_to = self._applied()
-        """At first, and after an append with an unknown result: messages up to this turn may be in the target."""
+        """Messages up to this turn may be in the target; set at first, and after an append with an unknown result."""
         self._generation = 0
         """Increased when rows are dropped, so that the result of a read or append that began before is ignored."""
         self._in_flight_to: Turn | None = None
@@ -84,7 +84,7 @@ class TargetQueue(ApplyQueue):
 
     @property
     def on_disk_from(self) -> Turn | None:
-        """The turn from which on there are messages without rows in memory, only on disk; None if there are none."""
+        """From this turn on, messages have no rows in memory and are only on disk. None: all messages have rows."""
         return self._on_disk_from
 
     @on_disk_from.setter
@@ -101,7 +101,7 @@ class TargetQueue(ApplyQueue):
 
     @property
     def lowest_due(self) -> int | None:
-        """Lower bound of the due times of messages that are not durable in the target; None if all are."""
+        """Lower bound of the due times of this queue's messages that are not durable in the target; None if all are."""
         on_disk = self.on_disk_from.due if self.on_disk_from is not None else None
         first = self.rows.first_turn().due if len(self.rows) else None
         dues = (self.non_durable_appends.first_due, on_disk, first)
@@ -133,7 +133,7 @@ class TargetQueue(ApplyQueue):
         return self._not_appended + self.non_durable_appends.count
 
     def remove_message(self, turn: Turn) -> None:
-        """Stop counting a message that was cancelled or rescheduled."""
+        """Do not count the message `turn` as waiting any more, because it was cancelled or rescheduled."""
         if self.rows.contains(turn):
             self._dead_rows += 1
         elif self._reload_end is not None and turn >= self._reload_end:
@@ -146,14 +146,14 @@ class TargetQueue(ApplyQueue):
         self._on_disk_count = self._not_appended + lost
         self._arrived_in_reload = self._dead_rows = 0
         self.rows.clear()
-        # Messages that became due during a running reload are not part of it: they are loaded by the next reload.
+        # A running reload does not load messages that became due after its start. The next reload loads them.
         self._reload_end, self.reloading = None, False
 
     def _reload_from(self, turn: Turn) -> None:
         self.on_disk_from = turn if self.on_disk_from is None else min(turn, self.on_disk_from)
 
     def drop_rows(self) -> None:
-        """Drop the rows from memory; they are on disk."""
+        """Drop all rows from memory. They can be loaded again later, because the messages are on disk."""
         if len(self.rows):
             self._reload_from(self.rows.first_turn())
             self._move_to_disk()
@@ -172,8 +172,8 @@ class TargetQueue(ApplyQueue):
     def end_reload(self, ticket: int, part: RowColumns | None, next_turn: Turn | None) -> None:
         """End the reload that got this ticket from `begin_reload`; do nothing if rows were dropped meanwhile.
 
-        `part`: the loaded rows, None after a failure. `next_turn`: the turn from which on the other messages are still
-        only on disk; None if all were loaded.
+        `part`: the loaded rows, None after a failure. `next_turn`: messages from this turn on are still only on disk;
+        None if all were loaded.
         """
         if not self.reloading or ticket != self._reload_ticket:
             return
@@ -191,14 +191,14 @@ class TargetQueue(ApplyQueue):
             self.on_disk_from = cut
         self._dead_rows = self._count_dead_rows()
         on_disk = waited - len(self.rows) + self._dead_rows
-        # If the reload got everything, only messages that became due during it may be without rows.
+        # If the reload has loaded all messages, only those that became due during the reload have no rows.
         self._on_disk_count = self._arrived_in_reload if next_turn is None else max(0, on_disk)
         self._arrived_in_reload = 0
         self._position_known = False
         self._owner.mark_ready(self)
 
     def _count_dead_rows(self) -> int:
-        """Count the rows whose cancel is durable. Turns in `locked` have a cancel that is not durable yet."""
+        """Count the rows whose cancel or reschedule is durable. Changes of turns in `TargetQueues.locked` are not."""
         part, cancelled = self.rows.head(len(self.rows)), self._owner.cancelled
         if not len(self.rows) or not cancelled.any_between(part.dues[0], part.dues[-1]):
             return 0
@@ -251,7 +251,7 @@ class TargetQueue(ApplyQueue):
         return True
 
     def _check_target(self) -> bool:
-        # Records are read only for a target that accepts them.
+        # Check this before records are read, so that none are read for a target that would reject them.
         stopped = self._owner.stop_reason(self.key)
         if stopped is not None:
             self._block(stopped)
@@ -271,7 +271,7 @@ class TargetQueue(ApplyQueue):
             self._operation_ended()
             return
         if isinstance(error, BelowStart | KeyError):
-            # The file was deleted, because its messages are in other files now: load the rows again.
+            # The file was deleted, because its messages are in other files now. So load rows that refer to those files.
             self.drop_rows()
             self._operation_ended()
             return
@@ -296,7 +296,7 @@ class TargetQueue(ApplyQueue):
         self._owner.flow_control.acquire(piece.size_bytes, write)
 
     def _write(self, part: RowColumns, piece: JoinedRecords, life: int) -> None:
-        """Append `part`, for which the in-flight limit has room."""
+        """Append the messages `part` to the target; `FlowControl.acquire` has permitted their bytes."""
         if life != self._generation or self._owner.stopping:
             self._owner.flow_control.release(piece.size_bytes)
             self._operation_ended()
@@ -343,7 +343,7 @@ class TargetQueue(ApplyQueue):
             elif len(self.non_durable_appends) and not self.blocked_reason:
                 # The target has stopped and may lose what is not durable; `target_resumed` finds out what it lost.
                 self._block(error)
-        # The bytes of a stopped target count as finished, too, so that other queues do not wait for it.
+        # Release the bytes even if the target has stopped, so that other queues do not wait for this target.
         self._owner.flow_control.release(size_bytes)
 
     def process_durable(self) -> None:
@@ -376,14 +376,14 @@ class TargetQueue(ApplyQueue):
     # Blocked targets
 
     def target_resumed(self) -> None:
-        """Handle that a stopped target accepts appends again. It may have lost appends that were not durable."""
+        """Continue after a stopped target was resumed. The target may have lost appends that were not durable."""
         self._generation += 1
         self._read_ahead.clear()
         self._resumptions += 1
         self._in_flight_to = self._uncertain_to = None
         applied = self._applied()
         if lost := self.non_durable_appends.reset_to(applied):
-            # The lost messages are not in memory any more: reload everything from there on.
+            # The lost messages have no rows any more. So reload all messages after the last one that the target has.
             self._reload_from(Turn(0, 0) if applied is None else Turn(applied.due, applied.number + 1))
             self._move_to_disk(lost)
         super().target_resumed()
@@ -394,15 +394,15 @@ class TargetQueue(ApplyQueue):
         self._owner.mark_blocked()
 
 
-# Which of the first rows of a queue may fire.
+# Which of the first rows of a queue may be appended to the target.
 
 
 class FireableRows(NamedTuple):
     """What to do with the first rows of a queue: look at `cancelled` first, then at `early`, then at `part`.
 
-    `cancelled`: number of cancelled rows at the head, to be dropped. `early`: if the first row would fire too early by
-    the wall clock, this row and all others that would; `early_ms`: by how many ms each would be too early. `part`: the
-    rows to append now; if it is empty, the first row must wait.
+    `cancelled`: number of cancelled rows at the head, which the caller drops. `early`: if it is too early by the wall
+    clock to append the first row, all rows for which it is too early. `early_ms`: by how many ms it is too early for
+    each row of `early`. `part`: the rows to append now. If `part` is empty, the first row must wait.
     """
 
     part: RowColumns
@@ -412,7 +412,7 @@ class FireableRows(NamedTuple):
 
 
 def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | None = None) -> FireableRows:
-    """Return what to do with the first rows of `part`. Rows to append end before a cancelled, locked or early one.
+    """Return what to do with the first rows of `part`. Rows to append end before a cancelled, locked or early row.
 
     `uncertain_from`: rows due from this time on must wait until the next start; None: no such rows.
     """
@@ -440,9 +440,9 @@ def fireable_rows(part: RowColumns, queues: TargetQueues, uncertain_from: int | 
 
 
 BLOCKED_ROWS_MAX: Final = 524_288
-"""Maximum rows of all blocked queues, 13 MB. With more, the largest queue drops its rows."""
+"""Maximum number of rows (13 MB) in all blocked queues. If there are more, the largest blocked queue drops its rows."""
 EARLY_MS_MAX: Final = 50
-"""A message that is too early by more than this is rescheduled; for less, its queue waits."""
+"""A message that is too early by more than this is rescheduled. If it is too early by less, its queue waits."""
 
 Postpone = Callable[[TargetQueue, RowColumns], None]
 """postpone(queue, rows): reschedule messages that are not due yet by the wall clock."""
@@ -477,7 +477,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         self.fired_count = 0
         self.cancelled, self._targets, self._postpone = cancelled, targets, postpone
         self.on_disk: dict[TargetQueue, None] = {}
-        """The queues with rows that are only on disk."""
+        """The queues with messages that have no rows in memory and are only on disk (an ordered set)."""
         self._check_blocked = False
 
     @property
@@ -486,12 +486,12 @@ class TargetQueues(ApplyQueues[TargetQueue]):
 
     @property
     def fireable_count(self) -> int:
-        """Number of rows in memory, of queues that are not blocked."""
+        """Number of rows in memory in all queues that are not blocked."""
         return sum([len(queue.rows) for queue in self.by_key.values() if not queue.blocked_reason])
 
     @property
     def lowest_due(self) -> int | None:
-        """Lower bound of the due times of messages that are not durable in their targets; None if all are."""
+        """Lower bound of the due times of queued messages that are not durable in their targets; None if all are."""
         dues = [due for queue in self.by_key.values() if (due := queue.lowest_due) is not None]
         return min(dues, default=None)
 
@@ -505,20 +505,17 @@ class TargetQueues(ApplyQueues[TargetQueue]):
         return next((queue for queue in self.on_disk if queue.wants_reload), None)
 
     def durable_turn(self, key: int) -> Turn | None:
-        """Return the turn up to which all messages of a target are durable there; None: not known. Any thread."""
+        """Return the turn up to which all messages of a target are durable in it; None if not known. Any thread."""
         queue = self.by_key.get(key)
         return self.applied_turn(key) if queue is None else queue.non_durable_appends.durable_through
 
     def applied_turn(self, key: int) -> Turn | None:
-        """Return the highest turn that is durable in a target; None if there is none, or not known. Any thread."""
+        """Return the highest turn that is durable in a target; None if it has none, or none is known. Any thread."""
         settled = self.destination.last_durable(key, self.source)
         return None if settled is None else Turn(*settled)
 
     def stop_reason(self, key: int) -> StorageStopped | None:
-        """Return the error of a target that is stopped until it is resumed; None for others, also full or deleted ones.
-
-        Any thread.
-        """
+        """Return the error of a stopped target; None for others, which may be full or deleted. Any thread."""
         try:
             self.destination.check_space(key, 0)
         except StorageStopped as error:
@@ -613,7 +610,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
             self.mark_ready(queue)
 
     def record_lost(self, dropped: int, damaged: int) -> None:
-        """Count messages that did not reach a queue: `dropped` with their topic, or `damaged` on disk."""
+        """Count lost messages that are in no queue: `dropped` because of a deleted topic, `damaged` if unreadable."""
         self.dropped += dropped
         self.damaged += damaged
         if damaged:
@@ -633,7 +630,7 @@ class TargetQueues(ApplyQueues[TargetQueue]):
             queue.remove_message(turn)
 
     def drop_blocked_rows(self, due: int) -> None:
-        """Drop the rows of blocked queues with a row due before `due`, so that files they refer to can be deleted."""
+        """Drop the rows of blocked queues whose first row is due before `due`, so that old files can be deleted."""
         for queue in self.blocked:
             if not queue.busy and len(queue.rows) and queue.rows.first_turn().due < due:
                 queue.drop_rows()
@@ -666,7 +663,7 @@ class LatenessHistogram:
         """Count messages that are appended at `now_ms`; `dues`: their due times, ascending."""
         end = len(dues)
         for bucket in range(LATENESS_BUCKETS):
-            # Messages with lower due times are later than this bucket.
+            # Messages with lower due times are counted in later buckets, because their lateness is higher.
             start = bisect_left(dues, now_ms - (1 << bucket) + 1, 0, end) if bucket < LATENESS_BUCKETS - 1 else 0
             self.counts[bucket] += end - start
             end = start
@@ -677,7 +674,7 @@ class LatenessHistogram:
             self.max_ms = max(self.max_ms, now_ms - dues[0])
 
     def percentile_ms(self, part: float) -> int:
-        """Return the lateness in ms that the fraction `part` of the messages does not exceed; 0 without messages."""
+        """Return the lateness in ms that the fraction `part` of the messages does not exceed; 0 if none was counted."""
         wanted, seen = part * self.total, 0
         for bucket, count in enumerate(self.counts):
             seen += count
@@ -686,6 +683,6 @@ class LatenessHistogram:
         return self.max_ms
 
     def status(self) -> dict[str, Any]:
-        """Return p50, p99, p99.9, the maximum (ms) and the bucket counts."""
+        """Return the percentiles p50, p99 and p99.9, the maximum (ms), and the counts of all histogram buckets."""
         known: dict[str, Any] = {name: self.percentile_ms(part) for name, part in PERCENTILES.items()}
         return known | {"max_ms": self.max_ms, "count": self.total, "counts": list(self.counts)}

@@ -3,8 +3,8 @@
 Theory: George Varghese and Anthony Lauck, "Hashed and Hierarchical Timing Wheels: Data Structures for the Efficient
 Implementation of a Timer Facility", SOSP 1987, scheme 6. Time is divided into ticks. A ring of `slots` lists has the
 timers: a timer of tick t is in list t mod slots, and stays there for t div slots revolutions of the ring (its rounds).
-So adding and cancelling cost the same whatever the size of the wheel, and a tick costs the length of its list. The
-coarser rings of the paper, for later due times, are on disk here (`tfmq.delay.buckets`).
+So the cost of adding and cancelling does not depend on the size of the wheel, and the cost of a tick is proportional to
+the length of its list. The coarser rings of the paper, for later due times, are on disk here (`tfmq.delay.buckets`).
 
 | case | result |
 |---|---|
@@ -29,7 +29,7 @@ from itertools import compress
 from typing import Final, NamedTuple
 
 CANCELLED_ROWS_MIN: Final = 4096
-"""With fewer cancelled messages than this their rows are not removed, because a removal examines all rows."""
+"""Rows of cancelled messages are removed only if there are more than this, because a removal examines all rows."""
 ROWS_MAX: Final = 1 << 62
 UNKNOWN_DUE: Final = -1
 
@@ -37,20 +37,20 @@ UNKNOWN_DUE: Final = -1
 # Rows of the wheel: columns, 24 bytes a message.
 
 DUE_BITS: Final = 40
-"""Bits of a due time, which is stored relative to the base: 34 years of milliseconds."""
+"""Bits of a due time, which is stored in ms after the base of the wheel. They are enough for 34 years."""
 TARGET_BITS: Final = 23
-"""Bits of a target id: 8 million at once, more than the limit of partitions."""
+"""Bits of a target id, enough for 8 million target partitions at once, which is more than the limit of partitions."""
 TARGET_SHIFT: Final = 1
 DUE_SHIFT: Final = TARGET_SHIFT + TARGET_BITS
 ABSOLUTE: Final = 1
-"""The lowest bit of a tag: the sender set an absolute due time."""
+"""The lowest bit of a row's tag. It is set if the sender set an absolute due time."""
 TAG_MASK: Final = (1 << DUE_SHIFT) - 1
 DUE_RANGE: Final = 1 << DUE_BITS
 TARGETS_MAX: Final = 1 << TARGET_BITS
 
 
 class WheelRows(NamedTuple):
-    """Messages as columns of equal length. A tag is target id << TARGET_SHIFT, maybe with the bit ABSOLUTE."""
+    """Messages as columns. Locator: where the record is stored. Tag: target id << TARGET_SHIFT, or that | ABSOLUTE."""
 
     dues: array[int]
     numbers: array[int]
@@ -66,7 +66,7 @@ def no_wheel_rows() -> WheelRows:
 
 
 class WheelSlot:
-    """One list of the ring, in the order of additions. `packed`: relative due time << DUE_SHIFT, and the tag."""
+    """One list of the ring, in the order of additions. `packed`: due time relative to the base << DUE_SHIFT | tag."""
 
     __slots__ = ("due_min", "locators", "numbers", "packed")
 
@@ -91,9 +91,9 @@ class WheelSlot:
 
 
 class HashedTimingWheel:
-    """The timing wheel. It reads no clock. Broker thread only.
+    """The timing wheel. Callers pass the time to it, because it reads no clock. Broker thread only.
 
-    Due times are ms since 1970, at least `base_ms` and less than 34 years above it.
+    Due times are ms since 1970. They are at least `base_ms`, and less than 34 years after it.
     """
 
     def __init__(self, tick_ms: int = 10, slots: int = 8192, base_ms: int = 0) -> None:
@@ -102,9 +102,9 @@ class HashedTimingWheel:
         self.tick_ms, self.slots, self.base_ms = tick_ms, slots, base_ms
         self._ring: list[WheelSlot | None] = [None] * slots
         self._hand = 0
-        """The lists of all ticks before this tick (counted from the base) were examined."""
+        """The next tick to examine, counted from the base. The lists of all earlier ticks were examined."""
         self._popped = -1
-        """Due time, relative to the base, up to which all messages were popped."""
+        """Due time, relative to the base. All messages due up to this time were popped."""
         self._cancelled: set[int] = set()
         self.row_count = 0
         """Number of rows in memory, including rows of cancelled messages that are not removed yet."""
@@ -112,7 +112,7 @@ class HashedTimingWheel:
         """Numbers of messages that were added after their due time had been popped."""
         self._ready = no_wheel_rows()
         self._ready_popped = 0
-        """How many rows of `_ready` were popped. `_ready` has the sorted rows of a list that is only partly popped."""
+        """Number of popped rows at the start of `_ready`, which has the sorted rows of a list that is partly popped."""
         self._next_due: int | None = None
         """The earliest due time in the ring, relative to the base. None: no rows; UNKNOWN_DUE: to be searched."""
 
@@ -135,7 +135,7 @@ class HashedTimingWheel:
 
     @property
     def next_due(self) -> int | None:
-        """A lower bound of the next due time, also of cancelled messages; None if the wheel is empty."""
+        """A lower bound of the next due time. It may be that of a cancelled message. None: the wheel is empty."""
         if self._ready_popped < len(self._ready.dues):
             return self._ready.dues[self._ready_popped]
         if self._next_due == UNKNOWN_DUE:
@@ -153,7 +153,7 @@ class HashedTimingWheel:
         }
 
     def rebase(self, base_ms: int) -> None:
-        """Set another base while the wheel is empty. Raises ValueError if it has rows, or the base is below 0."""
+        """Set another base of an empty wheel. Raises ValueError if the wheel has rows, or the base is below 0."""
         if self.row_count or base_ms < 0:
             raise ValueError("a wheel with messages keeps its base")
         self.base_ms, self._hand, self._popped, self._next_due = base_ms, 0, -1, None
@@ -163,7 +163,7 @@ class HashedTimingWheel:
     def add_many(
         self, dues: Sequence[int], numbers: Sequence[int], locators: Sequence[int], tags: Sequence[int]
     ) -> None:
-        """Add messages, given as the columns of `WheelRows`. Raises ValueError for a due time outside the range."""
+        """Add messages, given as the columns of `WheelRows`. Raises ValueError if a due time is out of range."""
         count = len(dues)
         if not count:
             return
@@ -181,7 +181,7 @@ class HashedTimingWheel:
             self._next_due = low
 
     def _add_together(self, tick: int, low: int, dues: Sequence[int], *columns: Sequence[int]) -> None:
-        """Add messages due in one tick, such as those of one send with one delay, by whole columns."""
+        """Add messages that are all due in one tick (such as those of one send with one delay) by whole columns."""
         numbers, locators, tags = columns
         slot, base = self._slot(tick), self.base_ms
         slot.numbers.extend(numbers if isinstance(numbers, array) else array("Q", numbers))
@@ -217,7 +217,7 @@ class HashedTimingWheel:
         return slot
 
     def cancel(self, due: int, number: int) -> bool:
-        """Cancel a message; return False if it was popped or cancelled before. Its row may stay until it is due."""
+        """Cancel a message; return False if it was popped or cancelled before. Its row may stay until the due time."""
         if number in self._cancelled:
             return False
         if number not in self._added_late and (due, number) < self.first_unpopped:
@@ -228,7 +228,7 @@ class HashedTimingWheel:
         return True
 
     def _return_ready(self) -> None:
-        """Put the rows of `_ready` back into the ring, because lower turns are added or rows are removed."""
+        """Put the rows of `_ready` back into the ring, before rows with lower turns are added or rows are removed."""
         dues, numbers, locators, tags = (column[self._ready_popped :] for column in self._ready)
         self._ready = no_wheel_rows()
         self._ready_popped = 0
@@ -262,7 +262,7 @@ class HashedTimingWheel:
         return before - self.count
 
     def _retain_rows(self, end: int = DUE_RANGE << DUE_SHIFT) -> None:
-        """Remove the rows in the ring that are cancelled, or whose `packed` value is `end` or more."""
+        """Remove the rows in the ring that are cancelled or whose value in the column `packed` is `end` or more."""
         ready = self._ready.numbers[self._ready_popped :]
         cancelled, held = self._cancelled, len(ready)
         for index, slot in enumerate(self._ring):
@@ -300,7 +300,7 @@ class HashedTimingWheel:
             limit = min(now, (tick + 1) * self.tick_ms - 1)
             entries = self._pop_tick(tick, limit)
             if self._cancelled or self._added_late or len(found.dues) + len(entries.dues) > rows_max:
-                self._ready = entries  # rows need a check, or not all fit
+                self._ready = entries  # `_append_ready` checks each row, or returns only a part of the rows
             else:
                 for column, more in zip(found, entries, strict=True):
                     column.extend(more)
@@ -334,7 +334,7 @@ class HashedTimingWheel:
             self._ready_popped = 0
 
     def _pop_tick(self, tick: int, limit: int) -> WheelRows:
-        """Remove and return the rows due up to `limit` in the list of `tick`, sorted; rows of later rounds stay."""
+        """Remove the rows due up to `limit` from the list of `tick`; return them sorted. Rows of later rounds stay."""
         index = tick % self.slots
         slot = self._ring[index]
         assert slot is not None, "the earliest due names a list without rows"
@@ -357,7 +357,8 @@ class HashedTimingWheel:
     def _find_next_due(self) -> int | None:
         """Return the earliest due time in the ring, relative to the base; None if the ring is empty.
 
-        The first list with a row of the current round has it. If there is no such list, all lists are compared.
+        The first list, from the current tick on, with a row that is due in the current round has the earliest due time.
+        If no list has such a row, the earliest due times of all lists are compared.
         """
         hand, slots, tick_ms, ring = self._hand, self.slots, self.tick_ms, self._ring
         least: int | None = None
@@ -376,7 +377,7 @@ def _delivery_order(dues: Sequence[int], numbers: array[int]) -> Sequence[int] |
     """Return the indices of the rows in the order of their turns; None if the rows are already in this order."""
     if dues[0] == dues[-1] and min(dues) == max(dues) and numbers == array("Q", sorted(numbers)):
         return None
-    # A tick has few different due times, so grouping rows by due time is cheaper than sorting by it.
+    # A tick has few different due times, so grouping rows by due time is cheaper than sorting them by due time.
     rows_of: defaultdict[int, list[int]] = defaultdict(list)
     rising, rows = numbers.tolist(), range(len(dues))
     for row in rows if rising == sorted(rising) else sorted(rows, key=rising.__getitem__):

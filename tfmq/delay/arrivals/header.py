@@ -8,8 +8,8 @@ Specified in docs/formats/arrivals.md.
 The header is the payload of a record with producer id 2 and sequence 0, and the checksum of this record covers it. In
 an arrival or a reschedule, the header has the target log and the due times of the next `count` records, which have
 `size` bytes in all. A cancel names messages that will not be delivered. A reschedule also names the messages that its
-records replace. `ahead` tells how many ms broker time was ahead of the wall clock (negative: behind). It exists only if
-it is not 0 and a sender set an absolute time.
+records replace. `ahead` says by how many ms broker time was ahead of the wall clock (negative: late). The header has
+this word only if the value is not 0 and a sender set an absolute time.
 
 Each word of the columns has its top bit set, and the header ends with FF bytes. It has more FF bytes where the length
 of the record could be mistaken for a part of a block trailer. So whatever values senders choose, recovery cannot
@@ -40,7 +40,7 @@ PRODUCER_ID: Final = 2
 """The producer id of all headers. Ids below 16 are reserved for the broker and never leased."""
 
 HEADER_ID: Final = make_id(PRODUCER_ID, 0)
-"""All headers have the same id, so that a changed bit in it is detected."""
+"""The id of the records of all headers. It is always the same, so that a changed bit in the id is detected."""
 
 ARRIVAL, CANCEL, RESCHEDULE = range(1, 4)
 
@@ -56,16 +56,16 @@ FLAG_LIKE_LENGTHS: Final = ((0x40, 0x41), (0x4000, 0x4100), (0x40_0000, 0x41_000
 SHAPE_SAME_DUE: Final = 1
 """Bit of the shape: all messages have the same due time, which is encoded once."""
 SHAPE_ABSOLUTE: Final = 2
-"""Bit of the shape: all times are absolute; without this bit and the next, all are delays."""
+"""Bit of the shape: all due times are absolute. If neither this bit nor SHAPE_MIXED is set, all are delays."""
 SHAPE_MIXED: Final = 4
-"""Bit of the shape: a column with one byte a message says whether its time is absolute."""
+"""Bit of the shape: a column has one byte for each message, which says whether its due time is absolute."""
 SHAPE_AHEAD: Final = 8
 """Bit of the shape: the header has the word `ahead`."""
 
 RECORDS_MAX: Final = SEQUENCE_COUNT
-"""Maximum of records after one header: one batch, whose sequences belong to one producer id.
+"""Maximum number of records after one header. They are one batch, whose sequences belong to one producer id.
 
-Because of this maximum a damaged count cannot allocate gigabytes.
+Because of this maximum, a damaged count in a header cannot cause an allocation of gigabytes.
 """
 
 CHANGED_MESSAGES_MAX: Final = 65_536
@@ -80,7 +80,7 @@ _TOP_BYTES: Final = bytes(range(0x80, 0x100))
 
 
 class BadArrivalHeader(BadRecord):
-    """A record at the position of a header that is not a valid header."""
+    """A record that should be an arrival header is not a valid one."""
 
 
 class TurnColumns(NamedTuple):
@@ -115,7 +115,6 @@ class ArrivalHeader(NamedTuple):
 
 
 def arrival_header(log_id: int, topic: str, dues: DueTimes, size_bytes: int, ahead_ms: int = 0) -> ArrivalHeader:
-    """Return the header of a batch of `size_bytes` for the partition `log_id` of `topic`."""
     # Delays do not depend on the wall clock.
     ahead_ms = ahead_ms if ABSOLUTE_FLAG in dues.absolute else 0
     return ArrivalHeader(ARRIVAL, log_id, topic, dues, size_bytes, NO_TURN_COLUMNS, ahead_ms)
@@ -128,7 +127,7 @@ def cancel_header(old: TurnColumns) -> ArrivalHeader:
 def reschedule_header(
     log_id: int, topic: str, dues: DueTimes, size_bytes: int, old: TurnColumns, ahead_ms: int = 0
 ) -> ArrivalHeader:
-    """Return the header of records that replace those with the turns `old`, in the same order."""
+    """Return the header of records that replace the messages with the turns `old`, in the same order."""
     header = arrival_header(log_id, topic, dues, size_bytes, ahead_ms)
     return header._replace(kind=RESCHEDULE, old_turns=old)
 
@@ -205,7 +204,7 @@ def _why_invalid(version: int, kind: int, count: int, size_bytes: int) -> str:
 
 
 def _encode_due_times(dues: DueTimes) -> tuple[int, list[bytes]]:
-    """Return the bits of the shape, and the columns: due times, and flags if the messages have different ones."""
+    """Return the bits of the shape, and the columns: due times, and flags if not all messages have the same flag."""
     times, absolute, low, high = dues
     if not times:
         return 0, []
@@ -237,7 +236,7 @@ def _with_top_bits(column: "array[int]") -> bytes:
 
 
 def _decode_same_due_time(payload: bytes, position: int, count: int, shape: int) -> DueTimes:
-    """Decode one due time for all messages: the most common case, faster than `_ColumnReader`."""
+    """Decode the one due time of all messages. This is the most common case, and faster than `_ColumnReader`."""
     word = int.from_bytes(payload[position : position + WORD], "big")
     if word < TOP_BIT:
         raise BadArrivalHeader(0, "the top bit of its due time is not set")

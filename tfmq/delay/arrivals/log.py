@@ -1,4 +1,4 @@
-"""The arrival log: every delayed batch is first appended here, after a header, and read from here.
+"""The arrival log, to which every delayed batch is appended first, after a header with its partition and due times.
 
 Specified in docs/formats/arrivals.md. The number of a delayed message is the ordinal of its record in this log. Before
 data is used, it is verified by the checksum of its block or of its record.
@@ -51,15 +51,15 @@ LOG_ID: Final = make_log_id(2, 0)
 ARRIVALS_SUFFIX: Final = ".arrivals"
 
 SEGMENT_BYTES: Final = 64 << 20
-"""Small, because the messages that are in buckets are deleted by whole segments; the largest batch still fits."""
+"""Segments are small, because messages that are in buckets are deleted by whole segments. The largest batch fits."""
 
 READ_BYTES: Final = 1 << 20
-"""Bytes of one read of the log at a start, or when messages are written to buckets."""
+"""Size of one read of the log, at a start or when messages are written to buckets."""
 
 _LENGTH_FLAG: Final = Struct(">I12xI")
 
 DamageCallback = Callable[[Corrupt], None]
-"""Called with a range of the log that cannot be read; its messages are lost."""
+"""Called with a damaged range of the log, whose messages cannot be read and are lost."""
 
 
 def arrival_options(flush_messages: int, flush_seconds: float, segment_bytes: int = SEGMENT_BYTES) -> LogOptions:
@@ -73,7 +73,7 @@ HeaderCallback = Callable[[ArrivalHeader, int], None]
 
 
 class ArrivalBatch(NamedTuple):
-    """Consecutive records that belong to one header: its whole batch, or the part of the batch in one block.
+    """The batch after one header, or the part of this batch that is in one block.
 
     Four columns have one value for each message: `dues` (u64, ms), `absolute` (1 where the sender set an absolute time,
     else 0), `sizes` (u32, of whole records) and `offsets` (u64, in the log). Message n has the number `first_number +
@@ -102,7 +102,7 @@ def arrival_batches(
     sequence: int,
     count: int,
 ) -> list[Batch]:
-    """Return the two batches of one append: the header, and the records with the fields of a `Batch`."""
+    """Return the two batches of one append: the encoded header, and the records. Other arguments: as in `Batch`."""
     return [header_batch(header), Batch(body, blocks, producer_id, sequence, count)]
 
 
@@ -142,9 +142,9 @@ def read_batches(
 ) -> Iterator[ArrivalBatch]:
     """Yield the batches in the log between two offsets, both of which are ends of appends. May run in a worker.
 
-    Damage is passed to `on_damage` and skipped; without `on_damage`, Corrupt is raised. Raises BeyondEnd if the log is
-    not durable up to `to_offset` (with `upto`="written": not written), so that nothing is left out silently. Raises
-    BelowStart if `from_offset` is truncated; OSError, Closed.
+    Damaged ranges are passed to `on_damage` and skipped; without `on_damage`, Corrupt is raised. Raises BeyondEnd if
+    the log is not durable (with `upto`="written": not written) up to `to_offset`, so that no message is left out
+    silently. Raises BelowStart if `from_offset` is truncated; OSError, Closed.
     """
     reading, passed = _BatchParser(on_header), -1
     while from_offset < to_offset:
@@ -157,8 +157,8 @@ def read_batches(
                 yield from reading.parse_block(block)
         except Corrupt as error:
             if error.next <= from_offset and passed < from_offset:
-                # The damage is before `from_offset`, because the read began at an earlier index entry. The log has
-                # recorded the damage now, so retry once.
+                # The read began before `from_offset`, at an earlier index entry, and the damage is there. The log knows
+                # the damage now, so retry once.
                 passed = from_offset
                 continue
             if on_damage is None or error.next <= from_offset:
@@ -169,7 +169,7 @@ def read_batches(
 
 
 def batches_of_blocks(blocks: Iterable[Block | None]) -> Iterator[ArrivalBatch]:
-    """Yield the batches in successive blocks, for offline tools; log nothing. A block of None means damage."""
+    """Yield the batches in successive blocks, for offline tools; log nothing. None stands for a damaged range."""
     parser = _BatchParser(None, is_quiet=True)
     for block in blocks:
         if block is None:
@@ -179,7 +179,7 @@ def batches_of_blocks(blocks: Iterable[Block | None]) -> Iterator[ArrivalBatch]:
 
 
 def damaged_ranges(log: Log, from_offset: int) -> list[Corrupt]:
-    """Return the damage between `from_offset`, the end of an append, and the durable offset. Raises OSError."""
+    """Return the damaged ranges between `from_offset`, the end of an append, and the durable offset. Raises OSError."""
     found: list[Corrupt] = []
     for _ in read_batches(log, max(from_offset, log.first_offset), log.forced_offset, on_damage=found.append):
         pass
@@ -203,7 +203,7 @@ def _verified_blocks(log: Log, data: bytes | bytearray, start: int) -> Iterator[
 
 @dataclass
 class _BatchParser:
-    """Parses blocks in their order, and remembers which header the next records belong to."""
+    """Parses blocks in their order, and remembers the header to which the next records belong."""
 
     on_header: HeaderCallback | None
     is_quiet: bool = False
@@ -211,7 +211,7 @@ class _BatchParser:
     records_parsed: int = 0
 
     def reset(self) -> None:
-        """Discard the current header: the next block does not follow the last one."""
+        """Discard the current header, because the next block does not follow the last one directly."""
         self.header = None
 
     def parse_block(self, block: Block) -> Iterator[ArrivalBatch]:
@@ -261,7 +261,7 @@ class _BatchParser:
     def _parse_records(
         self, header: ArrivalHeader, data: bytes, position: int, offset: int, number: int
     ) -> ArrivalBatch:
-        """Return the records of `header` from `position` on, up to the end of the block."""
+        """Return the records of `header` in the block `data`. `position`, `offset`, `number`: of the first record."""
         sizes, offsets, end = _record_columns(data, position, offset, header.record_count - self.records_parsed)
         dues = header.dues.section(self.records_parsed, self.records_parsed + len(sizes))
         self.records_parsed += len(sizes)
@@ -273,7 +273,7 @@ class _BatchParser:
 
 
 def _record_columns(data: bytes, position: int, offset: int, wanted: int) -> tuple[array[int], array[int], int]:
-    """Return the sizes and offsets of at most `wanted` records, and the position after the last one.
+    """Return the sizes and offsets of at most `wanted` records in `data`, and the position after the last record.
 
     The first record is at `position` in `data` and at `offset` in the log.
     """
@@ -323,18 +323,15 @@ def header_before(log: Log, first_number: int) -> ArrivalHeader | None:
 # Reading single records by offset.
 
 VERIFIED_PER_CALL_MAX: Final = 32
-"""Maximum of blocks that one call of `read_cached` verifies: about 2 ms. More have to be read in a worker."""
+"""Maximum number of blocks that one call of `read_cached` verifies: about 2 ms. If more are needed, a worker reads."""
 
 CACHED_GAP_BYTES: Final = 4096
 DISK_GAP_BYTES: Final = 16 << 10
-"""One read covers records up to this far apart: the first value for the page cache, the second for the disk."""
+"""One read covers records that begin less than this many bytes apart: in the page cache, or on the disk."""
 
 SIZE_HINT_MIN: Final = 64
 SIZE_HINT_MAX: Final = 4096
-"""Bounds of the assumed size of the last record in a read, whose length is not known before the read.
-
-The size of the largest record in the previous read is assumed.
-"""
+"""A read assumes, within these bounds, that its last record is as large as the largest record of the previous read."""
 
 NO_LIMIT: Final = 1 << 62
 
@@ -344,8 +341,8 @@ Records: TypeAlias = list[bytes | None]
 class ArrivalRecordReader:
     """Reads durable records by offset. Used by one thread at a time; several readers may share `verified`.
 
-    The first read in a block reads the whole block and verifies it. Later reads in the block get only the wanted
-    records, several close ones at once, and verify each record by its own checksum.
+    The first read in a block reads the whole block and verifies it. Later reads in this block read only the wanted
+    records, several neighbours at once, and verify each record by its own checksum.
     """
 
     def __init__(self, log: Log, verified: VerifiedBlockCache | None = None) -> None:
@@ -353,16 +350,16 @@ class ArrivalRecordReader:
         self._verified = VerifiedBlockCache() if verified is None else verified
         self._start = 0
         self._data = b""
-        """The block that was verified last."""
+        """The block that was verified last; it begins at offset `_start`."""
         self._records: Records = []
         self._bytes_left = 0
-        """What is left of `bytes_max` in the current call."""
+        """How many more bytes of records the current call may read."""
         self._gap = CACHED_GAP_BYTES
         self._size_hint = SIZE_HINT_MIN
         self._largest_record = 0
 
     def read(self, offsets: Sequence[int], bytes_max: int = NO_LIMIT) -> Records:
-        """Return the whole records at these offsets; None for a damaged one, which is logged.
+        """Return the whole records at these offsets; None for a damaged record, which is logged.
 
         The result ends with the record that reaches `bytes_max`, so it has at least one. Fastest if offsets ascend.
         Raises BelowStart (truncated), BeyondEnd (not durable, or no such offset), NotARecord, OSError, Closed.
@@ -402,7 +399,7 @@ class ArrivalRecordReader:
         return found
 
     def _verify_block(self, offset: int, cached: bool) -> bool:
-        """Read and verify the block of `offset`. Return False if that would wait, or the block is damaged."""
+        """Read and verify the block that contains `offset`. Return False if the read would wait or finds damage."""
         try:
             block = self._log.block_of_record(offset, cached=cached)
         except Corrupt as error:
@@ -416,7 +413,7 @@ class ArrivalRecordReader:
         return True
 
     def _copy_from_block(self, offsets: Sequence[int], index: int) -> int:
-        """Append the records from `offsets[index]` on that are in the block verified last to `_records`.
+        """Copy records of the block that was verified last to `_records`, beginning with the one at `offsets[index]`.
 
         Return the index (in `offsets`) of the first record that was not copied.
         """
@@ -435,10 +432,10 @@ class ArrivalRecordReader:
         return index
 
     def _read_from_verified_block(self, offsets: Sequence[int], index: int, end: int, unproven: RawRead) -> int:
-        """Read the records from `offsets[index]` on that are close together in a verified block, which ends at `end`.
+        """Read records that are close together in one verified block, beginning with the one at `offsets[index]`.
 
-        Append them to `_records`, and return the index (in `offsets`) of the first record that was not read. That is
-        `index` itself if none could be read: the caller then reads and verifies the whole block again.
+        The block ends at `end`. Append the records to `_records`, and return the index (in `offsets`) of the first
+        record that was not read. It is `index` if none could be read; then the caller verifies the whole block again.
         """
         first = last = offsets[index]
         next_index, count, limit = index + 1, len(offsets), min(end, first + self._bytes_left)
@@ -475,18 +472,18 @@ class ArrivalRecordReader:
 
 
 VERIFIED_BLOCKS_MAX: Final = 65_536
-"""Maximum of blocks in a `VerifiedBlockCache`, some megabytes; a full cache is cleared."""
+"""Maximum number of blocks in a `VerifiedBlockCache`: some megabytes of memory. A full cache is cleared."""
 
 
 class VerifiedBlockCache:
-    """Which blocks of the arrival log passed their checksums. A block never changes once it is written. Thread-safe."""
+    """Remembers which blocks of the arrival log passed their checksums; a written block never changes. Thread-safe."""
 
     def __init__(self) -> None:
         self._add_lock = Lock()
         self._starts: list[int] = []
         """The offsets where verified blocks begin, sorted."""
         self._ends: dict[int, int] = {}
-        """End of a block by its start. A start is added here before it is added to `_starts`."""
+        """End of a block by its start. A start is added here before it is added to `_starts`, as reads use no lock."""
 
     def end_of(self, offset: int) -> int:
         """Return the end of the verified block that contains `offset`; 0 if there is none."""

@@ -1,8 +1,8 @@
 """Messages of the arrival log that are not durable yet: a power failure could still remove them.
 
-This module decides from which due time on nothing may fire (be delivered) because of them
+Because of these messages, this module decides from which due time on no message may be delivered
 (`NonDurableArrivals.due_limit`), and which messages wait for the next start if the log stops (`uncertain_targets`). The
-dispatcher obeys both limits.
+dispatcher and the target queues obey these limits.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from tfmq.delay.timing_wheel import WheelRows
 
 
 class WrittenArrival(NamedTuple):
-    """The messages of one append for one target. `number_next`: the number after that of the last message."""
+    """A written append to the arrival log, with messages for one target. `number_next`: its last number plus 1."""
 
     ticket: int
     log_id: int
@@ -29,8 +29,8 @@ class WrittenArrival(NamedTuple):
 class NonDurableArrivals:
     """Appends to the arrival log that are not durable, and tickets of appends that are not written yet.
 
-    Their messages must be delivered before all messages that are due later, because after a crash all messages of a
-    partition up to the highest delivered turn (due time, number) count as delivered.
+    The messages of these appends must be delivered before all messages that are due later, because after a crash all
+    messages of a partition up to the highest delivered turn (due time, number) count as delivered.
     """
 
     def __init__(self) -> None:
@@ -39,16 +39,16 @@ class NonDurableArrivals:
         self._heap: list[tuple[int, int]] = []
         self._written: deque[WrittenArrival] = deque()
         self.uncertain_targets: dict[int, int] = {}
-        """By log id of a target: the lowest due time of messages that only the next start finds durable or lost."""
+        """By log id of a target: the lowest due time of messages that may be lost, as the next start will find out."""
         self.message_count = 0
-        """Messages that are written and not known to be durable."""
+        """Number of messages that are written and not known to be durable."""
 
     def __len__(self) -> int:
         return len(self._lows)
 
     @property
     def due_limit(self) -> int | None:
-        """The lowest due time of messages that are not durable; nothing due from then on may fire. None: no limit."""
+        """The lowest due time of non-durable messages. No message due then or later is delivered. None: no limit."""
         heap = self._heap
         while heap and heap[0][1] not in self._lows:
             heappop(heap)
@@ -56,22 +56,22 @@ class NonDurableArrivals:
 
     @property
     def last_written(self) -> WrittenArrival | None:
-        """The last append that is not known to be durable."""
+        """The last append that is written and not known to be durable, or None."""
         return self._written[-1] if self._written else None
 
     def begin_append(self, low: int) -> int:
-        """Record an append that will be written, with due times from `low` on; return its ticket."""
+        """Record that an append will be written, whose lowest due time is `low`; return a ticket for the append."""
         self._ticket += 1
         self._lows[self._ticket] = low
         heappush(self._heap, (low, self._ticket))
         return self._ticket
 
     def append_failed(self, ticket: int) -> None:
-        """Record that the append with this ticket is not written, and never will be."""
+        """Record that the append with this ticket was not written and never will be."""
         self._lows.pop(ticket, None)
 
     def add_written(self, landed: WrittenArrival) -> None:
-        """Record that the append is written; called in the order of the appends."""
+        """Record that an append is written. Called in the order of the appends in the log."""
         self._written.append(landed)
         self.message_count += landed.count
 
@@ -84,8 +84,8 @@ class NonDurableArrivals:
     def log_stopped(self) -> None:
         """Move the written messages to `uncertain_targets`, because the log has stopped.
 
-        Only the next start finds out which of them exist. Until then, messages for the same targets that are due later
-        do not fire; other targets do not wait.
+        Only the next start finds out which of these messages are durable. Until then, later messages for the same
+        targets are not delivered. Messages for other targets do not wait.
         """
         for arrival in self._written:
             if self._lows.pop(arrival.ticket, None) is not None:
@@ -94,7 +94,7 @@ class NonDurableArrivals:
                 )
 
     def pop_durable(self, offset: int) -> Iterator[WrittenArrival]:
-        """Remove and yield, in order, the appends that end at `offset` or before: the log is durable up to there."""
+        """Remove and yield, in order, the appends that end at the durable offset `offset` or before."""
         while self._written and self._written[0].end_offset <= offset:
             arrival = self._written.popleft()
             self._lows.pop(arrival.ticket, None)

@@ -1,7 +1,7 @@
 """The state derived from the arrival log: producer sequences, cancelled and rescheduled messages, epochs of numbers.
 
-At a start, recovery applies the blocks of the log (`journal.log.checkpoint.State`). Afterwards the broker calls
-`apply_header` and `epochs.record` and records the batches of producers, which has the same effect.
+At a start, recovery applies the blocks of the log (`journal.log.checkpoint.State`). Afterwards, for each append, the
+broker calls `apply_header` and `epochs.record` and updates `producers`, which has the same effect as applying a block.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_NAME: Final = "the snapshot of the arrival log"
 
 CANCELLED_MAX: Final = 1 << 24
-"""Maximum of cancelled and of rescheduled messages, 128 and 384 MiB of memory. More changes are rejected."""
+"""Maximum number of cancelled messages (128 MiB), which include rescheduled ones (384 MiB more). More are rejected."""
 BYTES_MAX: Final = 768 << 20
-"""Maximum memory for cancelled and rescheduled messages; they need more if their due times are far apart."""
+"""Maximum memory for cancelled and rescheduled messages. Each needs more memory if their due times are far apart."""
 EXPIRY_SPANS_MAX: Final = 4096
 EXPIRY_INTERVAL_MS: Final = 1 << 22
-"""Interval of expiry if there are more spans than EXPIRY_SPANS_MAX, because expiry examines each span."""
+"""Interval of `expire_before` if there are more than EXPIRY_SPANS_MAX spans, because it examines each span."""
 
 
 class ProducerStates(Protocol):
-    """The last batches of all producers to the log: implemented in `tfmq.broker.producer_state`."""
+    """The last batches of all producers in the log. Implemented in `tfmq.broker.producer_state`."""
 
     def load(self, data: bytes) -> None: ...
 
@@ -47,7 +47,7 @@ class ProducerStates(Protocol):
 
 
 class ArrivalLogState:
-    """All state that is derived from the arrival log. At first it is the state of an empty log, also in `producers`."""
+    """All state that is derived from the arrival log. A new object, including `producers`, has that of an empty log."""
 
     def __init__(self, producers: ProducerStates) -> None:
         self.producers = producers
@@ -55,11 +55,11 @@ class ArrivalLogState:
         self.rescheduled = RescheduledMessages()
         self.epochs = NumberEpochs()
         self._expiry_checked_to = 0
-        """Due time up to which expiry was checked."""
+        """The due time in the last call of `expire_before` that examined the spans."""
         self._copies_left = 0
-        """How many records of a reschedule still follow in the append; they have no producer sequence."""
+        """In recovery: how many records of a reschedule still follow in the append. They have no producer sequence."""
         self._next_offset = -1
-        """Offset where the next block of an append begins; -1 between two appends."""
+        """In recovery: offset where the next block of the current append begins; -1 between two appends."""
 
     @property
     def is_full(self) -> bool:
@@ -71,7 +71,7 @@ class ArrivalLogState:
         return self.cancelled.size_bytes + self.rescheduled.size_bytes
 
     def apply_header(self, header: ArrivalHeader, first_number: int) -> None:
-        """Apply a header; `first_number` is the number of its first record, if it has any."""
+        """Apply a header to the state. `first_number`: the number of the record after the header, if there is one."""
         if header.kind == CANCEL:
             for due, number in zip(*header.old_turns, strict=True):
                 self.cancelled.add(due, number)
@@ -86,7 +86,7 @@ class ArrivalLogState:
         """Remove the cancelled and rescheduled messages of spans (65 s of due times) that end at `due` or before.
 
         Return how many cancelled messages were removed. A span stays if one of its messages was rescheduled to `due` or
-        later, so that the old handle stays valid, but not if half of CANCELLED_MAX or of BYTES_MAX is in use.
+        later, so that the old handle stays valid. No span stays if half of CANCELLED_MAX or of BYTES_MAX is in use.
         """
         many = len(self.cancelled) > EXPIRY_SPANS_MAX
         if due >> SPAN_BITS == self._expiry_checked_to >> SPAN_BITS or (
@@ -103,7 +103,7 @@ class ArrivalLogState:
     # The interface journal.log.checkpoint.State
 
     def load(self, data: bytes) -> None:
-        """Restore a snapshot; b"" is an empty one. Raises ValueError, NewerFormat."""
+        """Restore the state from a snapshot; b"" is the snapshot of an empty log. Raises ValueError, NewerFormat."""
         self._copies_left, self._next_offset = 0, -1
         parts: list[Any] = [b"", b"", b"", b""]
         if data:
@@ -158,7 +158,7 @@ class ArrivalLogState:
 
 
 def numbered_runs(block: Block) -> list[tuple[int, ProducerRun]]:
-    """Return the producer runs of a block, each with the ordinal of its first record."""
+    """Return the producer runs (consecutive records of one producer) of a block, each with its first ordinal."""
     found = producer_runs(block)
     ordinal = block.control.first_ordinal
     if sum(run.count for run in found) != block.control.records:
@@ -182,30 +182,30 @@ def _numbered_by_walk(block: Block, found: list[ProducerRun]) -> list[tuple[int,
 UNMARKED_END_UNKNOWN: Final = (1 << 64) - 1
 """`unmarked_end` in a snapshot written during a start, before the end of the log is known."""
 EPOCHS_MAX: Final = 65_536
-"""Maximum of remembered epochs, 1 MiB in a snapshot: a start each minute for 45 days."""
+"""Maximum number of remembered epochs (1 MiB in a snapshot). Starts each minute for 45 days would reach it."""
 
 
 class NumberEpochs:
-    """In which epoch of the arrival log (the count of its unclean starts) the numbers of messages were given.
+    """Stores the epoch of the arrival log (the count of its unclean starts) in which each number was assigned.
 
-    A broker that is started with an older copy of the data folder gives some numbers again: those that the original
-    gave after the copy was made. But it gives them in another epoch (`journal.log.checkpoint.next_epoch`). So number
-    and epoch together identify a message, and handles contain both.
+    A broker that is started with an older copy of the data folder assigns numbers to messages again that were assigned
+    after the copy was made. But the epoch is another one then (`journal.log.checkpoint.next_epoch`). So number and
+    epoch together identify a message, and handles contain both.
     """
 
     def __init__(self) -> None:
         self._firsts = array("Q")
-        """The first number of each epoch, rising."""
+        """The first number that was assigned in each epoch, ascending."""
         self._epochs = array("Q")
         self._unmarked_end: int | None = None
 
     @property
     def unmarked_end(self) -> int:
-        """The number below which messages may have handles without an epoch, from earlier releases."""
+        """Messages with numbers below this may have handles without an epoch, which earlier releases have made."""
         return self._unmarked_end or 0
 
     def record(self, number: int, epoch: int) -> None:
-        """Record that a message got `number` in `epoch`. Neither of the two falls from call to call."""
+        """Record that `number` was assigned in `epoch`. Neither value may be lower than in the last call."""
         if self._epochs and epoch <= self._epochs[-1]:
             return
         self._firsts.append(number)
@@ -215,12 +215,12 @@ class NumberEpochs:
             self._unmarked_end = max(self.unmarked_end, self._firsts[0])
 
     def epoch_of(self, number: int) -> int | None:
-        """Return the epoch of a number; None if it is not known."""
+        """Return the epoch in which a number was assigned; None if that is not known."""
         at = bisect_right(self._firsts, number)
         return self._epochs[at - 1] if at else None
 
     def finish_recovery(self, end_number: int) -> None:
-        """Set `unmarked_end` to `end_number`, the end of the log, unless the snapshot has a value for it."""
+        """Set `unmarked_end` to `end_number`, the next number at the end of the log, unless a snapshot has set it."""
         if self._unmarked_end is None:
             self._unmarked_end = end_number
 
@@ -236,18 +236,18 @@ class NumberEpochs:
         self._firsts, self._epochs = firsts, epochs
 
     def dump(self) -> bytes:
-        """Encode `unmarked_end` and rows of first number and epoch, all u64, big-endian."""
+        """Encode `unmarked_end`, then for each epoch its first number and the epoch; all u64, big-endian."""
         end = UNMARKED_END_UNKNOWN if self._unmarked_end is None else self._unmarked_end
         pairs = zip(self._firsts, self._epochs, strict=True)
         return encode_words(array("Q", (end, *(word for pair in pairs for word in pair))))
 
 
 SPAN_BITS: Final = 16
-"""A span is 2^16 ms, like the smallest bucket that is not split."""
+"""Messages are grouped by spans of due times of 2^16 ms, as in buckets of the level DEFAULT_LEVEL."""
 
 RECENT_MIN: Final = 256
 RECENT_PART: Final = 16
-"""The newest rows of a span are merged into its columns if there are more than RECENT_MIN + old rows / RECENT_PART."""
+"""The newest rows of a span are merged into its columns if they are more than RECENT_MIN + old rows / RECENT_PART."""
 
 SPANS_CHECKED_MAX: Final = 64
 """Maximum of spans that `any_between` looks up one by one."""
@@ -259,7 +259,7 @@ Turn = tuple[int, int]
 
 
 class _Span:
-    """The rows of one span: columns sorted by number (the first column), and a dict of the newest rows."""
+    """The messages of one span as rows: columns sorted by number (the first column), and a dict of the newest rows."""
 
     __slots__ = ("_columns", "_recent")
 
@@ -278,7 +278,7 @@ class _Span:
         return at < len(column) and column[at] == number
 
     def get(self, number: int) -> tuple[int, ...] | None:
-        """Return the row of a rescheduled message without its number: the new turn."""
+        """Return the new turn of the rescheduled message with this old number; None if the span does not have it."""
         if self._recent is not None and (row := self._recent.get(number)) is not None:
             return row
         numbers, dues, new_numbers = self._columns  # read second, as in `__contains__`
@@ -288,7 +288,7 @@ class _Span:
         return None
 
     def add(self, number: int, *row: int) -> bool:
-        """Add a row; return whether it is new. An existing one is not changed."""
+        """Add a row; return whether the row is new. An existing row is not changed."""
         if number in self:
             return False
         if self._recent is None:
@@ -325,7 +325,7 @@ class _Span:
 
 
 class _SpannedMessages:
-    """Rows of messages, by span. `column_count`: words of a row. `span_bytes`: memory of a span without its rows."""
+    """Rows of messages by span. `column_count`: number of words in a row. `span_bytes`: memory of an empty span."""
 
     what: ClassVar[str]
     column_count: ClassVar[int]
@@ -350,14 +350,14 @@ class _SpannedMessages:
         return span
 
     def expire_spans(self, starts: Iterable[int]) -> int:
-        """Remove the spans that begin at these due times; return how many messages they had."""
+        """Remove the spans that begin at these due times; return how many messages were removed."""
         before = self.count
         for start in starts:
             self.count -= len(self._spans.pop(start >> SPAN_BITS, ()))
         return before - self.count
 
     def load(self, data: bytes) -> None:
-        """Restore the result of `dump`; b"" is empty. Raises ValueError."""
+        """Restore the rows from the result of `dump`; b"" has no rows. Raises ValueError."""
         self._spans.clear()
         self.count = position = 0
         while position < len(data):
@@ -375,7 +375,7 @@ class _SpannedMessages:
             position = end
 
     def dump(self) -> bytes:
-        """Encode rows by span: span u64, count u64, the columns sorted by number; big-endian."""
+        """Encode each span as: span u64, count of its rows u64, the columns sorted by number; big-endian."""
         rows: list[bytes] = []
         for span, held in sorted(self._spans.items()):
             rows += [_ROW.pack(span, len(held)), *map(encode_words, held.columns())]
@@ -383,10 +383,10 @@ class _SpannedMessages:
 
 
 class CancelledMessages(_SpannedMessages):
-    """Delayed messages that will not be delivered: 8 bytes each.
+    """Turns that will not be delivered, because their messages were cancelled or rescheduled; 8 bytes each.
 
-    A message must be remembered as long as a file may contain it or its state may be queried. The caller knows until
-    when that is, and calls `expire_spans` then. One thread changes the set; others may test `(due, number) in
+    A turn must be remembered as long as a file may contain its message or the message's state may be queried. The
+    caller removes older turns by `expire_spans`. One thread changes the set; other threads may test `(due, number) in
     cancelled` meanwhile.
     """
 
@@ -409,20 +409,20 @@ class CancelledMessages(_SpannedMessages):
         return len(self._spans) > SPANS_CHECKED_MAX or any(first <= span <= last for span in list(self._spans))
 
     def spans_ended_by(self, due: int) -> list[int]:
-        """Return the first due times of the spans that end at `due` or before, unsorted."""
+        """Return the spans that end at `due` or before, as their first due times, unsorted."""
         return [span << SPAN_BITS for span in self._spans if (span + 1) << SPAN_BITS <= due]
 
 
 CHAIN_STEPS_MIN: Final = 64
-"""The latest turn of a message is cached if the message was rescheduled more often than this."""
+"""The latest turn of a message is cached if the message was rescheduled more than this many times."""
 SHORTCUTS_MAX: Final = 65_536
 
 
 class RescheduledMessages(_SpannedMessages):
     """The new turns of rescheduled messages. A row has the old number, the new due time and the new number.
 
-    These rows are stored so that a repeated request has the same result and old handles stay valid. They expire
-    together with `CancelledMessages`, which also contains every old turn.
+    The rows are stored so that a repeated request has the same result and old handles stay valid. Rows expire together
+    with the old turns, which are in `CancelledMessages` too.
     """
 
     what, column_count, span_bytes = "rescheduled", 3, 1024
@@ -430,18 +430,18 @@ class RescheduledMessages(_SpannedMessages):
     def __init__(self) -> None:
         super().__init__()
         self._shortcuts: dict[Turn, Turn] = {}
-        """Cached last turns of messages that were rescheduled often, by an earlier turn."""
+        """Cache for messages that were rescheduled often: an earlier turn -> the latest turn."""
         self._targets: defaultdict[int, set[int]] = defaultdict(set)
-        """By span: the spans of the new due times of its messages (due time >> SPAN_BITS)."""
+        """By span: the spans (due time >> SPAN_BITS) to which its messages were rescheduled."""
 
     def get(self, due: int, number: int) -> Turn | None:
-        """Return the turn that replaced this turn, or None. That turn may have been replaced too: see `latest`."""
+        """Return the turn that replaced this turn, or None. The new turn may have been replaced too: see `latest`."""
         span = self._spans.get(due >> SPAN_BITS)
         row = span.get(number) if span is not None else None
         return None if row is None else (row[0], row[1])
 
     def latest(self, due: int, number: int) -> Turn:
-        """Return the latest turn of a message: its own if it was never rescheduled."""
+        """Return the latest turn of a message, which is (due, number) if the message was never rescheduled."""
         turn, steps, passed = (due, number), 0, [(due, number)]
         while (moved := self._shortcuts.get(turn) or self.get(*turn)) is not None:
             turn, steps = moved, steps + 1
@@ -454,7 +454,7 @@ class RescheduledMessages(_SpannedMessages):
         return turn
 
     def add(self, due: int, number: int, turn: Turn) -> bool:
-        """Add a message with its new turn; return whether it is new. New numbers are higher than old ones."""
+        """Add the new turn of a message; return False if the message has one. New numbers are higher than old ones."""
         new = self._span(due).add(number, *turn)
         if new:
             self._targets[due >> SPAN_BITS].add(turn[0] >> SPAN_BITS)
@@ -462,10 +462,9 @@ class RescheduledMessages(_SpannedMessages):
         return new
 
     def expirable_spans(self, starts: Iterable[int], before: int) -> list[int]:
-        """Return those of the spans `starts` of which no message was rescheduled, in one or more steps, to `before` or
-        later.
+        """Return which of these spans can be removed. Spans are given and returned as their first due times.
 
-        Spans are given and returned by their first due times.
+        A span must stay if one of its messages was rescheduled, in one or more steps, to `before` or later.
         """
         spans = {start >> SPAN_BITS for start in starts}
         leads_to: dict[int, list[int]] = {}

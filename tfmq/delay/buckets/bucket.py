@@ -39,20 +39,20 @@ from tfmq.delay.rows import Target
 logger = logging.getLogger("tfmq.delay")
 
 READ_WINDOW_BYTES: Final = 256 << 10
-"""One read covers records up to this far apart: reading the gap between two records costs less than a second read."""
+"""One read covers records that are at most this far apart, because reading the gap costs less than a second read."""
 CACHED_GAP_BYTES: Final = 4096
 """Like READ_WINDOW_BYTES, for reads from the page cache."""
 TAIL_MIN: Final = 128
 TAIL_MAX: Final = 4096
-"""Bounds of the assumed size of a read's last record. The size of the previous read's largest record is assumed."""
+"""A read assumes, within these bounds, that its last record is as large as the largest record of the previous read."""
 SCAN_BYTES: Final = 1 << 20
-"""Bytes read at once to find the next chunk after damage."""
+"""Bytes of one read in the search for the next chunk after damage."""
 TAIL_WINDOW_BYTES: Final = 64 << 10
-"""Bytes at the end of the file in which the last chunks are searched first."""
+"""`Bucket.last_chunks` searches first in this many bytes at the end of the file."""
 TAIL_WINDOW_FACTOR: Final = 4
 NO_BYTE_LIMIT: Final = sys.maxsize
 DAMAGE_MAX: Final = 1000
-"""Maximum of damaged ranges that a bucket stores; all are logged."""
+"""Maximum number of damaged ranges in `Bucket.damage`. All damaged ranges are logged."""
 
 Records: TypeAlias = list[bytes | None]
 Pread = Callable[[int, int], "bytes | bytearray | None"]
@@ -85,11 +85,11 @@ class Bucket:
         self.identity = identity
         self.seed = checksum_seed(identity, span)
         self.dead_count = dead_count
-        """How many of the messages are not pending any more; constant while a worker writes bucket files."""
+        """How many of the bucket's messages are not pending any more. Constant while a worker writes bucket files."""
         self.damage: list[Corrupt] = []
         self._size_hint = TAIL_MIN
         self.is_quiet = False
-        """Whether damage is not logged, because an offline tool reports it."""
+        """Whether damage is not logged. An offline tool sets this, because it reports the damage itself."""
 
     def __repr__(self) -> str:
         return f"<Bucket {self.path}>"
@@ -97,7 +97,7 @@ class Bucket:
     # Chunks and their columns
 
     def read_columns(self, files: OpenFileCache) -> Iterator[ChunkColumns]:
-        """Yield the columns of each undamaged chunk; record damage. In a worker. Raises NewerFormat, OSError, Full."""
+        """Yield the columns of undamaged chunks; record damage. Runs in a worker. Raises NewerFormat, OSError, Full."""
         with files.opened(self.path) as file:
             for part in self.chunks(file):
                 if isinstance(part, Corrupt):
@@ -112,7 +112,7 @@ class Bucket:
         return decode_columns(data, chunk, self.span, self.seed, self.path)
 
     def read_targets(self, files: OpenFileCache) -> Iterator[Sequence[Target]]:
-        """Yield the targets of each chunk. They are not verified, but tell whether the columns must be read.
+        """Yield the targets of each chunk, unverified, so that the caller can decide whether to read the columns.
 
         Raises NewerFormat, OSError.
         """
@@ -124,11 +124,11 @@ class Bucket:
                     yield decode_table(bytes(data)) or ()
 
     def chunks(self, file: File) -> Iterator[ChunkHead | Corrupt]:
-        """Yield the head of each chunk, even if its end is missing, and a Corrupt for each range without a head.
+        """Yield the head of each chunk, even if the chunk's end is missing, and a Corrupt for a range without a head.
 
         Raises NewerFormat, OSError.
         """
-        # Read `self.size` once: it grows if a chunk is added meanwhile.
+        # Read `self.size` only once, because the size grows if a chunk is added meanwhile.
         listed_size = self.size
         try:
             if decode_head(file.pread(HEAD_SIZE, 0), self.path) != (self.identity, self.span):
@@ -143,8 +143,8 @@ class Bucket:
     def last_chunks(self, file: File, after: int) -> Iterator[ChunkHead | Corrupt]:
         """Yield the heads of the chunks that may have messages at arrival-log offset `after` or later.
 
-        Chunks written by a repair, whose arrival offset is unknown, and damage found on the way (Corrupt) are yielded,
-        too. Unlike `chunks`, this checks neither the file's head nor its size. Raises OSError.
+        Also yield chunks that a repair has written (their arrival offset is unknown), and a Corrupt for damage among
+        these chunks. Unlike `chunks`, check neither the file's head nor its size. Raises OSError.
         """
         size = min(self.size, file.size())
         window = TAIL_WINDOW_BYTES
@@ -270,7 +270,7 @@ class Bucket:
         return None
 
     def record_damage(self, error: Corrupt) -> None:
-        """Record damage, and log it unless `is_quiet`; each damaged range once."""
+        """Record damage, and log it unless `is_quiet`. Do nothing if this damage is recorded already."""
         if any(known.first == error.first and known.reason == error.reason for known in self.damage):
             return
         if not self.is_quiet:
@@ -280,11 +280,11 @@ class Bucket:
 
 
 WOULD_BLOCK: Final = b""
-"""Returned instead of a record if reading its rest would block. No record is empty."""
+"""Returned instead of a record if reading the rest of the record would block. Real records are never empty."""
 
 
 UNUSED_FILES_MAX: Final = 64
-"""Maximum of bucket files that stay open without a user. Most reads are of the few buckets that are due."""
+"""Maximum number of unused bucket files that stay open. Most reads are in the few buckets that are due soon."""
 
 
 @dataclass(slots=True)
@@ -301,13 +301,13 @@ class OpenFileCache:
         self._limit = limit
         self._lock = Lock()
         self._files: dict[str, _OpenFile] = {}
-        """By path, the most recently used one last."""
+        """Open files by path; the most recently used file is last."""
         self._evictions = 0
-        """If this count has risen while a file was opened by its path, the path may belong to another file now."""
+        """Number of evictions. If it rises while a file is opened, the path may belong to another file afterwards."""
 
     @contextmanager
     def opened(self, path: str) -> Iterator[File]:
-        """Context manager: the open file. Raises Full (no file descriptor left), OSError."""
+        """Context manager: the file at `path`, opened if needed. Raises Full (no file descriptor left), OSError."""
         opened = self._acquire(path)
         while opened is None:
             opened = self._open_file(path)
@@ -318,7 +318,7 @@ class OpenFileCache:
 
     @contextmanager
     def opened_if_cached(self, path: str) -> Iterator[File | None]:
-        """Like `opened`, but None if the file is not open: opening it could block."""
+        """Like `opened`, but None if the file is not open, because opening a file could block."""
         opened = self._acquire(path)
         try:
             yield None if opened is None else opened.file
@@ -327,7 +327,7 @@ class OpenFileCache:
                 self._release(path, opened)
 
     def evict(self, path: str) -> None:
-        """Remove a file that will be deleted or replaced; close it as soon as it is unused."""
+        """Remove a file from the cache before it is deleted or replaced. The file is closed as soon as it is unused."""
         with self._lock:
             self._evictions += 1
             opened = self._files.pop(path, None)
@@ -347,7 +347,7 @@ class OpenFileCache:
             return opened
 
     def _open_file(self, path: str) -> _OpenFile | None:
-        """Open the file. Return None if the caller must retry, because of an eviction meanwhile."""
+        """Open a file. Return None if the caller must try again, because a file was evicted meanwhile."""
         before = self._evictions
         file = self.disk.open_read(path)
         with self._lock:

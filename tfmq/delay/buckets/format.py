@@ -44,9 +44,9 @@ POSITION_FIELD: Final = Struct(">Q")
 CHECKSUM: Final = Struct(">I")
 
 CHUNK_BYTES: Final = 4 << 20
-"""Collected messages of this size become a chunk. Its columns are worth a read, and do not delay other threads."""
+"""Messages of about this size are one chunk: enough for one read of its columns, too few to delay other threads."""
 CHUNK_BYTES_MAX: Final = RECORD_SIZE_MAX + (16 << 20)
-"""Maximum size of a chunk, which has room for the largest record. A damaged size cannot request gigabytes."""
+"""Maximum size of a chunk. It has room for the largest record, but a damaged size cannot request gigabytes."""
 TABLE_BYTES_MAX: Final = 1 << 20
 """Maximum bytes of the target table of a chunk; more targets start a new chunk."""
 
@@ -55,11 +55,11 @@ _NAME = re.compile(r"([0-9a-f]{16})-([0-9]{2})\.bucket")
 
 
 LOST: Final = " messages are lost: "
-"""Part of the reason in the `Corrupt` for damaged columns: the number of messages, this text, the fault."""
+"""The reason in a `Corrupt` for damaged columns consists of the number of messages, this text, and the fault."""
 
 
 class StoreIdentity(NamedTuple):
-    """The identity of a bucket store. The salt is random and secret: no message can contain a valid chunk checksum."""
+    """The identity of a bucket store. The salt is random and secret, so no sender can make a valid chunk checksum."""
 
     store_id: int
     salt: int
@@ -97,7 +97,7 @@ def bucket_name(span: TimeSpan) -> str:
 
 
 def parse_bucket_name(name: str) -> TimeSpan | None:
-    """Return the span in a bucket's file name; None if `name` is not such a name."""
+    """Return the span in a bucket's file name; None if `name` is not the file name of a bucket."""
     match = _NAME.fullmatch(name)
     span = None if match is None else TimeSpan(int(match[1], 16), int(match[2]))
     return span if span is not None and span.is_valid else None
@@ -113,7 +113,7 @@ def encode_head(identity: StoreIdentity, span: TimeSpan) -> bytes:
 
 
 def decode_head(data: Buffer, path: str) -> tuple[StoreIdentity, TimeSpan]:
-    """Decode the head of a bucket. Raises Corrupt with positions in the file, NewerFormat."""
+    """Decode the head of the bucket file `path`. Raises Corrupt, NewerFormat."""
     if len(data) < HEAD_SIZE:
         raise Corrupt(path, 0, len(data), "shorter than its head")
     magic, version, exponent, zero, store_id, salt, start, crc = HEAD.unpack_from(data)
@@ -125,7 +125,7 @@ def decode_head(data: Buffer, path: str) -> tuple[StoreIdentity, TimeSpan]:
 
 
 def encode_chunk(messages: MessageColumns, position: int, arrivals: int, seed: int) -> tuple[list[Buffer], ChunkHead]:
-    """Encode a chunk for `position`; return the buffers to write, and its head with `arrivals` as `arrival_offset`."""
+    """Encode a chunk for `position` in a file, with `arrivals` as `arrival_offset`; return its buffers and its head."""
     table = b"".join(
         TARGET_ROW.pack(target.log_id, len(name)) + name
         for target in messages.table
@@ -141,7 +141,7 @@ def encode_chunk(messages: MessageColumns, position: int, arrivals: int, seed: i
 
 
 def decode_chunk(data: Buffer, position: int, seed: int, path: str) -> ChunkHead:
-    """Decode the head of the chunk at `position`; `data` starts there. Raises Corrupt."""
+    """Decode the head of the chunk at `position` of a file. `data` starts at `position`. Raises Corrupt."""
     if len(data) < CHUNK_SIZE:
         raise Corrupt(path, position, position + len(data), "the file ends inside the head of a chunk")
     magic, size, count, table_size, arrivals, crc, head_crc = CHUNK.unpack_from(data)
@@ -155,7 +155,7 @@ def decode_chunk(data: Buffer, position: int, seed: int, path: str) -> ChunkHead
 
 
 def decode_columns(data: Buffer, chunk: ChunkHead, span: TimeSpan, seed: int, path: str) -> ChunkColumns:
-    """Decode columns and table of a chunk. Raises Corrupt for the whole chunk."""
+    """Decode the columns and the table of a chunk. Raises Corrupt, whose range is the whole chunk."""
 
     def bad(reason: str) -> Corrupt:
         return Corrupt(path, chunk.position, chunk.next_position, f"{chunk.count}{LOST}{reason}")
@@ -180,7 +180,7 @@ def decode_columns(data: Buffer, chunk: ChunkHead, span: TimeSpan, seed: int, pa
 
 
 def decode_table(data: bytes) -> Sequence[Target] | None:
-    """Decode the rows of a target table; None if they are invalid."""
+    """Decode a target table; return None if it is invalid."""
     table = []
     position = 0
     while position + TARGET_ROW.size <= len(data):
@@ -199,25 +199,25 @@ def decode_table(data: bytes) -> Sequence[Target] | None:
 IntegerColumn: TypeAlias = "array[int]"
 
 BUCKET_ID_SHIFT: Final = 48
-"""A locator (u64) has the bucket id above this bit, and below it the position in the bucket's file."""
+"""A locator (u64) says where a record is stored: bucket id << BUCKET_ID_SHIFT | position in the bucket's file."""
 POSITION_MASK: Final = (1 << BUCKET_ID_SHIFT) - 1
 ARRIVAL_LOG_ID: Final = 0
-"""The bucket id in locators of records in the arrival log, whose positions are offsets."""
+"""The bucket id in locators of records that are in the arrival log. The position is an offset of this log then."""
 BUCKETS_MAX: Final = (1 << 16) - 1
-"""Maximum of buckets at a time, as ids in locators have 16 bits."""
+"""Maximum number of buckets at a time, because a bucket id in a locator has 16 bits."""
 
 CRC: Final = Struct(">I")
 CRC_SIZE: Final = CRC.size
 SEED_MASK: Final = (1 << 32) - 1
 
 CHECKSUMS_PER_CALL: Final = 4096
-"""Records whose checksums are computed in one call into C, about 1 ms: other Python threads must wait meanwhile."""
+"""Number of records whose checksums are computed in one call into C: about 1 ms, for which other threads must wait."""
 SORT_MESSAGES_MAX: Final = 16_384
-"""Messages that are sorted in one call into C, for which other Python threads must wait, too."""
+"""Number of messages that are sorted in one call into C. Other Python threads must wait for this call, too."""
 
 
 class ChunkColumns(NamedTuple):
-    """The columns of a chunk, in the order of the file, which is not that of the turns.
+    """The columns of a chunk. Messages are in the order of the file, which is not the order of turns.
 
     `dues`, `numbers`: array('Q'). `targets`: array('I'), indices into `table`. `sizes`: array('I'), of the records.
     `flags`: 1 where the sender set an absolute time. `positions`: array('Q'), positions in the file for
@@ -275,7 +275,7 @@ class MessageColumns(NamedTuple):
     def _picked(self, pick: Callable[[Any], Any], data: Sequence[Buffer]) -> MessageColumns:
         dues, numbers = (array("Q", pick(column)) for column in self[:2])
         sizes, count = array("I", pick(self.sizes)), len(dues)
-        # Most batches have one target, and only delays or only absolute times.
+        # Avoid work in the most frequent case: one target, and only delays or only absolute times.
         targets = array("I", pick(self.targets)) if len(self.table) > 1 else single_target_column(count)
         flag = self.flags[:1]
         same = self.flags == flag * self.length
@@ -302,7 +302,7 @@ def cut(data: Buffer, sizes: Sequence[int]) -> list[Buffer]:
 
 
 def with_checksums(data: Sequence[Buffer], sizes: IntegerColumn, first_number: int) -> list[Buffer]:
-    """Return the records in `data`, each after a CRC that also covers its number; the numbers are consecutive."""
+    """Return the records in `data`, each after a CRC of the record and its number. The numbers are consecutive."""
     joined = bytes(data[0]) if len(data) == 1 else b"".join(data)
     result: list[Buffer] = []
     position = 0
@@ -331,7 +331,7 @@ def _with_checksums(data: bytes, sizes: IntegerColumn, first_number: int) -> Buf
 
 
 def checksum_failures(records: bytes, sizes: IntegerColumn, numbers: IntegerColumn) -> list[int]:
-    """Return the indices of the records whose CRC is wrong for their numbers."""
+    """Return the indices of the records whose CRC is wrong. A CRC covers the record and the message's number."""
     found: list[int] = []
     position = 0
     for start in range(0, len(sizes), CHECKSUMS_PER_CALL):
@@ -357,7 +357,7 @@ def single_target_column(count: int) -> IntegerColumn:
 def group_by_span(
     messages: MessageColumns, span_of: Callable[[int], TimeSpan]
 ) -> Iterator[tuple[TimeSpan, MessageColumns]]:
-    """Yield the messages of each span, sorted unless all are in one span; a span may be yielded more than once."""
+    """Yield spans with their messages, sorted by due time unless all are in one span. Spans may be yielded twice."""
     if not messages.length:
         return
     first = span_of(min(messages.dues))
@@ -374,8 +374,8 @@ def group_by_span(
             start = end
 
 
-# Time spans, as in a hierarchical timing wheel: the spans of each level are 64 times as long as those of the level
-# below.
+# Time spans, as in a hierarchical timing wheel: the spans of each level are 64 times as long as the spans of the next
+# finer level.
 #
 # A span starts at a multiple of its length, so two spans are disjoint or one contains the other. The more distant a due
 # time, the longer its span. So all pending messages are in a few hundred spans, and a message is moved to a shorter
@@ -383,7 +383,7 @@ def group_by_span(
 #
 # | exponent | length | how far ahead |
 # |---|---|---|
-# | 10 | 1 s | only inside a span with too many messages |
+# | 10 | 1 s | any: only used to divide a span with too many messages |
 # | 16 | 65 s | 70 minutes |
 # | 22 | 70 min | 3 days |
 # | 28 | 3.1 days | 199 days |
@@ -398,7 +398,7 @@ DEFAULT_LEVEL: Final = 16
 COARSEST_LEVEL: Final = 58
 LEVELS: Final = tuple(range(FINEST_LEVEL, COARSEST_LEVEL + 1, RATIO_BITS))
 SPANS_PER_LEVEL: Final = 1 << RATIO_BITS
-"""A due time belongs to the finest level of which fewer spans than this are between now and the due time."""
+"""A new message is written to the finest level that has fewer spans than this between now and the due time."""
 
 
 class TimeSpan(NamedTuple):
@@ -416,7 +416,7 @@ class TimeSpan(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Whether this is a span of one of the levels; a span decoded from a file name or a head need not be one."""
+        """Whether this is a span of one of the levels. A span decoded from a file name or a head may be another one."""
         return self.exponent in LEVELS and 0 <= self.start <= DUE_MAX and self.start & ((1 << self.exponent) - 1) == 0
 
 
@@ -425,7 +425,7 @@ def span_of(due: int, exponent: int) -> TimeSpan:
 
 
 def level_of(due: int, now_ms: int) -> int:
-    """Return the finest level, not below DEFAULT_LEVEL, with fewer than SPANS_PER_LEVEL spans from now to `due`."""
+    """Return the finest level, but not below DEFAULT_LEVEL, with fewer than SPANS_PER_LEVEL spans from now to `due`."""
     for exponent in LEVELS[LEVELS.index(DEFAULT_LEVEL) :]:
         if (due >> exponent) - (now_ms >> exponent) < SPANS_PER_LEVEL:
             return exponent

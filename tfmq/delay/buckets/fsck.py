@@ -64,7 +64,7 @@ FINDINGS_BY_LABEL: Final = {
     "unlisted": (NOTE, "the checkpoint does not list it; a start removes it"),
     "unfinished": (NOTE, "it was never finished; a start removes it"),
 }
-"""Weight and text of a finding, by the label of a file's state. A short file is read to find out what it has lost."""
+"""Weight and text of a finding, by the label of a file's state. A file that is too short is read to find its losses."""
 
 
 def verify_buckets(disk: Disk, folder: str, *, records: bool = False, progress: Progress | None = None) -> VerifyReport:
@@ -132,7 +132,7 @@ class _BucketVerifier(Verifier):
             self.add_error(Corrupt(bucket.path, 0, bucket.size, what), "count")
 
     def _report_lost(self, bucket: Bucket) -> None:
-        """Add the findings about lost messages, with the number of those that a repair rebuilds."""
+        """Add the findings about lost messages, with the number of messages that a repair can rebuild."""
         rebuilt = Counter[int]()
         for _, parts in self.lost.rebuilt(self.survey, bucket.span):
             rebuilt.update(parts)
@@ -146,7 +146,7 @@ class _BucketVerifier(Verifier):
 
 
 def record_faults(data: bytes, columns: ChunkColumns, position: int) -> dict[int, str]:
-    """Verify the records of a chunk by the checksums of their producers; return the errors by index of the record.
+    """Verify the records of a chunk by the checksums that producers have computed; return errors by record index.
 
     `data`: the bytes of the chunk. `position`: where the chunk begins in its file.
     """
@@ -167,19 +167,19 @@ def record_faults(data: bytes, columns: ChunkColumns, position: int) -> dict[int
 # Search for messages that are damaged in a bucket, but are still in the arrival log.
 #
 # If the columns of a chunk are damaged, the due times and targets of its messages are read from the arrival headers. To
-# find the messages of the chunk in the arrival log, the records after the damaged columns are compared with those of
-# the log. A message of the log is rebuilt only if one of these records is equal to its record. Otherwise the message is
-# in another chunk, or was not pending any more when the chunk was written.
+# find the messages of the chunk in the arrival log, the records after the damaged columns are compared with the records
+# of the log. A message of the log is rebuilt only if the chunk has an equal record. Otherwise the message is in another
+# chunk, or was not pending any more when the chunk was written.
 
 REBUILD_HINT: Final = "`tfmq log repair` rebuilds"
 DIGEST_SIZE: Final = 16
 
 LostKey: TypeAlias = "bytes | tuple[int, int]"
-"""Identifies a lost message: the digest of its stored record, or its turn if only the record is damaged."""
+"""Identifies a lost message: the digest of its record and CRC, or its turn if only the record is damaged."""
 
 
 LostFinding: TypeAlias = tuple[int, Corrupt, str, int]
-"""Number of a damaged part of the file, its damage, the damaged field, and how many messages it had (0: unknown)."""
+"""A damaged part of the file: its number, its damage, the damaged field, and its number of messages (0: unknown)."""
 
 
 class LostMessages:
@@ -187,13 +187,13 @@ class LostMessages:
 
     def __init__(self) -> None:
         self._parts: dict[LostKey, int] = {}
-        """For each lost message, the number of the damaged part of the file, counted from 0."""
+        """For each lost message, the number of the damaged part of the file that had it, counted from 0."""
         self._part_count = 0
 
     def add_damage(
         self, survey: BucketScan, bucket: Bucket, part: ChunkHead | Corrupt, *, records: bool = False
     ) -> list[LostFinding]:
-        """Add the lost messages of a chunk, or of a range without a valid chunk head; return the damaged parts."""
+        """Add the lost messages of a chunk, or of a range without a valid chunk head. Return the damaged parts."""
         if isinstance(part, Corrupt):
             return [(self._add_chunk_without_head(survey, part), part, "chunk", 0)]
         with survey.files.opened(bucket.path) as file:
@@ -219,11 +219,11 @@ class LostMessages:
         return self._add(map(_digest, _stored_records(data)))
 
     def _add_chunk_without_head(self, survey: BucketScan, damage: Corrupt) -> int:
-        """Like `_add_records`, for a range that may begin with the damaged head of a chunk."""
+        """Add the lost messages of a range that may begin with a damaged chunk head; return the number of the part."""
         with survey.files.opened(damage.path) as file:
             data = file.pread(min(damage.next - damage.first, CHUNK_BYTES_MAX), damage.first)
-        # The damaged head may still tell where the records begin. If it is wrong, no digest is equal to the digest of a
-        # record in the arrival log.
+        # The damaged head may still say correctly where the records begin. If it does not, no digest is equal to the
+        # digest of a record in the arrival log.
         _, _, count, table_size, *_ = CHUNK.unpack_from(data.ljust(CHUNK_SIZE, b"\0"))
         return self._add_records(memoryview(data)[CHUNK_SIZE + ENTRY_SIZE * count + table_size :])
 
@@ -233,7 +233,7 @@ class LostMessages:
         return self._part_count - 1
 
     def rebuilt(self, survey: BucketScan, span: TimeSpan) -> Iterator[tuple[MessageColumns, list[int]]]:
-        """Yield the lost messages due in `span` that are in the arrival log, each once, with their damaged parts."""
+        """Yield the lost messages due in `span` that the arrival log has, with the numbers of their damaged parts."""
         left = dict(self._parts)
         for batch in survey.arrivals() if left else ():
             if batch.low >= span.end or batch.high < span.start:
@@ -252,7 +252,7 @@ class LostMessages:
 
 
 def _stored_records(data: memoryview) -> Iterator[memoryview]:
-    """Yield the records in `data`, each with the CRC before it, as far as their lengths fit."""
+    """Yield the records in `data`, each with the CRC before it. Stop at a record that would end after `data`."""
     position = 0
     while position + CRC_SIZE + HEADER_SIZE <= len(data):
         end = position + CRC_SIZE + HEADER_SIZE + LENGTH.unpack_from(data, position + CRC_SIZE)[0]
@@ -266,7 +266,7 @@ def _digest(stored: Buffer) -> bytes:
     return blake2b(stored, digest_size=DIGEST_SIZE).digest()
 
 
-# Repair, offline and by a start.
+# Repair, by an offline tool or by a start.
 
 
 def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False, store_id: int = 0) -> list[RepairedFile]:
@@ -285,7 +285,7 @@ def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False, store_id: 
         if identity is None and survey.fault is None:
             return []
         if identity is None and store_id and not any(map(parse_bucket_name, survey.sizes)):
-            # A new salt invalidates no checksum: only the checksums in buckets depend on it, and there is no bucket.
+            # A new salt invalidates no checksum: only checksums in buckets depend on the salt, and there is no bucket.
             identity = StoreIdentity(store_id, int.from_bytes(os.urandom(SALT_SIZE), "big"))
         if identity is None:
             what = "neither the checkpoint nor a bucket head identifies the store"
@@ -296,8 +296,8 @@ def repair_buckets(disk: Disk, folder: str, *, dry_run: bool = False, store_id: 
 def rebuild_from_arrivals(disk: Disk, folder: str) -> list[RepairedFile]:
     """Repair the buckets whose lost messages are still in the arrival log; return what was done.
 
-    A start calls this before the log is truncated further. Only the columns of chunks that may have messages of the log
-    are read. If a file is missing, nothing is changed. Raises NewerFormat, Full, OSError.
+    A start calls this before messages are removed from the log. Only the columns of chunks that may have messages of
+    the log are read. If a bucket file is missing, nothing is changed. Raises NewerFormat, Full, OSError.
     """
     with closing(BucketScan(disk, folder)) as survey:
         checkpoint, first = survey.checkpoint, min(survey.arrival_segments(), default=None)
@@ -334,7 +334,7 @@ class _RepairRun:
         self.listed: list[ListedBucket] = []
 
     def rebuild(self, checkpoint: BucketCheckpoint, damaged: Collection[TimeSpan]) -> list[RepairedFile]:
-        """Rewrite the damaged buckets, but only those with lost messages in the arrival log."""
+        """Rewrite each damaged bucket that has lost messages which are still in the arrival log."""
         for listed, bucket in self.survey.buckets():
             if bucket.span not in damaged or not self._repair_bucket(bucket, listed.count, is_start=True):
                 self.listed.append(listed)
@@ -363,15 +363,15 @@ class _RepairRun:
         return self.done
 
     def _write_checkpoint(self, checkpoint: BucketCheckpoint) -> None:
-        # With `counted_offset` 0 the next start counts the messages that are not pending any more.
+        # `counted_offset` 0 makes the next start count the messages that are not pending any more.
         found = checkpoint._replace(buckets=sorted(self.listed), counted_offset=0)
         self.survey.checkpoint_file.write(found)
 
     def _repair_bucket(self, bucket: Bucket, count: int, is_start: bool = False) -> bool:
         """Rewrite a bucket if it is damaged or does not have `count` messages.
 
-        Return whether it was rewritten, or would be without the dry run. `is_start`: rewrite it only if lost messages
-        can be rebuilt from the arrival log.
+        Return whether the bucket was rewritten, or would be without the dry run. `is_start`: rewrite a bucket only if
+        lost messages can be rebuilt from the arrival log.
         """
         kept = sum(messages.length for messages in self._intact_messages(bucket, None))
         size = self.survey.sizes[bucket_name(bucket.span)]
@@ -396,7 +396,7 @@ class _RepairRun:
     # Repair without a checkpoint
 
     def _rebuild_checkpoint(self) -> BucketCheckpoint:
-        """Rebuild the checkpoint from the buckets; replace overlapping buckets by new ones of their finest level."""
+        """Rebuild the checkpoint from the buckets; replace overlapping buckets by new buckets of their finest level."""
         buckets = [bucket for _, bucket in self.survey.buckets()]
         offset, number = self._first_arrival()
         kept = lost = 0
@@ -419,7 +419,7 @@ class _RepairRun:
         return BucketCheckpoint(self.identity, offset, number, 0, ())
 
     def _repair_group(self, group: Sequence[Bucket], finest: int, below: int) -> tuple[int, int]:
-        """Rewrite overlapping buckets, or one bucket with damage; return how many (messages are kept, ranges damaged).
+        """Rewrite overlapping buckets, or one damaged bucket; return the numbers of (kept messages, damaged ranges).
 
         `finest`: exponent of the new spans. Messages numbered `below` or higher are left out: the arrival log has them.
         """
@@ -439,7 +439,7 @@ class _RepairRun:
         return kept, sum(len(bucket.damage) for bucket in group)
 
     def _first_arrival(self) -> tuple[int, int]:
-        """Return the offset and ordinal of the first record in the arrival log; earlier messages are in buckets."""
+        """Return the offset and ordinal of the first record in the arrival log; it has no earlier messages any more."""
         folder = filenames.join(self.folder, ARRIVALS_NAME)
         marks = LogCheckpointFile(self.disk, folder, LOG_ID).read() if self.disk.is_folder(folder) else None
         if marks is None:
@@ -469,7 +469,7 @@ class _RepairRun:
         below: int | None,
         lost: LostMessages | None = None,
     ) -> None:
-        """Replace the files of `group` by new ones, with all intact messages and those of `lost` that can be rebuilt.
+        """Replace the files of `group` by new files with all intact messages, and with rebuilt messages of `lost`.
 
         `to_span(due)`: the span of the new file for this due time. `below`: as in `_intact_messages`.
         """
@@ -534,7 +534,7 @@ def is_bucket_folder(disk: Disk, folder: str) -> bool:
 
 
 def has_arrivals(disk: Disk, folder: str) -> bool:
-    """Return whether `folder` has an arrival log. If so, the checkpoint of the buckets was created before it."""
+    """Return whether `folder` has an arrival log, which is created after the first checkpoint of the buckets."""
     path = filenames.join(folder, ARRIVALS_NAME)
     return disk.is_folder(path) and any(
         name == filenames.log_checkpoint_name() or filenames.parse_segment_name(name, ARRIVALS_SUFFIX) is not None
@@ -543,7 +543,7 @@ def has_arrivals(disk: Disk, folder: str) -> bool:
 
 
 class BucketScan:
-    """The contents of a bucket folder, read offline. `fault`: the reason if there is no valid `checkpoint`."""
+    """The contents of a bucket folder, read offline. `fault`: why the checkpoint is missing or damaged, else None."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self.disk = disk
@@ -564,7 +564,7 @@ class BucketScan:
 
     @property
     def listed(self) -> list[ListedBucket]:
-        """The buckets of the checkpoint; without one, every file with the name of a bucket."""
+        """The buckets that the checkpoint lists. Without a checkpoint, every file with the name of a bucket."""
         if self.checkpoint is not None:
             return list(self.checkpoint.buckets)
         spans = {name: parse_bucket_name(name) for name in self.sizes}
@@ -612,7 +612,7 @@ class BucketScan:
         self.files.close()
 
     def _identity(self) -> StoreIdentity | None:
-        """Return the identity in the checkpoint, otherwise the one in the first valid bucket head, or None."""
+        """Return the identity in the checkpoint. Without a checkpoint, that in the first valid bucket head, or None."""
         if self.checkpoint is not None:
             return self.checkpoint.identity
         for name in sorted(filter(parse_bucket_name, self.sizes)):

@@ -1,4 +1,4 @@
-"""Loads rows of pending messages from buckets and the rest of the arrival log. Runs in workers; reads no records."""
+"""Loads pending messages, as rows of the timing wheel, from buckets and the arrival log. Runs in workers."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ DUE_TIME_LIMIT: Final = 1 << 63
 
 
 class LoadRange(NamedTuple):
-    """What to load: messages with `low` <= due < `high`, from `buckets` and from a range of the arrival log."""
+    """What to load: messages with `low` <= due < `high`, from `buckets` and from an offset range of the arrival log."""
 
     low: int
     high: int
@@ -55,7 +55,7 @@ class BucketLoader:
         self._log, self._buckets, self._targets = log, buckets, targets
 
     def load(self, area: LoadRange, pending: PendingFilter, keys: LogFilter | None = None) -> list[WheelRows]:
-        """Load the pending messages of the range, unsorted; `keys` selects logs by id. Raises OSError, Corrupt."""
+        """Load pending messages of `area`, unsorted. `keys`: selects partitions; None: all. Raises OSError, Corrupt."""
         found = [
             self._rows(columns, bucket.bucket_id, area, pending, keys)
             for bucket in area.buckets
@@ -67,7 +67,7 @@ class BucketLoader:
         return [rows for rows in found if len(rows)]
 
     def recover(self, from_offset: int, to_offset: int, pending: PendingFilter) -> RecoveredArrivals:
-        """Read, at a start, the messages of the arrival log between these offsets."""
+        """Read the messages of the arrival log between these offsets. Called at a start."""
         area = LoadRange(0, DUE_TIME_LIMIT, [], from_offset, to_offset)
         found: list[WheelRows] = []
         low: int | None = None
@@ -119,7 +119,7 @@ class BucketLoader:
     def _rows(
         self, columns: ChunkColumns, slot: int, area: LoadRange, pending: PendingFilter, keys: LogFilter | None
     ) -> WheelRows:
-        """Return the pending messages of the range; `slot`: the bucket id of their locators."""
+        """Return the rows of the pending messages of `area`. `slot`: the bucket id for the locators of these rows."""
         dues, numbers, targets, _, flags, positions, table = columns
         first, last = min(dues), max(dues)
         if first >= area.high or last < area.low:
@@ -143,7 +143,7 @@ class BucketLoader:
 
 
 def merge_rows(found: Sequence[WheelRows], after: Turn, before: Turn, rows_max: int) -> tuple[RowColumns, Turn | None]:
-    """Return the first `rows_max` rows with `after` <= turn < `before`, sorted, and the next row's turn or None."""
+    """Return the first `rows_max` rows with `after` <= turn < `before`, sorted, and the next row's turn (or None)."""
     turns = [
         (due, number, which, row)
         for which, rows in enumerate(found)

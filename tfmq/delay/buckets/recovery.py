@@ -1,4 +1,4 @@
-"""The start of the bucket store: its checkpoint, and what is done with each file in the folder."""
+"""The start of the bucket store: its checkpoint, and the decision about each file in the folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPAIR_HINT: Final = "`tfmq log repair` lists what is lost and makes the rest us
 
 
 class RecoveredBuckets(NamedTuple):
-    """What recovery has found. `labels`: those of the `FileState`s in which it found the bucket files."""
+    """The result of recovery. `labels`: the label of each `FileState` in which a bucket file was found."""
 
     checkpoint_file: BucketCheckpointFile
     checkpoint: BucketCheckpoint
@@ -45,7 +45,7 @@ def recover_buckets(
     if checkpoint is None:
         decided = decide_files((), file_sizes(disk, folder))
         if unlisted := [each.name for each in decided if each.state is FileState.UNLISTED]:
-            # A new checkpoint would delete them.
+            # A new checkpoint would not list these buckets, so their files would be deleted.
             what = f"the checkpoint of {len(unlisted)} buckets, such as {unlisted[0]}, is missing: {REPAIR_HINT}"
             raise Corrupt(checkpoint_file.path, 0, 0, what)
         salt = int.from_bytes(randomness(SALT_SIZE), "big")
@@ -77,14 +77,13 @@ def recover_buckets(
 
 
 def file_sizes(disk: Disk, folder: str) -> dict[str, int]:
-    """Return the sizes of the files in a folder, by name."""
     paths = {name: filenames.join(folder, name) for name in disk.list(folder)}
     return {name: disk.size(path) for name, path in paths.items() if not disk.is_folder(path)}
 
 
-# Decisions about the files in the folder. The checkpoint lists the valid buckets, and everything listed was durable
-# before the checkpoint was written. So bytes after a listed size are from an unfinished spill (which writes messages of
-# the arrival log to buckets). A file that is not listed is from an unfinished spill or split, or is obsolete. Pending
+# Decisions about the files in the folder. The checkpoint lists the valid buckets, which were durable before the
+# checkpoint was written. So bytes after a listed size are from an unfinished spill (which writes messages of the
+# arrival log to buckets). A file that is not listed is from an unfinished spill or split, or is obsolete. Pending
 # messages in such bytes and files are also in the arrival log or in listed buckets.
 
 
@@ -102,13 +101,13 @@ class FileState(Enum):
     """How a file differs from the checkpoint. Each state has a label for tests and findings, and a start's decision."""
 
     WHOLE = "whole", Decision.USE
-    # An unfinished spill.
+    # The end of the file is from an unfinished spill.
     LONGER = "unlisted chunks", Decision.CUT
-    # Durable data is lost. The rest is served, and the loss is reported when the lost part is read.
+    # Durable data at the end of the file is lost. The rest is used, and the loss is reported when that end is read.
     SHORTER = "too short", Decision.USE
-    # No deletion by the store can cause this: a file is deleted only after a checkpoint without it was written.
+    # The store cannot have deleted the file: first it would have written a checkpoint that does not list the file.
     MISSING = "missing", Decision.REFUSE
-    # An unfinished spill or split, or an obsolete bucket.
+    # The file is from an unfinished spill or split, or belongs to an obsolete bucket.
     UNLISTED = "unlisted", Decision.REMOVE
     UNFINISHED = "unfinished", Decision.REMOVE
     FOREIGN = "foreign", Decision.LEAVE
@@ -118,7 +117,7 @@ class FileState(Enum):
 
 
 class FileDecision(NamedTuple):
-    """The decision about one file; `listed`: the bucket with this file name in the checkpoint, or None."""
+    """The decision about one file. `listed`: the bucket with this file name in the checkpoint; None if not listed."""
 
     name: str
     state: FileState
@@ -126,7 +125,7 @@ class FileDecision(NamedTuple):
 
 
 def decide_files(listed: Iterable[ListedBucket], sizes: dict[str, int]) -> list[FileDecision]:
-    """Decide about each listed bucket and each file in the folder. `sizes`: the existing files by name."""
+    """Decide about each listed bucket and each file in the folder. `sizes`: sizes of the existing files, by name."""
     expected = {bucket_name(each.span): each for each in listed}
     found = [
         FileDecision(name, _listed_file_state(sizes.get(name), each.size), each) for name, each in expected.items()
@@ -151,20 +150,20 @@ def _unlisted_file_state(name: str) -> FileState:
 
 
 def is_bucket_file_name(name: str) -> bool:
-    """Return whether this is the name of a bucket, of the checkpoint, or of a file that a repair makes of them."""
+    """Return whether this is the name of a bucket or checkpoint, or such a name with a suffix of writes and repairs."""
     for suffix in (NEW_SUFFIX, REPAIRED_SUFFIX, DAMAGED_SUFFIX):
         name = name.removesuffix(suffix)
     return name == CHECKPOINT_NAME or parse_bucket_name(name) is not None
 
 
-# The checkpoint tells which buckets are valid and up to which size, up to which offset the arrival log is in buckets,
-# and broker time. Specified in docs/formats/bucket.md.
+# The checkpoint contains the valid buckets with their sizes, the offset up to which the arrival log is in buckets, and
+# broker time. Specified in docs/formats/bucket.md.
 #
 #     magic "TFDK" | version u16 | zero u16 | store id u64 | salt u64 | offset u64 | number u64 | broker ms u64
 #     | counted u64 | count u32 | note size u32 | buckets: start u64, exponent u8, size u64, count u64, dead u64,
 #     `count` times | note | CRC-32 u32 of everything before
 #
-# All integers are big-endian. The note is `queue_state`. The file has two copies of this, one in each half.
+# All integers are big-endian. The note is `queue_state`. The file has two copies of this structure, one in each half.
 
 MAGIC: Final = b"TFDK"
 VERSION: Final = 1
@@ -173,13 +172,13 @@ BUCKET_ROW: Final = Struct(">QBQQQ")
 CHECKSUM: Final = Struct(">I")
 
 QUEUE_STATE_SIZE_MAX: Final = 8192
-"""Maximum size of `queue_state`: it adds two pages at most to a copy of the checkpoint."""
+"""Maximum size of `queue_state`, which therefore adds at most two pages to a copy of the checkpoint."""
 PAGE_BYTES: Final = 4096
 """A copy fills whole pages, so that a torn or damaged page of one copy does not affect the other."""
 
 
 class ListedBucket(NamedTuple):
-    """A bucket in the checkpoint: durable up to `size`, with `count` messages, `dead_count` of them not pending."""
+    """A bucket in the checkpoint: durable up to `size`; `dead_count` of its `count` messages are not pending."""
 
     span: TimeSpan
     size: int
@@ -188,12 +187,12 @@ class ListedBucket(NamedTuple):
 
 
 class BucketCheckpoint(NamedTuple):
-    """The contents of the checkpoint: the valid buckets, and what else a start has to know.
+    """The contents of the checkpoint: the valid buckets, and other values that a start needs.
 
-    `spilled_offset` and `spilled_number`: the messages before this offset of the arrival log, which have lower numbers
-    than this, are in buckets, delivered or cancelled. `broker_ms`: lower bound of broker time. `queue_state`: opaque
-    state of the delay queue, at most QUEUE_STATE_SIZE_MAX bytes. `counted_offset`: `dead_count` includes the cancels
-    and reschedules before this offset of the arrival log; 0: unknown.
+    `spilled_offset`: messages before this offset of the arrival log are in buckets, or were delivered or cancelled.
+    `spilled_number`: these messages have lower numbers than this. `broker_ms`: lower bound of broker time.
+    `queue_state`: opaque state of the delay queue, at most QUEUE_STATE_SIZE_MAX bytes. `counted_offset`: `dead_count`
+    includes the cancels and reschedules before this offset of the arrival log; 0: unknown.
     """
 
     identity: StoreIdentity
@@ -217,7 +216,7 @@ def encode_checkpoint(checkpoint: BucketCheckpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, position: int, path: str) -> BucketCheckpoint:
-    """Decode the copy in `data`, one half of the file, which begins at `position`. Raises Corrupt, NewerFormat."""
+    """Decode the copy in `data`, the half of the file that begins at `position`. Raises Corrupt, NewerFormat."""
 
     def bad(reason: str) -> Corrupt:
         return Corrupt(path, position, position + len(data), reason)
@@ -246,7 +245,7 @@ def decode_checkpoint(data: bytes, position: int, path: str) -> BucketCheckpoint
 class BucketCheckpointFile:
     """The checkpoint file in `folder`, used by one thread.
 
-    A write replaces the file by a rename: after a failure the old or the new file exists.
+    A write replaces the file by a rename, so that after a failure either the old or the new file exists.
     """
 
     def __init__(self, disk: Disk, folder: str) -> None:
@@ -266,12 +265,12 @@ class BucketCheckpointFile:
         raise Corrupt(self.path, 0, faults[-1].next, f"both of its copies are damaged: {faults[0].reason}")
 
     def damaged_copies(self) -> list[Corrupt]:
-        """Return the damage of each damaged copy; empty if there is no file. Raises NewerFormat, OSError."""
+        """Return an error for each damaged copy; an empty list if there is no file. Raises NewerFormat, OSError."""
         copies = self._decoded_copies() if self.disk.exists(self.path) else ()
         return [copy for copy in copies if isinstance(copy, Corrupt)]
 
     def write(self, checkpoint: BucketCheckpoint) -> None:
-        """Write a checkpoint, durable when this returns. Raises Full, TooLarge (the old file is kept), OSError."""
+        """Write a checkpoint durably. Raises Full or TooLarge (the old file is kept in both cases), OSError."""
         copy = encode_checkpoint(checkpoint)
         copy += bytes(-len(copy) % PAGE_BYTES)
         new = self.path + filenames.NEW_SUFFIX
@@ -285,7 +284,7 @@ class BucketCheckpointFile:
         self.disk.force_folder(self.folder)
 
     def fsync(self) -> None:
-        """Fsync the existing checkpoint, because an earlier process may have ended before its fsync. Raises OSError."""
+        """Fsync the existing checkpoint, as an earlier process may have ended before its own fsync. Raises OSError."""
         file = self.disk.open_write(self.path)
         file.force()
         file.close()

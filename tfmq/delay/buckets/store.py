@@ -33,21 +33,21 @@ from tfmq.delay.buckets.writer import BucketWriter, PendingFilter, chunk_message
 from tfmq.delay.requests import LogFilter
 
 SPLIT_MESSAGES: Final = 262_144
-"""Buckets with more messages are split: a load would take more than 60 ms, and 6 MB in the timing wheel."""
+"""A bucket with more messages is split, because its load would take more than 60 ms, and 6 MB in the timing wheel."""
 SPLIT_AHEAD_SPANS: Final = 2
 """A coarse bucket is split this many spans of the next finer level before it begins, so that its load is on time."""
 
 
 class BucketStore:
-    """The set of bucket files: a hierarchical timing wheel on disk.
+    """The set of live buckets (those that may have pending messages): a hierarchical timing wheel on disk.
 
     A spill writes messages of the arrival log to buckets by their due times. The more distant a due time, the longer
-    the span of its bucket. A bucket is split into finer ones before it is due; one with too many messages is split at
-    once. Everything that the checkpoint lists is durable, and nothing else is valid: a power failure leaves the set as
-    it was before or after an operation.
+    the span of its bucket. A bucket is split into finer buckets before it is due, or at once if it has too many
+    messages. Everything that the checkpoint lists is durable, and nothing else is valid. So a power failure leaves the
+    set as it was before or after an operation.
 
     Threads: the broker thread reads the set and calls `mark_obsolete` and `release`. `spill`, `split`, `commit` and
-    `close` may run in workers, one at a time. `read` and `rows` may run in any thread, at the same time as these.
+    `close` may run in workers, one at a time. `read` and `rows` may run in any thread at any time.
     """
 
     def __init__(self, disk: Disk, folder: str, opening: RecoveredBuckets) -> None:
@@ -55,17 +55,17 @@ class BucketStore:
         self.folder = folder
         self.identity = checkpoint.identity
         self.store_id = self.identity.store_id
-        """The id of this store, in handles and in the sources of the appends that it causes."""
+        """The id of this store. It is in handles, and in the source position of each append that delivers messages."""
         self.recovery_labels = opening.labels
         self.broker_ms = checkpoint.broker_ms
         self.queue_state = checkpoint.queue_state
         self.spilled_offset = checkpoint.spilled_offset
         self.spilled_number = checkpoint.spilled_number
-        """Messages before `spilled_offset` of the arrival log have lower numbers, and are in buckets or not pending."""
+        """Messages before `spilled_offset` of the arrival log have lower numbers. If pending, they are in buckets."""
         self.counted_offset = checkpoint.counted_offset
-        """Cancels before this offset of the arrival log are in `Bucket.dead_count`; constant during file work."""
+        """`Bucket.dead_count` includes the cancels before this offset of the arrival log. Constant during file work."""
         self.stop_reason: str | None = None
-        """Why nothing is written until the next start, or None; durable data is still served."""
+        """Why the store writes nothing until the next start, else None. Durable messages can still be read."""
         self.files = OpenFileCache(disk)
         self._disk = disk
         self._checkpoint_file = opening.checkpoint_file
@@ -92,11 +92,11 @@ class BucketStore:
         return self._index.covering(due)
 
     def next_after(self, due: int) -> Bucket | None:
-        """Return the first live bucket that ends after `due`: the next one to load."""
+        """Return the first live bucket that ends after `due`, or None."""
         return next(iter(self._index.ending_after(due)), None)
 
     def due_for_split(self, now_ms: int) -> list[Bucket]:
-        """Return the coarse buckets, not over yet, that begin at most SPLIT_AHEAD_SPANS finer spans from now."""
+        """Return the coarse buckets that begin within SPLIT_AHEAD_SPANS finer spans from now, and have not ended."""
         return [
             bucket
             for bucket in self._index.coarse
@@ -105,9 +105,9 @@ class BucketStore:
         ]
 
     def mark_obsolete(self, bucket: Bucket) -> None:
-        """Remove a bucket without pending messages from the set.
+        """Remove a bucket without pending messages from the set of live buckets.
 
-        The next `commit` deletes the bucket's file, unless a spill adds messages to the bucket before.
+        The next `commit` deletes the bucket's file, unless a spill adds messages to the bucket before that.
         """
         with self._set_lock:
             if self._index.covering(bucket.span.start) is bucket:
@@ -115,7 +115,7 @@ class BucketStore:
                 self._obsolete[bucket.span] = ObsoleteBucket(bucket, is_listed=True, is_held=False)
 
     def release(self, bucket: Bucket) -> None:
-        """Release a split bucket that no locator refers to. The next `commit` deletes the file."""
+        """Let the next `commit` delete the file of a split bucket, because no locator in memory refers to the file."""
         with self._set_lock:
             entry = self._obsolete.get(bucket.span)
             if entry is not None and entry.bucket is bucket:
@@ -126,7 +126,7 @@ class BucketStore:
     def read(
         self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = NO_BYTE_LIMIT
     ) -> list[bytes | None]:
-        """Read records of the bucket `slot` by position, and verify that they have these numbers. Runs in a worker.
+        """Read records of the bucket with the id `slot` by position, and verify their numbers. Runs in a worker.
 
         The result has None for a damaged record, and the damage is recorded. The result ends with the record that
         reaches `bytes_max`. Fastest if positions ascend and are close together. Raises KeyError (no such bucket),
@@ -137,14 +137,14 @@ class BucketStore:
     def read_cached(
         self, slot: int, positions: Sequence[int], numbers: Sequence[int], bytes_max: int = NO_BYTE_LIMIT
     ) -> list[bytes | None] | None:
-        """Like `read`, but return None if that would wait for the disk."""
+        """Like `read`, but return None if the read would wait for the disk."""
         return self._bucket_ids[slot].read_cached(self.files, positions, numbers, bytes_max)
 
     def rows(self, first_turn: tuple[int, int], end_due: int, keys: LogFilter | None = None) -> Iterator[BucketRow]:
         """Yield the messages from `first_turn` to before `end_due` in the order of their turns (due time, number).
 
-        Delivered and cancelled messages are included. `keys`: selects the partitions by log id; None: all. Reads
-        columns only, one bucket at a time. Raises OSError.
+        Delivered and cancelled messages are included. `keys`: selects partitions by log id; None: all. Only columns are
+        read, one bucket at a time. Raises OSError.
         """
         for bucket in self._index.ending_after(first_turn[0]):
             if bucket.span.start >= end_due:
@@ -155,7 +155,7 @@ class BucketStore:
 
     @contextmanager
     def ignore_if_removed(self, bucket: Bucket) -> Iterator[None]:
-        """Context manager: ignore that the file of an obsolete bucket was deleted meanwhile."""
+        """Context manager for reads: ignore FileNotFoundError if the bucket is obsolete and its file was deleted."""
         try:
             yield
         except FileNotFoundError:
@@ -173,7 +173,7 @@ class BucketStore:
         pending: PendingFilter,
         queue_state: bytes | None = None,
     ) -> int:
-        """Write the pending messages among `batches` to buckets; return how many they are. Runs in a worker.
+        """Write the pending messages among `batches` to buckets; return how many were written. Runs in a worker.
 
         `batches` yields all messages of the arrival log between `spilled_offset` and `to_offset`; their numbers are
         below `to_number`. Buckets are written and fsynced together, then the checkpoint is written, with `now_ms` as
@@ -195,11 +195,11 @@ class BucketStore:
             return additions.count
 
     def split(self, bucket: Bucket, pending: PendingFilter) -> list[Bucket] | None:
-        """Move the pending messages of a bucket to finer, durable buckets; return the finer ones. Runs in a worker.
+        """Move the pending messages of a bucket to finer, durable buckets; return these buckets. Runs in a worker.
 
-        The old bucket leaves the set, but can be read until `release`. Return None, without a change, if the bucket is
-        not in the set, is of the finest level, or contains the span of a split bucket that is not released. Raises the
-        errors of `spill`.
+        The old bucket is not live any more, but can be read until `release`. Return None, without a change, if the
+        bucket is not live, is of the finest level, or contains the span of a split bucket that is not released. Raises
+        the errors of `spill`.
         """
         with self._write_lock:
             self._require_writable()
@@ -224,8 +224,8 @@ class BucketStore:
     def commit(self, broker_ms: int, queue_state: bytes | None = None) -> None:
         """Write the checkpoint durably, and delete obsolete files. Runs in a worker. Raises the errors of `spill`.
 
-        `queue_state`: opaque bytes that the checkpoint stores for the next start, also in `self.queue_state`; None: no
-        change.
+        `queue_state`: opaque bytes for the next start, which the checkpoint stores. None: the bytes of the last
+        checkpoint are kept.
         """
         with self._write_lock:
             self._require_writable()
@@ -234,7 +234,7 @@ class BucketStore:
             self._remove_obsolete_files()
 
     def close(self, broker_ms: int, queue_state: bytes | None = None) -> None:
-        """Write a last checkpoint unless the store has stopped; close the files in any case. Raises Full, OSError."""
+        """Write a last checkpoint, unless the store has stopped; then close the files. Raises Full, OSError."""
         try:
             if self.stop_reason is None:
                 self.commit(broker_ms, queue_state)
@@ -242,7 +242,7 @@ class BucketStore:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the files and write nothing, for a failed start. May be called twice."""
+        """Close the files and write nothing, for example after a failed start. May be called twice."""
         self.stop_reason = self.stop_reason or "it is closed"
         self.files.close()
         self._anchor.close()
@@ -260,7 +260,7 @@ class BucketStore:
             live = self._index.covering(span.start)
             if live is not None and live.span == span:
                 return live, False
-            # Messages can be added to an obsolete bucket that the checkpoint still lists.
+            # An obsolete bucket that the checkpoint still lists can be used again: messages are added to its file.
             entry = self._obsolete.get(span)
             if entry is not None and entry.is_listed:
                 return entry.bucket, False
@@ -270,12 +270,12 @@ class BucketStore:
             return bucket, True
 
     def _unlisted_spans(self) -> frozenset[TimeSpan]:
-        """Return the spans of files that exist but are not listed: a new bucket would have the same file name."""
+        """Return the spans that no new bucket may have, because an unlisted file of such a bucket still exists."""
         return frozenset(span for span, entry in self._obsolete.items() if not entry.is_listed)
 
     @contextmanager
     def _undo_on_error(self, writer: BucketWriter) -> Iterator[None]:
-        """Context manager: undo failed writes; stop the store if it is uncertain which data is on disk."""
+        """Context manager: undo the writes after an error; stop the store if it is uncertain what is on disk then."""
         try:
             yield
         except BaseException:
@@ -283,7 +283,7 @@ class BucketStore:
                 if growth.is_new:
                     del self._bucket_ids[growth.bucket.bucket_id]
             if self.stop_reason is None and writer.failure is None:
-                with suppress(OSError):  # It is recorded in `failure`.
+                with suppress(OSError):  # `undo` records the error in `failure`.
                     writer.undo()
             if writer.failure is not None:
                 self._stop(writer.failure)
@@ -297,10 +297,10 @@ class BucketStore:
         split: Bucket | None = None,
         queue_state: bytes | None = None,
     ) -> None:
-        """Write a durable checkpoint that lists what `writer` added, then update the set.
+        """Write a durable checkpoint that includes the messages added by `writer`, then update the set of live buckets.
 
-        `position`: `spilled_offset`, `spilled_number` and broker time. `split`: a bucket that leaves the set. Raises
-        Full, OSError (the store stops in both cases).
+        `position`: `spilled_offset`, `spilled_number` and broker time. `split`: a bucket that is not live any more.
+        Raises Full, OSError (the store stops in both cases).
         """
         growth = list(writer.growth.values()) if writer is not None else []
         with self._set_lock:
@@ -360,7 +360,7 @@ class BucketStore:
                 del self._obsolete[bucket.span], self._bucket_ids[bucket.bucket_id]
 
     def _delete_file(self, bucket: Bucket) -> None:
-        """Delete the bucket's file, or rename it if it has damage, so that its contents are not lost."""
+        """Delete the bucket's file. If the file has damage, rename it instead, so that its contents are not lost."""
         self.files.evict(bucket.path)
         kept = bucket.path + DAMAGED_SUFFIX
         if bucket.damage and not self._disk.exists(kept):
@@ -378,7 +378,7 @@ def _listed(bucket: Bucket, size: int, count: int) -> ListedBucket:
 
 
 class BucketRow(NamedTuple):
-    """One listed message."""
+    """A message that `BucketStore.rows` yields."""
 
     due: int
     number: int
@@ -421,7 +421,7 @@ class BucketIndex:
         return self.all[index - 1 if index and self.all[index - 1].span.end > due else index :]
 
     def overlapping_pairs(self) -> list[tuple[Bucket, Bucket]]:
-        """Return pairs of neighbours with overlapping spans, which only damaged data has."""
+        """Return the pairs of neighbours with overlapping spans. There are none unless data is damaged."""
         pairs = zip(self.all, self.all[1:], strict=False)
         return [(one, other) for one, other in pairs if other.span.start < one.span.end]
 
@@ -429,7 +429,7 @@ class BucketIndex:
 class SpillPlan:
     """Selects the time span, and so the bucket, for each due time in one spill.
 
-    `taken`: spans whose file names are in use, although the checkpoint does not list them; no new bucket may have one.
+    `taken`: spans that no new bucket may have, because their file names are in use by files that are not listed.
     """
 
     def __init__(self, buckets: Iterable[Bucket], now_ms: int, taken: Collection[TimeSpan] = ()) -> None:
@@ -438,7 +438,7 @@ class SpillPlan:
         self._taken = taken
 
     def span_of(self, due: int) -> TimeSpan:
-        """Return the span of the live bucket for `due`, else a new span that overlaps no other."""
+        """Return the span of the live bucket for `due`; if there is none, a new span that overlaps no other span."""
         spans = self._spans
         index = bisect_right(spans, due, key=itemgetter(0)) - 1
         if index >= 0 and due < spans[index].end:
@@ -467,7 +467,7 @@ class ObsoleteBucket:
 
 
 class BucketIds(dict[int, Bucket]):
-    """Buckets by id, for any thread; allocates ids that fit into locators, reusing a free one as late as possible."""
+    """Buckets by id, for any thread. Allocates ids that fit into locators, and reuses a free id as late as possible."""
 
     def __init__(self, buckets: Mapping[int, Bucket]) -> None:
         super().__init__(buckets)

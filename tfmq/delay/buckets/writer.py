@@ -38,7 +38,7 @@ from tfmq.delay.requests import LogFilter
 from tfmq.delay.rows import Target
 
 BUFFERED_BYTES_MAX: Final = 32 << 20
-"""When all buffers together have more bytes than this, the largest ones are written."""
+"""When all buffers together have more bytes than this, the largest buffers are written."""
 UNSYNCED_FILES_MAX: Final = 64
 """Maximum of files that are open because they are not fsynced yet."""
 SYNCFS_FILES_MIN: Final = 8
@@ -58,15 +58,15 @@ class BucketGrowth:
 
 @dataclass(eq=False)
 class BucketWriter:
-    """Adds messages to buckets. Used by one thread at a time, a worker.
+    """Adds messages to buckets. Used by one worker thread at a time.
 
-    The writer collects messages by span, writes them as chunks and fsyncs the files. If that fails, the caller undoes
-    all writes by `undo`. What is written is not valid before a checkpoint lists it. Memory is bounded: above a limit
-    the largest buffers are written.
+    The writer collects messages in one buffer for each span, writes the buffers as chunks, and fsyncs the files. If a
+    write or an fsync fails, the caller undoes all writes by `undo`. Written chunks are not valid before a checkpoint
+    lists them. The writer limits the memory of the buffers: above the limit, the largest buffers are written.
 
     `anchor`: an open file of the same file system, for syncfs; None: each file is fsynced. `span_of(due)`: the span of
     a due time. `bucket_of(span)`: the bucket, and whether it is new and has no file yet. `arrivals`: the offset of the
-    arrival log up to which the buckets will be complete. `failure`: an error that must not be retried.
+    arrival log up to which the buckets will be complete. `failure`: an error after which the store must stop, or None.
     """
 
     disk: Disk
@@ -81,7 +81,7 @@ class BucketWriter:
         self.count = 0
         self.failure: OSError | None = None
         self._mixed_buffer = BucketBuffer()
-        """Messages of small batches that belong to several spans; they are sorted together."""
+        """Messages of small batches that belong to several spans. They are sorted by span together later."""
         self._buffers: dict[TimeSpan, BucketBuffer] = {}
         self._buffered_bytes = 0
         self._unsynced_files: dict[str, File] = {}
@@ -124,7 +124,7 @@ class BucketWriter:
                     break
 
     def finish(self) -> None:
-        """Write the buffers, and make all files durable, also the names of new files. Raises Full, OSError."""
+        """Write all buffers; make the files and the names of new files durable. Raises Full, OSError."""
         self._distribute(self._mixed_buffer.to_columns())
         for span in sorted(self._buffers):
             self._write_chunk(span)
@@ -134,7 +134,7 @@ class BucketWriter:
                 self.disk.force_folder(self.folder)
 
     def undo(self) -> None:
-        """Undo all writes. Raises OSError; data that could not be removed stays on disk, but no checkpoint lists it."""
+        """Undo all writes. Raises OSError: then data that was not removed stays on disk, but no checkpoint lists it."""
         self._buffers.clear()
         for growth in self.growth.values():
             path = growth.bucket.path
@@ -146,8 +146,8 @@ class BucketWriter:
                     try:
                         file = file or self.disk.open_write(path)
                     except Full:
-                        # No file descriptor is left. So the data after the listed size stays, until it is overwritten
-                        # or the next start truncates it.
+                        # No file descriptor is left. So the data after the listed size stays until later messages
+                        # overwrite it, or the next start truncates the file.
                         continue
                     _truncate(file, growth.bucket.size)
             if file is not None:
@@ -184,14 +184,14 @@ class BucketWriter:
             if len(self._unsynced_files) >= UNSYNCED_FILES_MAX:
                 self._fsync_files()
             with self._record_failure():
-                # An existing file of a new bucket is of an earlier process, and no checkpoint lists it.
+                # If a new bucket has a file already, an earlier process has written it, and no checkpoint lists it.
                 file = self.disk.open_write(path) if growth.has_file else create_anew(self.disk, path)
             self._unsynced_files[path] = file
             growth.has_file = True
         return growth, file
 
     def _fsync_files(self) -> None:
-        """Fsync the written files, with one syncfs where that is cheaper. Raises OSError; nothing is retried."""
+        """Fsync the written files, by one syncfs if that is cheaper. A failed fsync is not retried: raises OSError."""
         with self._record_failure():
             if not self._syncfs():
                 for file in self._unsynced_files.values():
@@ -206,13 +206,13 @@ class BucketWriter:
         try:
             self.disk.sync_file_system(self.anchor)
         except OSError:
-            # syncfs is not supported, or data of some file is lost. The fsync of each single file finds out which.
+            # syncfs is not supported, or the data of some file is lost. The fsync of each file finds out which it is.
             return False
         return True
 
     @contextmanager
     def _record_failure(self) -> Iterator[None]:
-        """Context manager: store an OSError, which stops the store, in `failure`."""
+        """Context manager: store an OSError in `failure`, so that the caller stops the store."""
         try:
             yield
         except OSError as error:
@@ -232,7 +232,7 @@ def _truncate(file: File, size: int) -> None:
 
 
 class BucketBuffer:
-    """Messages of one span that are not written yet, as columns, and a table of their targets."""
+    """Messages that are not written yet, as columns, and a table of their targets."""
 
     def __init__(self) -> None:
         self.dues, self.numbers = array("Q"), array("Q")
@@ -272,11 +272,11 @@ class BucketBuffer:
 # Selection of pending messages.
 
 PendingFilter: TypeAlias = Callable[[int, IntegerColumn, IntegerColumn], "bool | Sequence[int]"]
-"""pending(log id, dues, numbers): which of these messages are pending: True (all), False (none), or one value each."""
+"""pending(log id, dues, numbers): which messages are pending: True (all), False (none), or a value for each message."""
 
 
 def pending_messages(batch: ArrivalBatch, pending: PendingFilter) -> MessageColumns:
-    """Return the pending messages of a batch in the format of a bucket, with checksums."""
+    """Return the pending messages of a batch as they are stored in a bucket, with a checksum before each record."""
     count = len(batch.sizes)
     numbers = array("Q", range(batch.first_number, batch.first_number + count))
     keep = pending(batch.log_id, batch.dues, numbers)
@@ -291,7 +291,7 @@ def pending_messages(batch: ArrivalBatch, pending: PendingFilter) -> MessageColu
 
 
 def pending_rows(columns: ChunkColumns, pending: PendingFilter, keys: LogFilter | None = None) -> bytes | bytearray:
-    """Return one byte for each message of a chunk: 1 if it is pending, and `keys` (None: any) accepts its log."""
+    """Return one byte for each message of a chunk: 1 if the message is pending and `keys` (None: all) selects it."""
     dues, numbers, targets = columns.dues, columns.numbers, columns.targets
     alone = len(columns.table) == 1
     keep = bytearray(len(dues))
@@ -322,8 +322,8 @@ def chunk_messages(
 ) -> Iterator[MessageColumns]:
     """Yield the messages of each chunk that are `pending` (None: all); record damaged chunks in the bucket.
 
-    Records keep their checksums. They are not verified here, but when they are read from the bucket to which the caller
-    writes them. Raises NewerFormat, OSError.
+    Records keep their checksums, which are not verified here. They are verified when the records are read from the
+    bucket to which the caller writes them. Raises NewerFormat, OSError.
     """
     with files.opened(bucket.path) as file:
         for part in bucket.chunks(file):
@@ -351,9 +351,9 @@ def chunk_messages(
 def next_to_split(
     named: Sequence[Bucket], following: Bucket | None, horizon: int, wait: Container[TimeSpan]
 ) -> Bucket | None:
-    """Return the bucket of `named` to split next: `following` if it is in `named`, otherwise the first one; or None.
+    """Return the bucket of `named` to split next: `following` if it is one of them, otherwise the first one; or None.
 
-    Buckets that end before `horizon` (the end of the memory window), or whose spans are in `wait`, are not split.
+    Buckets are not split if they end before `horizon` (the end of the memory window), or if `wait` has their spans.
     """
     left = [bucket for bucket in named if bucket.span.end > horizon and bucket.span not in wait]
     return following if following in left else next(iter(left), None)
