@@ -30,11 +30,11 @@ Result = TypeVar("Result")
 
 ALL_LETTERS = Selection()
 RETRY_CALLS = 6
-"""Handler calls that a letter gets when an operator retries it, as a new message gets with `retries=5`."""
+"""Maximum of handler calls after an operator's retry of a letter: as many as for a new message with `retries=5`."""
 
 
 def default_stores(group: str | None = None) -> list[str]:
-    """Return the paths of this user's default stores, sorted; with `group` only those of that group."""
+    """Return the paths of this user's default stores, sorted; only the stores of `group` if one is given."""
     folder = state_directory()
     found = [*folder.glob(f"*{FILE_SUFFIX}"), *folder.glob(f"*/*{FILE_SUFFIX}")] if folder.is_dir() else []
     meant = [each for each in found if group is None or each.name == f"{group}{FILE_SUFFIX}"]
@@ -84,7 +84,7 @@ class Desk:
             )
 
     def letters(self, selection: Selection = ALL_LETTERS, *, whole: bool = False) -> Iterator[Letter]:
-        """Iterate over the letters that match `selection`, in storage order. `whole`: with bodies and tracebacks."""
+        """Iterate over the letters that match `selection`, oldest first. `whole`: read bodies and tracebacks, too."""
         selection.check()
         page = FIRST_PAGE
         while found := self._run_operation(self._open_store().find(selection, page, PAGE_LETTERS, whole=whole)):
@@ -96,7 +96,7 @@ class Desk:
         return self._run_operation(self._open_store().find(Selection(ids=(id,)), FIRST_PAGE, 2))
 
     def get(self, id: str) -> Letter | None:
-        """Return the letter with this complete id, or None, with its body and all tracebacks."""
+        """Return the letter with this complete id, with its body and all tracebacks; None if there is none."""
         return self._run_operation(self._open_store().get(id))
 
     def counts(self) -> dict[tuple[str, str], int]:
@@ -120,8 +120,7 @@ class Desk:
     def drop(self, ids: Iterable[str], *, force: bool = False) -> list[Letter | None]:
         """Discard letters. Return for each id the changed letter, or None if it is missing or its state forbids that.
 
-        `ids`: complete ids · `force`: also discard letters in transit. A redrive may have sent such a letter to a
-        topic.
+        `ids`: complete ids · `force`: also discard letters in transit, which a redrive may have sent to a topic.
         """
         return self._apply_to_all(ids, model.DropEvent(self._now_ms(), force))
 
@@ -132,7 +131,7 @@ class Desk:
 
         `told(n)` is called when `n` more letters are stored in their topics. If an error is raised, the `report` passed
         by the caller has what was done before the error. If the process is killed, letters that it may have sent remain
-        in transit; the next redrive sends them again, and the broker stores each only once.
+        in transit; the next redrive sends these letters again, and the broker stores each only once.
         """
         driver = self._connect()
         work = RedriveOperation(
@@ -156,7 +155,7 @@ class Desk:
         self.close()
 
     def _apply_to_all(self, ids: Iterable[str], event: model.Event) -> list[Letter | None]:
-        """Apply an event to the letters with these ids, one page per transaction."""
+        """Apply an event to the letters with these ids, PAGE_LETTERS letters in each transaction of the store."""
         steps = [(id, event) for id in ids]
         found: list[Letter | None] = []
         for first in range(0, len(steps), PAGE_LETTERS):
@@ -176,7 +175,7 @@ class Desk:
         return self._letters
 
     def _run_operation(self, operation: Operation[Result]) -> Result:
-        """Run an operation: one of a topic with the driver, which waits for the broker; one of a database at once."""
+        """Run an operation of the store. Only the operations of a topic need the driver, which waits for the broker."""
         if self._store is None:
             return self._connect().run(operation)
         try:

@@ -23,8 +23,8 @@ from tfmq.message import Attribute, decode_attribute
 class KeepEvent(NamedTuple):
     """The consumer stores a message as dead, or to be handled again at `next_ms` (0: dead).
 
-    `letter` has only those failures and that number of `calls` which earlier events did not record. `begun`: a
-    `BeginEvent` counted the last call before it started, so the call is not in `calls`.
+    `letter.failures` and `letter.calls` contain only what no earlier event has recorded. `begun`: a `BeginEvent`
+    counted the last call before the call started, so this call is not in `letter.calls`.
     """
 
     at_ms: int
@@ -34,7 +34,7 @@ class KeepEvent(NamedTuple):
 
 
 class BeginEvent(NamedTuple):
-    """A handler call is about to start, for a message that may have crashed a consumer's process before."""
+    """The consumer is about to call the handler with a message that may have crashed a consumer's process before."""
 
     at_ms: int
     letter: Letter
@@ -54,7 +54,7 @@ class NoteEvent(NamedTuple):
 
 
 class PassEvent(NamedTuple):
-    """The consumer handled the message after failed or counted calls had been recorded for it."""
+    """The consumer handled the message. Earlier a `NoteEvent` or `BeginEvent` recorded a call with this message."""
 
     at_ms: int
 
@@ -83,7 +83,7 @@ class HandledEvent(NamedTuple):
 
 
 class FailedEvent(NamedTuple):
-    """The handler call for a leased letter failed; if calls are left, the next is due at `next_ms` (0: never)."""
+    """The handler call for a leased letter failed. If calls are left, the next one is due at `next_ms` (0: never)."""
 
     at_ms: int
     token: str
@@ -158,7 +158,10 @@ class ArriveEvent(NamedTuple):
 
 
 class ReturnEvent(NamedTuple):
-    """The broker does not have the letter with this sequence (0: none recorded) and never will: the letter is dead."""
+    """A redrive found out that the broker has not stored the letter and never will: the letter is dead again.
+
+    `producer_id` and `sequence`: those in the letter's `DepartEvent`; 0 if there was none.
+    """
 
     at_ms: int
     token: str
@@ -191,7 +194,7 @@ ID_CHARACTERS: Final = 16
 FAILURES_MAX: Final = 20
 """Maximum number of failures that a letter keeps: the first failure and the latest failures."""
 TRACEBACKS_MAX: Final = 5
-"""Failures kept with a traceback; tracebacks are usually alike."""
+"""Maximum number of a letter's failures that keep their traceback, because the tracebacks are usually alike."""
 
 
 class LetterState(StrEnum):
@@ -207,7 +210,7 @@ class LetterState(StrEnum):
     DROPPED = "dropped"
 
     __repr__ = str.__repr__
-    """Users print letters."""
+    """Users print letters, in which a state is to look like a plain string."""
 
 
 FAILING, WAITING, RETRYING, DEAD, REDRIVING, REDRIVEN, HANDLED, DROPPED = STATES = tuple(LetterState)
@@ -216,7 +219,7 @@ FINAL_STATES: Final = (REDRIVEN, HANDLED, DROPPED)
 
 
 class LetterBody(NamedTuple):
-    """Possibly large part of a letter: `payload` (None: tombstone) and the encoded `attribute`."""
+    """The part of a letter that may be large: `payload` (None: tombstone) and the encoded `attribute`."""
 
     payload: bytes | None
     attribute: bytes | None
@@ -242,9 +245,8 @@ class RedrivePosition(NamedTuple):
 class Letter:
     """Dead letter: a message whose handling failed, with the history of its handler calls. Times are ms since 1970.
 
-    The id is a hash of what identifies the message: group, the topic's incarnation, partition, offset and append time.
-    So a message of another broker at the same offset gets another id, and a message that is stored again gets the same
-    id, in every store.
+    The id is a hash of group, topic incarnation, partition, offset and append time of the message. So a message of
+    another broker at the same offset gets another id, and a message that is stored again gets the same id.
 
     The message: `group` of the consumer, `topic`, `incarnation`, `partition`, `offset`, `next_offset`, `ordinal`,
     `message_id`, `appended_ms`, `epoch`, `payload_bytes` (-1: a tombstone) · `body`: None if the caller did not request
@@ -252,8 +254,7 @@ class Letter:
 
     Its handling: `calls`: handler calls so far · `calls_left`: calls that may still be made before the letter is dead ·
     `put_offs`: number of postponements · `next_ms`: when a waiting letter is due · `kept_ms`: when the letter was first
-    stored · `changed_ms`: time of the last event · `token`: the lease or redrive that reserves the letter · `lease_ms`:
-    end of the lease.
+    stored · `changed_ms`: time of the last event · `token`: lease or redrive with the letter · `lease_ms`: lease's end.
 
     Its redrive: `redrives`: how often the message had been redriven before it failed · `journey`: target partition and
     producer sequence, None if no sequence is recorded · `sent_offset`: offset in the target partition, -1 if unknown.
@@ -434,7 +435,7 @@ class PagePosition(NamedTuple):
 
 
 def fit_page(letters: Sequence[Letter]) -> Sequence[Letter]:
-    """Return as many of the first letters as have payloads of at most PAGE_BYTES in total; at least one letter."""
+    """Return as many of the first letters as have payloads of at most PAGE_BYTES together, but at least one letter."""
     size = 0
     for number, each in enumerate(letters):
         size += max(0, each.payload_bytes)

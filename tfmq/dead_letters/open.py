@@ -1,4 +1,4 @@
-"""Opening of the dead-letter store that an address names, for a consumer."""
+"""Opens the dead-letter store at an address, for a consumer."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def open_letter_store(
     """
     address = parse_address(where)
     if address.kind != "topic":
-        # a consumer without a store needs no database
+        # Imported here, so that consumers without a database do not need SQLAlchemy.
         from tfmq.dead_letters.sql_store import BlockingSqlStore, SqlLetterStore
 
         return SqlLetterStore(BlockingSqlStore(address), run)

@@ -7,7 +7,7 @@ same sequences, and the broker stores each once (`tfmq.client.send.idempotent_se
 
 A run, in this module, is a list of letters in transit with consecutive sequences of one producer; a batch that is sent
 is a run. Only responses of the broker decide whether a letter is stored. So a redrive may be killed at any point: the
-next one learns that the letter is stored or never will be. If it can learn neither, the letter remains in transit.
+next one asks the broker whether the letter is stored. A letter for which the broker cannot answer remains in transit.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ LOOP_LIMIT: Final = 3
 """Number of redrives after which a message is skipped, because it will probably fail again."""
 BATCH_BYTES: Final = 1 << 20
 BATCHES_PER_SECOND: Final = 10
-"""Maximum batches per second if the caller limits the rate: small batches at short intervals avoid bursts."""
+"""Batches per second if the caller limits the rate. Small batches at short intervals avoid bursts."""
 TIMEOUT_SECONDS: Final = 60.0
-"""How long one batch is tried. After that its letters remain in transit, and the next redrive sends them again."""
+"""How long one batch is tried. After that the batch's letters remain in transit until the next redrive."""
 
 
 class Wish(NamedTuple):
@@ -93,13 +93,12 @@ class Report:
     broker: str = ""
 
     def count(self, topic: str, number: int) -> None:
-        """Add `number` letters to the count of the target `topic`."""
         if number:
             self.targets[topic] = self.targets.get(topic, 0) + number
 
     @property
     def selected(self) -> int:
-        """Number of letters sent (a dry run: counted), without the resumed letters, to which no limit applies."""
+        """Number of letters sent (in a dry run: counted) without `resumed`, because `limit` does not apply to those."""
         return sum(self.targets.values()) - self.resumed
 
 
@@ -170,7 +169,7 @@ class RedriveOperation:
                 self.report.resumed += (yield from self._resume_run(run)).arrived
 
     def _resume_run(self, run: Sequence[Letter]) -> Operation[RedriveResult]:
-        """Send a run again; if the body of a letter is lost, close the run's producer to learn which are stored."""
+        """Send a run again. If the body of a letter is lost, close the run's producer, which shows what is stored."""
         if all(each.body is not None for each in run):
             return (yield from self._send_run(run))
         fate = yield from close_run(self._link, run, self._deadline(), self._now_ms)
@@ -204,7 +203,10 @@ class RedriveOperation:
                 yield from self._send_batch(target, batch)
 
     def _belongs_to_broker(self, letter: Letter) -> Operation[bool]:
-        """Return whether to send the letter: its broker id, store or message is this broker's, or `force` is set."""
+        """Return whether to send the letter: `force` is set, or the letter belongs to the reached broker.
+
+        A letter without a broker id belongs to the broker that has its message, or the topic in which it is stored.
+        """
         if self._request.force or letter.broker == self.report.broker:
             return True
         if letter.broker:
@@ -214,7 +216,11 @@ class RedriveOperation:
         return (yield from has_message(self._link, letter, self._deadline()))
 
     def _choose_target(self, letter: Letter) -> Operation[tuple[str, int]]:
-        """Return topic and partition: the original partition, or one by the hash of the key. Raises UnknownTopic."""
+        """Return the topic and partition to which the letter is sent. Raises UnknownTopic.
+
+        If that is the letter's own topic, the letter's own partition is used, if it exists. Otherwise the hash of the
+        key selects a partition.
+        """
         name = self._request.to_topic or letter.topic
         if name not in self._topics:
             found = yield from fetch_topics(self._link, self._cluster, [name])
@@ -263,7 +269,7 @@ class RedriveOperation:
         if not won:
             return
         fate = yield from self._send_run((yield from self._assign_sequences(target, won)))
-        if fate.refused and len(won) > 1:  # the broker does not say which letter it rejects
+        if fate.refused and len(won) > 1:  # The broker's response does not name the rejected letter.
             for each in won:
                 yield from self._send_batch(target, [each])
         elif fate.refused:
@@ -330,7 +336,7 @@ class RedriveOperation:
 
 
 def exact_key(letter: Letter) -> bytes | str:
-    """Return the key from the attribute if the body was read: a database's key column has only an inexact text."""
+    """Return the exact key if the letter has its body. Without the body, a database has only a text for the key."""
     known = letter.key or b""
     if letter.body is None:
         return known
@@ -353,7 +359,7 @@ def group_runs(letters: Sequence[Letter]) -> Iterator[list[Letter]]:
 def split_batches(
     letters: Iterable[Letter], most: int, is_gap: Callable[[Letter, Letter], bool] = lambda before, each: False
 ) -> Iterator[list[Letter]]:
-    """Split letters into batches of at most `most` letters and BATCH_BYTES, and where `is_gap(before, each)`."""
+    """Split letters into batches of at most `most` letters and BATCH_BYTES; also split where `is_gap(before, each)`."""
     batch: list[Letter] = []
     size = 0
     for each in letters:
@@ -384,7 +390,6 @@ class RedriveResult(NamedTuple):
         return sum(isinstance(event, model.ArriveEvent) for _, event in self.steps)
 
     def combine(self, other: RedriveResult) -> RedriveResult:
-        """Return one result for the letters of this result and of `other`."""
         return RedriveResult(self.steps + other.steps, self.unsure + other.unsure, self.refused or other.refused)
 
 
@@ -418,7 +423,7 @@ def send_run(
         offsets = yield from idempotent_send.send_idempotent(link, stream, first.sequence, contents, until)
     except BadRequest as error:
         if len(letters) > 1:
-            # Another redrive may have sent a part of the run, if only that part had recorded sequences at the time.
+            # Another redrive may have sent a part of the run when only that part had sequences. So send each alone.
             whole = RedriveResult()
             for each in letters:
                 whole = whole.combine((yield from send_run(link, [each], until, now_ms)))
@@ -446,7 +451,7 @@ def _other_broker_text(link: ClientConnection, journey: model.RedrivePosition, u
 def close_run(
     link: ClientConnection, letters: Sequence[Letter], until: float, now_ms: Callable[[], int]
 ) -> Operation[RedriveResult]:
-    """Close the producer of a run: letters of the run that the broker has not stored yet are then never stored.
+    """Close the producer of a run, so that letters of the run that are not stored yet are never stored.
 
     The result's events make the stored letters redriven and the other letters dead again. If the broker cannot tell
     which letters are stored, all remain in transit, and `unsure` has a sentence for each.
@@ -469,7 +474,7 @@ def close_run(
 
 
 def _run_result(letters: Sequence[Letter], found: Mapping[int, int], at_ms: int) -> RedriveResult:
-    """Return the result if the broker stored exactly the sequences in `found`: sequence -> offset (-1: unknown)."""
+    """Return the result for a run of which the broker stored `found`: sequence -> offset (-1: unknown)."""
     steps: list[Step] = []
     for each, journey in zip(letters, map(_redrive_position, letters), strict=True):
         sent = (journey.producer_id, journey.sequence)

@@ -1,4 +1,4 @@
-"""Retry loop of a consumer: due dead letters are handled again, in the background.
+"""Retry loop of a consumer: it calls the handler again for due dead letters, in the background.
 
 The loop works without a broker if the store is not a topic. Exceptions of a handler are recorded in the letter and not
 raised. An error of the store is logged, and the loop continues after a pause, which grows with each consecutive error.
@@ -28,7 +28,7 @@ from tfmq.errors import Closed, TfmqError
 log = logging.getLogger("tfmq.dead_letters")
 
 POLL_SECONDS: Final = 5.0
-"""Maximum delay until the loop sees a letter that `tfmq dlq retry` or another member of the group released."""
+"""Maximum delay until the loop finds a letter that `tfmq dlq retry` or another member of the group made available."""
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 60.0
 """Maximum pause after a failure of the store. The pause is doubled after each consecutive failure."""
@@ -90,13 +90,13 @@ class Retrying:
                 yield Wait((self.stop_asked,), self._store_backoff.advance())
 
     def renewing(self) -> Operation[None]:
-        """Renew the lease of the letter in progress, until `stop` and the end of its handling."""
+        """Renew the lease of the letter in progress, until `stop` is called and no letter is in progress."""
         while not (self.stop_asked.done and self.current is None):
             yield Wait((), self.store.lease_seconds / RENEWALS)
             yield from self._renew_lease()
 
     def _wait_until_due(self, due_in: float | None) -> Operation[None]:
-        """Delete expired letters if it is time; then wait `due_in` seconds, at most POLL_SECONDS."""
+        """Delete expired letters, every EXPIRY_SECONDS; then wait `due_in` seconds, at most POLL_SECONDS."""
         if self._now() >= self._expiry_due_at:
             self._expiry_due_at = self._now() + EXPIRY_SECONDS
             yield from self.store.delete_expired()
@@ -120,7 +120,7 @@ class Retrying:
         try:
             yield from self._run_with_lease_renewal(self._call_handler(due.message))
         except HandlerNotCalled:
-            self.stop_asked.complete()  # The consumer ends, and a released letter is due at once.
+            self.stop_asked.complete()  # The loop must not lease the released letter again, which is due at once.
             return partial(store.release, due)
         except RetryLater as later:
             return partial(store.postpone, due, later.seconds, later.reason)
@@ -131,7 +131,7 @@ class Retrying:
         return partial(store.mark_handled, due)
 
     def _record_until_stored(self, tell: Callable[[], Operation[Any]]) -> Operation[None]:
-        """Repeat `tell` until it succeeds: an error such as a full disk must not cause another call of the handler."""
+        """Repeat `tell` until it succeeds: an error such as a full disk must not cause a second call of the handler."""
         backoff = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         while True:
             try:

@@ -61,23 +61,22 @@ from tfmq.offsets.storage import driver_install_hint, is_permanent_error
 log = logging.getLogger("tfmq.consumer")
 
 BUSY_SECONDS: Final = 30.0
-"""How long a process waits for the transaction of another process, which changes up to a page of letters."""
+"""How long a process waits for the write lock of SQLite, while another process changes up to a page of letters."""
 READ_ONLY_OPTION: Final = "tfmq_reads"
 """Execution option of read-only connections."""
 FILE_OPTION: Final = "tfmq_file"
-"""Execution option of an engine: identity of the file that it opened."""
+"""Execution option of an engine: `file_identity` of the file that the engine has opened."""
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
-"""Mode of the file, because payloads are private to its owner."""
+"""Mode of a new file: only its owner may read the payloads in it."""
 
 
 class Database:
-    """Database of dead letters, opened on first use, with durable commits.
+    """A database that stores dead letters. It is opened on first use, and its commits are durable.
 
     SQLite: `synchronous=FULL`, so that a commit survives a power failure. A file that only tfmq uses also gets a
     write-ahead log, so that readers do not block the writer. A write transaction takes the write lock at its start, so
-    that two processes wait for each other instead of failing. PostgreSQL: `synchronous_commit` is set to on, whatever
-    the server's default is.
+    that two processes wait for each other instead of failing. PostgreSQL: `synchronous_commit` is always set to on.
 
     Thread-safe; a forked child opens its own connections.
     """
@@ -99,11 +98,11 @@ class Database:
 
     @property
     def _own_path(self) -> Path | None:
-        """Path of the SQLite file if the address is a path, so that only tfmq uses the file; else None."""
+        """Path of the SQLite file if the address is a path: only tfmq uses such a file. None for other addresses."""
         return self.path if self.address.kind == "path" else None
 
     def exists(self) -> bool:
-        """Return whether the table of dead letters exists. Raises StoreFailed if the database cannot tell."""
+        """Return whether the table of dead letters exists. Raises StoreFailed if the database cannot be queried."""
         if self.path is not None and not self.path.exists():
             return False
         with self.translated_errors():
@@ -111,7 +110,7 @@ class Database:
 
     @contextmanager
     def write_transaction(self) -> Iterator[Connection]:
-        """Context of a write transaction; durable at the end of the block. Raises StoreFailed."""
+        """Context of a write transaction, which is committed, durably, at the end of the block. Raises StoreFailed."""
         with self.translated_errors(), self._engine_with_table().begin() as connection:
             yield connection
             engine = connection.engine
@@ -137,7 +136,7 @@ class Database:
             yield
         except SQLAlchemyError as error:
             raise self._to_store_error(error, _error_text(error)) from error
-        except (OSError, OverflowError) as error:  # a driver may reject a number before the database does
+        except (OSError, OverflowError) as error:  # A driver raises OverflowError for a number that is too large.
             raise self._to_store_error(error, getattr(error, "strerror", None) or str(error)) from error
 
     def _to_store_error(self, error: Exception, reason: str) -> StoreFailed:
@@ -156,12 +155,12 @@ class Database:
             self._engine = None
 
     def _engine_with_table(self) -> Engine:
-        """Return the engine; the table is created if it is missing."""
+        """Return the engine, after creating the table or its added columns where they are missing."""
         engine = self._current_engine()
         if not self._has_table:
             try:
                 METADATA.create_all(engine, checkfirst=True)
-            except SQLAlchemyError:  # another process may have created it at the same time
+            except SQLAlchemyError:  # Another process may have created the table at the same time.
                 if not inspect(engine).has_table(TABLE.name):
                     raise
             _add_columns(engine)
@@ -173,21 +172,21 @@ class Database:
         with self._lock:
             own = self._process == os.getpid()
             if self._engine is not None and (not own or self._is_file_replaced(self._engine)):
-                self._engine.dispose(close=own)  # in a forked child the connections belong to the parent
+                self._engine.dispose(close=own)  # In a forked child, the connections belong to the parent process.
                 self._engine = None
             if self._engine is None:
                 self._engine, self._process, self._has_table = self._create_engine(), os.getpid(), False
             return self._engine
 
     def _is_file_replaced(self, engine: Engine) -> bool:
-        """Return whether the file was removed or replaced: then SQLite would continue to write to the old file."""
+        """Return whether the file was removed or replaced since it was opened: SQLite would write to the old file."""
         opened = engine.get_execution_options().get(FILE_OPTION)
         return opened is not None and opened != file_identity(self._own_path)
 
     def _create_engine(self) -> Engine:
         if self._url.get_backend_name() != "sqlite":
             is_postgresql = self._url.get_backend_name() == "postgresql"
-            told = {"isolation_level": "READ COMMITTED"} if is_postgresql else {}  # rows are read with locks
+            told = {"isolation_level": "READ COMMITTED"} if is_postgresql else {}  # Enough: rows are read with locks.
             engine = create_engine(self._url, pool_pre_ping=True, hide_parameters=True, **told)
             if is_postgresql:
                 event.listen(engine, "connect", _set_synchronous_commit)
@@ -214,7 +213,7 @@ def _add_columns(engine: Engine) -> None:
         try:
             with engine.begin() as connection:
                 connection.exec_driver_sql(f"ALTER TABLE {TABLE.name} ADD COLUMN {words}")
-        except SQLAlchemyError:  # another process may have added it at the same time
+        except SQLAlchemyError:  # Another process may have added the column at the same time.
             if column in _missing_columns(engine):
                 raise
 
@@ -225,7 +224,7 @@ def _missing_columns(engine: Engine) -> list[Column[Any]]:
 
 
 def create_directory(folder: Path, disk: Disk | None = None) -> None:
-    """Create the directory of the store and its parents, durably."""
+    """Create the directory of the store and its missing parents; their entries are durable after the call."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -233,7 +232,7 @@ def create_directory(folder: Path, disk: Disk | None = None) -> None:
 
 
 def create_file(path: Path, disk: Disk | None = None) -> None:
-    """Create the file of the store if it is missing, private to its owner; SQLite's other files get its mode."""
+    """Create the file of the store if it is missing, private to its owner. SQLite's other files get the same mode."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
     except FileExistsError:
@@ -271,13 +270,13 @@ def _parse_url(address: StoreAddress) -> Any:
         ) from None
     except NoSuchModuleError as error:
         raise BadRequest(f"{address} names no database that SQLAlchemy knows ({error}): {ADDRESS_FORMS}.") from None
-    except (ArgumentError, ValueError):  # their texts may contain the password
+    except (ArgumentError, ValueError):  # The texts of these errors are omitted, because they may contain the password.
         raise BadRequest(f"{address} is no URL that SQLAlchemy can read: {ADDRESS_FORMS}.") from None
 
 
 def _set_up_sqlite(connection: Any, has_wal: bool) -> None:
     """Make SQLite commits survive a power failure; `has_wal`: with a write-ahead log."""
-    # SQLAlchemy starts transactions, not the driver: see _begin_transaction.
+    # With None the driver starts no transactions: `_begin_transaction` does, when SQLAlchemy begins one.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA synchronous=FULL")
@@ -287,7 +286,7 @@ def _set_up_sqlite(connection: Any, has_wal: bool) -> None:
 
 
 def _begin_transaction(connection: Connection) -> None:
-    """Begin an SQLite transaction; unless it is read-only, it takes the write lock at once."""
+    """Begin an SQLite transaction. A transaction that may write takes the write lock at once."""
     reads = connection.get_execution_options().get(READ_ONLY_OPTION)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
@@ -307,8 +306,8 @@ def _error_text(error: SQLAlchemyError) -> str:
 
 
 # Conversion of letters to rows and back. The primary key is the letter's id, a hash of group, incarnation, partition,
-# offset and append time. These also have columns with a unique constraint, because people query by them. Times are ms
-# since 1970. A missing value is 0 or -1, as documented for each field of `Letter`.
+# offset and append time. Each of these five also has a column, because people query by them; together they are unique.
+# Times are ms since 1970. A missing value is 0 or -1, as documented for each field of `Letter`.
 
 TABLE_NAME: Final = "tfmq_dead_letters"
 NAME_CHARACTERS: Final = 249
@@ -316,10 +315,10 @@ STATE_CHARACTERS: Final = 16
 TOKEN_CHARACTERS: Final = 40
 BROKER_CHARACTERS: Final = 64
 LARGE_BYTES: Final = 1 << 31
-"""Column size from which MySQL derives the type; a payload has at most 63 MiB."""
+"""Declared size of the body's columns, from which MySQL derives their type. A payload has at most 63 MiB."""
 
 LONG: Final = Text().with_variant(LONGTEXT(), "mysql", "mariadb")
-"""MySQL's TEXT is limited to 64 KiB."""
+"""Type of columns with long texts, because MySQL's TEXT is limited to 64 KiB."""
 
 METADATA: Final = MetaData()
 TABLE: Final = Table(
@@ -369,7 +368,7 @@ TABLE: Final = Table(
     Index("tfmq_dead_letters_kept", "kept_ms", "id"),
 )
 ADDED_COLUMNS: Final = (TABLE.c.broker,)
-"""Columns that tables of earlier releases lack. Each has a default, so that these releases can still insert rows."""
+"""Columns that tables of earlier releases lack. Each has a default, so that earlier releases can still insert rows."""
 COLUMNS_WITHOUT_BODY: Final = tuple(column for column in TABLE.c if column.name not in ("attribute", "payload"))
 """All columns except those of the body, which may be large."""
 
@@ -401,7 +400,7 @@ def row_from_letter(letter: Letter) -> dict[str, Any]:
 
 
 def letter_from_row(row: Mapping[Any, Any]) -> Letter:
-    """Return the letter of a row. Raises ValueError or TypeError for one that tfmq did not write."""
+    """Return the letter of a row. Raises ValueError or TypeError for a row with values that tfmq does not write."""
     key: bytes | str | None = row["key_text"]
     if key is not None and not row["key_is_text"]:
         key = str(key).encode()
@@ -426,9 +425,9 @@ def _bytes(value: Any) -> bytes | None:
 
 
 TRIES: Final = 3
-"""Attempts of a transaction, since two processes may insert the same letter at once."""
+"""Attempts of a transaction. One fails if two processes insert the same letter at the same time."""
 ENDED_MS_KEPT: Final = 30 * 86_400_000
-"""How long letters in an EXPIRING_STATES state are kept after their last event: a month."""
+"""How long a letter in one of EXPIRING_STATES is kept after its last event: a month."""
 
 EXPIRING_STATES: Final = (*model.FINAL_STATES, model.FAILING)
 
@@ -457,7 +456,7 @@ class BlockingSqlStore:
         return self._apply_once(steps)
 
     def _apply_once(self, steps: Sequence[Step]) -> list[Letter | None]:
-        """Apply events in one transaction; a concurrent insert of the same letter may cause an IntegrityError."""
+        """Apply events in one transaction. It fails with IntegrityError if another process inserts the same letter."""
         with self.database.write_transaction() as connection:
             known = self._lock_rows(connection, [id for id, _ in steps])
             before, results = dict(known), []
@@ -497,7 +496,7 @@ class BlockingSqlStore:
         return None if row is None else _decode_row(row)
 
     def next_due_id(self, group: str, now_ms: int, broker: str = "") -> str | None:
-        """Return the id of a letter that is due; expired leases come first."""
+        """Return the id of a letter that is due, one with an expired lease first; None if none is due."""
         query = select(COLUMNS.id).where(COLUMNS.group_name == group, COLUMNS.broker == broker)
         with self.database.read_connection() as connection:
             for state, due in ((model.RETRYING, COLUMNS.lease_ms), (model.WAITING, COLUMNS.next_ms)):
@@ -539,7 +538,7 @@ class BlockingSqlStore:
             return {(group, state): count for group, state, count in connection.execute(query)}
 
     def delete_expired(self, now_ms: int) -> int:
-        """Delete a page of letters that ended, or last failed, over ENDED_MS_KEPT ago. Return how many."""
+        """Delete up to PAGE_LETTERS letters in EXPIRING_STATES without an event for ENDED_MS_KEPT. Return how many."""
         old = (COLUMNS.state.in_(EXPIRING_STATES), COLUMNS.changed_ms < now_ms - ENDED_MS_KEPT)
         with self.database.write_transaction() as connection:
             ids = connection.scalars(select(COLUMNS.id).where(*old).limit(PAGE_LETTERS)).all()
@@ -557,7 +556,7 @@ def _page_query(conditions: Sequence[ColumnElement[bool]], page: PagePosition, c
 
 
 def _decode_row(row: Mapping[Any, Any]) -> Letter:
-    """Decode the letter of a row. Raises StoreFailed if it was changed by hand and is invalid."""
+    """Decode the letter of a row. Raises StoreFailed for invalid values, for example after a change by hand."""
     try:
         return letter_from_row(row)
     except (ValueError, TypeError) as error:
@@ -584,7 +583,7 @@ def _write(connection: Connection, letters: Sequence[Letter], *, new: bool) -> N
 
 
 def _conditions(selection: Selection) -> list[ColumnElement[bool]]:
-    """Return the conditions of `selection`, as in `Selection.holds`."""
+    """Return SQL conditions for the letters for which `Selection.holds` returns True."""
     equal = (
         (COLUMNS.group_name, selection.group),
         (COLUMNS.topic, selection.topic),
@@ -613,7 +612,7 @@ Result = TypeVar("Result")
 def _in_executor(
     call: Callable[Concatenate[BlockingSqlStore, Parameters], Result],
 ) -> Callable[Concatenate[SqlLetterStore, Parameters], Operation[Result]]:
-    """Return a method of `SqlLetterStore` that runs this blocking method in its executor."""
+    """Return a method of `SqlLetterStore` that calls the blocking method `call` in the executor of that store."""
 
     @wraps(call)
     def method(self: SqlLetterStore, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Operation[Result]:
@@ -666,7 +665,7 @@ class DefaultLetterStore(SqlLetterStore):
 
     @property
     def name(self) -> str:
-        """Path of the file, with NODE in place of the broker's id while that is unknown."""
+        """Path of the file, with NODE in place of the broker's id while the id is unknown."""
         return default_path(self._group, broker="NODE") if self._store is None else self._store.name
 
     def _open(self) -> BlockingSqlStore:

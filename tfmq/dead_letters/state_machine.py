@@ -1,8 +1,7 @@
 """State machine of dead letters: what each event changes. No I/O.
 
 All stores use `apply_event`, so the same events lead to the same letter in each store. An event that the letter's state
-does not accept, or that has the token of another lease or redrive, changes nothing; `apply_event` and the store then
-return None.
+does not accept, or that has the token of another lease or redrive, changes nothing: `apply_event` returns None.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tfmq.dead_letters import model
 from tfmq.dead_letters.model import DEAD, DROPPED, FAILING, HANDLED, REDRIVEN, REDRIVING, RETRYING, WAITING, Letter
 
 PUT_OFFS_MAX: Final = 1000
-"""Maximum postponements of a letter: every 30 s, that is a working day. Then it is dead."""
+"""After this many postponements a letter is dead. With one postponement every 30 s, that is a working day."""
 
 CRASHED_DURING_CALL: Final = "the process ended while it was being handled, the last time"
 
@@ -25,7 +24,7 @@ _NEW_ROUND: Final[Mapping[type[Any], tuple[str, ...]]] = {
     model.BeginEvent: (FAILING, DEAD),
     model.NoteEvent: (FAILING, DEAD),
 }
-"""Events that start or continue a round of handler calls while no lease and no redrive reserves the letter."""
+"""Event that starts or continues a round of handler calls -> next states, while no lease or redrive has the letter."""
 
 TRANSITIONS: Final[Mapping[str, Mapping[type[Any], tuple[str, ...]]]] = {
     "": _NEW_ROUND,
@@ -125,23 +124,23 @@ def _apply_keep(letter: Letter | None, event: model.KeepEvent) -> Letter:
     if letter.state == REDRIVING:
         return joined
     joined = replace(joined, calls=letter.calls + event.letter.calls)
-    taken = letter.state == RETRYING and event.next_ms > 0  # the end of its lease decides about the state
+    taken = letter.state == RETRYING and event.next_ms > 0  # The consumer with the lease decides the next state.
     if letter.state == DEAD or taken:
         return joined
     if letter.state not in model.FINAL_STATES:
         put_off = event.begun and letter.state == FAILING
-        left = letter.calls_left + (1 if put_off else 0)  # a postponed call does not count
+        left = letter.calls_left + (1 if put_off else 0)  # A postponed call uses up no call.
         event = event._replace(letter=replace(event.letter, calls_left=max(1, left)))
     return _to_waiting_or_dead(joined, event)
 
 
 def _with_broker(letter: Letter, met: Letter) -> Letter:
-    """Return `letter` with the broker of `met`, a new letter of the same message, if its own is unknown."""
+    """If `letter` names no broker, return it with the broker of `met`, a new letter of the same message."""
     return letter if letter.broker or not met.broker else replace(letter, broker=met.broker)
 
 
 def _is_repeated(letter: Letter, repeated: Letter) -> bool:
-    """Return whether `letter` has the latest failure of `repeated`: then the event of `repeated` was applied before."""
+    """Return whether `letter` has the latest failure of `repeated`, because the same event was applied before."""
     told = {(each.at_ms, each.error) for each in letter.failures}
     return bool(repeated.failures) and repeated.failures[-1][:2] in told
 
@@ -234,7 +233,7 @@ def _apply_failed(letter: Letter, event: model.FailedEvent) -> Letter:
 
 
 def _apply_put_off(letter: Letter, event: model.PutOffEvent) -> Letter:
-    """Make the leased letter waiting, or dead after PUT_OFFS_MAX postponements. A postponed call uses up no call."""
+    """Make the leased letter waiting, or dead after PUT_OFFS_MAX postponements. A postponement uses up no call."""
     if letter.put_offs >= PUT_OFFS_MAX:
         return _to_dead(letter, event.failure._replace(error=f"put off {letter.put_offs} times: {event.failure.error}"))
     found = replace(letter, put_offs=letter.put_offs + 1, calls_left=letter.calls_left + 1)
@@ -259,15 +258,13 @@ def _apply_drop(letter: Letter, event: model.DropEvent) -> Letter | None:
 
 
 def _apply_adopt(letter: Letter, event: model.AdoptEvent) -> Letter | None:
-    """Record the letter's broker if none is recorded, or if `force` is set."""
     return replace(letter, broker=event.broker) if event.force or not letter.broker else None
 
 
 def _apply_claim(letter: Letter, event: model.ClaimEvent) -> Letter | None:
     """Reserve the letter for a redrive. A waiting letter is reserved only if `event.waiting` is set.
 
-    If another redrive reserved the letter but recorded no sequence, the letter was never sent and can be reserved
-    again.
+    If another redrive reserved the letter but recorded no sequence, it was never sent and can be reserved again.
     """
     if letter.state == WAITING and not event.waiting:
         return None
@@ -290,7 +287,7 @@ def _apply_arrive(letter: Letter, event: model.ArriveEvent) -> Letter | None:
 
 
 def _apply_return(letter: Letter, event: model.ReturnEvent) -> Letter | None:
-    """Make the letter dead again if the event has the recorded sequence; else another redrive may be sending it."""
+    """Make the letter dead again, unless it has another sequence than the event: another redrive may be sending it."""
     place = (0, 0) if letter.journey is None else (letter.journey.producer_id, letter.journey.sequence)
     if place != (event.producer_id, event.sequence):
         return None

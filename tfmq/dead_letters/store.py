@@ -87,13 +87,13 @@ def default_path(group: str, folder: Path | None = None, broker: str = "") -> st
 
 
 def existing_or_default_path(group: str, broker: str) -> str:
-    """Return the path of a group's default store; the one of an earlier release if only that exists."""
+    """Return the path of a group's default store, or that of an earlier release if only the file there exists."""
     found, earlier = default_path(group, broker=broker), default_path(group)
     return earlier if os.path.isfile(earlier) and not os.path.exists(found) else found
 
 
 def broker_id_text(node: str) -> str:
-    """Return a broker's id as letters and paths have it; a hash if it is no valid file name."""
+    """Return a broker's id for letters and paths: the id itself, or its hash if the id is no valid file name."""
     if _NODE.fullmatch(node):
         return node
     return hashlib.sha256(node.encode(errors="replace")).hexdigest()[:32]
@@ -104,7 +104,7 @@ log = logging.getLogger("tfmq.dead_letters")
 LEASE_SECONDS: Final = 60.0
 """Duration of a lease, after which the letters of a killed consumer are available again."""
 LEASE_ATTEMPTS_MAX: Final = 100
-"""Maximum letters that a consumer tries to lease at a time; other consumers may lease each of them first."""
+"""Maximum letters that one `lease_next` tries to lease. Other consumers may lease each of these letters first."""
 
 
 ADOPTION_CHECK_SECONDS: Final = 60.0
@@ -308,7 +308,7 @@ class GroupDeadLetterStore:
         return bool((yield from self._apply_to_leased(due, model.GiveBackEvent(self._now_ms(), due.token))))
 
     def delete_expired(self) -> Operation[None]:
-        """Delete expired letters; only when the broker is reached, whose id is in the path of the default store."""
+        """Delete expired letters; before the broker is reached, let a later `lease_next` do this instead."""
         self._expiry_pending = self._broker() is None
         if self._expiry_pending:
             return
@@ -319,7 +319,7 @@ class GroupDeadLetterStore:
         self.letters.close()
 
     def _apply_to_leased(self, due: LeasedLetter, event: model.Event) -> Operation[str]:
-        """Return the letter's state after the event; "" if another consumer has leased it since."""
+        """Apply `event`; return the letter's state after it, or "" if the lease of `due` has ended."""
         (found,) = yield from self.letters.apply([(due.id, event)])
         if found is None:
             log.warning("%s belongs to another consumer by now: its lease had expired.", due.id)
@@ -358,8 +358,7 @@ class LetterStore(Protocol):
         """Apply each event to its letter, and commit.
 
         Return for each event the letter after it, or None if the event has no effect (`state_machine.apply_event`). If
-        all events are `KeepEvent`s, a store in a topic does not read the topic, and returns each letter as if it were
-        new.
+        all are `KeepEvent`s, a store in a topic does not read the topic, and returns each letter as if it were new.
         """
 
     def find(
@@ -375,7 +374,7 @@ class LetterStore(Protocol):
         """Return the id of a letter of this group and broker that is due or whose lease has ended, or None."""
 
     def next_due_ms(self, group: str, broker: str = "") -> Operation[int | None]:
-        """Return when the next letter of `broker` is due, or its lease ends; None if none waits."""
+        """Return when the next letter of this group and broker is due or its lease ends (ms); None if there is none."""
 
     def find_foreign_waiting(
         self, group: str, broker: str, after: PagePosition = FIRST_PAGE
@@ -395,20 +394,20 @@ class LetterStore(Protocol):
         """Return (group, state) -> number of letters, without letters that never failed."""
 
     def delete_expired(self, now_ms: int) -> Operation[int]:
-        """Delete some letters that ended long ago. Return how many; 0: no such letter is left."""
+        """Delete some letters that ended long ago; return how many. Call this until it returns 0: none is left."""
 
     def close(self) -> None:
         """Close the store."""
 
 
 FIRST_MS: Final = 1_000
-"""First delay; the quick retries were made before the message was stored."""
+"""First delay. Quicker retries are made by the consumer, before it stores the message as a letter."""
 MAX_MS: Final = 3_600_000
 """Maximum delay: after the cause of failures was repaired, letters wait no longer than this."""
 JITTER: Final = 0.2
-"""Maximum random addition to a delay, so that messages which failed together are spread."""
+"""Maximum random part added to a delay, so that messages that failed together are retried at different times."""
 
 
 def retry_delay_ms(calls: int, chance: float) -> int:
-    """Return the delay in ms after the `calls`-th call, doubled each time. `chance`: 0 to 1, for the jitter."""
+    """Return the delay in ms after the `calls`-th call; it doubles with each call. `chance`: 0 to 1, for the jitter."""
     return round(backoff_seconds(calls, FIRST_MS, MAX_MS, JITTER * chance))

@@ -97,12 +97,11 @@ def without_body(letter: Letter) -> Letter:
 
 
 # Records of events. The payload is a msgpack array: version, kind of the event, letter id, time in ms, and the fields
-# of that kind. The key is the letter id, the tag is the kind. A reader ignores unknown kinds and versions, and
-# additional fields.
+# of that kind. Key: the letter id; tag: the kind. A reader ignores unknown kinds, versions and additional fields.
 
 VERSION: Final = 1
 HISTORY_BYTES: Final = 256 << 10
-"""Space in a record for all but the message's body; the letter's history is bounded and far smaller."""
+"""Space in a record for everything except the message's body. The letter's history is bounded and far smaller."""
 
 EVENT_KINDS: Final[Mapping[type[Any], str]] = {
     model.KeepEvent: "keep",
@@ -131,7 +130,7 @@ _LETTER: Final = (
 
 
 def encode_event(id: str, event: model.Event, bytes_max: int) -> RecordContent:
-    """Encode an event; without the letter's body if that is too large for a record of `bytes_max`."""
+    """Encode an event, but without the letter's body if a record of `bytes_max` has no room for the body."""
     kind = EVENT_KINDS[type(event)]
     fields = [list(each) if isinstance(each, tuple) else each for each in event[1:]]
     if isinstance(event, model.KeepEvent):
@@ -164,7 +163,7 @@ def _field_types(shape: Any) -> dict[str, Any]:
 
 
 def _check_fields(found: Any) -> None:
-    """Raise TypeError or ValueError for an invalid field, which any client can write to the topic."""
+    """Raise TypeError or ValueError for an invalid field. The check is needed: any client can write to the topic."""
     for name, kind in _field_types(found.__class__).items():
         value = getattr(found, name)
         if not isinstance(value, kind):
@@ -179,7 +178,7 @@ def _check_fields(found: Any) -> None:
 
 
 def _encode_letter(letter: Letter, bytes_max: int) -> list[Any]:
-    """Return the encoded form of a letter; without the body if that is too large."""
+    """Return the encoded form of a letter, without the body if a record of `bytes_max` has no room for the body."""
     body = letter.body
     assert body is not None, "kept with its body"
     size = len(body.payload or b"") + len(body.attribute or b"")
@@ -261,7 +260,10 @@ class TopicLetterStore:
         return (yield from self._run_alone(partial(self._append_and_read, steps))) if steps else []
 
     def _append_and_read(self, steps: Sequence[Step], until: float) -> Operation[list[Letter | None]]:
-        """Append the events that have an effect, and read the log, where events of other clients may precede them."""
+        """Append the events that would have an effect now, then read the log up to them for their results.
+
+        Events of other clients may precede them in the log, so that they have no effect after all.
+        """
         if all(isinstance(event, model.KeepEvent) for _, event in steps):
             yield from self._append(steps, until)
             return [apply_event(None, event) for _, event in steps]
@@ -292,7 +294,7 @@ class TopicLetterStore:
             except StoreFailed as failed:
                 if failed.retriable:
                     raise
-                letter = each  # the body of this letter is lost; the other letters must be returned nevertheless
+                letter = each  # The body of this letter is lost. Nevertheless return it and the other letters.
             if letter is not None:
                 read.append(letter)
         return read
@@ -329,7 +331,7 @@ class TopicLetterStore:
         return counted
 
     def get(self, id: str) -> Operation[Letter | None]:
-        """Return a letter, read from its events. If no event has the body, it is read from the message's own topic."""
+        """Return a letter, read from its events. A body that no event has is read from the message's own topic."""
         yield from self._refresh_index()
         places = list(self._index.event_offsets.get(id, ()))
         if not places or self._producer is None:
@@ -386,7 +388,7 @@ class TopicLetterStore:
                 if self._offset < 0:
                     self._offset = yield from idempotent_send.locate_log_end(self._link, stream, BY_EARLIEST, until)
                 chunk = yield from idempotent_send.fetch_messages(self._link, stream, self._offset, until)
-            # Retention deleted events that were not applied yet; the letters of these events have expired as well.
+            # Retention deleted events before they were applied to the index. Their letters have expired with them.
             except OffsetOutOfRange:
                 self._offset = -1
                 continue
@@ -416,7 +418,7 @@ class TopicLetterStore:
         except UnknownProducer:
             # The broker expired the idle producer id, and did not store this append.
             self._drop_producer_id()
-        except UnknownTopic:  # deleted, perhaps created again
+        except UnknownTopic:  # The topic was deleted, and perhaps created again.
             self._reset()
         return (yield from self._append_once(steps, until))
 

@@ -12,8 +12,7 @@ For SQLAlchemy 2, blocking and asyncio:
 A crash can leave a transaction in doubt: prepared, but neither committed nor rolled back. After `check`, the producer
 decides such transactions. Without `check`, a consumer whose offsets belong to one may wait without end.
 docs/database-transactions.md describes how transactions survive crashes and what they need in operation.
-`commit_offsets` is for consumers that send nothing: it commits results and offset in one database transaction
-(docs/offsets.md).
+`commit_offsets` is for consumers that send nothing: it commits results and offset together (docs/offsets.md).
 """
 
 from tfmq.sql.database import TABLE as TABLE

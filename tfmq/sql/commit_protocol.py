@@ -1,7 +1,7 @@
 """The commit protocol of a transaction shared by a database and the broker.
 
-Its steps are generators, written once for the blocking and the asyncio API: `run_steps` executes the steps one after
-another, `run_steps_async` awaits each step.
+The protocol is written once, as generators that yield their steps, for the blocking and the asyncio API: `run_steps`
+executes the steps one after another, `run_steps_async` awaits each step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Steps = Generator[Step, Any, Result]
 CONTRADICTIONS = (TransactionRolledBack, UnknownTransaction, StaleEpoch, HeuristicOutcome, Damaged)
 """Errors of a commit at the broker after which the messages may never be sent, although the database has committed.
 
-After any other error, check-back (the broker asks the producer group for the outcome) commits later.
+After any other error the messages are sent later, by check-back: the broker asks the producer group for the outcome.
 """
 
 
@@ -65,9 +65,8 @@ class SharedTransaction:
 
     Any failure before the decision rolls back the database and the broker. If the database's commit fails, it may have
     taken effect nevertheless, so the row is read (`tfmq.sql.in_doubt`). After the decision nothing can revert the
-    transaction: if the broker cannot be reached, it later asks the producer group for the outcome (check-back). A
-    member of the group then finds the row and commits. `begin(xid)` begins the broker's transaction; `node()` then
-    returns the broker's id.
+    transaction: if the broker cannot be reached, it later asks the producer group for the outcome (check-back), and a
+    member that finds the row commits. `begin(xid)` begins the broker's transaction; `node()` returns the broker's id.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class SharedTransaction:
         self._begin, self._node = begin, node
         self.xid = ""
         self.transaction: Any = None
-        self.is_empty = True  # nothing was sent: only the database commits
+        self.is_empty = True  # True while nothing was sent; then `end` commits the database only.
 
     def begin(self) -> Steps[None]:
         identity = yield self._in_session("session is checked", self.participant.check_session)
@@ -97,7 +96,7 @@ class SharedTransaction:
     def end(self, error: BaseException | None) -> Steps[None]:
         """After the user's block, commit at the database and the broker; if `error` ended the block, roll back both.
 
-        Raises the error that prevents the commit. Does not raise `error`: the `with` statement raises it again.
+        Raises the error that prevents the commit, but not `error`, which the `with` statement raises again.
         """
         if error is not None:
             yield from self._rollback_both(error)
@@ -124,20 +123,20 @@ class SharedTransaction:
         except BaseException as error:
             yield from self._rollback_session(error)
             if self.participant.may_be_prepared:
-                # The prepare may have succeeded, with its reply lost. Recording a rollback is safe: the broker is not
-                # prepared, so no client commits the database's part by check-back.
+                # The database may have prepared, with its reply lost. To decide "rollback" is safe, because the broker
+                # is not prepared, so no other client commits the database's part after a check-back query.
                 yield from self._read_decision("rollback", error)
             yield from self._rollback_broker(error)
             raise
 
     def _prepare_broker(self) -> Steps[bool]:
-        """Prepare at the broker; return True if check-back has committed the database's part already."""
+        """Prepare at the broker; return True if another client has committed the database's part after check-back."""
         try:
             yield Step("broker prepares", self.transaction.prepare)
         except BaseException as error:
             is_rolled_back = yield from self._rollback_session(error)
             if not is_rolled_back and self.participant.two_phase:
-                # Database and broker may both be prepared, so another client may commit by check-back.
+                # Database and broker may both be prepared. So another client may have committed after check-back.
                 decision = yield from self._read_decision("rollback", error)
                 if decision == "commit" and isinstance(error, TfmqError):
                     return True
@@ -145,7 +144,7 @@ class SharedTransaction:
                     yield from self._commit_despite_error(error)
                     raise
                 if decision is None and may_have_taken_effect(error):
-                    # The broker may be prepared too, and another client may just have committed by check-back.
+                    # The broker may be prepared, too, and another client may be committing after check-back right now.
                     self._raise_outcome_unknown(error)
                     raise
             yield from self._rollback_broker(error)
@@ -160,7 +159,7 @@ class SharedTransaction:
             decision = yield from self._read_decision("commit", error)
             if decision == "commit":
                 if isinstance(error, DBAPIError):
-                    return  # committed; only the reply was lost
+                    return  # The database has committed, and only its reply was lost.
                 yield from self._commit_despite_error(error)
             elif decision == "rollback":
                 yield from self._rollback_broker(error)
@@ -169,10 +168,10 @@ class SharedTransaction:
             raise
 
     def _raise_outcome_unknown(self, error: BaseException) -> None:
-        """Raise a TransactionError that says that the outcome is unknown; if `error` is no Exception, only return.
+        """Raise TransactionError: the outcome is unknown. If `error` is no Exception, return; the caller raises it.
 
-        Nothing is rolled back here. If the broker has prepared the transaction, check-back ends it; otherwise the
-        broker rolls it back after its timeout.
+        Nothing is rolled back here. If the broker has prepared the transaction, check-back ends the transaction;
+        otherwise the broker rolls it back after its timeout.
         """
         if isinstance(error, Exception):
             raise TransactionError(
@@ -185,7 +184,7 @@ class SharedTransaction:
         error.add_note(f"The transaction {self.xid} is committed nevertheless, its messages too.")
 
     def _commit_broker(self) -> Steps[None]:
-        """Commit at the broker after the database. Raises only CONTRADICTIONS; other errors are logged."""
+        """Commit at the broker, after the database has committed. Raises only CONTRADICTIONS; logs other errors."""
         try:
             yield Step("broker commits", self.transaction.commit)
         except CONTRADICTIONS as error:
@@ -206,9 +205,9 @@ class SharedTransaction:
             )
 
     def _read_decision(self, prepared: Decision, error: BaseException) -> Steps[Decision | None]:
-        """Return the decision, which the transaction's row makes (see `decide`); None if it cannot be made now.
+        """Return how the transaction ends, by its row in the database (see `decide`); None if that is unknown now.
 
-        `prepared`: how to finish the transaction if it is still prepared in the database.
+        `prepared`: how to finish the database's part if it is still prepared. `error` gets a note about a failed read.
         """
 
         def read(connection: Connection) -> Decision | None:
@@ -226,7 +225,7 @@ class SharedTransaction:
         yield from self._rollback_broker(error)
 
     def _rollback_session(self, error: BaseException) -> Steps[bool]:
-        """Roll back the session. If the database did not confirm that, add a note to `error` and return False."""
+        """Roll back the session. If the database does not confirm the rollback, add a note to `error`, return False."""
         try:
             yield self._in_session("database rolls back", self.participant.rollback)
         except Exception as failure:
@@ -235,8 +234,8 @@ class SharedTransaction:
         return True
 
     def _rollback_broker(self, error: BaseException | None) -> Steps[None]:
-        """Roll back at the broker. If that fails, only add a note to `error`."""
-        # The broker ends the transaction nevertheless: by its timeout if unprepared, by check-back if prepared.
+        """Roll back at the broker. If the rollback fails, only add a note to `error`."""
+        # After a failure the broker still ends the transaction: an unprepared one by timeout, else by check-back.
         try:
             yield Step("broker rolls back", self.transaction.rollback)
         except TfmqError as failure:
@@ -307,12 +306,12 @@ class AsyncExecutor:
     """Executes database work for an engine with an asyncio driver. `session`: the AsyncSession, if there is one."""
 
     def __init__(self, engine: Engine, session: Any = None) -> None:
-        from sqlalchemy.ext.asyncio import AsyncEngine  # an asyncio engine implies that its dependencies are installed
+        from sqlalchemy.ext.asyncio import AsyncEngine  # Its dependencies are installed if there is an asyncio engine.
 
         self._engine, self._session = AsyncEngine(engine), session
 
     async def in_session(self, work: Callable[[], Result]) -> Result:
-        """Run `work` in the greenlet in which the session may be used."""
+        """Run `work` through `AsyncSession.run_sync`, because only there the blocking session may be used."""
         result: Result = await self._session.run_sync(lambda _: work())
         return result
 

@@ -1,4 +1,4 @@
-"""The user's database: address, capabilities, and the table whose rows decide transactions."""
+"""The user's database: its address, its capabilities, and the table whose rows decide transactions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFIX = "tfmq.sql"
 DIGEST_CHARACTERS = 16
 RANDOM_BYTES = 16
 GROUP_NAME_CHARACTERS = 60
-"""Maximum characters of the database's name in a group's name, for display; the digest after them is unique."""
+"""Maximum characters of the database's name in a group's name, for display; the digest after the name is unique."""
 
 ADDRESS_OPTIONS = ("host", "port", "service", "dbname")
 """URL options that are part of the database's address."""
@@ -34,9 +34,9 @@ TWO_PHASE_DRIVERS = frozenset({"psycopg", "psycopg2"})
 def database_address(url: URL) -> str:
     """Return the address of the database, without user, password and other options; safe to log.
 
-    All clients of a database get the same address. It is part of the default producer group's name. Every xid begins
-    with a hash of the address and of the identity of the table (see `IDENTITY_XID`). So a client answers check-back
-    only for transactions of tables to which it has access.
+    Clients that connect to the same host, port and database name get the same address. The name of the default producer
+    group contains a hash of it. Every xid begins with a hash of the address and of the table's identity (see
+    `IDENTITY_XID`), so that a client answers check-back only for transactions of tables to which it has access.
     """
     name = url.database or ""
     if is_in_memory(url):
@@ -61,13 +61,13 @@ def _short_hash(text: str) -> str:
 
 
 def default_group_name(url: URL) -> str:
-    """Return the producer group of producers that use this database and have no group of their own."""
+    """Return the name of the producer group for producers that use this database and have no group of their own."""
     name = Path(url.database or "memory").stem if url.get_backend_name() == "sqlite" else url.database or "database"
     return f"sql-{re.sub('[^A-Za-z0-9_-]', '-', name)[:GROUP_NAME_CHARACTERS]}-{address_digest(url)}"
 
 
 def xid_prefix(url: URL, identity: str) -> str:
-    """Return the beginning of the xids of a table: a hash of its database's address and its own identity."""
+    """Return the beginning of all xids of a table: a hash of the database's address and the table's identity."""
     return f"{PREFIX}.{_short_hash(f'{database_address(url)}:{identity}')}."
 
 
@@ -76,17 +76,17 @@ def new_xid(url: URL, identity: str) -> str:
 
 
 def has_two_phase_driver(engine: Engine) -> bool:
-    """Whether SQLAlchemy supports two-phase commit with this driver; the database may still disable it."""
+    """Return whether SQLAlchemy supports two-phase commit with this driver. The database may have disabled it."""
     return engine.dialect.name == "postgresql" and engine.dialect.driver in TWO_PHASE_DRIVERS
 
 
 class DatabaseCapabilities(NamedTuple):
     """Capabilities of a database and its table, read once per engine."""
 
-    identity: str = ""  # of the table
-    two_phase: bool = False  # the database can prepare transactions; otherwise `why_not` says why not
+    identity: str = ""  # The identity of the table: see `IDENTITY_XID`.
+    two_phase: bool = False  # Whether the database can prepare transactions; if not, `why_not` is the reason.
     why_not: str = ""
-    commits_early: bool = False  # a commit returns before it is durable, unless a session changes that
+    commits_early: bool = False  # Whether a commit returns before it is durable, unless the session changes that.
 
 
 _capabilities: WeakKeyDictionary[Engine, dict[str, DatabaseCapabilities]] = WeakKeyDictionary()
@@ -104,8 +104,8 @@ def discard_capabilities(engine: Engine) -> None:
 def read_capabilities(connection: Connection, table: Table) -> DatabaseCapabilities:
     """Read the capabilities from the database and cache them. Raises NotAllowed if the table is missing.
 
-    `create_table` stores a random identity in the table. A table that was made otherwise, for example by migrations,
-    gets its identity here, in a separate transaction.
+    `create_table` stores a random identity in the table. If the table was made in another way, for example by
+    migrations, this function stores one, in a separate transaction.
     """
     if not table_exists(connection, table):
         raise NotAllowed(
@@ -145,13 +145,13 @@ DEFAULT_TABLE_NAME = "tfmq_transaction"
 COMMITTED, ABORTED = "committed", "aborted"
 STATE_CHARACTERS = 16
 IDENTITY_XID = "database"
-"""The xid of the row that has the table's identity: random hexadecimal digits in `state`.
+"""The xid of the one row that names the table: its `state` is the table's identity, random hexadecimal digits.
 
 A hash of the identity is part of every xid, and a transaction's row is written only to the table with that identity. So
 a database with the same address on another machine, or a table in another schema, cannot decide the transaction.
 """
 ROWS_PER_DELETE = 500
-"""Rows deleted at a time, so that locks are short and every database permits the parameters (999 in old SQLite)."""
+"""Rows per DELETE: few enough for short locks, and for each database's limit of parameters (999 in old SQLite)."""
 
 Clock = Callable[[], datetime]
 
@@ -166,9 +166,9 @@ def transaction_table(metadata: MetaData, *, name: str = DEFAULT_TABLE_NAME, sch
     Pass a table with another name or schema to `tfmq.sql.transaction(..., table=)` and `tfmq.sql.check(..., table=)`.
 
     A row is the outcome of one transaction: `xid` (its name, the primary key), `state` ("committed" or "aborted") and
-    `time` (UTC). The owner writes "committed" in the transaction with the user's changes, so this row exists if and
-    only if the changes are committed. A client that has to decide and finds no row writes "aborted" under the same key.
-    This makes the owner's commit fail, because a primary key exists only once.
+    `time` (UTC). The client that runs the transaction, its owner, writes "committed" together with the user's changes,
+    so this row exists if and only if the changes are committed. A client that has to decide and finds no row writes
+    "aborted" under the same key. Then the owner's commit fails, because a primary key exists only once.
     """
     return Table(
         name,
@@ -210,7 +210,7 @@ def read_identity(connection: Connection, table: Table) -> str | None:
 
 
 def ensure_identity(engine: Engine, table: Table) -> None:
-    """Give the table an identity if it has none. Concurrent calls are safe."""
+    """Store an identity in the table if it has none. Concurrent calls are safe."""
     with engine.connect() as connection:
         if read_identity(connection, table) is not None:
             return
@@ -227,7 +227,7 @@ def _insert_identity(connection: Connection, table: Table) -> None:
 
 
 def insert_row(connection: Connection, table: Table, identity: str, xid: str, state: str, time: datetime) -> bool:
-    """Insert a row; return False if the table seen here has not `identity`. Raises IntegrityError for a used xid."""
+    """Insert a row, unless the table has another identity: then return False. Raises IntegrityError for a used xid."""
     values = select(literal(xid), literal(state), literal(time, DateTime(timezone=True))).select_from(table)
     here = values.where(table.c.xid == IDENTITY_XID, table.c.state == identity)
     statement = insert(table).from_select(["xid", "state", "time"], here)
@@ -248,7 +248,7 @@ def delete_rows_before(connection: Connection, table: Table, before: datetime, k
     """
     deleted, last = 0, ""
     old = select(table.c.xid).where(table.c.time < before, table.c.xid != IDENTITY_XID)
-    page_query = old.order_by(table.c.xid).limit(ROWS_PER_DELETE)  # in order: kept rows are skipped only once
+    page_query = old.order_by(table.c.xid).limit(ROWS_PER_DELETE)  # Sorted, so that each kept row is read only once.
     while True:
         with connection.begin():
             page = connection.scalars(page_query.where(table.c.xid > last)).all()

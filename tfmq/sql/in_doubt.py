@@ -1,4 +1,4 @@
-"""Decides a transaction in doubt from its row in the database, and finishes prepared transactions."""
+"""Decides transactions in doubt by their rows in the database, and finishes transactions prepared in the database."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from tfmq.sql import database as rows
 from tfmq.sql.database import PREFIX, has_two_phase_driver, xid_prefix
 
 LOCK_SECONDS = 2
-"""How long an insert of "aborted" waits for the owner that is committing; check-back is repeated later."""
+"""How long an insert of "aborted" waits for an owner that is committing. After that, a later check-back decides."""
 
 ATTEMPTS = 5
-"""Attempts to decide. An attempt fails only if another client is deciding at the same time."""
+"""Maximum attempts of `decide`. An attempt fails only if another client decides the transaction at the same time."""
 
 BUSY_SECONDS = LOCK_SECONDS / ATTEMPTS
-"""Pause of each attempt while another client is finishing the prepared transaction."""
+"""Pause before the next attempt while another client finishes the prepared transaction."""
 
 DECISION_BY_ROW: dict[str, Decision] = {rows.COMMITTED: "commit", rows.ABORTED: "rollback"}
 
 
 def decide(connection: Connection, table: Table, xid: str, prepared: Decision) -> Decision | None:
-    """Decide the transaction `xid` from its row; None if that is not possible yet, or not with this table.
+    """Decide how the transaction `xid` ends, by its row. None: this is not possible yet, or not with this table.
 
-    If there is a row, its state is the decision. Otherwise a row "aborted" with the key `xid` is inserted and
-    committed, and the decision is "rollback": the owner can no longer insert its row, so its commit fails. If the owner
-    is just committing, its uncommitted row blocks the insert; after LOCK_SECONDS the result is None.
+    The owner is the client that runs the transaction. It inserts a row with its changes. If the row exists, its state
+    is the decision. Otherwise a row "aborted" with the key `xid` is inserted and committed, and the decision is
+    "rollback": the owner can no longer insert its row, so its commit fails. While the owner is committing, its
+    uncommitted row blocks the insert; after LOCK_SECONDS the result is None.
 
-    A transaction that is prepared in PostgreSQL is first finished as `prepared` says, and then its row is read. A
-    missing prepared transaction proves nothing: another client may have committed it or rolled it back.
+    A transaction that is prepared in PostgreSQL is first committed or rolled back, according to `prepared`; then its
+    row is read. "commit" is allowed only if the broker has prepared its part, too. That PostgreSQL has no prepared
+    transaction proves nothing, because another client may have committed it or rolled it back.
 
-    `connection`: a separate one, without a transaction. `prepared`: how to finish a prepared transaction; "commit" is
-    allowed only if the broker has prepared its part, too. Raises errors of SQLAlchemy.
+    `connection`: a separate connection, which is not in a transaction. Raises errors of SQLAlchemy.
     """
     connection = _read_committed(connection)
     with connection.begin():
@@ -52,13 +53,13 @@ def decide(connection: Connection, table: Table, xid: str, prepared: Decision) -
         for each in found:
             finish_prepared(connection, each.gid, prepared)
         if found:
-            if 0 < attempt < ATTEMPTS - 1:  # it was finished in the last attempt, but is still listed
-                with connection.begin():  # it sleeps in the database, so that no event loop is blocked
+            if 0 < attempt < ATTEMPTS - 1:  # The transaction is still listed, although the last attempt finished it.
+                with connection.begin():  # The database does the pause, so that no event loop is blocked.
                     connection.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": BUSY_SECONDS})
             continue
         try:
             with connection.begin():
-                if connection.dialect.name == "postgresql":  # SQLite: by its driver's timeout, 5 s by default
+                if connection.dialect.name == "postgresql":  # In SQLite the driver's timeout applies, 5 s by default.
                     connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}")
                 written = rows.insert_row(connection, table, identity, xid, rows.ABORTED, rows.utc_now())
         except IntegrityError:
@@ -70,10 +71,10 @@ def decide(connection: Connection, table: Table, xid: str, prepared: Decision) -
 
 
 def _read_committed(connection: Connection) -> Connection:
-    """Return the connection, with an isolation level at which uncommitted rows are not read."""
+    """Return the connection with an isolation level at which it does not read uncommitted rows."""
     dialect = connection.dialect.name
     if dialect == "postgresql" or connection.get_isolation_level() != "READ UNCOMMITTED":
-        return connection  # PostgreSQL treats READ UNCOMMITTED as READ COMMITTED
+        return connection  # PostgreSQL treats READ UNCOMMITTED as READ COMMITTED.
     level = "SERIALIZABLE" if dialect == "sqlite" else "READ COMMITTED"
     return connection.execution_options(isolation_level=level)
 
@@ -81,13 +82,13 @@ def _read_committed(connection: Connection) -> Connection:
 Decision = Literal["commit", "rollback"]
 
 FINISHED_ELSEWHERE = ("42704", "55000")
-"""SQLSTATEs for a prepared transaction that no longer exists or that another session is finishing."""
+"""SQLSTATEs of the error if the prepared transaction no longer exists, or if another session is finishing it."""
 
 _OUR_NAMES: Final = re.compile(rf"{re.escape(PREFIX)}\.[0-9A-Za-z._-]+@[0-9A-Za-z._-]*")
-"""Names of prepared transactions made by this module. Transactions with other names are ignored.
+"""Pattern of the names under which tfmq.sql prepares transactions. Transactions with other names are ignored.
 
-Every user of the database can prepare transactions under other names, even with quotes in them, and SQLAlchemy inserts
-names into its statements unescaped.
+Every user of the database can prepare transactions under any name, even with quotes, and SQLAlchemy inserts the name
+into its statements without escaping it.
 """
 
 _FIND = text(
@@ -107,7 +108,7 @@ def prepared_name(xid: str, node: str) -> str:
 
 
 def set_prepared_name(connection: Connection, gid: str) -> None:
-    """Give the two-phase transaction that was just begun the name `gid`, in place of a random name.
+    """Replace the random name of the two-phase transaction that `connection` has just begun by `gid`.
 
     After a crash, the name shows to which transaction of which broker the prepared transaction belongs.
     """
@@ -120,7 +121,7 @@ def set_prepared_name(connection: Connection, gid: str) -> None:
 
 
 def find_prepared(connection: Connection, xid: str = PREFIX) -> list[PreparedTransaction]:
-    """Return the transactions that this database has prepared: those of `xid`, or all of tfmq.sql."""
+    """Return the prepared transactions in this database: those with the name `xid`, by default all of tfmq.sql."""
     if not has_two_phase_driver(connection.engine):
         return []
     start = PREFIX + "." if xid == PREFIX else xid + "@"
@@ -130,9 +131,9 @@ def find_prepared(connection: Connection, xid: str = PREFIX) -> list[PreparedTra
 
 
 def finish_prepared(connection: Connection, gid: str, decision: Decision) -> None:
-    """Commit or roll back a prepared transaction. Does nothing if another session finishes it. Raises SQLAlchemyError.
+    """Commit or roll back the prepared transaction `gid`, unless it is gone or another session is finishing it.
 
-    `connection` must not be in a transaction.
+    `connection` must not be in a transaction. Raises SQLAlchemyError.
     """
     try:
         if decision == "commit":

@@ -34,7 +34,7 @@ def commit_offsets(
     message: ReceivedMessage[Any] | None = None,
 ) -> Awaitable[None]: ...
 def commit_offsets(session: Any, consumer: Any, message: ReceivedMessage[Any] | None = None) -> Awaitable[None] | None:
-    """Commit the offsets of `consumer` in the transaction of `session`, with its other changes.
+    """Commit the offsets of `consumer` in the transaction of `session`, together with the transaction's other changes.
 
         consumer = tfmq.Consumer(topics="orders", group="billing", commits="manual", offsets="sql:" + URL)
         for message in consumer:
@@ -44,8 +44,8 @@ def commit_offsets(session: Any, consumer: Any, message: ReceivedMessage[Any] | 
 
     When the transaction commits, the messages of the partition of `message` are acked up to and including `message`;
     without `message`, all messages that the consumer has returned. Results and offsets are thus committed exactly once.
-    A member that lost the partition cannot commit its results: the offset's row is updated only if no member with a
-    higher generation has claimed the partition.
+    A consumer that is no longer the owner of the partition cannot commit its results: the offset's row is updated only
+    if no owner with a higher generation has claimed the partition.
 
     Args: `session`: a Session or Connection of the database that the consumer got as offsets="sql:URL"; for an
     AsyncSession or AsyncConnection, await the result. `consumer`: of any API variant.
@@ -79,7 +79,7 @@ def _commit_in_session(session: Session | Connection, consumer: Any, message: Re
             " it reads its offsets elsewhere."
         )
     if isinstance(session, Session):
-        session_bind(session)  # raises if the session has several databases, or none
+        session_bind(session)  # This raises NotAllowed if the session has several databases, or none.
     connection = session if isinstance(session, Connection) else session.connection()
     require_no_autocommit(connection)
     _require_same_database(connection, offsets.storage)
@@ -94,9 +94,9 @@ def _commit_in_session(session: Session | Connection, consumer: Any, message: Re
 
 
 def _redeliver_others(offsets: ExternalOffsets, storage: SqlOffsets, lost: Collection[PartitionName]) -> None:
-    """Let the consumer deliver the messages again, except those of the `lost` partitions."""
-    # This call has locked the rows in a transaction that is going to be rolled back. So what another transaction reads
-    # now is what will be stored afterwards.
+    """Let the consumer deliver messages again from the stored offsets, except those of the `lost` partitions."""
+    # The caller's transaction has locked the rows of the offsets and is going to be rolled back. So the offsets that
+    # `storage` reads now, in another transaction, are the ones that will be stored after the rollback.
     others = [name for name in offsets.positions if name not in lost]
     kept = storage.read(offsets.group, others) if others else {}
     offsets.mark_fenced(lost, kept)
@@ -104,7 +104,7 @@ def _redeliver_others(offsets: ExternalOffsets, storage: SqlOffsets, lost: Colle
 
 def _require_same_database(connection: Connection, storage: SqlOffsets) -> None:
     """Raise NotAllowed if session and consumer certainly use different databases."""
-    # A host can have several names, so different host names prove nothing.
+    # The host names are not compared, because a host can have several names.
     here, there = connection.engine.url, storage.url
     same = here.get_backend_name() == there.get_backend_name()
     if same and here.get_backend_name() == "sqlite":
@@ -119,13 +119,13 @@ def _require_same_database(connection: Connection, storage: SqlOffsets) -> None:
 
 
 _uncommitted: WeakKeyDictionary[Session, list[ExternalOffsets]] = WeakKeyDictionary()
-"""Session -> offsets that its current transaction may commit. Sessions in this mapping have the event listeners."""
+"""Session -> offsets that commit with the session's current transaction. These sessions have the event listeners."""
 
 
 def _mark_saved_after_commit(session: Session, offsets: ExternalOffsets) -> None:
-    """Mark the offsets as saved in the consumer when the transaction commits.
+    """When the transaction commits, mark the offsets as saved in the consumer.
 
-    The consumer's next call then saves only later offsets. This only saves work: without it, nothing would be wrong.
+    The consumer then does not save these offsets again. To save them again would do no harm.
     """
     if session not in _uncommitted:
         _uncommitted[session] = []
@@ -142,5 +142,5 @@ def _after_commit(session: Session) -> None:
 
 
 def _after_rollback(session: Session, _: Any) -> None:
-    # Even for a savepoint: it is unknown which of the offsets belong to it, and discarding all of them is safe.
+    # After a rollback to a savepoint it is unknown which offsets are rolled back, but discarding all of them is safe.
     _uncommitted[session] = []

@@ -1,4 +1,4 @@
-"""Deletion of old rows, which decide no transaction any more."""
+"""Deletion of old rows of the table of transactions, which decide no transaction any more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tfmq.aio import Admin as AsyncAdmin
 
 DEFAULT_RETENTION = timedelta(days=7)
-"""Default age of rows to delete. The broker keeps outcomes for the same time, and a database session ends earlier."""
+"""Default age from which rows are deleted. The broker remembers outcomes for the same time."""
 
 UNFINISHED_STATES = ("open", "preparing", "prepared", "committing", "applying", "rolling_back")
 
@@ -49,8 +49,8 @@ def prune(
     Rows are needed until the broker has ended the transaction. Call this function once a day; it deletes in short
     transactions. With an `AsyncEngine` and a `tfmq.aio.Admin` for each broker, await the call.
 
-    Args: `admins`: one for each broker that shares transactions with this database. Each is asked for its unfinished
-    transactions first; their rows are kept at any age.
+    Args: `admins`: one for each broker that shares transactions with this database. Each broker is asked first for its
+    unfinished transactions, whose rows are kept at any age.
     Raises: BadRequest for invalid arguments, ConnectionFailed, and errors of SQLAlchemy.
     """
     if older_than <= timedelta(0):

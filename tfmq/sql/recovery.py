@@ -1,4 +1,8 @@
-"""Recovery of shared transactions whose owner is lost: check-back, and a scan for orphans."""
+"""Recovery of shared transactions whose owner, the client that ran them, is lost.
+
+A transaction that is prepared at the broker is decided by check-back: the broker asks a producer of the owner's group.
+A transaction that is prepared in the database only, an orphan, is found by a regular scan of the database.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +32,15 @@ from tfmq.sql.session import broker_node, describe_transaction, is_closed, join_
 log = logging.getLogger("tfmq.sql")
 
 _registered: WeakKeyDictionary[Any, set[tuple[str, str]]] = WeakKeyDictionary()
-"""The databases and tables for which each producer answers check-back."""
+"""Producer -> (digest of the address, table name) of each database and table for which it answers check-back."""
 
 
 def check(producer: Any, engine: Any, *, table: Table = rows.TABLE) -> None:
     """Let `producer` answer check-back for transactions of this database from now on.
 
-    Call it at each start of a program, before its consumer reads. `tfmq.sql.transaction` does this too. But if a crash
-    left the commit of a consumer's offsets in doubt, the consumer delivers no message until that commit is decided, and
-    the program may never begin a transaction. Without this call the consumer then waits without end.
+    Call it at each start of a program, before its consumer reads. `tfmq.sql.transaction` does this, too. But if a crash
+    left the commit of a consumer's offsets in doubt, the consumer delivers no message until that commit is decided. So
+    a program that begins a transaction only for a message would wait without end.
 
     Args: `engine`: an `Engine`, or an `AsyncEngine` with a `tfmq.aio.Producer`.
     """
@@ -50,7 +54,7 @@ def check(producer: Any, engine: Any, *, table: Table = rows.TABLE) -> None:
 
 
 def require_matching_producer(producer: Any, is_async: bool, other: str) -> None:
-    """Raise BadRequest unless producer and session or engine are both blocking or both asyncio."""
+    """Raise BadRequest if the producer is for asyncio and the session or engine (`other`) is not, or vice versa."""
     aio = sys.modules.get("tfmq.aio")
     blocks = isinstance(producer, tfmq.producer.Producer)
     if not blocks and (aio is None or not isinstance(producer, aio.Producer)):
@@ -62,9 +66,9 @@ def require_matching_producer(producer: Any, is_async: bool, other: str) -> None
 
 
 def register_check_back(producer: Any, engine: Engine, table: Table) -> None:
-    """Register the producer for check-back of this database and table, once."""
-    # An in-memory database ends with this process. The thread that answers check-back would open another, empty
-    # database, or with a StaticPool use the session's own connection.
+    """Let the producer answer check-back for this database and table; a repeated call changes nothing."""
+    # A database in memory ends with this process, so no check-back is needed. The thread that answers check-back would
+    # also open another, empty database, or use the session's own connection if the engine has a StaticPool.
     if is_in_memory(engine.url):
         return
     known = _registered.setdefault(producer, set())
@@ -79,9 +83,9 @@ def register_check_back(producer: Any, engine: Engine, table: Table) -> None:
 
 
 class CheckBackResponder:
-    """Answers check-back for one database and table, from the transaction's row (`tfmq.sql.in_doubt`).
+    """Answers check-back for one database and table, by the transaction's row (`tfmq.sql.in_doubt`).
 
-    Every member of the producer's group must be able to read the row.
+    The broker may ask any producer of the group, so all of them must be able to read the row.
     """
 
     def __init__(self, engine: Engine, table: Table) -> None:
@@ -96,7 +100,7 @@ class CheckBackResponder:
 
     def _decision_steps(self, xid: str) -> Steps[Decision | None]:
         if not xid.startswith(PREFIX):
-            return None  # not a transaction of tfmq.sql
+            return None  # This is not a transaction of tfmq.sql.
 
         def read(connection: Connection) -> Decision | None:
             return decide(connection, self._table, xid, "commit")
@@ -117,29 +121,30 @@ DECISION_BY_BROKER_STATE: Final[dict[str, Decision]] = {
     "rolled_back": "rollback",
     "heuristic_rolled_back": "rollback",
 }
-"""State at the broker -> what to do with the database's part. In other states the part waits."""
+"""State at the broker -> how to end the transaction in the database. In other states it stays prepared there."""
 
 
 class ScanResult(NamedTuple):
-    """How many transactions a scan finished, and how many wait for their owner or the broker."""
+    """How many transactions a scan finished in the database, and how many have not ended at the broker yet."""
 
     finished: int = 0
     waiting: int = 0
 
 
 class OrphanedTransactions:
-    """Finishes prepared transactions of one database whose owner is lost, without check-back.
+    """Finishes transactions that one database has prepared and whose owner is lost, without check-back.
 
     The database prepares before the broker. If the owner crashes between the two, the transaction prepared in the
-    database keeps its locks. The broker's part is unprepared, so it times out without check-back. Clients that use
-    two-phase commit therefore scan the database regularly and finish what has ended at the broker:
+    database keeps its locks. The broker has not prepared it, so it is rolled back there by its timeout, without
+    check-back. Clients that use two-phase commit therefore scan the database regularly. The state at the broker decides
+    what a scan does with a transaction that the database has prepared:
 
-        at the broker                        in the database
-        committed, applying, read only       commit
-        rolled back                          roll back
-        unknown, at the node that began it   roll back: never prepared there, or ended long ago
-        unknown, at another node             leave it, and log an error
-        open, prepared, in between           leave it: the owner continues, or check-back resolves it
+        at the broker                          in the database
+        committed, applying, read only         commit
+        rolled back                            roll back
+        unknown, to the broker that began it   roll back: it was never prepared there, or has ended long ago
+        unknown, to another broker             leave it, and log an error
+        open, prepared, or a record is queued  leave it: the owner continues, or check-back ends it
     """
 
     def __init__(self, executor: Any) -> None:
@@ -147,7 +152,7 @@ class OrphanedTransactions:
         self._logged: set[str] = set()
 
     def scan(self, producer: Any) -> Steps[ScanResult]:
-        """Scan the database once. Raises errors of SQLAlchemy and of the broker of `producer`."""
+        """Scan the database once. Raises errors of SQLAlchemy, and of the broker to which `producer` is connected."""
         found = yield Step("look for what is prepared", lambda: self._executor.on_connection(find_prepared))
         finished = waiting = 0
         for each in found:
@@ -172,7 +177,7 @@ class OrphanedTransactions:
             return DECISION_BY_BROKER_STATE.get(found.state, "wait")
         if prepared.node == broker_node(producer):
             return "rollback"
-        if prepared.gid not in self._logged:  # once: an operator must resolve it
+        if prepared.gid not in self._logged:  # An operator must end this transaction. It is logged only once.
             self._logged.add(prepared.gid)
             log.error(
                 "PostgreSQL has %s prepared, begun at another broker (node %s): if it is unknown there"
@@ -186,19 +191,19 @@ class OrphanedTransactions:
 
 
 SCAN_SECONDS: Final = 30.0
-"""Pause between scans, one query each. An orphan waits for the broker's timeout (60 s) anyway."""
+"""Pause between scans. It may be long, because an orphan is not ended before the broker's timeout (60 s) anyway."""
 
 WAITING_SCAN_SECONDS: Final = 2.0
-"""Pause while a transaction waits: it holds locks and is about to time out."""
+"""Pause between scans while a prepared transaction has not ended at the broker: it holds locks, and ends soon."""
 
 ScannerKey = tuple[str, Any]
 _scanners: dict[ScannerKey, _OrphanScanner] = {}
-"""Running scanners by database and event loop, protected by `_lock`."""
+"""(digest of the database's address, event loop or None) -> running scanner. Protected by `_lock`."""
 _lock = threading.Lock()
 
 
 def _reset_after_fork() -> None:
-    """Reset the module in a forked child, which has no threads and may have inherited a held lock."""
+    """Reset the module in a forked child, which has no scanner threads and may have inherited a locked `_lock`."""
     global _lock
     _lock = threading.Lock()
     _scanners.clear()
@@ -210,14 +215,14 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 def start_scanner(producer: Any, engine: Engine) -> None:
     """Scan the database now, and then every SCAN_SECONDS until the producer is closed.
 
-    With an asyncio engine, does nothing if no event loop runs: the first transaction then starts the scanner.
+    With an asyncio engine and no running event loop, does nothing; the first transaction then starts the scanner.
     """
     loop = None
     if engine.dialect.is_async:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return  # the first transaction starts the scanner
+            return
     name = (address_digest(engine.url), loop)
     with _lock:
         known = _scanners.get(name)
@@ -237,9 +242,9 @@ def scan_pause(result: ScanResult) -> float:
 
 
 class _OrphanScanner:
-    """Scans one database in a thread as long as one of its producers is open.
+    """Scans one database, in a thread, until all `producers` are closed.
 
-    Transactions cannot scan instead: a transaction may be waiting for locks that an orphan holds.
+    The thread is needed because the threads of transactions may be waiting for locks that an orphan holds.
     """
 
     def __init__(self, name: ScannerKey, engine: Engine) -> None:
@@ -274,10 +279,10 @@ class _OrphanScanner:
                     result = yield from self._orphans.scan(producer)
                     failed = False
                 except (SQLAlchemyError, TfmqError, OSError) as error:
-                    if not failed:  # only the first failure after a successful scan
+                    if not failed:  # After a successful scan, only the first failure is logged.
                         log.warning("The scan for orphaned prepared transactions of PostgreSQL failed: %s", error)
                     failed = True
-                del producer  # do not keep the producer alive while waiting
+                del producer  # A reference would keep the producer alive during the pause.
                 yield Step("pause", partial(self._pause, scan_pause(result)))
         finally:
             atexit.unregister(self.stop)
@@ -286,7 +291,7 @@ class _OrphanScanner:
                     del _scanners[self._name]
 
     def _open_producer(self) -> Any:
-        """Return an open producer; None if there is none, and then the scanner ends."""
+        """Return a producer that is open; None if all are closed or the scanner is stopped: then the scanner ends."""
         with _lock:
             if not self._stopped:
                 for each in self.producers:
@@ -297,7 +302,7 @@ class _OrphanScanner:
 
 
 class _AsyncOrphanScanner(_OrphanScanner):
-    """As `_OrphanScanner`, in a task of the running event loop."""
+    """Does the same as `_OrphanScanner`, in a task of the running event loop."""
 
     def start(self) -> None:
         self._woken = asyncio.Event()

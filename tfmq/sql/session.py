@@ -25,14 +25,14 @@ from tfmq.sql.database import (
 from tfmq.sql.in_doubt import set_prepared_name, sqlstate
 
 _default_groups: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""Producers that had no group of their own, and the default group that they joined."""
+"""Producer that was made without a group -> the default group of a database that it has joined."""
 
 
 def join_group(producer: Any, url: URL) -> None:
     """Let a producer without a group join the default group of this database.
 
-    If the producer is lost, the broker asks its group how prepared transactions ended (check-back). For a second
-    database NotAllowed is raised: the broker would ask producers that cannot read the deciding table.
+    If the producer is lost, the broker asks the group how the producer's prepared transactions are to end (check-back).
+    Raises NotAllowed for a second database, because not all members of the group can read the table in it.
     """
     core, name = producer._core, default_group_name(url)
     if core.group is None:
@@ -45,7 +45,7 @@ def join_group(producer: Any, url: URL) -> None:
 
 
 def broker_node(producer: Any) -> str:
-    """Return the id of the broker to which the producer is, or was last, connected; "" before its first connection."""
+    """Return the id of the broker that the producer was connected to last; "" before its first connection."""
     hello = producer._core.link.hello
     return "" if hello is None else str(hello.node)
 
@@ -56,7 +56,7 @@ def is_closed(producer: Any) -> bool:
 
 def describe_transaction(producer: Any, xid: str) -> Any:
     """Return the broker's description of `xid`, whose state may be "unknown", or an awaitable for it."""
-    # `resume` would also describe it, but would take over a transaction that belongs to another client.
+    # `producer.resume` also returns the state, but it would take over a transaction that belongs to another client.
     core = producer._core
     return producer._driver.run(AdminCore(core.link, core.options.timeout).transaction(xid, 0))
 
@@ -66,17 +66,17 @@ _SESSION_RULE = "tfmq.sql.transaction ends the session's whole transaction"
 
 
 class SessionParticipant:
-    """The database session of one shared transaction, from joining to its end.
+    """The database session of one shared transaction, from the check of the session to the commit or rollback.
 
-    All methods run in the session's thread, or for an asyncio session in its `run_sync`. The argument `two_phase` says
-    whether to prepare the database's transaction (None: if possible); the attribute, whether it will be prepared.
+    All methods run in the session's thread, or for an asyncio session in its `run_sync`. Argument `two_phase`: whether
+    to prepare the database's transaction (None: if possible). Attribute `two_phase`: whether it will be prepared.
     """
 
     def __init__(self, session: Session, table: Table, two_phase: bool | None) -> None:
         self.session, self.table = session, table
         self.two_phase = False
         self.may_be_prepared = False
-        """True once a prepare was sent to the database. If its reply is lost, it is unknown whether it succeeded."""
+        """True once a prepare was sent to the database, also if the prepare failed or its reply was lost."""
         self.engine: Engine = session_bind(session).engine
         self._two_phase_wanted = two_phase
         self._capabilities = DatabaseCapabilities()
@@ -116,7 +116,7 @@ class SessionParticipant:
         self._begun = session.get_transaction()
 
     def restore_session(self) -> None:
-        """Restore the session after `begin` has failed, and roll back the transaction if `begin` began it."""
+        """Restore the session after `begin` has failed. Roll back the session's transaction if `begin` began it."""
         self.session.twophase = self._was_two_phase
         if self._began_here:
             self.session.rollback()
@@ -125,7 +125,7 @@ class SessionParticipant:
         known = cached_capabilities(self.engine, self.table)
         if known is not None:
             return known
-        # The session's own connection is used, because with a small pool no second one may be available.
+        # The session's own connection is used, because a small pool may have no second connection.
         if used:
             return read_capabilities(next(iter(used)), self.table)
         bind = session_bind(self.session)
@@ -151,8 +151,8 @@ class SessionParticipant:
     def prepare(self, xid: str) -> None:
         """Flush the user's changes and insert the row whose commit decides the shared transaction.
 
-        With two phases, then prepare the database's transaction. If this raises (NotAllowed, TransactionRolledBack,
-        errors of SQLAlchemy), it has committed nothing.
+        With two phases, also prepare the database's transaction. Raises NotAllowed, TransactionRolledBack and errors of
+        SQLAlchemy; after each of them nothing is committed.
         """
         session = self.session
         if session.get_transaction() is not self._begun:
@@ -185,7 +185,7 @@ class SessionParticipant:
             self._prepare_in_database()
 
     def _prepare_in_database(self) -> None:
-        # Deferred constraints are checked here, while the transaction can still be rolled back.
+        # PostgreSQL checks the deferred constraints now, while an error still rolls back the transaction.
         self.session.connection().exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
         self.may_be_prepared = True
         outer = sys.exception()
@@ -210,7 +210,7 @@ class SessionParticipant:
             )
 
     def commit(self) -> None:
-        """Commit the database's transaction. The row becomes visible, which decides the whole transaction."""
+        """Commit the database's transaction. With it the row becomes visible, which decides the shared transaction."""
         self.session.commit()
         self.session.twophase = self._was_two_phase
 
@@ -225,7 +225,7 @@ def original_error(error: SQLAlchemyError, outer: BaseException | None) -> SQLAl
     """Return the database's error that caused `error`.
 
     After a failed prepare SQLAlchemy rolls back a transaction that was never prepared, and the error of that rollback
-    hides the cause. `outer`: the exception that was being handled before; it is not a cause.
+    hides the cause. `outer`: an exception that was being handled before the prepare, and so is not the cause.
     """
     first, each = error, error.__context__
     while each is not None and each is not outer:
@@ -254,7 +254,7 @@ def session_connections(begun: SessionTransaction | None) -> AbstractSet[Connect
 
 
 def require_joinable(session: Session) -> AbstractSet[Connection]:
-    """Return the connections that the session's transaction uses. Raises NotAllowed if it cannot become shared."""
+    """Return the connections that the session's transaction uses. Raises NotAllowed if it cannot be shared."""
     if session.in_nested_transaction():
         raise NotAllowed(f"The session is inside a savepoint, and {_SESSION_RULE}: end begin_nested() before.")
     begun = session.get_transaction()
@@ -272,7 +272,7 @@ def require_joinable(session: Session) -> AbstractSet[Connection]:
 
 
 def require_no_autocommit(connection: Connection) -> None:
-    """Raise NotAllowed if each statement is committed by itself: changes and row would not be committed together."""
+    """Raise NotAllowed if each statement is committed by itself, as changes and row must be committed together."""
     driver = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
         commits_each = getattr(driver, "isolation_level", "") is None and not getattr(driver, "in_transaction", True)

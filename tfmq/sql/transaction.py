@@ -51,17 +51,13 @@ class _BaseTransaction:
         """State at the broker, as in `tfmq.Transaction`; "new" before the transaction is begun.
 
         After the block: "committed"; "applying" if a partition that cannot be written now gets its messages later;
-        "prepared" or "unknown" if the broker could not be reached: the database has committed, and check-back will
-        commit the messages.
+        "prepared" or "unknown" if the broker could not be reached: the database has committed, and check-back follows.
         """
         transaction = self._shared.transaction
         return "new" if transaction is None else str(transaction.state)
 
     def commit_offsets(self, consumer: Any) -> None:
-        """Ack the messages that `consumer` has returned so far, if this transaction commits.
-
-        See `tfmq.Transaction.commit_offsets`.
-        """
+        """Ack the messages that `consumer` returned so far if this commits, as `tfmq.Transaction.commit_offsets`."""
         self._begun_for_send().commit_offsets(consumer)
 
     def _enter(self) -> None:
@@ -71,7 +67,7 @@ class _BaseTransaction:
         register_check_back(self._producer, self._shared.participant.engine, self._shared.participant.table)
 
     def _begun_for_send(self) -> Any:
-        """Return the broker's transaction and note that something is sent. Raises NotAllowed outside the block."""
+        """Return the broker's transaction, and record that it is not empty. Raises NotAllowed before the block."""
         transaction = self._shared.transaction
         if transaction is None:
             raise NotAllowed("Send inside the block: with tfmq.sql.transaction(session, producer) as tx: tx.send(...)")
@@ -97,7 +93,7 @@ class Transaction(_BaseTransaction):
         *,
         deliver_at: Any = None,
     ) -> Delivery:
-        """Add one message, as `tfmq.Transaction.send`; its handle completes with the transaction."""
+        """Add one message, as `tfmq.Transaction.send`; the returned handle completes when the transaction ends."""
         sent: Delivery = self._begun_for_send().send(
             topic, payload, key, tag, properties, delay, partition, deliver_at=deliver_at
         )
@@ -118,8 +114,8 @@ class Transaction(_BaseTransaction):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After GeneratorExit this code must not wait, so it ends nothing. The session's owner rolls back the session;
-        # the broker ends its part as for every transaction that has no reference left.
+        # After GeneratorExit this code must not wait, so it ends nothing. The code that owns the session rolls the
+        # session back. The broker's part ends as every transaction object to which no reference is left.
         if not isinstance(error, GeneratorExit):
             run_steps(self._shared.end(error))
 
@@ -145,7 +141,7 @@ class AsyncTransaction(_BaseTransaction):
         *,
         deliver_at: Any = None,
     ) -> Delivery:
-        """Add one message, as `tfmq.aio.Transaction.send`; its handle completes with the transaction."""
+        """Add one message, as `tfmq.aio.Transaction.send`; the returned handle completes when the transaction ends."""
         sent: Delivery = await self._begun_for_send().send(
             topic, payload, key, tag, properties, delay, partition, deliver_at=deliver_at
         )
@@ -214,13 +210,13 @@ def transaction(
     `commit()` or `rollback()`. An exception in the block rolls back both sides and is raised again.
 
     A row in the table `tfmq_transaction` decides (see `create_table`). If this process crashes, or the broker cannot be
-    reached, the broker later asks a producer of the same group for the outcome (check-back). Each producer can answer
-    that uses this database and has called `check` or begun such a transaction. Without `check`, a consumer whose
-    offsets a crash left in doubt may wait without end.
+    reached, the broker later asks a producer of the same group for the outcome (check-back). A producer can answer if
+    it uses this database, and `check` was called with it or such a transaction was begun with it. Without `check`, a
+    consumer whose offsets are in doubt after a crash may wait without end.
 
     Args: `two_phase`: whether to prepare the database too; None: if possible, which needs PostgreSQL with
     max_prepared_transactions above 0 and a session that has not begun. `timeout`: seconds after which the broker rolls
-    back an unprepared transaction; None: the broker's setting (60). `table`: one other than `tfmq_transaction`.
+    back an unprepared transaction; None: the broker's setting (60). `table`: a table other than `tfmq_transaction`.
     Raises: on entry NotAllowed and NotSupported with a sentence that describes what to change, TransactionError and its
     subclasses, ConnectionFailed, and errors of SQLAlchemy. The same on exit. Nothing is then committed, unless the
     error says that the outcome is not known yet, or that the database has committed its part.

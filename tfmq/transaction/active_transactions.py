@@ -1,8 +1,8 @@
-"""Runtime state of active transactions, and the actions at each change of their state.
+"""The state of active transactions that is only in memory, and the actions at each change of a transaction's state.
 
-`ActiveTransactions` does what a change of state requires besides its journal record: it updates timers, sessions,
-reserved space, offset locks and check-back, and retries waiting commands. Nothing of this is durable; a start rebuilds
-it.
+A transaction is active from its begin until it is rolled back, or committed and applied. After each change of its state
+`ActiveTransactions` updates timers, sessions, reserved space, offset locks and check-back, and calls waiting commands
+again. A start of the broker rebuilds these from the recovered transactions.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from tfmq.transaction.requests import Caller, CheckBackQuery
 from tfmq.transaction.store import TransactionStore
 
 READ_ONLY_KEPT: Final = 10_000
-"""How many ended empty transactions, which have no record, are remembered to answer repeated requests."""
+"""Maximum of ended empty transactions that are remembered for repeated requests; the journal has no record of them."""
 DROPPED_COUNTS_KEPT: Final = 10_000
-"""For how many commits the counts of dropped and lost messages are remembered, to answer repeated requests."""
+"""Maximum of commits whose counts of dropped and lost messages are remembered, to answer repeated commit requests."""
 PENDING_STATES: Final = frozenset((states.PREPARING, states.COMMITTING, states.ROLLING_BACK))
 RETRY_SECONDS: Final = 60.0
-"""Pause after a failed rollback of an expired member of a commit group."""
+"""Pause before the broker tries again to roll back an expired member of a commit group."""
 TOPICS_PER_QUERY: Final = 8
 """Maximum of topics named in a check-back query."""
 
 
 class ActiveTransactions:
-    """Active transactions with their timers, sessions and reservations, and the applier.
+    """Active transactions with their timers, sessions and reserved space, and the applier of their commits.
 
-    The commands decide what happens; the `on_...` methods do what a new state requires. `roll_back(transaction)`: the
-    command that rolls back a transaction without a request.
+    A command queues the journal record of a change. When the record is written, the command calls the `on_...` method
+    for the new state. `roll_back(transaction)`: called for a transaction that ends by a timeout or with its session.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ActiveTransactions:
         self.open_timeouts = Deadlines(timers, self._end_open)
         self.prepared_expiries = Deadlines(timers, self._prepared_expired)
         self.prepared_ms = EpochHeap()
-        """Prepare times (wall clock, ms) of the prepared transactions, to warn operators of old ones."""
+        """Prepare times (wall clock, ms) of the prepared transactions by epoch, to warn operators of old ones."""
         self.reservations = SpaceReservations(destination, limits)
         self.check_back = CheckBack(
             timers,
@@ -82,24 +82,24 @@ class ActiveTransactions:
         )
         self.stopping = False
         self.queued_bytes = 0
-        """Bytes of batches that are queued for the journal."""
+        """Bytes of batches that are queued for the journal and not yet written."""
         self._last_lsn = 0
         self.undurable_decisions: deque[ApplyProgress] = deque()
-        """Decisions (commit records) that are written but not yet known to be durable."""
+        """Progress of the decisions (commit records) that are written but not known to be durable, by rising LSN."""
         self.read_only: OrderedDict[tuple[str, int], None] = OrderedDict()
-        """(xid, epoch) of transactions that have recently ended empty, without a record."""
+        """(xid, epoch) of recently ended transactions without messages and offsets, and so without a journal record."""
         self.dropped_counts: OrderedDict[int, int] = OrderedDict()
-        """By epoch of recent commits: how many messages were for deleted topics."""
+        """Epoch of a recently committed transaction -> number of messages that its commit dropped (topic deleted)."""
         self.losses: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        """By epoch of recent commits that lost messages: (lost messages, all messages)."""
+        """Epoch of a recently committed transaction with messages lost by damage -> (lost messages, all messages)."""
 
     # Lookup and waiting
 
     def find_live(self, xid: str, epoch: int) -> Transaction | None:
         """Return the live transaction with this name and epoch; None if it has ended or never existed.
 
-        Raises StaleEpoch if a newer transaction has the name and the outcome of this one is not known. Raises
-        StorageStopped, outcome unknown, if the transaction's last record may or may not be in the journal.
+        Raises StaleEpoch if a newer transaction has the name and no outcome is stored for `epoch`; StorageStopped
+        (outcome unknown) if a write failed in such a way that the transaction's last record may be in the journal.
         """
         transaction = self.store.transactions.get(epoch)
         if transaction is not None and transaction.xid == xid:
@@ -111,21 +111,21 @@ class ActiveTransactions:
         return None
 
     def is_pending(self, transaction: Transaction) -> bool:
-        """Return whether a record that changes the state is being written, or may have been written."""
+        """Return whether a record that changes the state is queued, or may be in the journal after a failed write."""
         runtime = runtime_state(transaction)
         return transaction.state in PENDING_STATES or runtime.queued_records > 0 or runtime.uncertain_write is not None
 
     def is_certainly(self, transaction: Transaction, state: str) -> bool:
-        """Return whether a transaction is in this state, and no pending record may change it."""
+        """Return whether a transaction is in `state`, and no record that changes the state is pending."""
         return transaction.state == state and not self.is_pending(transaction)
 
     def submit(
         self, transactions: Sequence[Transaction], call: Callable[[WrittenCallback], None], written: WrittenCallback
     ) -> None:
-        """Call `call(written)`, which queues a record of these transactions.
+        """Queue one record of these transactions, by `call(callback)`. `written` is called when the write has ended.
 
-        `is_pending` is true for each of them until `written` is called, even if a failed write has restored the
-        transaction's state before.
+        Until then `is_pending` is true for each of these transactions, even if a failed write has already restored the
+        transaction's previous state.
         """
         runtimes = [runtime_state(transaction) for transaction in transactions]
 
@@ -153,11 +153,11 @@ class ActiveTransactions:
     # Durability
 
     def note_written(self, lsn: int) -> None:
-        """Record that a record is written at `lsn`: `when_all_durable` waits for it."""
+        """Store the LSN of a written record, so that `when_all_durable` waits until that record is durable."""
         self._last_lsn = max(self._last_lsn, lsn)
 
     def when_all_durable(self, waiter: DurableCallback) -> None:
-        """Call `waiter(None)` once all records written so far are durable, so that a reply may depend on them."""
+        """Call `waiter(None)` once all records written so far are durable, `waiter(error)` if their fsync fails."""
         if self._last_lsn:
             self.store.when_durable(self._last_lsn, waiter)
         else:
@@ -166,13 +166,12 @@ class ActiveTransactions:
     # State changes of a transaction
 
     def on_opened(self, transaction: Transaction, session: Caller, timeout_ms: int) -> None:
-        """Handle the begin of a transaction: add it to its session, start its timeout."""
         transaction.runtime = TransactionRuntimeState(timeout_ms)
         self.sessions.add_transaction(session, transaction.epoch, local=transaction.origin.local)
         self.open_timeouts.set_deadline(transaction.epoch, timeout_ms / 1000)
 
     def on_prepared(self, transaction: Transaction, lsn: int) -> None:
-        """Handle a written prepare record: the end of the session or timeout does not end the transaction any more."""
+        """Handle a written prepare record; a closed session or the timeout can no longer end the transaction."""
         self.note_written(lsn)
         runtime_state(transaction).lsn = lsn
         self._untrack_open(transaction.epoch)
@@ -180,9 +179,9 @@ class ActiveTransactions:
         self.store.when_durable(lsn, lambda error: self._prepare_durable(transaction, error))
 
     def _prepare_durable(self, transaction: Transaction, error: BaseException | None) -> None:
-        # Check-back must not start before the prepare is durable: a client that is asked may commit its own part, and
-        # after a power failure the transaction would not be prepared here. Check-back starts even if a commit or
-        # rollback is pending, because that may still fail; once the record of either is written, check-back ends.
+        # Check-back must not start before the prepare record is durable. Otherwise a client that is asked could commit
+        # its database transaction, and a power failure could then undo the prepare. Check-back starts even if a commit
+        # or rollback record is queued, because its write may still fail; when the record is written, check-back ends.
         if error is None and transaction.state in states.IN_DOUBT_STATES:
             self._start_check_back(transaction)
 
@@ -207,9 +206,9 @@ class ActiveTransactions:
         self.prepared_expiries.remove(epoch)
 
     def on_committed(self, decision: Decision, waiting: ProgressCallback) -> ApplyProgress:
-        """Handle a written commit record, which will be applied once it is durable; return its progress.
+        """Handle a written commit record, which is applied when it is durable; return the progress of its decision.
 
-        `waiting` is called when the commit is applied or takes long, or if it may not be durable.
+        `waiting` is called once: when the commit is applied, when applying takes long, or when the fsync has failed.
         """
         self.note_written(decision.lsn)
         alone = decision.transactions[0] if len(decision.transactions) == 1 else None
@@ -231,7 +230,7 @@ class ActiveTransactions:
         return progress
 
     def _decision_durable(self, progress: ApplyProgress, error: BaseException | None) -> None:
-        """Apply, in LSN order, the decisions up to this one, which are durable now; after an error, reply with it."""
+        """Start to apply the decisions up to this one, by rising LSN; after a failed fsync, reply with `error`."""
         while self.undurable_decisions and self.undurable_decisions[0].decision.lsn <= progress.decision.lsn:
             first = self.undurable_decisions.popleft()
             if error is None:
@@ -254,7 +253,7 @@ class ActiveTransactions:
                 _add_bounded(self.losses, transaction.epoch, (lost, transaction.messages), DROPPED_COUNTS_KEPT)
 
     def on_ended(self, transaction: Transaction) -> None:
-        """Handle the end of a transaction without a commit: it was rolled back, forgotten or empty."""
+        """Stop the timers, release the space and retry the commands of a transaction that ended without a commit."""
         self._untrack_open(transaction.epoch)
         self._untrack_prepared(transaction.epoch)
         runtime = runtime_state(transaction)
@@ -268,12 +267,12 @@ class ActiveTransactions:
         locked = [each.epoch for each in transactions if each.offsets]
         for transaction in transactions:
             self.on_ended(transaction)
-        # Until the record is durable, a power failure could bring the transactions back, so their offsets stay locked.
+        # The offsets stay locked until the record is durable, because a power failure before that could undo it.
         if locked:
             self.store.when_durable(lsn, lambda error: self._unlock_offsets(locked, error))
 
     def _unlock_offsets(self, epochs: Iterable[int], error: BaseException | None) -> None:
-        # After a failed fsync it is unknown which state the next start finds, so the offsets stay locked.
+        # After a failed fsync the offsets stay locked, because the next start may find the transactions prepared.
         if error is None:
             for epoch in epochs:
                 self.destination.unlock_offsets(epoch)
@@ -281,32 +280,32 @@ class ActiveTransactions:
     # Ends of transactions
 
     def end_session(self, session: Caller) -> None:
-        """Roll back the local open transactions of a closed session, and end its waits for check-back."""
+        """Roll back the local open transactions of a closed session, and end its waits for check-back queries."""
         self.check_back.session_lost(session)
         for epoch in self.sessions.remove_session(session):
             self._end_open(epoch)
 
     def _end_open(self, epoch: int) -> None:
-        """End an open transaction whose session or timeout has ended: now, or when a pending record fails."""
+        """Roll back an open transaction whose session or timeout has ended: now, or when its pending record fails."""
         transaction = self.store.transactions.get(epoch)
         if transaction is not None:
             runtime_state(transaction).orphaned = True
             self._end_orphaned(transaction)
 
     def _end_orphaned(self, transaction: Transaction) -> bool:
-        """Roll back an orphaned transaction if it is open and no record is pending; return whether this was done."""
+        """Roll back an orphaned transaction if it is open and has no pending record; return whether this was done."""
         ends = runtime_state(transaction).orphaned and self.is_certainly(transaction, states.OPEN)
         if ends:
             self._roll_back(transaction)
         return ends
 
     def resume_commands(self, transaction: Transaction) -> None:
-        """Continue after a failed record: end the transaction if it is orphaned, else retry waiting commands."""
+        """After a failed record, roll the transaction back if its session or timeout has ended, else retry commands."""
         if not self._end_orphaned(transaction):
             self.retry_waiting(transaction)
 
     def _prepared_expired(self, epoch: int) -> None:
-        """Roll back a prepared member of a commit group that has expired."""
+        """Roll back a prepared member of a commit group whose expiry time is reached."""
         transaction = self.store.transactions.get(epoch)
         if transaction is not None:
             self.prepared_expiries.set_deadline(epoch, RETRY_SECONDS)
@@ -314,7 +313,7 @@ class ActiveTransactions:
                 self._roll_back(transaction)
 
     def finish_empty(self, transaction: Transaction) -> None:
-        """End a transaction without messages or offsets; no record is written."""
+        """End a transaction without messages and offsets as "read_only"; no record is written."""
         self.store.finish_empty(transaction)
         _add_bounded(self.read_only, (transaction.xid, transaction.epoch), None, READ_ONLY_KEPT)
         self.on_ended(transaction)
@@ -357,7 +356,7 @@ class ActiveTransactions:
 
 
 def runtime_state(transaction: Transaction) -> TransactionRuntimeState:
-    """Return the runtime state of a transaction; create it if recovery has found the transaction."""
+    """Return the runtime state of a transaction; create it at the first call for a transaction found by recovery."""
     runtime: TransactionRuntimeState | None = transaction.runtime
     if runtime is None:
         runtime = transaction.runtime = TransactionRuntimeState()
@@ -365,7 +364,7 @@ def runtime_state(transaction: Transaction) -> TransactionRuntimeState:
 
 
 def require_certain(transaction: Transaction) -> None:
-    """Raise StorageStopped, outcome unknown, if a record of the transaction may or may not be written."""
+    """Raise StorageStopped (outcome unknown) if a failed write may have put a record of the transaction on the disk."""
     unsure = runtime_state(transaction).uncertain_write
     if unsure is not None:
         raise rejections.from_journal_error(unsure)
@@ -383,13 +382,13 @@ def _add_bounded(memory: OrderedDict[Any, Any], key: Any, value: Any, most: int)
 
 @dataclass(slots=True, eq=False)
 class TransactionRuntimeState:
-    """The state of one transaction that is not durable.
+    """The part of one transaction's state that is only in memory.
 
-    `lsn`: LSN of the record that caused its state; 0 before the first prepare or commit. `target_bytes`: bytes sent, by
-    target. `reserved_bytes`: bytes reserved at all targets together. `missing_batches`: (producer id, sequence) of
-    batches whose write failed, until they are sent again. `orphaned`: the session or timeout has ended; if a record was
-    queued at that time and fails, the transaction is rolled back. `uncertain_write`: error of a record that may or may
-    not be in the journal. `waiting_commands`: commands to retry when queued records are written.
+    `lsn`: LSN of its last prepare or commit record; 0 if this run of the broker wrote none. `target_bytes`: log id of a
+    target -> bytes written for it. `reserved_bytes`: bytes reserved at all targets together. `missing_batches`:
+    (producer id, sequence) of batches whose write failed, until they are sent again. `orphaned`: the session or timeout
+    has ended; if a record was queued at that time and fails, the transaction is rolled back. `uncertain_write`: error
+    of a record that may be in the journal or not. `waiting_commands`: called when the queued records are written.
     """
 
     timeout_ms: int = 0
@@ -419,8 +418,8 @@ TOO_LARGE: Final = "The transaction would have {found} {what}; the limit is limi
 class SpaceReservations:
     """Limits the size of unfinished transactions, and reserves space at their targets.
 
-    Space is checked and reserved before a prepare or commit record is written. So a commit that could not be applied is
-    rejected while this is still possible. `reserved_bytes`: the total for prepared and committed transactions.
+    Space is checked and reserved before a prepare or commit record is written, because after that the commit cannot be
+    rejected. `reserved_bytes`: the total for all prepared, and all committed but not applied transactions.
     """
 
     def __init__(self, destination: ApplyTarget, limits: Mapping[str, int]) -> None:
@@ -430,9 +429,10 @@ class SpaceReservations:
     def require_room(
         self, held_bytes: int, held_batches: int, transaction: Transaction, size_bytes: int, batches: int
     ) -> None:
-        """Check that a transaction may grow by `size_bytes` and `batches`. Raises TransactionTooLarge, Busy.
+        """Check that `size_bytes` in `batches` batches may be added to a transaction.
 
-        `held_bytes` and `held_batches`: the totals of all unfinished transactions, including queued batches.
+        `held_bytes` and `held_batches`: the totals of all unfinished transactions. Raises TransactionTooLarge if this
+        transaction would exceed a limit; Busy if all together would.
         """
         for what, limit, found in (
             ("bytes", "transaction_bytes", transaction.size_bytes + size_bytes),
@@ -447,7 +447,7 @@ class SpaceReservations:
             raise Busy(TOO_MANY_BATCHES.format(held=held_batches, more=batches))
 
     def reserve(self, sizes: Mapping[int, int]) -> int:
-        """Reserve the `sizes` by target, all or none, and return the total. Raises the errors of `check_space`."""
+        """Reserve all `sizes` (target key -> bytes), or none if `check_space` raises an error; return the total."""
         taken = 0
         try:
             for key, size in sizes.items():
@@ -462,7 +462,7 @@ class SpaceReservations:
         return taken
 
     def restore(self, size_bytes: int) -> None:
-        """Reserve space for a prepared or committed transaction after recovery, without a check."""
+        """Reserve space for a prepared or committed transaction that recovery has found, without a check."""
         self._destination.reserve_bytes(size_bytes)
         self.reserved_bytes += size_bytes
 
@@ -484,7 +484,6 @@ class SessionTransactions:
         self._session_by_epoch[epoch] = session
 
     def remove_transaction(self, epoch: int) -> None:
-        """Remove a transaction that is no longer open; no effect if it is unknown."""
         session = self._session_by_epoch.pop(epoch, None)
         if session is None:
             return
@@ -497,7 +496,7 @@ class SessionTransactions:
         return len(self._epochs.get(session, ()))
 
     def remove_session(self, session: Caller) -> list[int]:
-        """Remove a session; return the epochs of its local transactions in the order in which they began."""
+        """Remove a session; return the epochs of its local open transactions in the order in which they began."""
         epochs = self._epochs.pop(session, {})
         for epoch in epochs:
             del self._session_by_epoch[epoch]

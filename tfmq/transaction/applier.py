@@ -1,8 +1,8 @@
 """Applies commits to their targets: partitions, the arrival log, group offsets.
 
-Each target has a `TargetQueue`, which applies in order the parts of all decisions (commit records) for this target.
-`ChunkedApply` applies a large part slice by slice. The code that is shared with the delivery of delayed messages is in
-`tfmq.apply_queue`.
+A decision is one commit record, of one transaction or of a commit group; its part for one target is an apply task. Each
+target has a `TargetQueue`, which does the tasks of all decisions in the order of the commits. `ChunkedApply` does a
+large task in several appends, called slices. The delivery of delayed messages shares the code in `tfmq.apply_queue`.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from tfmq.transaction.model import Slice, TargetPart
 from tfmq.transaction.store import TransactionStore
 
 COUNTED_INLINE_MAX: Final = 10_000
-"""With up to this many batches, a decision's targets are computed in the broker's thread (5 ms), else in a worker."""
+"""The targets of a decision with more batches than this (5 ms) are computed in a worker, not in the broker's thread."""
 LATE_SECONDS: Final = 10.0
-"""If a commit is not applied after this time, its request is answered with "applying"."""
+"""If a commit is not applied after this time, the reply to the client has the state "applying"."""
 TURN_BYTES: Final = 8 << 20
-"""Maximum bytes of small parts applied in one turn of the broker (about 10 ms)."""
+"""Maximum bytes of small tasks (one append each) applied in one turn of the broker (about 10 ms)."""
 DUE_WORDS_TOTAL: Final = 4 << 20
-"""Maximum words of due times in memory for replies (32 MiB); above, replies have no handles of delayed messages."""
+"""Maximum of due times in memory for replies (32 MiB). Above it, replies have no handles of delayed messages."""
 DelayedResults: TypeAlias = tuple[ApplyProgress, Sequence[int], Sequence[StoredDelayedBatch]]
-"""The progress of a decision, the indexes of its delayed batches, and where these are stored."""
+"""(progress of a decision, indexes of its delayed batches, where each of these batches is stored)."""
 OFFSETS_PART: Final = TargetPart(OFFSETS_KEY, "", 0, 0, 0)
 
 
@@ -55,7 +55,7 @@ class Applier(ApplyQueues["TargetQueue"]):
     """Applies decisions (commit records) to their targets completely, in order and exactly once.
 
     After an error of a target the applier tries again without limit, because nothing can revert a commit.
-    `on_applied(progress)` is called when a decision is applied for the first time, before any reply.
+    `on_applied(progress)` is called once for each decision, when all its effects are written, and before any reply.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Applier(ApplyQueues["TargetQueue"]):
         self.chunked = InFlightLimit(CHUNKED_MAX)
         self.flush_tracker = FlushTracker(destination, timers, self._complete)
         self.unlimited_turns = True
-        """Whether TURN_BYTES is ignored: from the start until the applier is idle for the first time."""
+        """Whether TURN_BYTES is ignored: from the start of the broker until the applier is idle for the first time."""
         self._release_space, self._on_applied = release_space, on_applied
         self._starting: deque[ApplyProgress] = deque()
-        """Decisions that are not in the queues of their targets yet. The first one's targets are being computed."""
+        """Decisions that are not in the queues of their targets yet; a worker computes the targets of the first one."""
         self._turn_bytes = 0
         self.due_words = 0
         self._late: deque[tuple[float, ApplyProgress]] = deque()
@@ -88,7 +88,7 @@ class Applier(ApplyQueues["TargetQueue"]):
     # Adding decisions to the queues of their targets
 
     def start(self, progress: ApplyProgress) -> None:
-        """Queue a durable decision for its targets, after all earlier decisions."""
+        """Add the tasks of a durable decision to the queues of its targets, after those of all earlier decisions."""
         self._starting.append(progress)
         if len(self._starting) == 1:
             self._start_next()
@@ -140,7 +140,7 @@ class Applier(ApplyQueues["TargetQueue"]):
         return wrote
 
     def may_send(self, queue: TargetQueue, size_bytes: int) -> bool:
-        """Return whether the queue may apply `size_bytes` more in this turn; if not, it continues in the next."""
+        """Return whether `queue` may apply `size_bytes` more in this turn; if not, let it continue in the next turn."""
         if self.stopping or self.unlimited_turns:
             return True
         if self._turn_bytes and self._turn_bytes + size_bytes > TURN_BYTES:
@@ -156,12 +156,12 @@ class Applier(ApplyQueues["TargetQueue"]):
     # Notifications of target queues
 
     def tasks_written(self, queue: TargetQueue, parts: Sequence[ApplyTask], mark: AppendResult) -> None:
-        """Handle tasks whose effects are written; they are durable when `mark` is."""
+        """Handle tasks whose effects are written. `mark`: result of the append that has written these effects."""
         self.flush_tracker.add_written(mark, parts)
         self._finish_tasks(queue, parts)
 
     def record_delayed(self, mark: AppendResult, noted: Sequence[DelayedResults]) -> None:
-        """Fsync delayed batches that are written; then record for replies where these batches are stored."""
+        """Fsync the written delayed batches `noted`; then record, for replies, where these batches are stored."""
         for progress, _, _ in noted:
             progress.undurable_delayed += 1
 
@@ -174,7 +174,7 @@ class Applier(ApplyQueues["TargetQueue"]):
                     self.due_words += progress.due_words - before
                 if progress.is_answerable:
                     progress.notify()
-                if progress.is_durable:  # another fsync may have made the rest durable already
+                if progress.is_durable:  # The other effects may have become durable before.
                     self._complete(progress)
 
         self.destination.fsync_to(mark, forced)
@@ -197,7 +197,7 @@ class Applier(ApplyQueues["TargetQueue"]):
                 self._targets_done(progress)
 
     def _targets_done(self, progress: ApplyProgress) -> None:
-        # A target that has lost effects gets them again, so this can be called twice for a decision.
+        # A target that lost effects before their fsync gets them again, so this can be called twice for a decision.
         if not progress.applied:
             progress.applied = True
             self.store.mark_applied(progress.decision)
@@ -216,7 +216,7 @@ class Applier(ApplyQueues["TargetQueue"]):
     # Blocked, resumed and deleted targets
 
     def target_resumed(self, key: int) -> None:
-        # The target may have lost effects that were written without an fsync: apply them again first.
+        # The target may have lost effects that were written without an fsync: they are applied again, before others.
         parts = self.flush_tracker.remove_undurable(key)
         if parts:
             for progress, _ in parts:
@@ -231,12 +231,12 @@ class Applier(ApplyQueues["TargetQueue"]):
                 self.flush_tracker.retry(key)
 
     def blocked_targets(self) -> dict[int, str]:
-        """Return the reasons of the blocked targets by key, including targets that stopped before an fsync ended."""
+        """Return by key why each blocked target accepts no appends, or why the fsync of its effects failed."""
         return self.flush_tracker.fsync_errors | {queue.key: queue.blocked_reason for queue in self.blocked}
 
     @property
     def blocked_count(self) -> int:
-        """Number of applied transactions whose effects may be lost, because a target stopped before its fsync."""
+        """Number of applied transactions whose effects at a target may be lost, because it stopped before the fsync."""
         courses = self.flush_tracker.blocked_decisions()
         for queue in self.by_key.values():
             courses |= {part.progress for part in queue.pending_tasks() if part.progress.applied}
@@ -250,7 +250,7 @@ class Applier(ApplyQueues["TargetQueue"]):
 
     @property
     def idle(self) -> bool:
-        """Whether the effects of all decisions are written or wait for a blocked target."""
+        """Whether each effect of all decisions is written or waits for a blocked target."""
         return (
             not self._starting
             and not self._ready_queues
@@ -280,7 +280,7 @@ class Applier(ApplyQueues["TargetQueue"]):
     # Stop
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Apply small parts, interrupt large parts after their current slice, fsync, then call `done()`."""
+        """Do the small tasks, interrupt the large ones after their current slice, fsync all, then call `done()`."""
         self.stopping = True
         self._stop_done = done
         self.try_stop()
@@ -299,11 +299,11 @@ class Applier(ApplyQueues["TargetQueue"]):
 logger = logging.getLogger("tfmq.transaction")
 
 OFFSETS_PER_APPEND: Final = 10_000
-"""Maximum of offsets committed in one append: 512 KiB at most, well below the limit of an entry of the catalog."""
+"""Maximum of group offsets of several decisions in one append: 512 KiB, well below the limit of a catalog entry."""
 
 
 class TargetQueue(ApplyQueue):
-    """Apply tasks for one target, done in the order of LSNs, one append at a time; adjacent small tasks share one."""
+    """The apply tasks for one target, done by rising LSN, one append at a time. One append may do many small tasks."""
 
     contents = "committed transactions"
     logger = logger
@@ -312,7 +312,7 @@ class TargetQueue(ApplyQueue):
         super().__init__(key, applier)
         self._applier = applier
         self.slice_bytes = self._read_slice_bytes()
-        """Maximum bytes of one append; larger parts are applied by `ChunkedApply`."""
+        """Maximum bytes of one append; larger tasks are done by `ChunkedApply`."""
         self._queue: deque[ApplyTask] = deque()
         self._applying: list[ApplyTask] = []
         self._batch_indexes: list[Sequence[int]] = []
@@ -330,18 +330,18 @@ class TargetQueue(ApplyQueue):
         return [*self._applying, *self._queue]
 
     def enqueue(self, part: ApplyTask) -> None:
-        """Add a task. Its position (LSN, ordinal) must be higher than those of all queued tasks."""
+        """Add a task. Its source position (LSN, ordinal) must be higher than those of all queued tasks."""
         self._queue.append(part)
         if self.blocked_reason:
             part.progress.notify_late()
 
     def requeue(self, parts: Sequence[ApplyTask]) -> None:
-        """Put tasks back into the queue, in order, because it is not known whether the target has their effects."""
+        """Put tasks back into the queue, by source position, because the target may or may not have their effects."""
         self._queue = deque(sorted([*parts, *self._queue], key=lambda part: part.position))
         self._position_known = False
 
     def target_resumed(self) -> None:
-        """Handle that the target accepts writes again: it may have lost effects that were written without an fsync."""
+        """Handle that the target accepts writes again. It may have lost effects that were written but not fsynced."""
         if self._chunked_apply is not None:
             self._chunked_apply.cancel()
         super().target_resumed()
@@ -358,7 +358,7 @@ class TargetQueue(ApplyQueue):
         return self._send_messages()
 
     def _drop_applied(self, applied: tuple[int, int] | None) -> bool:
-        self.slice_bytes = self._read_slice_bytes()  # unknown before if the target could not be opened
+        self.slice_bytes = self._read_slice_bytes()  # It was unknown if the target could not be opened before.
         there = []
         while applied is not None and self._queue and self._queue[0].position <= applied:
             there.append(self._queue.popleft())
@@ -370,7 +370,7 @@ class TargetQueue(ApplyQueue):
         return bool(self._queue)
 
     def _send_messages(self) -> bool:
-        """Start an append of adjacent small tasks together, or of one large task; return whether one was started."""
+        """Start one append for several adjacent small tasks, or one large task; return False if nothing was started."""
         parts: list[ApplyTask] = []
         batches: list[Batch] = []
         pieces: list[Sequence[int]] = []
@@ -419,10 +419,9 @@ class TargetQueue(ApplyQueue):
     def make_effect(
         self, part: ApplyTask, batches: Sequence[Batch], last: int, decided_ms: Sequence[int] | None = None
     ) -> Effect:
-        """Return the effect that appends `batches`, up to the message with the ordinal `last`, for the task `part`.
+        """Return the effect that appends `batches` and moves the target's source position to (`part`'s LSN, `last`).
 
-        `decided_ms`: the commit time of each batch if several tasks share the append; None: the time of `part`'s
-        commit.
+        `last`: ordinal of the last message. `decided_ms`: commit time of each batch; None: all have that of `part`.
         """
         source = Source(*self._applier.source, part.progress.decision.lsn, last)
         if self.key == OFFSETS_KEY:
@@ -433,14 +432,14 @@ class TargetQueue(ApplyQueue):
         return Append(part.target.topic, *self.partition, batches, source)
 
     def _send_offsets(self) -> None:
-        """Commit the offsets of the first queued decisions together; a group's last offsets replace earlier ones."""
+        """Commit the offsets of the first queued decisions with one effect; later offsets replace earlier ones."""
         parts: list[ApplyTask] = []
         groups: list[GroupPositions] = []
         count = 0
         while self._queue:
             offsets = self._queue[0].progress.decision.offsets
             count += sum(len(each.positions) for each in offsets)
-            # The change must fit into one entry of the catalog. A single decision is never divided.
+            # The effect must fit into one entry of the catalog. The offsets of one decision are never divided.
             if parts and count > OFFSETS_PER_APPEND:
                 break
             parts.append(self._queue.popleft())
@@ -467,7 +466,7 @@ class TargetQueue(ApplyQueue):
             self._failed(error or RuntimeError("an effect ended without a mark"))
             return
         self._unblock()
-        # Only durable offsets are recorded for replies, because others could change after a power failure.
+        # Only durable offsets are recorded for replies: after a power failure, a message could get another offset.
         has_offsets = bool(mark.offsets) and self._applier.destination.is_durable(mark)
         noted: list[DelayedResults] = []
         first = 0
@@ -507,9 +506,9 @@ class TargetQueue(ApplyQueue):
 
 
 CONTIGUOUS_BYTES: Final = 64 << 20
-"""Large parts up to this size are contiguous in their partition: nothing is appended in between."""
+"""The messages of a large task up to this size are contiguous in their partition: nothing is appended in between."""
 CHUNKED_MAX: Final = 4
-"""Maximum of large parts applied at the same time; each needs the memory of a slice, and a worker that reads."""
+"""Maximum of large tasks in progress at the same time; each needs the memory of a slice, and a worker that reads."""
 
 
 class Unreadable(Exception):
@@ -523,12 +522,11 @@ class Unreadable(Exception):
 
 
 class ChunkedApply:
-    """Applies the large part of one decision to one partition, slice by slice; a worker reads the slices.
+    """Does one large apply task of a partition slice by slice: a worker reads a slice, then one append writes it.
 
-    The bytes that are written but not durable are limited for all large parts together (`Applier.in_flight`). While a
-    part of at most CONTIGUOUS_BYTES is applied, nothing else is appended to the partition. `after`: the ordinal of the
-    last message of the part that the partition already has. `done` is called once, with the result of the last append
-    or an error.
+    The bytes that are written but not durable are limited for all large tasks together (`Applier.in_flight`). During a
+    task of at most CONTIGUOUS_BYTES nothing else is appended to the partition. `after`: ordinal of the decision's last
+    message that the partition already has; 0 for none. `done` gets the result of the last append, or an error, once.
     """
 
     def __init__(
@@ -545,10 +543,10 @@ class ChunkedApply:
         self._applier.chunked.acquire(1, self._slot_acquired)
 
     def cancel(self) -> None:
-        """End with an error, because the target has stopped and was resumed."""
-        # The partition may have lost earlier slices, and the position of a later slice would claim that it has them. So
-        # no further slice may be written. The target queue reads the position of the target and starts again from
-        # there.
+        """End the task with an error, because the target has stopped and was resumed."""
+        # The partition may have lost earlier slices. The source position of a later slice would state that the
+        # partition has them, so no further slice may be written. The target queue reads the position of the partition
+        # and starts the task again from there.
         self._cancelled = StorageStopped(reason="the target stopped and resumed meanwhile", outcome=NOT_DONE)
 
     def _slot_acquired(self) -> None:
@@ -585,7 +583,7 @@ class ChunkedApply:
             self._applier.in_flight.release(found.size_bytes)
             self._finish(None, error)
             return
-        # The bytes are released also after a failed fsync, because the target is stopped then.
+        # The bytes are also released after a failed fsync, because the target is stopped then.
         self._applier.destination.fsync_to(mark, lambda _: self._applier.in_flight.release(found.size_bytes))
         for number, count in found.lost:
             self._task.progress.losses[self._queue.key, number] = count

@@ -1,4 +1,4 @@
-"""The progress of commits at their targets, and the fsyncs of their effects."""
+"""How far commits are applied to their targets, and the fsyncs of their effects there."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from tfmq.transaction import states
 from tfmq.transaction.model import Decision, TargetPart
 
 OFFSETS_MAX: Final = 4096
-"""Replies have offsets for commits of up to this many batches, which is the maximum of a TRANSACT frame."""
+"""The reply to a commit of more batches than this has no offsets. A TRANSACT frame has at most as many batches."""
 
 UNKNOWN_OFFSET: Final = -1
 
 DUE_WORDS_MAX: Final = 65_536
-"""Maximum words of due times in one reply to a commit (512 KiB). A batch with one due time for all has one word."""
+"""Maximum of due times in one reply to a commit (512 KiB). A batch whose messages share a due time counts once."""
 
 ProgressCallback: TypeAlias = Callable[["ApplyProgress", BaseException | None], None]
-"""Called with (progress, None) when the commit is applied or late; with an error if it may not be durable."""
+"""Called with (progress, None) when the commit is applied or takes long; with (progress, error) if its fsync failed."""
 
 
 @dataclass(slots=True, eq=False)
 class ApplyProgress:
-    """Progress of one decision (commit record) at its targets, and the requests that wait for it.
+    """How far one decision (commit record) is applied to its targets, and the requests that wait for that.
 
-    `pending_targets`: number of targets that lack their part. `undurable_parts`: number of parts that are written and
-    not known to be durable. `blocked`: a target stopped before the fsync of such a part. `applied`: each target has had
-    its part at least once. `undurable_delayed`: number of appends of delayed batches that are not durable. Replies wait
-    for these appends: the handle of a message contains its ordinal in the arrival log, which another message could get
-    after a power failure.
+    `pending_targets`: number of targets whose effects are not written yet. `undurable_parts`: number of targets whose
+    effects are written and not known to be durable; `blocked`: one of these targets has stopped. `applied`: the effects
+    were written to each target at least once. `undurable_delayed`: number of appends of delayed batches that are not
+    durable. Replies wait for these appends, because the handle of a delayed message contains its ordinal in the arrival
+    log, and another message could get this ordinal after a power failure.
 
-    `damage`: why messages cannot be read from the journal, "" while they can. `losses`: by (log id, ordinal), the
-    number of messages that a repair of the journal lost after the commit. `late`: the reply must not wait any longer.
-    `failure`: why it is not known whether the commit is durable. `offsets`: the offset of each batch, -1 if it is not
-    known; empty for many batches, commit groups and after a restart.
+    `damage`: why messages cannot be read from the journal, "" while they can. `losses`: (log id, first ordinal) ->
+    number of messages that a repair of the journal lost after the commit. `late`: requests are answered before the
+    commit is applied. `failure`: error of the commit record's fsync. `offsets`: the offset of each batch, -1 if it is
+    not known; empty for more than OFFSETS_MAX batches, for commit groups and after a restart.
     """
 
     decision: Decision
@@ -70,17 +70,17 @@ class ApplyProgress:
 
     @property
     def lost(self) -> int:
-        """Maximum number of messages of the decision that were lost by damage of the journal."""
+        """Number of messages lost by damage of the journal; some of them may be in their partition nevertheless."""
         return sum(each.lost_messages for each in self.decision.transactions) + sum(self.losses.values())
 
     @property
     def is_durable(self) -> bool:
-        """Whether all effects are written and durable, and all results for replies are recorded."""
+        """Whether all effects are written and durable."""
         return self.applied and not self.pending_targets and not self.undurable_parts and not self.undurable_delayed
 
     @property
     def is_answerable(self) -> bool:
-        """Whether all effects were written once, and the reply can be complete."""
+        """Whether a complete reply is possible: each effect was written, and the delayed batches are durable."""
         return self.applied and not self.undurable_delayed
 
     def add_callback(self, waiting: ProgressCallback) -> None:
@@ -100,19 +100,19 @@ class ApplyProgress:
             each()
 
     def notify_late(self) -> None:
-        """Let waiting requests be answered although not all is applied: a target is blocked or takes long."""
+        """Answer the waiting requests before the commit is applied, because a target is blocked or takes long."""
         self.late = True
         self.notify()
 
     def record_offsets(self, batch_indexes: Sequence[int], offsets: Sequence[int]) -> None:
-        """Record the offsets of batches by their indexes in the decision; index -1: a later part of a split batch."""
+        """Store offsets for replies, by batch index in the decision; -1 (a later part of a split batch) is ignored."""
         if self.offsets:
             for piece, offset in zip(batch_indexes, offsets, strict=False):
                 if piece >= 0:
                     self.offsets[piece] = offset
 
     def record_delayed(self, batch_indexes: Sequence[int], delayed: Sequence[StoredDelayedBatch]) -> None:
-        """Record where delayed batches are stored, up to DUE_WORDS_MAX. `batch_indexes`: as for `record_offsets`."""
+        """Store for replies where delayed batches are, up to DUE_WORDS_MAX. The indexes are as in `record_offsets`."""
         for piece, each in zip(batch_indexes, delayed, strict=False):
             if self.offsets and piece >= 0 and self.due_words + len(each.dues) <= DUE_WORDS_MAX:
                 self.due_words += len(each.dues)
@@ -120,45 +120,45 @@ class ApplyProgress:
 
 
 FSYNC_DELAY_SECONDS: Final = 0.005
-"""Delay before an fsync, so that several commits share it. Readers wait at most this much longer."""
+"""Delay before an fsync, so that several commits share it. Consumers get the messages at most this much later."""
 RETRY_SECONDS: Final = 30.0
 """Pause before a failed fsync of a target is tried again, unless the target is resumed earlier."""
 
 
 class ApplyTask(NamedTuple):
-    """The part of one decision for one target, which is applied as a whole."""
+    """The part of one decision (`progress`) for one target: the effects that one `TargetQueue` has to write for it."""
 
     progress: ApplyProgress
     target: TargetPart
 
     @property
     def position(self) -> tuple[int, int]:
-        """(LSN, ordinal of the last message): the source position of a target that has all of this part."""
+        """(LSN, ordinal of the last message): the source position that a target has after the whole task is done."""
         return self.progress.decision.lsn, self.target.last_ordinal
 
 
 class WrittenTasks(NamedTuple):
-    """Apply tasks whose effects were written by one append. `mark`: tells whether this append is durable."""
+    """Apply tasks whose effects one append has written. `mark`: the append's result, to query whether it is durable."""
 
     mark: AppendResult
     tasks: Sequence[ApplyTask]
 
 
 class FlushTracker:
-    """Tracks written effects until they are durable. Consumers see the effects only when they are durable.
+    """Fsyncs written effects, and tracks them until they are durable. Before that, no consumer gets the messages.
 
-    An fsync is requested within a few milliseconds, and all effects written meanwhile share it. The reply to a commit
-    does not wait for this fsync. `complete(progress)` is called once a decision is applied and all its effects are
-    durable.
+    An fsync of a target is requested up to FSYNC_DELAY_SECONDS after a write; all effects written until then share it.
+    The reply to a commit does not wait for the fsync. `complete(progress)` is called when a decision is applied and all
+    its effects are durable.
     """
 
     def __init__(self, destination: ApplyTarget, timers: Timers, complete: Callable[[ApplyProgress], None]) -> None:
         self._destination, self._timers, self._complete = destination, timers, complete
         self._written: dict[int, deque[WrittenTasks]] = {}
         self._fsync_requested: set[int] = set()
-        """Keys of targets whose fsync is running, or has failed less than RETRY_SECONDS ago."""
+        """Keys of the targets whose fsync is in progress, or has failed less than RETRY_SECONDS ago."""
         self.fsync_errors: dict[int, str] = {}
-        """By key of each target that stopped before its effects were durable: the reason."""
+        """Key of each target that stopped before its effects were durable -> error of the fsync."""
         self._timer: Any = None
         self._closed = False
 
@@ -173,7 +173,7 @@ class FlushTracker:
         self._start_timer(mark.key)
 
     def remove_undurable(self, key: int) -> list[ApplyTask]:
-        """Remove the tasks of a resumed target that are not known to be durable, and return them in order."""
+        """Remove the tasks of a resumed target whose effects may not be durable; return the tasks in write order."""
         self._fsync_requested.discard(key)
         self.fsync_errors.pop(key, None)
         parts = [part for each in self._written.pop(key, ()) for part in each.tasks]
@@ -191,7 +191,7 @@ class FlushTracker:
         }
 
     def fsync_all(self, done: Callable[[], None]) -> None:
-        """Fsync all targets; call `done()` when each attempt has succeeded or failed."""
+        """Fsync all targets with undurable effects; call `done()` when each fsync has succeeded or failed."""
         left = len(self._written) + 1
 
         def ended(error: BaseException | None) -> None:
@@ -230,7 +230,7 @@ class FlushTracker:
             self._complete_target(key)
             self.retry(key)
             return
-        # A failed fsync stops the target. It is tried again when the target resumes, or after a pause.
+        # A failed fsync stops the target. The fsync is tried again when the target resumes, or after a pause.
         self._timers.after(RETRY_SECONDS, partial(self.retry, key))
         if key in self._written:
             self.fsync_errors[key] = str(error)
@@ -242,7 +242,7 @@ class FlushTracker:
                 progress.blocked = True
 
     def retry(self, key: int) -> None:
-        """Request an fsync again: the target may have resumed or been deleted."""
+        """Request an fsync of the target again, because the target may have resumed or been deleted."""
         self._fsync_requested.discard(key)
         if key in self._written:
             self._start_timer(key)

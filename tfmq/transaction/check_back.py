@@ -14,15 +14,15 @@ from tfmq.transaction.requests import Caller, CheckBackQuery, DoneCallback
 QUERY_PAUSE_SECONDS_MAX: Final = 3600.0
 """Maximum pause between two queries about one transaction."""
 QUERIES_PER_REPLY: Final = 100
-"""Maximum of transactions in one reply to a client, so that several clients share many queries."""
+"""Maximum of queries (one for each transaction) in one reply, so that several clients share the work."""
 WAITS_PER_SESSION_MAX: Final = 1000
-"""Maximum of waits of one client (one for each producer group), so that it cannot use up limits.checks_parked."""
+"""Maximum of waits of one connection, so that one connection cannot use up limits.checks_parked."""
 BUSY: Final = "Too many clients wait for check-back: limits.checks_parked in total, or 1,000 of one connection."
 
 
 @dataclass(slots=True, eq=False)
 class CheckBackWait:
-    """One client that waits for check-back queries of its group."""
+    """A client's request that waits for check-back queries of a producer group."""
 
     group: str
     session: Caller
@@ -32,7 +32,7 @@ class CheckBackWait:
 
 @dataclass(slots=True, eq=False)
 class WatchedTransaction:
-    """What check-back knows of one transaction; `last_client`: the client that was asked last."""
+    """A prepared transaction that is to be asked about; `last_client`: the client that got the last query, or ""."""
 
     group: str
     query_count: int = 0
@@ -40,11 +40,11 @@ class WatchedTransaction:
 
 
 class CheckBack:
-    """Asks clients about prepared transactions, by producer group.
+    """Asks the clients of a producer group how prepared transactions of this group are to end.
 
-    When a transaction has been prepared for `check_seconds`, one client that waits for queries of its group gets a
-    query, made by `make_query(epoch)`. The client answers by a commit or rollback; otherwise the query is repeated
-    after growing pauses. Clients are asked in the order in which they began to wait.
+    When a transaction has been prepared for `check_seconds`, the client that has waited longest for queries of the
+    transaction's group gets the query that `make_query(epoch)` returns. The client answers by a commit or rollback. If
+    it does neither, a client is asked again after pauses that grow up to QUERY_PAUSE_SECONDS_MAX.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class CheckBack:
     # Transactions in doubt
 
     def watch_transaction(self, epoch: int, group: str, age_seconds: float) -> None:
-        """Start check-back of a transaction that has been prepared for `age_seconds`."""
+        """Start check-back of a transaction that has been prepared for `age_seconds` already."""
         self._watched[epoch] = WatchedTransaction(group)
         self._deadlines.set_deadline(epoch, max(0.0, self._check_seconds - age_seconds))
 
@@ -93,10 +93,10 @@ class CheckBack:
     # Waiting clients
 
     def add_wait(self, group: str, wait_ms: int, session: Caller, done: DoneCallback) -> Callable[[], None]:
-        """Wait for queries of the group that are due. Return a function that ends the wait.
+        """Wait until queries of the group are due; return a function that ends the wait with `done([], None)`.
 
-        Calls `done(queries, None)` when there are some, `done([], None)` if there are none within `wait_ms`, and
-        `done(None, Busy)` if too many callers wait.
+        Calls `done(queries, None)` when queries are due, `done([], None)` if none is due within `wait_ms`, and
+        `done(None, Busy)` if too many requests wait.
         """
         wait = CheckBackWait(group, session, done)
         if group in self._due_epochs:

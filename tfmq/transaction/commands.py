@@ -1,7 +1,7 @@
 """Transaction commands: begin, send, prepare, commit, rollback, forget and transact.
 
 Each command calls `done` once, with its result or with an error; a rejected command leaves the transaction unchanged.
-While a record of the same transaction is being written to the journal, a command waits and is then tried again.
+A command that finds a queued record of its transaction waits until the record is written, and is then tried again.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ UNDECIDED_STATES: Final = frozenset((states.OPEN, states.PREPARED))
 
 
 class Wait(Exception):
-    """Raised by a command that must wait: its retry is added to `callbacks`, which are called when the wait ends.
+    """Raised by a command that must wait. `callbacks`: called when the wait ends; `command` adds a retry to them.
 
-    `asked`: the arguments of the retry, given if the original arguments are valid only until the end of the turn.
+    `asked`: arguments of the retry, if the original ones are buffers that are valid only until the end of the turn.
     """
 
     def __init__(self, callbacks: list[Callable[[], None]], asked: tuple[Any, ...] = ()) -> None:
@@ -75,7 +75,7 @@ class Wait(Exception):
 
 
 def command(step: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of commands: pass exceptions to the last argument, `done`; retry after `Wait`; reject when stopping."""
+    """Decorator of commands: passes exceptions to `done`, retries after `Wait`, rejects commands while stopping."""
 
     def attempt(self: Any, *asked: Any) -> None:
         try:
@@ -96,7 +96,7 @@ def command(step: Callable[..., None]) -> Callable[..., None]:
 
 
 class TransactionCommandHandler:
-    """Executes the commands for one transaction, in each of its states, also commands that a client repeats."""
+    """Executes the commands that concern one transaction, in each of its states; a repeated command gets its result."""
 
     def __init__(self, active: ActiveTransactions) -> None:
         self._active = active
@@ -106,20 +106,20 @@ class TransactionCommandHandler:
 
     @command
     def begin(self, request: BeginRequest, session: Caller, done: DoneCallback) -> None:
-        """Begin a transaction; calls `done(BeginResult)`. A repeated request gets the first result again.
+        """Begin a transaction; calls `done(BeginResult)`. A request that is repeated gets the result of the first.
 
         Errors: TransactionExists, GroupStale, GroupFenced, NotAllowed (too many groups), BadRequest.
         """
         if request.xid.startswith(LOCAL_PREFIX):
             raise BadRequest(RESERVED_NAME)
         active, store = self._active, self._store
-        # The name of a local transaction is made of the producer id and the number of its begin request: it is unique.
+        # The name of a local transaction is unique: it is made of the producer id and the number of the begin request.
         xid = request.xid or f"{LOCAL_PREFIX}{request.producer_id:x}-{request.number}"
         timeout_ms = self._timeout_ms(request.timeout_ms)
         now_ms = active.clock.wall_ms()
         ending = store.producer_states.find_request(request.producer_id, request.number, now_ms)
         if ending is not None:
-            # If the transaction has ended since, the next command for it is answered with its outcome.
+            # This is a repeated request. If its transaction has ended, the client's next command gets the outcome.
             begun = store.transactions.get(ending.epoch)
             if begun is not None and begun.runtime is not None:
                 timeout_ms = begun.runtime.timeout_ms or timeout_ms
@@ -165,7 +165,7 @@ class TransactionCommandHandler:
 
     @command
     def send(self, epoch: int, piece: IncomingBatch, done: DoneCallback) -> None:
-        """Store a batch; calls `done(None)` when the batch, or the original of a duplicate, is in the journal.
+        """Write a batch to the journal; calls `done(None)` when it is written. A repeated batch is not written again.
 
         The batch is not fsynced: the prepare or commit makes it durable. Errors: UnknownTransaction, TransactionState,
         TransactionTooLarge, UnknownTopic, SequenceGap, UnknownProducer.
@@ -182,7 +182,7 @@ class TransactionCommandHandler:
         if store.producer_states.is_duplicate(
             piece.producer_id, epoch, piece.sequence, piece.count, active.clock.wall_ms()
         ):
-            # The original may still be queued, and may fail: wait for it.
+            # If the write of the first copy is still queued, it may fail. So wait for its end before replying.
             if runtime.queued_batches:
                 own = piece._replace(data=bytes(piece.data))
                 raise Wait(runtime.waiting_commands, (epoch, own, done))
@@ -219,12 +219,11 @@ class TransactionCommandHandler:
     def prepare(
         self, xid: str, epoch: int, ttl_ms: int | None, offsets: Sequence[Any], session: Caller, done: DoneCallback
     ) -> None:
-        """Prepare a transaction, or repeat this; calls `done(PrepareResult)` once the prepare is durable.
+        """Prepare a transaction; calls `done(PrepareResult)` once the prepare record is durable. May be repeated.
 
-        `ttl_ms`: how long a member of a commit group may stay prepared; None: the default. `offsets`: the consumer
-        offsets to commit with the transaction. Errors: UnknownTransaction, StaleEpoch, TransactionState,
-        TransactionCommitted, TransactionRolledBack, HeuristicOutcome, UnknownTopic, Fenced, NotAllowed, GroupStale,
-        GroupFenced.
+        `ttl_ms`: how long a member of a commit group may stay prepared; None: the default. `offsets`: consumer offsets
+        to commit with the transaction. Errors: UnknownTransaction, StaleEpoch, TransactionState, TransactionCommitted,
+        TransactionRolledBack, HeuristicOutcome, UnknownTopic, Fenced, NotAllowed, GroupStale, GroupFenced.
         """
         transaction = self._active.find_live(xid, epoch)
         if transaction is None:
@@ -253,7 +252,7 @@ class TransactionCommandHandler:
             active.finish_empty(transaction)
             done(PrepareResult(states.READ_ONLY, 0), None)
             return
-        # Prepared and heuristically ended transactions stay until a client or an operator ends them.
+        # Prepared and heuristically ended transactions are limited, because only clients and operators remove them.
         counts = self._store.state_counts
         staying = counts[states.PREPARED] + sum(counts[each] for each in states.HEURISTIC_STATES)
         if staying >= self._active.limits["transactions_prepared"]:
@@ -272,14 +271,14 @@ class TransactionCommandHandler:
                 )
                 active.retry_waiting(transaction)
             else:
-                # During the write, the sequence of its commit group was committed, or its run was aborted.
+                # While the prepare was written, the commit group committed the sequence or aborted the run of `member`.
                 self.roll_back(transaction)
                 done(None, rejections.group_committed(member))
 
         self._submit(transaction, partial(self._store.prepare, transaction, groups, expires_ms), written)
 
     def _expires_ms(self, transaction: Transaction, ttl_ms: int | None) -> int:
-        """Return the expiry time; 0 (never) for all but members of a commit group."""
+        """Return when the prepared transaction expires (wall clock, ms); 0 (never) unless it is in a commit group."""
         if transaction.origin.member is None:
             if ttl_ms is not None:
                 raise BadRequest("Only members of a commit group can expire: omit the time.")
@@ -312,7 +311,7 @@ class TransactionCommandHandler:
     ) -> None:
         """Commit a transaction; calls `done(CommitResult)` once the commit is durable and applied.
 
-        If applying takes long, `done` is called before that, with the state "applying". `one_phase`: commit an open
+        If applying takes long, `done` is called earlier, with the state "applying". `one_phase`: commit an open
         transaction without a prepare. `heuristic`: an operator commits a prepared transaction. `force`, only with
         `heuristic`: commit even if messages of the transaction are lost. Errors: those of `prepare`, and Damaged if
         messages are lost or cannot be read.
@@ -344,7 +343,7 @@ class TransactionCommandHandler:
         elif state in COMMITTED_STATES or (heuristic and state == states.HEURISTIC_COMMITTED):
             progress = runtime_state(transaction).apply_progress
             if progress is None:
-                # An operator committed it, and it was applied before the start of the broker, but is not forgotten yet.
+                # This heuristic commit was durable in all targets before the broker's start, and is not forgotten yet.
                 done(CommitResult(states.COMMITTED, epoch, repeated=True), None)
             else:
                 progress.add_callback(partial(reply_committed, epoch, True, done, by_hand=heuristic))
@@ -426,8 +425,8 @@ class TransactionCommandHandler:
             return
 
         def written(lsn: int, error: BaseException | None) -> None:
-            # An open transaction ends even if its rollback record fails: recovery would roll it back, too, because it
-            # has no commit record.
+            # An open transaction ends even if the write of its rollback record fails: without a commit record, recovery
+            # would roll the transaction back, too.
             if error is not None:
                 self._store.discard(transaction)
             if done is not None:
@@ -446,13 +445,13 @@ class TransactionCommandHandler:
         result: Any,
         done: DoneCallback | None,
     ) -> None:
-        """Queue the record by which `step` ends a prepared or heuristic transaction; reply once it is durable."""
+        """Let `step` queue the record that ends a prepared or heuristic transaction; reply when this is durable."""
 
         def written(lsn: int, error: BaseException | None) -> None:
             if error is not None:
                 self._prepared_record_failed(transaction, error, done)
                 return
-            # The fsync is requested even if no client waits for it.
+            # `when_durable` requests the fsync of the record, which is needed even if no client waits for it.
             self._store.when_durable(lsn, partial(reply_when_durable, done or _ignore_result, result))
             self._active.on_rolled_back((transaction,), lsn)
 
@@ -460,10 +459,10 @@ class TransactionCommandHandler:
 
     @command
     def forget(self, xid: str, epoch: int, done: DoneCallback) -> None:
-        """Forget a heuristic outcome (set by an operator). Calls `done(True)`, or `done(False)` if there is none.
+        """Forget the outcome that an operator set; calls `done(True)`, or `done(False)` if there is no such outcome.
 
-        For a heuristic commit whose effects are applied at all targets, waits until they are durable there. Error
-        TransactionState: the effects are not yet applied, or a target is blocked.
+        After a heuristic commit whose effects are written to all targets, waits until they are durable there. Error
+        TransactionState: not all effects are written, or a target is blocked.
         """
         transaction = self._active.find_live(xid, epoch)
         if transaction is None or transaction.state not in states.HEURISTIC_STATES:
@@ -473,7 +472,7 @@ class TransactionCommandHandler:
             raise Wait(runtime_state(transaction).waiting_commands)
         progress = runtime_state(transaction).apply_progress
         if progress is not None and not progress.is_durable:
-            # Its journal entries are needed until its effects are durable, which may never happen at a blocked target.
+            # The journal entries are needed until the effects are durable, which may never happen at a blocked target.
             if not progress.applied or progress.blocked or progress.pending_targets:
                 raise rejections.wrong_state(xid, transaction.state, "one of its targets is blocked")
             raise Wait(progress.durable_callbacks)
@@ -483,9 +482,10 @@ class TransactionCommandHandler:
 
     @command
     def transact(self, request: TransactRequest, session: Caller, done: DoneCallback) -> None:
-        """Begin, send and commit in one request; calls `done(CommitResult)`. Errors: those of the three commands.
+        """Begin a transaction, send its batches and commit it in one request; calls `done(CommitResult)`.
 
-        All records are written in one journal append with one fsync. Nothing remains of a rejected request.
+        All its records are one journal append with one fsync. A rejected request changes nothing. Errors: those of
+        `begin`, `send` and `commit`.
         """
         now_ms = self._active.clock.wall_ms()
         ending = self._store.producer_states.find_request(request.producer_id, request.number, now_ms)
@@ -515,7 +515,7 @@ class TransactionCommandHandler:
     def _check_batches(
         self, transaction: Transaction, runtime: TransactionRuntimeState, request: TransactRequest
     ) -> None:
-        """Check the limits, and that the sequences of the batches have no gap; fill `runtime.target_bytes`."""
+        """Check the limits, and that the producer sequences have no gap; set `runtime.target_bytes`."""
         sizes = runtime.target_bytes
         total = 0
         expected = self._store.producer_states.next_sequence(request.producer_id)
@@ -523,12 +523,10 @@ class TransactionCommandHandler:
             if piece.sequence != expected:
                 if number:
                     raise SequenceGap(expected=expected, found=piece.sequence)
-                # A repair may have removed the record of an earlier request, so it is unknown whether this one was
-                # executed.
+                # A repair may have removed the records of this request, so it is unknown whether it was executed.
                 if self._store.producer_states.entries_lost:
                     raise UnknownProducer(producer_id=request.producer_id)
-                # The state of the producer id has not expired and does not have this request, so the request was
-                # certainly not executed before.
+                # The producer id's state has not expired and does not have this request: it was certainly not executed.
                 sentence = NOT_FIRST_SEQUENCE.format(expected=expected, found=piece.sequence)
                 raise SequenceGap(sentence, expected=expected, found=piece.sequence)
             expected = piece.sequence + piece.count
@@ -559,7 +557,7 @@ class TransactionCommandHandler:
     def _reply_repeated(
         self, epoch: int, state: str, request: TransactRequest, session: Caller, done: DoneCallback
     ) -> bool:
-        """Reply to a repeated request, or wait until its first execution ends; return False if it must be executed."""
+        """Reply to a repeated request, or raise `Wait` until the first one is written; False: it must be executed."""
         transaction = self._store.transactions.get(epoch)
         progress = None
         if transaction is not None:
@@ -593,7 +591,7 @@ class TransactionCommandHandler:
     def _require_complete(
         self, transaction: Transaction, offsets: Sequence[Any], session: Caller
     ) -> list[GroupPositions]:
-        """Check an open transaction before its prepare or commit; return the consumer offsets to commit."""
+        """Check that an open transaction can be prepared or committed; return the consumer offsets to commit."""
         if self._store.stopped is not None:
             raise rejections.journal_stopped(self._store.stopped)
         if runtime_state(transaction).missing_batches:
@@ -604,7 +602,7 @@ class TransactionCommandHandler:
         return self._active.destination.check_offsets(offsets, session) if offsets else []
 
     def _reserve(self, transaction: Transaction, groups: list[GroupPositions]) -> None:
-        """Reserve space at the targets; lock the offsets. Raises UnknownTopic, StorageStopped, DiskFull."""
+        """Reserve space at all targets and lock the offsets. Raises UnknownTopic, StorageStopped, DiskFull."""
         runtime = runtime_state(transaction)
         if groups:
             self._active.destination.check_space(OFFSETS_KEY, 0)
@@ -615,7 +613,7 @@ class TransactionCommandHandler:
     def _submit(
         self, transaction: Transaction, call: Callable[[WrittenCallback], None], written: WrittenCallback
     ) -> None:
-        """Like `ActiveTransactions.submit`, but release reserved space and offset locks if that call raises."""
+        """Like `ActiveTransactions.submit`, but release the reserved space and the offset locks after an exception."""
         try:
             self._active.submit((transaction,), call, written)
         except Exception:
@@ -629,8 +627,8 @@ class TransactionCommandHandler:
         self._active.destination.unlock_offsets(transaction.epoch)
 
     def _open_record_failed(self, transaction: Transaction, error: BaseException, done: DoneCallback) -> None:
-        """Reply with the error of a failed prepare or commit record. Its transaction stays open."""
-        # If it is not known whether the record is written, the offsets stay locked.
+        """Reply that the write of the prepare or commit record of an open transaction has failed; it stays open."""
+        # If the journal may have the record, the offsets stay locked and the space stays reserved.
         if runtime_state(transaction).uncertain_write is None:
             self._release(transaction)
         done(None, rejections.from_journal_error(error))
@@ -639,7 +637,7 @@ class TransactionCommandHandler:
     def _prepared_record_failed(
         self, transaction: Transaction, error: BaseException, done: DoneCallback | None
     ) -> None:
-        """Reply with the error of a failed record of a prepared transaction, which stays prepared."""
+        """Reply that the record of a prepared or heuristic transaction could not be written; its state is unchanged."""
         if done is not None:
             done(None, rejections.from_journal_error(error))
         self._active.retry_waiting(transaction)
@@ -647,7 +645,7 @@ class TransactionCommandHandler:
     def _reply_ended(self, xid: str, epoch: int, done: DoneCallback, answers: dict[str, Any]) -> None:
         """Reply to a command for an ended transaction, once its outcome is durable.
 
-        The reply is the value of `answers` for the state in which the transaction ended, or an error if it has none.
+        `answers`: state in which the transaction ended -> reply; for other states, the reply is an error.
         """
         if (xid, epoch) in self._active.read_only:
             done(answers[states.READ_ONLY], None)
@@ -675,7 +673,7 @@ class TransactionCommandHandler:
 
 
 def _ignore_result(result: Any, error: BaseException | None) -> None:
-    """Ignore the result of a rollback that no client requested; the next start repeats it if necessary."""
+    """Ignore the result of a rollback that no client requested. After a crash the broker rolls back again if needed."""
 
 
 def reply_committed(
@@ -687,7 +685,7 @@ def reply_committed(
     *,
     by_hand: bool = False,
 ) -> None:
-    """Reply to a commit that is applied, late or failed; used as a `ProgressCallback`.
+    """Reply to a commit that is applied, takes long, or whose fsync failed (`error`); used as a `ProgressCallback`.
 
     If messages are lost, only an operator (`by_hand`) gets a result, and a client gets an error.
     """
@@ -710,7 +708,7 @@ def reply_committed(
 def reply_when_durable(
     done: DoneCallback, result: Any, error: BaseException | None, refusal: TfmqError | None = None
 ) -> None:
-    """Reply when a wait for durability has ended: with its `error`, else with `refusal`, else with `result`."""
+    """Reply when the fsync of a record has ended: with its `error`, else with `refusal`, else with `result`."""
     if error is not None:
         done(None, rejections.durability_unknown(error))
     elif refusal is not None:

@@ -22,14 +22,14 @@ NOT_PREPARED: Final = (
     " the run."
 )
 OFFSETS_MAX: Final = 100_000
-"""Maximum of offsets of a group commit, about 4 MB: they are one change of the catalog, which must fit a segment."""
+"""Maximum of group offsets in one group commit, about 4 MB: they are one catalog entry, which must fit a segment."""
 TOO_MANY_OFFSETS: Final = "The members of a commit group commit the offsets of at most {most} partitions together."
 MISSING_NAMED_MAX: Final = 100
 """Maximum of transactions named in a GroupIncomplete error."""
 
 
 class CommitGroupCommands:
-    """Commands of commit groups. Each calls `done` once. The commands of one group are executed one after the other."""
+    """Commands of commit groups. Each calls `done` once. Commands wait while a record of their group is written."""
 
     def __init__(self, active: ActiveTransactions, commands: TransactionCommandHandler) -> None:
         self._active, self._commands = active, commands
@@ -37,16 +37,16 @@ class CommitGroupCommands:
         self._waiting_commands: dict[str, list[Callable[[], None]]] = {}
         self._last_progress: dict[str, tuple[int, ApplyProgress]] = {}
         self._uncertain_writes: dict[str, UncertainWrite] = {}
-        """Groups of which a record may or may not be written; their commands are rejected until the next start."""
+        """Group with a record that may or may not be in the journal -> the error for its commands until a restart."""
 
     # Commit
 
     @command
     def commit(self, request: GroupCommitRequest, done: DoneCallback) -> None:
-        """Commit all named members atomically; calls `done(GroupCommitResult)`.
+        """Commit all transactions that the request names, atomically; calls `done(GroupCommitResult)`.
 
-        The same record rolls back the other members of the group with this or a lower sequence. Errors: GroupStale,
-        GroupFenced, GroupIncomplete, NotAllowed, BadRequest.
+        The same record rolls back the other prepared members of the group with this or a lower sequence. Errors:
+        GroupStale, GroupFenced, GroupIncomplete, NotAllowed, BadRequest.
         """
         group, sequence, run, names, rows, other_total = request
         self._wait_for_records(group)
@@ -74,7 +74,7 @@ class CommitGroupCommands:
         self._submit(group, (*members, *dropped), call, written, done)
 
     def _require_members(self, request: GroupCommitRequest) -> list[Transaction]:
-        """Return the named members; all must be prepared. Raises GroupIncomplete, BadRequest, StorageStopped."""
+        """Return the transactions that the request names. Raises GroupIncomplete unless all are prepared members."""
         if self._store.stopped is not None:
             raise rejections.journal_stopped(self._store.stopped)
         strangers = set(
@@ -124,7 +124,7 @@ class CommitGroupCommands:
         self._active.on_rolled_back(dropped, lsn)
 
     def _keep_progress(self, group: str, sequence: int, progress: ApplyProgress) -> None:
-        """Store the progress of a commit until its effects are durable, for replies to repeated requests."""
+        """Store the progress of a commit for replies to repeated requests, until all its effects are durable."""
         mine = self._last_progress[group] = (sequence, progress)
 
         def settled() -> None:
@@ -134,7 +134,7 @@ class CommitGroupCommands:
         progress.durable_callbacks.append(settled)
 
     def _repeat_commit(self, request: GroupCommitRequest, rows: int, done: DoneCallback) -> None:
-        """Reply with the result of the first request, and roll back members that were added since then."""
+        """Reply to a repeated request with the first result, and roll back members that have joined since the first."""
         group, sequence = request.group, request.sequence
         left = self._store.commit_groups.find_leftovers(group, sequence)
         self._roll_back_open(left)
@@ -163,7 +163,7 @@ class CommitGroupCommands:
     def abort(self, group: str, sequence: int, run: str, done: DoneCallback) -> None:
         """Fence a run (reject its requests from now on) and roll back its members; calls `done(GroupAbortResult)`.
 
-        If `sequence` is already committed, nothing is changed. Errors: NotAllowed.
+        If the group has committed `sequence` already, nothing is changed. Errors: NotAllowed.
         """
         self._wait_for_records(group)
         if self._store.commit_groups.is_committed(group, sequence):
@@ -198,7 +198,7 @@ class CommitGroupCommands:
         self._submit(group, (), partial(self._store.forget_group, group), written, done)
 
     def list_groups(self, after: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
-        """Return rows of up to `limit` commit groups with names above `after`, in order, and whether there are more."""
+        """Return one row for each of the first `limit` groups with names above `after`, and whether there are more."""
         found = []
         page, more = self._store.commit_groups.page(after, limit)
         for name, group in page:
@@ -223,9 +223,9 @@ class CommitGroupCommands:
         return [each for each in found if each is not None and self._active.is_certainly(each, states.PREPARED)]
 
     def _roll_back_open(self, epochs: Iterable[int]) -> None:
-        """Roll back the open ones among these members, each by its own record."""
-        # Called after the group's record is written, so that open members stay open if the record fails. A member whose
-        # prepare record is being written is rolled back when this write ends, because the member is fenced by then.
+        """Roll back each of the group's members with these epochs that is open, by a record of its own."""
+        # Called after the group's record is written, so that open members stay open if its write fails. A member whose
+        # prepare record is being written is rolled back at the end of that write, because it is fenced by then.
         for epoch in epochs:
             transaction = self._store.transactions.get(epoch)
             if transaction is not None and self._active.is_certainly(transaction, states.OPEN):
@@ -239,10 +239,10 @@ class CommitGroupCommands:
         written: Callable[[int], None],
         done: DoneCallback,
     ) -> None:
-        """Queue a record of the group and call `written` when it is written; later commands of the group wait.
+        """Queue a record of the group and call `written` when it is written; until then commands of the group wait.
 
-        If the record fails, reply with the error. In that case the transactions are unchanged, but open ones are rolled
-        back if their session or timeout has ended meanwhile. If this call raises, nothing is queued and nothing waits.
+        If the write fails, the reply is the error and the transactions keep their states, except that open ones are
+        rolled back if their session or timeout has ended meanwhile. If `_submit` raises, no record is queued.
         """
 
         def completed(lsn: int, error: BaseException | None) -> None:
@@ -264,7 +264,7 @@ class CommitGroupCommands:
             raise
 
     def _wait_for_records(self, group: str) -> None:
-        """Raise `Wait` while a record of the group is being written, StorageStopped if one may have been written."""
+        """Raise `Wait` while a record of the group is being written; StorageStopped after an `UncertainWrite`."""
         if group in self._uncertain_writes:
             raise rejections.from_journal_error(self._uncertain_writes[group])
         if group in self._waiting_commands:

@@ -1,4 +1,8 @@
-"""State of commit groups: in a group, one record for each sequence commits many prepared transactions."""
+"""State of commit groups.
+
+In a commit group, one journal record commits many prepared transactions, its members, under a sequence (a number that
+only increases). A run is one attempt at a sequence. After its abort a run is fenced: its requests are rejected.
+"""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,10 +13,10 @@ from tfmq.errors import GroupFenced, GroupStale, NotAllowed
 from tfmq.transaction.requests import CommitGroupMember
 
 FENCES_PER_GROUP: Final = 1000
-"""Maximum of aborted runs stored for a group until its next commit; the oldest, whose tasks have ended, are removed."""
+"""Maximum of aborted runs stored for one group. The oldest are removed first, because their tasks have ended."""
 
 ABORTED_RETENTION_MS: Final = 86_400_000
-"""How long a group without a commit is stored after its last abort: longer than any task of an aborted run."""
+"""How long a group without a commit is stored after its last abort: longer than any task of an aborted run takes."""
 
 SEQUENCE_TOO_OLD = "The commit group {group} has committed sequence {last} already, and {sequence} is older."
 OTHER_TOTAL = (
@@ -41,8 +45,8 @@ class LastCommit(NamedTuple):
 class CommitGroup:
     """State of one commit group.
 
-    `fenced`: aborted run -> the sequence named by the abort. `members`: epoch -> membership of each transaction that is
-    neither committed nor rolled back.
+    `fenced`: aborted run -> the sequence in the abort request. `members`: epoch -> membership, for each transaction
+    of the group that is neither committed nor rolled back.
     """
 
     last_commit: LastCommit | None = None
@@ -58,9 +62,9 @@ class CommitGroup:
 class CommitGroups:
     """All commit groups by name, rebuilt by replaying the journal.
 
-    Committed sequences only increase. A group with a commit never expires, because a writer that returns with an old
-    sequence after a year must still be rejected. Therefore the number of groups is limited, and an operator can forget
-    a group. A group without a commit expires some time after its last abort.
+    A group with a commit never expires, because a writer that returns with an old sequence after a year must still be
+    rejected. Therefore the number of groups is limited, and an operator can remove a group with the forget command. A
+    group without a commit expires ABORTED_RETENTION_MS after its last abort.
     """
 
     def __init__(self, *, groups_max: int, fences_max: int) -> None:
@@ -70,18 +74,18 @@ class CommitGroups:
     def clear(self) -> None:
         self.by_name: dict[str, CommitGroup] = {}
         self._sorted_names: list[str] = []
-        """Sorted, so that the costs of a page of the list do not depend on the number of groups."""
+        """Sorted names, so that the time for one page of the list does not depend on the number of groups."""
         self._fence_count = 0
         self._abort_times: dict[str, int] = {}
-        """Time of the last abort of each group without a commit, oldest first."""
+        """Name of each aborted group without a commit -> time of its last abort, oldest first."""
 
     # Checks of commands
 
     def may_join(self, member: CommitGroupMember) -> bool:
         """Return whether a transaction with this membership may begin or prepare; False if its sequence is committed.
 
-        Raises GroupStale (a later sequence is committed), GroupFenced (its run was aborted), NotAllowed (too many
-        groups).
+        Raises GroupStale if a later sequence is committed, GroupFenced if the run was aborted, and NotAllowed if the
+        group is new and there are too many groups.
         """
         group = self._find_or_require_room(member.group)
         if group is None:
@@ -97,8 +101,8 @@ class CommitGroups:
     def find_commit(self, group: str, sequence: int, run: str, rows: int, *, other_total: bool) -> LastCommit | None:
         """Return the commit of this sequence; None if the sequence is new.
 
-        Raises GroupStale (a later sequence is committed, or this one with another number of rows, unless
-        `other_total`), GroupFenced (the run was aborted), NotAllowed (too many groups).
+        Raises GroupStale if a later sequence is committed, or if this sequence is committed with another number of rows
+        and `other_total` is false. Raises GroupFenced if the run was aborted; NotAllowed if there are too many groups.
         """
         known = self._find_or_require_room(group)
         if known is None:
@@ -115,12 +119,12 @@ class CommitGroups:
         return None
 
     def is_committed(self, group: str, sequence: int) -> bool:
-        """Return whether this sequence is committed, so that an abort changes nothing. NotAllowed: too many groups."""
+        """Return whether `sequence` or a later one is committed. Raises NotAllowed if there are too many groups."""
         known = self._find_or_require_room(group)
         return known is not None and known.last_commit is not None and sequence <= known.last_commit.sequence
 
     def require_fence_capacity(self, group: str, run: str) -> None:
-        """Raise NotAllowed if no more runs can be fenced: an abort without a fence would let the run join again."""
+        """Raise NotAllowed if `run` cannot be fenced (stored as aborted), because too many runs are stored already."""
         known = self.by_name.get(group)
         mine = known.fenced if known is not None else {}
         if self._fence_count >= self._fences_max and run not in mine and len(mine) < FENCES_PER_GROUP:
@@ -137,7 +141,7 @@ class CommitGroups:
         return [epoch for epoch in epochs if epoch not in members or members[epoch].sequence != sequence]
 
     def find_leftovers(self, group: str, sequence: int, epochs: Iterable[int] = ()) -> list[int]:
-        """Return which epochs a commit of `sequence` rolls back: all members up to this sequence, except `epochs`."""
+        """Return the epochs of the group's members with a sequence up to `sequence`, except those in `epochs`."""
         kept = set(epochs)
         return [
             epoch for epoch, member in self._members(group).items() if member.sequence <= sequence and epoch not in kept
@@ -168,7 +172,7 @@ class CommitGroups:
             self._remove_if_empty(member.group, group)
 
     def apply_commit(self, name: str, sequence: int, run: str, rows: int, time_ms: int) -> None:
-        """Apply a commit record. A repeated record changes nothing."""
+        """Apply a commit record. A record whose sequence is not above the last committed one changes nothing."""
         group = self._get_or_add(name)
         self._abort_times.pop(name, None)
         if group.last_commit is None or sequence > group.last_commit.sequence:
@@ -178,7 +182,7 @@ class CommitGroups:
             self._fence_count += len(group.fenced)
 
     def apply_abort(self, name: str, sequence: int, run: str, time_ms: int) -> None:
-        """Apply an abort record. If its sequence is committed, the record changes nothing."""
+        """Apply an abort record. A record whose sequence is not above the last committed one changes nothing."""
         group = self._get_or_add(name)
         if group.last_commit is None:
             self._abort_times.pop(name, None)
@@ -201,7 +205,7 @@ class CommitGroups:
             self.forget_group(name)
 
     def forget_group(self, name: str) -> None:
-        """Remove the state of a group, except its members."""
+        """Remove the last commit and the aborted runs of a group; its members stay."""
         self._abort_times.pop(name, None)
         group = self.by_name.get(name)
         if group is not None:
@@ -225,7 +229,7 @@ class CommitGroups:
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
-        """Return all groups as plain values, by name; members are stored with their transactions."""
+        """Return all groups as plain values, by name. Members are not included: their transactions have the group."""
         aborted_ms = {name: (time_ms,) for name, time_ms in self._abort_times.items()}
         return tuple(
             (name, group.last_commit, tuple(group.fenced.items()), *aborted_ms.get(name, ()))

@@ -1,14 +1,14 @@
-"""Journal compaction: copies batches forward, so that old files can be deleted.
+"""Journal compaction: copies batches to the end of the transaction journal, so that old files can be deleted.
 
-Without compaction a thousand transactions prepared a month ago could keep a thousand files. Live bytes are those of
-batches that a transaction still needs. Compaction begins when the files have more than four times the live bytes, and
-are larger than eight full files. From each file of which less than half is live, the batches of prepared transactions
-are copied to the end of the journal; the copies name the LSNs of the originals. A file is deleted once nothing refers
-to this file and a later checkpoint was written.
+Without compaction a thousand transactions prepared a month ago could keep a thousand files. Live bytes are the bytes of
+batches that a transaction still needs. A round of compaction begins when all files together have more than four times
+the live bytes, and are larger than eight full files. From each file of which less than half is live, the batches of
+prepared transactions are copied to the end of the journal; each copy has the LSN of its original. A file is deleted
+when no transaction has a reference to the file and a later checkpoint was written.
 
-The headers of entries count as live bytes: otherwise a file with copies of tiny batches would seem as empty as the
-original file, and these batches would be copied again and again. Batches of committed transactions are not copied: they
-will soon be obsolete, and the applier may be reading them.
+The headers of entries count as live bytes. Otherwise a file of copied tiny batches would seem as empty as the original
+file, and these batches would be copied again and again. Batches of committed transactions are not copied, because they
+will soon be obsolete and the applier may be reading them.
 """
 
 import logging
@@ -32,21 +32,21 @@ logger = logging.getLogger("tfmq.transaction")
 LIVE_FACTOR: Final = 4
 """Compaction begins when the files have more than this many times the live bytes."""
 FILES_MIN: Final = 8
-"""If all files together are smaller than this many full files, nothing is copied."""
+"""Compaction does not begin while all files together are smaller than this many full files."""
 EMPTY_FACTOR: Final = 2
-"""A file is emptied if less than 1/EMPTY_FACTOR of it is live. Above LIVE_FACTOR there is always such a file."""
+"""Batches are copied from files of which less than 1/EMPTY_FACTOR is live. Above LIVE_FACTOR there is such a file."""
 
 BYTES_PER_STEP: Final = 1 << 20
-"""Bytes copied at once; the broker does other work before the next step."""
+"""Bytes of batches that one step copies; the broker does other work before the next step."""
 BYTES_PER_ROUND: Final = 256 << 20
-"""Maximum bytes that one round of compaction copies; the next round copies the rest."""
+"""Maximum bytes of batches that one round copies; the next round copies the rest."""
 
 LocationSnapshot = tuple[BatchLocations, int]
-"""Batch locations of a transaction, and how many words of them existed when the round began."""
+"""Batch locations of a transaction, and how many words this array had when the round began."""
 
 
 class JournalCompaction:
-    """Copies live batches out of journal files that are nearly empty; workers read them."""
+    """Copies live batches from journal files that are less than half live; workers read the batches."""
 
     def __init__(
         self, journal: JournalStore, table: TransactionTable, queue: JournalWriter, run: RunInWorker, file_bytes: int
@@ -60,7 +60,7 @@ class JournalCompaction:
         self._next_index = 0
         self._relocated_epochs: set[int] = set()
         self._unreadable_files: set[int] = set()
-        """Numbers of the files with an unreadable entry, out of which nothing more is copied."""
+        """Numbers of the files with an unreadable entry; no later round copies batches from these files."""
         self.running = False
 
     @property
@@ -94,7 +94,7 @@ class JournalCompaction:
 
     def _read_done(self, found: "tuple[list[AppendMsg], int] | None", error: BaseException | None) -> None:
         if isinstance(error, JournalError | OSError):
-            # No later round reads this file. A client gets the error when it commits the transaction.
+            # No later round reads this file. A client gets an error when the transaction of that entry is committed.
             lsn, files = self._lsns[self._next_index], self._journal.files
             number = files[bisect_right([file.first for file in files], lsn) - 1].number
             logger.error("the transaction journal's file %d cannot be emptied: %s", number, error)
@@ -131,10 +131,10 @@ class JournalCompaction:
 
 
 def plan_round(rows: Sequence[LocationSnapshot], files: Sequence[JournalFileInfo], bad: frozenset[int]) -> "array[int]":
-    """Select the batches to copy, and return their LSNs, ordered by transaction. Runs in a worker.
+    """Select the batches that a round copies, and return their LSNs, ordered by transaction. Runs in a worker.
 
-    The batches are in files that are less than half live, the oldest files first. The last file, and files with numbers
-    in `bad`, are left out.
+    Selects all batches in `rows` that are in files less than half live, from the oldest such file on, but not in the
+    last file nor in files with a number in `bad`. The round ends before the file that would exceed BYTES_PER_ROUND.
     """
     firsts = [file.first for file in files]
     alive = [0] * len(files)
@@ -162,7 +162,7 @@ def plan_round(rows: Sequence[LocationSnapshot], files: Sequence[JournalFileInfo
 
 
 def _read_batches(read: Callable[[int], Any], places: "array[int]", at: int) -> tuple[list[AppendMsg], int]:
-    """Return copies of the batches from index `at` on, about BYTES_PER_STEP, and the next index. Runs in a worker."""
+    """Read batches from `places[at]` on, about BYTES_PER_STEP; return copies and the next index. Runs in a worker."""
     messages: list[AppendMsg] = []
     size = 0
     while at < len(places) and (not messages or size < BYTES_PER_STEP):

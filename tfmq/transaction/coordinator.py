@@ -22,14 +22,14 @@ HOUSEKEEPING_SECONDS: Final = 1.0
 class TransactionCoordinator(TransactionCommandHandler):
     """Executes transaction commands, from begin to forget.
 
-    No reply is sent before the journal fsync that it depends on. No message is visible to consumers before the fsync of
-    its commit record. All methods are called by the broker's thread. `write()` writes the records of a turn (one pass
-    of the broker's event loop) in one journal append; call it at the end of a turn if `mark_ready` was called, and in
-    each turn until `recover` or `stop` is done.
+    A reply is sent only after the journal fsync that the reply depends on. A message is visible to consumers only after
+    the fsync of its commit record. All methods are called in the broker's thread. `write()` writes the records of a
+    turn (one pass of the broker's event loop) in one journal append. The broker calls it at the end of a turn in which
+    `mark_ready` was called, and in each turn until `recover` or `stop` is done.
 
-    `settings`: the keys `transaction.*` of the configuration without that prefix. `limits`: the limits by name. Errors
-    are passed to `done`, none is raised. Each method lists its own errors; every method that writes may also pass
-    StorageStopped, DiskFull and Busy.
+    `settings`: the keys `transaction.*` of the configuration without that prefix. `limits`: the limits by name. A
+    command raises no error, but passes it to `done`. Each command lists its own errors; every command that writes may
+    also pass StorageStopped, DiskFull and Busy.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class TransactionCoordinator(TransactionCommandHandler):
         self._recovery_done: Callable[[], None] | None = None
         self._stop_done: Callable[[], None] | None = None
         self.stopped = False
-        """Whether `stop` is done. Afterwards do not use the store, because a worker may be closing it."""
+        """Whether `stop` is done. After that the store must not be used, because a worker may be closing it."""
 
     def await_check_back(self, group: str, wait_ms: int, session: Caller, done: DoneCallback) -> Callable[[], None]:
-        """Wait `wait_ms` for check-back queries, which ask a producer group how its prepared transactions ended.
+        """Wait up to `wait_ms` for check-back queries, which ask how a group's prepared transactions are to end.
 
-        `done(queries)` is called when there are any, or `done([])` at the end. Return a function that ends the wait
-        with `done([])`; it has no effect once `done` was called.
+        Calls `done(queries, None)` when there are any, or `done([], None)` after `wait_ms`. Returns a function that
+        ends the wait with `done([], None)`; that function has no effect after `done` was called.
         """
         if self._active.stopping:
             done(None, Busy(rejections.STOPPING))
@@ -81,15 +81,15 @@ class TransactionCoordinator(TransactionCommandHandler):
         return self._active.check_back.add_wait(group, wait_ms, session, done)
 
     def session_closed(self, session: Caller) -> None:
-        """Roll back the local open transactions of a closed session, and end its waits for check-back."""
-        # After the stop no rollback is needed, because recovery rolls back open transactions.
+        """Roll back the local open transactions of a closed session, and end its waits for check-back queries."""
+        # After the stop no rollback is needed, because the next start rolls back open transactions.
         if not self.stopped:
             self._active.end_session(session)
 
     # Turns, start and stop
 
     def write(self) -> bool:
-        """At the end of a turn, write queued records and apply effects; return False if there was nothing to do."""
+        """Write the queued records and apply effects, at the end of a turn; return False if there was nothing to do."""
         wrote = self._store.write()
         wrote = self._applier.write() or wrote
         if self._recovery_done is not None and self._applier.idle and not self._store.due:
@@ -105,10 +105,10 @@ class TransactionCoordinator(TransactionCommandHandler):
         stopped()
 
     def recover(self, done: Callable[[], None]) -> None:
-        """Restore prepared transactions with their offset locks, and apply committed ones.
+        """After a start, restore prepared transactions with their offset locks, and apply committed transactions.
 
-        Call this before the listener opens, then run turns until `done()`. By then each committed transaction is
-        written to its targets, or waits for a blocked target.
+        Called before the listener opens. The caller then runs turns until `done()` is called. By then the effects of
+        each committed transaction are written to their targets, or wait for a blocked target.
         """
         self._recovery_done = done
         self._active.restore()
@@ -119,9 +119,9 @@ class TransactionCoordinator(TransactionCommandHandler):
         self._housekeeping_timer = self._timers.after(HOUSEKEEPING_SECONDS, self._run_housekeeping, deferrable=True)
 
     def stop(self, done: Callable[[], None]) -> None:
-        """Reject new requests; call `done()` when no work is left and all effects are fsynced, if possible.
+        """Reject new requests, finish the queued work, fsync all effects where possible, then call `done()`.
 
-        The caller runs turns until `done()`, and closes the store afterwards.
+        The caller runs turns until `done()` is called, and closes the store after that.
         """
         self._active.stopping = True
         self._stop_done = done

@@ -7,11 +7,11 @@ from typing import Any, Final
 from tfmq.apply_target import Timers
 
 STALE_ENTRIES_MIN: Final = 1024
-"""With fewer removed or replaced entries than this the heap is not rebuilt."""
+"""The heap is not rebuilt while it has fewer removed or replaced entries than this."""
 
 
 class EpochHeap:
-    """Epochs with one value each, and the lowest value. The heap is rebuilt when most of its entries are removed."""
+    """A map from epochs to values, and its lowest value. The heap is rebuilt when most of its entries are obsolete."""
 
     def __init__(self) -> None:
         self._values: dict[int, float] = {}
@@ -41,7 +41,7 @@ class EpochHeap:
 
 
 class Deadlines(EpochHeap):
-    """Deadlines of transactions by epoch, on the monotonic clock. At a deadline `expired(epoch)` is called, once."""
+    """Deadlines by epoch, on the monotonic clock. When one passes, it is removed and `expired(epoch)` is called."""
 
     def __init__(self, timers: Timers, expired: Callable[[int], None]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Deadlines(EpochHeap):
         self._cancel_timer()
 
     def _start_timer(self) -> None:
-        """Start the timer for the earliest deadline. A timer that fires too early restarts itself."""
+        """Start the timer for the lowest heap entry. If its epoch is removed, the timer fires and only restarts."""
         if not self._heap:
             return
         due = self._heap[0][0]

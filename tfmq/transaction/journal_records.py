@@ -18,11 +18,11 @@ from tfmq.transaction.requests import CommitGroupMember
 PARTITION_OFFSET_FIELDS: Final = 5
 
 Topics: TypeAlias = Sequence[tuple[int, str]]
-"""(log id, topic name) of each target. The names are only for display: a later topic may have the same name."""
+"""(log id, topic name) of each target partition. The log id identifies the topic; the name is only for display."""
 
 
 class Origin(NamedTuple):
-    """Origin of a transaction: its name and the request that began it. Immutable.
+    """Origin of a transaction: its name and the request that began the transaction. Immutable.
 
     `xid`: the name; empty for a transaction of one TRANSACT frame. `local`: the transaction ends with its session.
     `producer_id` and `number` identify the begin request, so that a repeated request is recognised. `group`: the
@@ -42,8 +42,8 @@ class Origin(NamedTuple):
 class PrepareRecord(NamedTuple):
     """Prepare record of a transaction.
 
-    `messages`: the number of its messages, by which recovery finds out whether any are missing. `expires_ms`: wall
-    clock time after which a member of a commit group may be rolled back; 0: never.
+    `messages`: the number of its messages; recovery compares it with the number of messages that it has found.
+    `expires_ms`: wall clock time after which a member of a commit group may be rolled back; 0: never.
     """
 
     epoch: int
@@ -69,7 +69,7 @@ class RollbackRecord(_Step):
 
 
 class LocalCommitRecord(NamedTuple):
-    """Commit decision of a transaction that was not prepared; it has most fields of a prepare record."""
+    """Commit decision of a transaction without a prepare record; it has most fields of a prepare record itself."""
 
     epoch: int
     time_ms: int
@@ -100,7 +100,7 @@ class ForgetRecord(_Step):
 
 
 class EpochLeaseRecord(NamedTuple):
-    """Lease of epochs: those below `end` may be in use. The first such record has the key of `Outcomes`."""
+    """Lease of epochs: all epochs below `end` may be in use. `Outcomes` uses the `key` of the first such record."""
 
     end: int
     time_ms: int
@@ -110,9 +110,9 @@ class EpochLeaseRecord(NamedTuple):
 class GroupCommitRecord(NamedTuple):
     """Commits all `members` by one decision, and rolls back `dropped`; both are lists of epochs.
 
-    The order of `members` defines the ordinals of their messages. `rows`: how many rows the writer has written; by this
-    number, a repeated commit with other rows is detected. A record without members only rolls back transactions that
-    have joined the group since its commit; it is written when the commit is repeated.
+    The order of `members` defines the ordinals of their messages. `rows`: how many rows the writer has written, to
+    detect a repeated commit with another number of rows. A record without members only rolls back `dropped`; it is
+    written when a commit is repeated and transactions have joined the group since the first time.
     """
 
     group: str
@@ -125,7 +125,7 @@ class GroupCommitRecord(NamedTuple):
 
 
 class GroupAbortRecord(NamedTuple):
-    """Aborts `run`, unless `sequence` is committed, and rolls back the transactions with the epochs `dropped`."""
+    """Aborts `run`, unless `sequence` is committed, and rolls back `dropped`, the epochs of its prepared members."""
 
     group: str
     sequence: int
@@ -135,7 +135,7 @@ class GroupAbortRecord(NamedTuple):
 
 
 class GroupForgetRecord(NamedTuple):
-    """An operator's request to forget the sequences of a commit group."""
+    """An operator's request to forget the last commit and the aborted runs of a commit group."""
 
     group: str
     time_ms: int
@@ -158,7 +158,7 @@ Operation: TypeAlias = (
 
 
 def _checked_fields(fields: Any, *kinds: type) -> Sequence[Any]:
-    """Check the types of the first fields and return these; ignore fields of later versions. Raises TypeError."""
+    """Return the first `len(kinds)` fields; a later version may write more. Raises TypeError for a wrong type."""
     if type(fields) is not tuple:
         raise TypeError(f"an array is expected, not {type(fields).__name__}")
     for value, kind in zip(fields, kinds, strict=False):
@@ -207,7 +207,7 @@ _TYPES: Final[dict[str, type]] = {
     **dict.fromkeys(("group", "run"), str),
     "key": bytes,
 }
-"""The types of the fields of a payload, by name; all others are `int`."""
+"""Field name -> type in a payload; all other fields are `int`."""
 
 _UNPACKERS: Final[dict[str, Any]] = {
     "origin": unpack_origin,
@@ -216,7 +216,7 @@ _UNPACKERS: Final[dict[str, Any]] = {
     "members": _unpack_epochs,
     "dropped": _unpack_epochs,
 }
-"""The functions that decode the fields that are not single values."""
+"""Field name -> function that decodes the field, for fields that are arrays."""
 
 KINDS: Final[dict[type[Any], int]] = {
     PrepareRecord: entry.PREPARE,
@@ -235,13 +235,13 @@ KINDS: Final[dict[type[Any], int]] = {
 _RECORDS: Final = {kind: record for record, kind in KINDS.items()}
 
 _SINGLE_TRANSACTION_KINDS: Final = frozenset(kind for kind in KINDS if "epoch" in kind._fields)
-"""Operations on one transaction: its epoch is in the header of the journal entry, not in the payload."""
+"""Kinds of operations on one transaction. The epoch is in the header of their journal entry, not in the payload."""
 
 _pack: Final = msgpack.Packer(autoreset=True).pack
 
 
 def pack(operation: Operation) -> tuple[int, int, bytes]:
-    """Encode an operation as (kind, epoch or 0, payload) for the journal."""
+    """Encode an operation for the journal as (kind, epoch, payload); the epoch is 0 if it concerns no transaction."""
     kind = type(operation)
     if kind in _SINGLE_TRANSACTION_KINDS:
         return KINDS[kind], operation[0], _pack(operation[1:])  # type: ignore[return-value]
@@ -249,7 +249,7 @@ def pack(operation: Operation) -> tuple[int, int, bytes]:
 
 
 def unpack(kind: int, epoch: int, payload: bytes) -> Operation:
-    """Decode the result of `pack`. Raises ValueError."""
+    """Decode the result of `pack`. Raises ValueError if it is malformed."""
     record = _RECORDS.get(kind)
     if record is None:
         raise ValueError(f"an operation of the unknown kind {kind}; a later version may know it")

@@ -1,4 +1,4 @@
-"""The queue of entries for the transaction journal, and the callbacks that wait for their fsync."""
+"""The queue of entries for the transaction journal, and the callbacks that wait for the fsync of written entries."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,18 +16,18 @@ from tfmq.transaction.model import IncomingBatch, Transaction
 from tfmq.transaction.transaction_table import TransactionTable
 
 APPEND_BYTES: Final = 8 << 20
-"""Maximum of one append, so that the broker's thread is not blocked; a single item of the queue may be larger."""
+"""Maximum bytes of one append, so that the broker's thread is not blocked; a single queue item may be larger."""
 
 CACHED_TRANSACTION_BYTES: Final = 64 << 10
-"""Transactions of one request, up to this size, stay in memory until they are applied."""
+"""The batches of a transaction of one request stay in memory until they are applied, up to this size."""
 CACHED_TOTAL_BYTES: Final = 32 << 20
-"""Maximum bytes of all these transactions in memory. The others are read from the journal when they are applied."""
+"""Maximum bytes of all batches that stay in memory. Others are read from the journal when they are applied."""
 
 WrittenCallback: TypeAlias = Callable[[int, BaseException | None], None]
-"""written(lsn, None): the item's last entry is at `lsn` in the journal and is applied to the table, but not fsynced.
+"""written(lsn, None): the entries of a queue item are written, the last one at `lsn`, and are applied to the table.
 
-written(0, error): the table is unchanged, and nothing was written, unless the error is an UncertainWrite. Errors:
-journal.errors.Full (retry when there is space), Stopped, other journal errors, OSError.
+They are not fsynced yet. written(0, error): the table is unchanged. After an UncertainWrite the entries may be in the
+journal, after any other error they are not: journal.errors.Full (retry when there is space), Stopped, OSError, others.
 """
 
 RequestFsync: TypeAlias = Callable[[JournalStore, int, DurableCallback], None]
@@ -35,13 +35,13 @@ RequestFsync: TypeAlias = Callable[[JournalStore, int, DurableCallback], None]
 
 
 class UncertainWrite(Stopped):
-    """The disk failed during an append, so its entries may or may not be in the journal: the next start decides."""
+    """The disk failed during an append. The next start finds out whether the journal has the entries of the append."""
 
 
 class WriteRequest:
-    """An item of the queue: messages of one transaction, then an operation; one of these may be absent.
+    """An item of the queue: batches of one transaction (`messages`), then an operation. One of the two may be absent.
 
-    All entries of an item are written in one append. `revert` is called if the write fails.
+    All entries of an item are written in one append. If that fails, `revert` is called, and `written` with the error.
     """
 
     __slots__ = ("contents", "message_count", "messages", "operation", "revert", "size_bytes", "transaction", "written")
@@ -73,7 +73,7 @@ class WriteRequest:
         self.size_bytes = size
 
     def copy_data(self) -> None:
-        """Copy message data in buffers of the caller, because these are valid only until the end of the turn."""
+        """Copy the batches out of the buffers of the caller, which are valid only until the end of the turn."""
         for number, message in enumerate(self.messages):
             if not isinstance(message.data, bytes):
                 own = message._replace(data=bytes(message.data))
@@ -83,10 +83,10 @@ class WriteRequest:
 class JournalWriter:
     """Writes queued items to the transaction journal. Used by one thread only.
 
-    The items queued during a turn are written in one append, or in several if they are too large; each item is in the
+    The items queued during a turn are written in one append, or in several if they are too large. Each item is in the
     journal completely or not at all. After an append its entries are applied to the table, then the `written` callbacks
-    are called. While a worker starts a new journal file, items wait, with copies of their data. If an append fails, all
-    queued items fail, because later items may have been accepted only on the condition that earlier ones are written.
+    are called. While a worker starts a new journal file, the items wait in the queue, with copies of their data. If an
+    append fails, all queued items fail, because a later item may have been accepted only because of an earlier one.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class JournalWriter:
     # Writing
 
     def write(self) -> bool:
-        """Write queued items, and request the fsyncs that callbacks wait for; return False if there was no work."""
+        """Write the queued items, and request the fsync that callbacks wait for; return False if there was no work."""
         if not self.due:
             return False
         while self._queue and not self.starting_file:
@@ -204,7 +204,7 @@ class JournalWriter:
             item.written(lsn, None)
 
     def _apply(self, items: list[WriteRequest], places: list[int]) -> list[int]:
-        """Apply all entries to the table, in order; return the LSN of the last entry of each item."""
+        """Apply the written entries to the table, in order; return the LSN of the last entry of each item."""
         table = self._table
         at = 0
         last = []
@@ -223,7 +223,7 @@ class JournalWriter:
         return last
 
     def _fail(self, items: list[WriteRequest], error: BaseException) -> None:
-        # Some of `items` may be written, but certainly no later item.
+        # After an UncertainWrite the journal may have entries of `items`, but certainly not those of later items.
         later_error = Stopped(error.reason) if isinstance(error, UncertainWrite) else error
         count = len(items)
         refused = [*items, *self._queue]
@@ -259,7 +259,7 @@ class JournalWriter:
     # Fsync
 
     def when_durable(self, lsn: int, waiter: DurableCallback) -> None:
-        """Call `waiter(None)` once the entry at `lsn` is durable, or `waiter(error)` if the journal stops before."""
+        """Call `waiter(None)` once the entry at `lsn` is durable, or `waiter(error)` if the journal stops first."""
         if lsn < self._journal.forced_offset:
             waiter(None)
         else:

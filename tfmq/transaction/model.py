@@ -1,4 +1,4 @@
-"""In-memory model of a transaction. Message data stays in the transaction journal."""
+"""In-memory model of a transaction and of its commit. Message data stays in the transaction journal."""
 
 import sys
 from array import array
@@ -15,10 +15,10 @@ from tfmq.transaction.journal_records import Origin
 Buffer = bytes | bytearray | memoryview
 
 WORDS_PER_BATCH: Final = 3
-"""Words of a batch in `BatchLocations`: its LSN, its log id, and a word with both message count and size."""
+"""64-bit words of a batch in `BatchLocations`: its LSN, its log id, and a word with both message count and size."""
 
 ENTRY_BYTES: Final = HEADER_SIZE + MESSAGES.size
-"""Bytes of the journal entry of a batch besides its messages and blocks; a tiny message is smaller than this."""
+"""Bytes of the journal entry of a batch besides the messages and the list of blocks."""
 
 SIZE_BITS: Final = 32
 SIZE_MASK: Final = (1 << SIZE_BITS) - 1
@@ -27,13 +27,13 @@ ROW_WORDS: Final = 4
 """Words per row of `Decision.partition_rows`."""
 
 LOST_LOG_ID: Final = 0
-"""Log id in the locations of messages that a journal repair has lost; their ordinals stay in use."""
+"""Log id in the location of messages lost by damage. They keep their ordinals, so that no other ordinal changes."""
 
 NO_ROWS: Final = array("Q")
 
 
 class IncomingBatch(NamedTuple):
-    """A batch that a client sends into a transaction, for the partition with the log `log_id`.
+    """A batch that a client sends in a transaction, for the partition whose log has the id `log_id`.
 
     `blocks` and `data`: as in `journal.record.batch.Batch`. `data` must stay unchanged until the end of the turn.
     """
@@ -48,7 +48,7 @@ class IncomingBatch(NamedTuple):
 
 
 class BatchLocation(NamedTuple):
-    """Where one batch is: LSN of its journal entry, log id of its target, message count and size."""
+    """Location of one batch: LSN of its journal entry, log id of its target, message count and size."""
 
     lsn: int
     log_id: int
@@ -57,7 +57,7 @@ class BatchLocation(NamedTuple):
 
 
 class BatchLocations(array):  # type: ignore[type-arg]
-    """Locations of a transaction's batches in the order sent, packed into an array of 64-bit words."""
+    """Locations of a transaction's batches in the order sent: an array with three 64-bit words for each batch."""
 
     __slots__ = ()
 
@@ -98,11 +98,11 @@ def unpack_locations(data: bytes) -> BatchLocations:
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """A transaction in the `TransactionTable`; only journal entries change its durable fields.
+    """A transaction in the `TransactionTable`. Its durable fields change only when a journal entry is applied.
 
-    `topics`: topic name by log id. `offsets`: the consumer offsets to commit, set by the prepare or commit record.
-    Times are wall clock times in ms, 0 if not set. `obsolete`: the journal no longer needs the messages. `messages`
-    includes the `lost_messages`, which a journal repair has lost. `runtime`: the `TransactionRuntimeState`.
+    `topics`: log id -> topic name. `offsets`: the consumer offsets to commit, set by the prepare or commit record.
+    Times are wall clock times in ms, 0 if not set. `obsolete`: the transaction no longer needs its journal entries.
+    `lost_messages`: how many of its `messages` damage of the journal destroyed. `runtime`: `TransactionRuntimeState`.
     """
 
     epoch: int
@@ -117,17 +117,17 @@ class Transaction:
     messages: int = 0
     lost_messages: int = 0
     queued_messages: int = 0
-    """Messages that are queued for the journal and not yet written."""
+    """Number of messages that are queued for the journal and not yet written."""
     size_bytes: int = 0
     """Total size of the written messages."""
     lsn: int = 0
-    """LSN of the record that led to `state`; 0 if there is none, or an earlier process wrote it."""
+    """LSN of the record that led to `state`; 0 if there is none, or recovery has read `state` from a snapshot."""
     decision: "Decision | None" = None
     obsolete: bool = False
     cached_batches: Sequence[Batch] | None = None
-    """All batches, if they are so small that they stay in memory until they are applied; else None."""
+    """All batches, if they are so small that they stay in memory until they are applied; None otherwise."""
     file_references: list[int] = field(default_factory=list)
-    """LSNs by which the transaction has references to journal files, one for each file."""
+    """One LSN in each journal file to which the transaction has a reference."""
     runtime: Any = None
 
     @property
@@ -139,7 +139,7 @@ class Transaction:
 
 
 class TargetPart(NamedTuple):
-    """The part of a decision for one partition, which has all of it if it has the message with `last_ordinal`."""
+    """The part of a decision for one partition. A partition that has message `last_ordinal` has the whole part."""
 
     log_id: int
     topic: str
@@ -149,11 +149,11 @@ class TargetPart(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """A part of a decision: the messages that one append writes to a partition.
+    """Messages of a decision that one append writes to a partition.
 
-    `last_ordinal`: the ordinal of its last message, counted as in `Decision`. `batch_indexes`: for each batch its index
-    in the whole decision; if a batch was split, its later parts have -1. `lost`: (first ordinal, count) of messages
-    that are missing because of a journal repair.
+    `last_ordinal`: ordinal of the last message, counted as in `Decision`. `batch_indexes`: for each batch its index in
+    the whole decision; -1 for the second and later parts of a split batch. `lost`: (first ordinal, count) of messages
+    that are not in `batches`, because damage of the journal destroyed them.
     """
 
     batches: Sequence[Batch]
@@ -166,9 +166,9 @@ class Slice(NamedTuple):
 class Decision:
     """A commit recorded in the journal, of one transaction or of all members of a commit group.
 
-    `lsn`: LSN of the commit record. The messages are numbered from 1 by ordinals: transaction by transaction, and in
-    each transaction in the order in which they were sent. Ordinals never change, so after any crash an ordinal shows
-    how much of the decision a partition has.
+    `lsn`: LSN of the commit record. Each message has an ordinal, counted from 1, transaction by transaction, and in
+    each transaction in the order of sending. Ordinals never change. So after a crash, the ordinal in a partition's
+    source position shows which messages of the decision the partition has.
     """
 
     __slots__ = ("_rows_by_partition", "_targets", "lsn", "time_ms", "transactions")
@@ -193,7 +193,7 @@ class Decision:
         return [places for each in self.transactions for places in each.offsets]
 
     def partition_rows(self, log_id: int) -> "array[int]":
-        """Return four words for each batch that is for the partition `log_id`; empty if the decision has none.
+        """Return four words for each batch of the decision for the partition `log_id`; empty if it has no such batch.
 
         The words are: LSN, ordinal of the first message, count and size as in `BatchLocations`, index in the decision.
         """
@@ -202,7 +202,7 @@ class Decision:
         return self._rows_by_partition.get(log_id, NO_ROWS)
 
     def release_memory(self) -> None:
-        """Free the memory of `targets` and `partition_rows`, which are computed again when they are used."""
+        """Free the memory of `targets` and `partition_rows`; both are computed again at their next use."""
         self._targets = None
         self._rows_by_partition = {}
 
@@ -211,7 +211,7 @@ class Decision:
         return sum(each.locations.batch_count for each in self.transactions)
 
     def compute_targets(self) -> None:
-        """Compute `targets` and `partition_rows` (0.5 us a batch). A worker may do so before their first use."""
+        """Compute `targets` and `partition_rows` (0.5 us a batch); a worker may call this before their first use."""
         plans: dict[int, array[int]] = {}
         number, index = 1, 0
         for transaction in self.transactions:

@@ -1,4 +1,4 @@
-"""Outcomes of ended transactions by name, stored for days to answer late requests."""
+"""Outcomes (committed or rolled back) of ended transactions by name, stored for days to answer late requests."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from tfmq.transaction.states import COMMITTED, ROLLED_BACK
 
 DIGEST_SIZE: Final = 16
-"""Bytes of the digest of a name. The digest has a secret key, so clients cannot construct collisions."""
+"""Bytes of the digest of a name. The hash has a secret key, so that clients cannot construct collisions."""
 
 OUTCOME_ROW: Final = Struct(f">{DIGEST_SIZE}sQQ")
 ROW_SIZE: Final = OUTCOME_ROW.size
@@ -17,23 +17,23 @@ _TAIL: Final = Struct(">QQ")
 EPOCH_SIZE: Final = 8
 
 LOCAL_PREFIX: Final = "local:"
-"""Prefix of the names of local transactions; clients cannot use it."""
+"""Prefix of the names that the broker gives to local transactions; a client cannot give such a name."""
 
 ALL_EPOCHS: Final = (1 << 63) - 1
-"""Value of `expired_epoch`, above every epoch, if any outcome may be missing."""
+"""Value of `expired_epoch` above every epoch: the outcome of any transaction may be missing."""
 
 STATES: Final = (COMMITTED, ROLLED_BACK)
 STATE_BITS: Final = 8
 
 NEWEST_MAX: Final = 2048
-"""Maximum of outcomes in the dict of `Outcomes` (250 bytes each). A full dict is moved to a sealed run, in 0.6 ms."""
+"""Maximum of outcomes in the dict of `Outcomes` (250 bytes each). A full dict becomes a sealed run, in 0.6 ms."""
 NEWEST_SHARE: Final = 16
-"""In a small table, at most 1/NEWEST_SHARE of the outcomes are in the dict, so that few outcomes expire at once."""
+"""The dict has at most 1/NEWEST_SHARE of `outcomes_max`, because it becomes a run, and a run expires as a whole."""
 
 MERGED_RUNS: Final = 16
-"""Number of sealed runs merged into one. A lookup among a million outcomes searches about 45 runs (0.2 ms)."""
+"""Number of sealed runs that are merged into one. So a lookup in a million outcomes searches 45 runs (0.2 ms)."""
 MERGED_SHARE: Final = 12
-"""A merged run has at most 1/MERGED_SHARE of the maximum, because a run expires as a whole."""
+"""A merged run has at most 1/MERGED_SHARE of `outcomes_max`, because a run expires as a whole."""
 
 
 class Outcome(NamedTuple):
@@ -45,14 +45,14 @@ class Outcome(NamedTuple):
 
 
 class OutcomeRun(NamedTuple):
-    """A sealed run: outcomes in rows sorted by digest, which never change. `merged`: it was made of several runs."""
+    """A sealed run: an immutable sequence of outcomes, sorted by digest. `merged`: the run was made of several runs."""
 
     merged: bool
     newest_ms: int
     rows: bytes
 
     def find(self, digest: bytes) -> Iterator[Outcome]:
-        """Yield every outcome with that digest, by rising epoch."""
+        """Yield every outcome with this digest, by rising epoch."""
         rows = self.rows
         count = len(rows) // ROW_SIZE
         at = bisect_left(range(count), digest, key=lambda n: rows[n * ROW_SIZE : n * ROW_SIZE + DIGEST_SIZE])
@@ -64,10 +64,10 @@ class OutcomeRun(NamedTuple):
 class Outcomes:
     """Bounded table of outcomes, rebuilt by replaying the journal.
 
-    An outcome takes 32 bytes: the digest of the name with a secret key, the epoch, time and state. The newest outcomes
-    are in a small dict, older ones in sealed runs: sorted rows that never change. Small runs are merged. A run is
-    removed as a whole: when it is too old, or as the oldest one while there are too many outcomes. The same outcomes in
-    the same order give the same table, with or without a snapshot. `key` is set before the first outcome.
+    An outcome takes 32 bytes: the digest of the name with a secret `key`, the epoch, time and state. The newest
+    outcomes are in a small dict, older ones in sealed runs: sorted rows that never change. Small runs are merged. A run
+    is removed as a whole: when it is too old, or when it is the oldest one and there are too many outcomes. The same
+    outcomes in the same order result in the same table, also after a restart from a snapshot. `key` must be set first.
     """
 
     def __init__(self, *, outcomes_max: int, retention_ms: int) -> None:
@@ -83,14 +83,14 @@ class Outcomes:
         self._dict_newest_ms = 0
         self._runs: list[OutcomeRun] = []
         self.expired_epoch = 0
-        """Highest epoch whose outcome may have expired."""
+        """Highest epoch whose outcome may have been removed, because it expired or because entries were lost."""
         self._sealed_count = 0
 
     def __len__(self) -> int:
         return self._sealed_count + self._dict_count
 
     def find(self, xid: str, epoch: int = 0) -> Outcome | None:
-        """Return the outcome of `xid` at `epoch`, or its latest outcome for epoch 0; None if it is not known."""
+        """Return the outcome of the transaction `xid` with this epoch (0: the latest one); None if it is not stored."""
         digest = self._digest(xid)
         for found in self._search(digest):
             if not epoch or found.epoch == epoch:
@@ -98,7 +98,7 @@ class Outcomes:
         return None
 
     def add_outcome(self, xid: str, epoch: int, state: str, time_ms: int) -> None:
-        """Record one outcome. The epochs of a name must increase from call to call."""
+        """Store one outcome. For one name, each call must have a higher epoch than the call before."""
         digest = self._digest(xid)
         word = time_ms << STATE_BITS | STATES.index(state)
         self._dict[digest] = self._dict.get(digest, b"") + _TAIL.pack(epoch, word)
@@ -112,11 +112,11 @@ class Outcomes:
             self._remove_oldest_run()
 
     def mark_entries_lost(self) -> None:
-        """Record that a journal repair has removed entries, so that any earlier outcome may be missing."""
+        """Note that a journal repair has removed entries, so that the outcome of any transaction may be missing."""
         self.expired_epoch = ALL_EPOCHS
 
     def mark_epochs_leased(self, end: int) -> None:
-        """Record that epochs below `end` were leased. After a loss of entries, only their outcomes may be missing."""
+        """Note that epochs below `end` were leased. After a loss of entries, outcomes from `end` on are complete."""
         if self.expired_epoch == ALL_EPOCHS:
             self.expired_epoch = end - 1
 
@@ -131,7 +131,7 @@ class Outcomes:
             yield from reversed(list(run.find(digest)))
 
     def _seal_dict(self) -> None:
-        """Move the outcomes of the dict to a sealed run; remove the oldest runs above the limit."""
+        """Move the outcomes of the dict to a new sealed run; remove the oldest runs if there are too many outcomes."""
         size = _TAIL.size
         rows = [
             digest + tails[position : position + size]
@@ -148,7 +148,7 @@ class Outcomes:
             self._remove_oldest_run()
 
     def _merge_runs(self) -> None:
-        """Merge the unmerged runs, at the end of the list, if there are enough of them."""
+        """Merge the newest MERGED_RUNS runs into one, if none of them is merged and the result is not too large."""
         runs = self._runs[-MERGED_RUNS:]
         size = sum(len(run.rows) for run in runs) // ROW_SIZE
         if len(runs) < MERGED_RUNS or runs[0].merged or size * MERGED_SHARE > self._outcomes_max:

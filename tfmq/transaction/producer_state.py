@@ -1,4 +1,4 @@
-"""Producer sequences and transaction numbers, by which duplicates and gaps in transactions are detected."""
+"""Producer sequences and transaction numbers, to detect repeated requests, repeated batches and missing batches."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 from tfmq.errors import BadRequest, SequenceGap, UnknownProducer, UnknownTransaction
 
 LeaseTime = Callable[[int], int | None]
-"""lease_time(producer id): the latest wall clock time (ms) of its lease; None if it was never leased."""
+"""lease_time(producer id): latest wall clock time (ms) at which this id was leased; None if it never was."""
 
 NO_NUMBER: Final = -1
 
 NOT_STAMPED: Final = 0
-"""`seen_ms` after a batch, which has no time in the journal; the next operation in the journal sets the time."""
+"""`seen_ms` after a batch, whose journal entry has no time. The next operation in the journal sets the time."""
 
 NUMBER_EXPIRED = (
     "Transaction {number} of this producer id has ended and later ones have begun: its outcome is no longer stored"
@@ -27,7 +27,7 @@ PARTIAL_DUPLICATE = (
 
 
 class RequestOutcome(NamedTuple):
-    """What a request led to: a transaction's epoch, and its state: "prepared", "committed", "rolled_back" or ""."""
+    """The transaction that a request began. `state`: "prepared", "committed", "rolled_back", or "" before a record."""
 
     epoch: int
     state: str
@@ -37,9 +37,9 @@ class RequestOutcome(NamedTuple):
 class ProducerState:
     """State of one producer id. The snapshot has the fields in the same order.
 
-    `sequence_epoch`: the epoch of its latest transaction with messages; `first_sequence`: the first sequence in it.
-    `last_number`, `last_epoch` and `last_state`: number of the begin request, epoch and state of its latest transaction
-    that has a record. `seen_ms`: wall clock time of its last journal entry, or NOT_STAMPED.
+    `sequence_epoch`: epoch of the id's latest transaction with messages; `first_sequence`: sequence of its first
+    message. `last_number`, `last_epoch`, `last_state`: number of the begin request, epoch and state of the id's latest
+    transaction with a record. `seen_ms`: wall clock time of the id's last journal entry, or NOT_STAMPED.
     """
 
     next_sequence: int = 0
@@ -55,12 +55,12 @@ _FIELDS: Final = tuple(each.name for each in fields(ProducerState))
 
 
 class ProducerStates:
-    """State of all producers that send into transactions, longest idle first, rebuilt from the journal.
+    """State of all producer ids that send in transactions, the longest idle first, rebuilt from the journal.
 
-    A client uses a producer id of its own for each concurrent transaction. The sequences of an id are contiguous over
-    all partitions, and its transaction numbers increase. Idle ids expire; if there are too many ids, those idle for the
-    longest time expire. An unknown id up to `expired_id` may have expired, so it is not accepted as new. Batches that
-    are queued for the journal are *staged*: later checks already count them.
+    A client uses one producer id for each of its concurrent transactions. The sequences of an id are contiguous over
+    all partitions, and its transaction numbers increase. Idle ids expire. If there are too many ids, the longest idle
+    ones expire. An unknown id up to `expired_id` may have expired, so it is not accepted as new. Batches that are
+    queued for the journal are *staged*: the checks count them as if they were written.
     """
 
     def __init__(self, *, producers_max: int, idle_ms: int, lease_time: LeaseTime) -> None:
@@ -72,12 +72,12 @@ class ProducerStates:
     def clear(self) -> None:
         self.expired_id = 0
         self.entries_lost = False
-        """Whether a journal repair has ever removed records, so that state that is missing here may have been lost."""
+        """Whether a journal repair has ever removed entries, so that the state of any producer id may be incomplete."""
         self._producers: OrderedDict[int, ProducerState] = OrderedDict()
         self._staged: dict[int, tuple[int, int, int]] = {}
-        """By producer id with queued batches: (epoch, first sequence in this transaction, next sequence)."""
+        """Producer id with queued batches -> (epoch, first sequence in this transaction, next sequence)."""
         self._begun: dict[int, tuple[int, int]] = {}
-        """By producer id: (number, epoch) of its latest transaction without a record."""
+        """Producer id -> (number, epoch) of its latest transaction that has begun and has no record yet."""
         self._unstamped: set[int] = set()
         """The producer ids whose `seen_ms` is NOT_STAMPED."""
 
@@ -86,16 +86,15 @@ class ProducerStates:
 
     @property
     def highest_id(self) -> int:
-        """The highest producer id found in the journal; 0 if there is none."""
+        """The highest producer id of all journal entries so far; 0 if there is none."""
         return max((self.expired_id, *self._producers))
 
     # Checks
 
     def find_request(self, producer_id: int, number: int, now_ms: int) -> RequestOutcome | None:
-        """Return what the request `number` (TRANSACT or BEGIN) of a producer led to; None if the request is new.
+        """Return the transaction that the request `number` (TRANSACT, BEGIN) of an id began; None for a new request.
 
-        Raises UnknownTransaction for a number below the last one, UnknownProducer for an id that expired or was never
-        leased.
+        Raises UnknownTransaction for a number below the last one; UnknownProducer for an expired or never leased id.
         """
         begun = self._begun.get(producer_id)
         stream = self._producers.get(producer_id)
@@ -111,9 +110,9 @@ class ProducerStates:
         return None
 
     def is_duplicate(self, producer_id: int, epoch: int, sequence: int, count: int, now_ms: int) -> bool:
-        """Return whether this batch is already in the transaction or queued; False if it is the next one.
+        """Return whether this batch is already in the transaction or queued; False if the batch is the next one.
 
-        Raises SequenceGap, UnknownProducer, BadRequest (a part of the batch is new, or it is of another transaction).
+        Raises SequenceGap, UnknownProducer; BadRequest if a part of the batch is new, or was in another transaction.
         """
         known = self._sequences(producer_id)
         if known is None:
@@ -131,12 +130,12 @@ class ProducerStates:
         raise BadRequest(PARTIAL_DUPLICATE.format(first=sequence, last=sequence + count - 1))
 
     def next_sequence(self, producer_id: int) -> int:
-        """Return the next expected sequence; 0 for a new producer id, which `find_request` must have accepted."""
+        """Return the next expected sequence; 0 for a new producer id. Call `find_request` first, to check the id."""
         known = self._sequences(producer_id)
         return known[2] if known is not None else 0
 
     def _sequences(self, producer_id: int) -> tuple[int, int, int] | None:
-        """Return a row as in `_staged`, from queued batches or, if none are queued, the journal; None for a new id."""
+        """Return a row as in `_staged`, or made from written batches if none are queued; None for an unknown id."""
         staged = self._staged.get(producer_id)
         if staged is not None:
             return staged
@@ -146,7 +145,7 @@ class ProducerStates:
         return stream.sequence_epoch, stream.first_sequence, stream.next_sequence
 
     def _require_new(self, producer_id: int, now_ms: int) -> None:
-        """Raise UnknownProducer for an id whose state may have expired. A recent lease proves that it has not."""
+        """Raise UnknownProducer if the id's state may have expired. A recent lease of the id proves that it has not."""
         leased = self._lease_time(producer_id)
         if producer_id <= self.expired_id or leased is None or leased + self._idle_ms < now_ms:
             raise UnknownProducer(producer_id=producer_id)
@@ -173,7 +172,7 @@ class ProducerStates:
     # Replay of journal entries
 
     def apply_batch(self, producer_id: int, epoch: int, sequence: int, count: int) -> int:
-        """Apply a batch of the journal; return how many messages of the producer are missing just before it."""
+        """Apply a batch of the journal; return how many messages of the producer are missing just before this batch."""
         stream = self._most_recent(producer_id, NOT_STAMPED)
         self._unstamped.add(producer_id)
         missing = sequence - stream.next_sequence
@@ -186,7 +185,7 @@ class ProducerStates:
         return max(0, missing)
 
     def apply_outcome(self, producer_id: int, number: int, epoch: int, state: str, time_ms: int) -> None:
-        """Apply a record after which the transaction begun by the request `number` is in `state`."""
+        """Apply a record: the transaction that the request `number` has begun is now in `state`."""
         stream = self._most_recent(producer_id, time_ms)
         self._unstamped.discard(producer_id)
         if number >= stream.last_number:
@@ -194,7 +193,7 @@ class ProducerStates:
         self.discard_begun(producer_id, number)
 
     def expire(self, now_ms: int) -> None:
-        """Replace NOT_STAMPED in `seen_ms`, and remove producers that were idle for too long."""
+        """Replace NOT_STAMPED by `now_ms` in each `seen_ms`, and remove producer ids that were idle for too long."""
         streams = self._producers
         for producer_id in self._unstamped:
             streams[producer_id].seen_ms = now_ms
@@ -203,7 +202,7 @@ class ProducerStates:
             self._remove_idlest()
 
     def _most_recent(self, producer_id: int, time_ms: int) -> ProducerState:
-        """Return the state of a producer, a new one if there is none, and make it the most recently used one."""
+        """Return the state of a producer id, create it if there is none, and make the id the most recently used one."""
         stream = self._producers.get(producer_id)
         if stream is None:
             stream = self._producers[producer_id] = ProducerState()
@@ -222,7 +221,7 @@ class ProducerStates:
     # Snapshots
 
     def dump(self) -> tuple[Any, ...]:
-        """Return the state of all producers as plain values, except what is not in the journal yet."""
+        """Return the state of all producer ids as plain values, without staged batches and begun transactions."""
         values_of = attrgetter(*_FIELDS)
         rows = [(id, *values_of(state)) for id, state in self._producers.items()]
         return (self.expired_id, rows, self.entries_lost)

@@ -1,4 +1,4 @@
-"""Read-only queries for operators: lists of transactions, details of one, and the status."""
+"""Queries of operators: the list of transactions, the details of one transaction, and the status."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,10 +11,10 @@ from tfmq.transaction.model import Transaction
 TOPICS_DESCRIBED: Final = 1000
 """Maximum of topics in the details of a transaction, which must fit into a frame's header."""
 TARGETS_DESCRIBED: Final = 100
-"""Maximum of blocked targets in the details and in the status, which must also fit into a frame's header."""
+"""Maximum of blocked targets in the details of a transaction and in the status; both must fit into a frame's header."""
 
 SCANNED_MAX: Final = 10_000
-"""Maximum of transactions examined for one page (about 3 ms), so a page may be short."""
+"""Maximum of transactions examined for one page (about 3 ms). So a page may have fewer rows than requested."""
 
 ATTENTION_STATES: Final = frozenset((states.PREPARED, states.APPLYING, *states.HEURISTIC_STATES))
 UNKNOWN: Final = "unknown"
@@ -25,7 +25,7 @@ UNDURABLE_STATES: Final = {
     states.HEURISTIC_COMMITTED: states.COMMITTING,
     states.HEURISTIC_ROLLED_BACK: states.ROLLING_BACK,
 }
-"""The state shown instead of the actual state while the record of the latter is written but not durable."""
+"""State of a transaction -> state shown to users while the record that led to the first is not durable."""
 
 
 class TransactionQueries:
@@ -38,11 +38,11 @@ class TransactionQueries:
     def page(
         self, wanted: Sequence[str] | None, after_epoch: int, limit: int, group: str = ""
     ) -> tuple[list[dict[str, Any]], bool, int]:
-        """Return a page of transactions: (rows by epoch, whether there are more, last epoch).
+        """Return a page of transactions: (rows by epoch, whether there are more, last examined epoch).
 
-        The next page begins after the last epoch. Rows are as in LIST_TRANSACTIONS. `wanted`: only transactions in
-        these states; None: those that need an operator's attention. A page may be short or empty although there are
-        more.
+        To get the next page, pass the last examined epoch as `after_epoch`. A page may be short or empty although there
+        are more. Rows are as in the reply to LIST_TRANSACTIONS. `wanted`: the states of the transactions to return;
+        None: ATTENTION_STATES, and transactions in doubt.
         """
         rows: list[dict[str, Any]] = []
         after = after_epoch
@@ -65,7 +65,7 @@ class TransactionQueries:
         return state in ATTENTION_STATES or bool(transaction.prepared_ms and state in states.IN_DOUBT_STATES)
 
     def _shown_state(self, transaction: Transaction) -> str:
-        """Return the state shown to users, which neither a power failure nor a stopped target can revert."""
+        """Return the state to show to users: one that neither a power failure nor a stopped target can revert."""
         state = transaction.state
         if not self._store.is_durable(transaction):
             return UNDURABLE_STATES.get(state, state)
@@ -102,7 +102,7 @@ class TransactionQueries:
         }
 
     def describe(self, xid: str, epoch: int) -> dict[str, Any]:
-        """Return the details of the transaction `xid`; epoch 0: its latest. `state` may be "unknown"."""
+        """Return the details of the transaction `xid` (epoch 0: the latest of this name); `state` may be "unknown"."""
         transaction = self._store.transactions.get(epoch) if epoch else self._store.by_xid.get(xid)
         if transaction is not None and transaction.xid == xid:
             return self._details(transaction)
@@ -142,7 +142,7 @@ class TransactionQueries:
         return {applier.target_name(key): why for key, why in parked[:TARGETS_DESCRIBED]}
 
     def status(self) -> dict[str, Any]:
-        """Return the part "transactions" of STATUS."""
+        """Return the part "transactions" of the reply to STATUS."""
         counts, active = self._store.state_counts, self._active
         oldest_ms = active.prepared_ms.lowest
         age_seconds = 0 if oldest_ms is None else max(0, active.clock.wall_ms() - oldest_ms) // 1000

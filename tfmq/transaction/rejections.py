@@ -1,4 +1,4 @@
-"""The errors of rejected transaction commands. The functions return these errors, and raise none."""
+"""The errors of rejected transaction commands. Each function returns an error, which the caller raises or replies."""
 
 import logging
 from typing import Final
@@ -31,7 +31,7 @@ FORCE_BY_HAND: Final = "Only an operator commits what is left of a transaction: 
 
 
 def from_journal_error(error: BaseException, outcome: Outcome = NOT_DONE) -> TfmqError:
-    """Convert an error of the transaction journal to one for clients; an error for clients is returned unchanged."""
+    """Convert an error of the transaction journal to an error for clients; return an error for clients unchanged."""
     if isinstance(error, TfmqError):
         return error
     refusal: TfmqError
@@ -64,7 +64,7 @@ def journal_stopped(reason: str, outcome: Outcome = NOT_DONE) -> StorageStopped:
 
 
 def durability_unknown(error: BaseException) -> TfmqError:
-    """Return the error for a record with a failed fsync: its outcome is unknown."""
+    """Return the error for a command whose record is written, but whose fsync failed: the outcome is unknown."""
     return from_journal_error(error, UNKNOWN)
 
 
@@ -75,12 +75,12 @@ def not_open(epoch: int) -> UnknownTransaction:
 
 
 def wrong_state(xid: str, state: str, rule: str) -> TransactionState:
-    """Return the error for a command that the state does not permit; `rule` is the end of the sentence."""
+    """Return the error for a command that `state` does not permit; `rule` is the end of its text."""
     return TransactionState(f"The transaction {xid} is {state}; {rule}.", state=state)
 
 
 def member_rule(member: CommitGroupMember) -> str:
-    """Return the `rule` for `wrong_state`: a member of a commit group cannot be committed alone."""
+    """Return the `rule` of `wrong_state` for a client's commit of a single member of a commit group."""
     return (
         f"it belongs to the commit group {member.group}, whose commit of sequence {member.sequence} commits it with the"
         " others"
@@ -93,7 +93,7 @@ def missing_batch(xid: str) -> TransactionState:
 
 
 def lost(xid: str, lost: int, messages: int) -> Damaged:
-    """Return the error for the commit of a prepared transaction that has lost messages in a repair."""
+    """Return the error for the commit of a prepared transaction whose messages were partly lost by damage."""
     sentence = (
         f"The transaction {xid} was not committed: {lost} of its {messages} messages were lost with damage in the"
         f" transaction journal. Roll it back, or commit what is left by hand: tfmq tx commit {xid} --force."
@@ -102,7 +102,7 @@ def lost(xid: str, lost: int, messages: int) -> Damaged:
 
 
 def lost_since(xid: str, state: str, lost: int, messages: int) -> Damaged:
-    """Return the error for a committed transaction with lost messages, which partitions may not have received."""
+    """Return the error for a committed transaction with lost messages, which its partitions may not have received."""
     sentence = (
         f"The transaction {xid or 'without a name'} is committed, but damage in the transaction journal took up to"
         f" {lost} of its {messages} messages before their partitions had them. Look at what its topics have."
@@ -116,13 +116,13 @@ def unreadable(damage: str) -> Damaged:
 
 
 def heuristic_outcome(state: str) -> HeuristicOutcome:
-    # A heuristic commit is visible to consumers, whatever the client requests, so the outcome is not "not done".
+    # After a heuristic commit the messages are visible to consumers, so the outcome cannot be "not done".
     outcome: Outcome = UNKNOWN if state == states.HEURISTIC_COMMITTED else NOT_DONE
     return HeuristicOutcome(state=state, outcome=outcome)
 
 
 def stale_epoch(epoch: int, newest: int) -> StaleEpoch:
-    # The outcome of the older transaction is no longer stored, so it may have been committed.
+    # The outcome of the older transaction is not stored any more, so that transaction may have been committed.
     return StaleEpoch(epoch=epoch, newest=newest, outcome=UNKNOWN)
 
 

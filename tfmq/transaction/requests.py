@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from tfmq.apply_target import StoredDelayedBatch
 
 DoneCallback: TypeAlias = Callable[[Any, BaseException | None], None]
-"""Called exactly once, in the broker's thread, at once or later: (result, None) or (None, error)."""
+"""Called exactly once, in the broker's thread, at once or later, with (result, None) or (None, error)."""
 
 
 class Caller(Protocol):
@@ -19,7 +19,7 @@ class Caller(Protocol):
 
 
 class CommitGroupMember(NamedTuple):
-    """Membership in one sequence of a commit group. `run`: one attempt at the sequence, refused after its abort."""
+    """Membership in one sequence of a commit group. `run`: one attempt at the sequence; an aborted run is refused."""
 
     group: str
     sequence: int
@@ -29,10 +29,10 @@ class CommitGroupMember(NamedTuple):
 class BeginRequest(NamedTuple):
     """Request for a new transaction.
 
-    `producer_id` and `number` identify the request, so that a repeated request is recognised. `xid`: the name; an empty
-    one makes the transaction local, so that it ends with its session. `timeout_ms`: None for the broker's default.
-    `group`: the producer group for check-back after the prepare, or "". `member`: the transaction is committed with a
-    commit group.
+    `producer_id` and `number` identify the request, so that a repeated request is recognised. `xid`: the name, or ""
+    for a local transaction, which ends with its session. `timeout_ms`: how long the transaction may be open; None: the
+    broker's default. `group`: the producer group for check-back after the prepare, or "". `member`: the membership of a
+    transaction that is to be committed with a commit group.
     """
 
     producer_id: int
@@ -53,7 +53,7 @@ class BeginResult(NamedTuple):
 
 
 class PrepareResult(NamedTuple):
-    """Result of a prepare: "prepared", or "read_only" if it was empty. `expires_ms`: wall clock time, 0: never."""
+    """Result of a prepare. `state`: "prepared", or "read_only" without messages and offsets. `expires_ms` 0: never."""
 
     state: str
     expires_ms: int
@@ -62,10 +62,10 @@ class PrepareResult(NamedTuple):
 class CommitResult(NamedTuple):
     """Result of a commit.
 
-    `dropped`: number of messages for deleted topics. `offsets`: the offset of each batch in the order sent, -1 if it is
-    not known or not durable; [] for large transactions and after a restart. `repeated`: this is the result of an
-    earlier request. `delayed`: where delayed batches are stored, by index, as far as that is known. `lost`: number of
-    messages lost by damage, for operators.
+    `dropped`: number of messages not delivered because their topic was deleted. `offsets`: the offset of each batch in
+    the order sent, -1 if it is not known or not durable; [] for large transactions and after a restart. `repeated`: an
+    earlier request has committed the transaction. `delayed`: index of a delayed batch -> where the batch is stored, as
+    far as that is known. `lost`: number of messages lost by damage, for operators.
     """
 
     state: str
@@ -91,7 +91,7 @@ class TransactRequest(NamedTuple):
 
 
 class CheckBackQuery(NamedTuple):
-    """The question to a producer group how one prepared transaction is to end."""
+    """The question to a client of a producer group whether to commit or roll back one prepared transaction."""
 
     xid: str
     epoch: int
@@ -102,8 +102,8 @@ class CheckBackQuery(NamedTuple):
 class GroupCommitRequest(NamedTuple):
     """Request to commit prepared members of (`group`, `sequence`) atomically.
 
-    `transactions`: (xid, epoch) of the members. `rows`: how many rows the caller has written. If a committed sequence
-    is requested again with another number of rows, the request is rejected unless `other_total`.
+    `transactions`: (xid, epoch) of these members. `rows`: how many rows the caller has written. A request for a
+    sequence that was committed with another number of rows is rejected, unless `other_total` is true.
     """
 
     group: str
@@ -115,7 +115,7 @@ class GroupCommitRequest(NamedTuple):
 
 
 class GroupCommitResult(NamedTuple):
-    """Result of a group commit: "committed" or "applying", and the number of rows of the first request."""
+    """Result of a group commit. `state`: "committed" or "applying". `rows`: number of rows in the first request."""
 
     state: str
     repeated: bool
@@ -124,6 +124,6 @@ class GroupCommitResult(NamedTuple):
 
 
 class GroupAbortResult(NamedTuple):
-    """Result of a group abort: "aborted", or "committed" if the sequence was committed before."""
+    """Result of a group abort. `state`: "aborted", or "committed" if the sequence was committed before the abort."""
 
     state: str

@@ -1,8 +1,9 @@
-"""Split a decision's part for one partition into slices, and read their batches from the journal.
+"""Reads a decision's messages for one partition from the journal, and splits them into slices.
 
-A slice is what one append writes: at most 1 MiB, unless one block is larger. It ends at the end of a block. The next
-slice begins there, also if it is written after a crash. Batches of delayed messages are never split, because one
-arrival header with the due times precedes all their records. Every entry is verified when it is read.
+A decision is a commit of one or more transactions; a slice is a part of its messages that one append writes. A slice
+has at most 1 MiB, unless one block is larger, and ends at the end of a block. The next slice begins there, even if it
+is written after a crash. Batches of delayed messages are never split, because an arrival header with their due times
+precedes all records of the batch. Every journal entry is verified when it is read.
 """
 
 import logging
@@ -21,7 +22,7 @@ from tfmq.transaction.model import ROW_WORDS, SIZE_BITS, SIZE_MASK, Slice
 logger = logging.getLogger("tfmq.transaction")
 
 SLICE_BYTES: Final = 1 << 20
-"""Maximum bytes of one append of a large transaction; other work runs between two appends."""
+"""Maximum bytes of one append of a large transaction; the broker does other work between two appends."""
 
 ENTRIES_PER_READ: Final = 1024
 """Maximum of journal entries read in the broker's thread at once (about 10 ms)."""
@@ -29,10 +30,10 @@ ENTRIES_PER_READ: Final = 1024
 CONTINUED: Final = -1
 
 ReadEntry = Callable[[int, int], JournalEntry]
-"""read(lsn, size): return the verified entry at this LSN; `size`: its approximate size in bytes."""
+"""read(lsn, size): return the verified entry at this LSN. `size`: estimated size of the entry in bytes."""
 
 ENTRY_EXTRA: Final = 1024
-"""Estimated bytes of an entry besides its messages; an entry with many small blocks needs a second read."""
+"""Estimated bytes of an entry besides its messages. An entry with many small blocks is larger: it is read twice."""
 
 
 class _SliceBuilder:
@@ -72,7 +73,7 @@ class _SliceBuilder:
         self._last_ordinal = number + batch.count - 1
 
     def skip_lost(self, number: int, count: int) -> None:
-        """Include `count` lost messages from ordinal `number` on in the slice, without a batch."""
+        """Add `count` lost messages, from ordinal `number` on, to the slice: they have ordinals, but no batch."""
         self._last_ordinal = number + count - 1
         self._lost.append((number, count))
 
@@ -89,9 +90,9 @@ class _SliceBuilder:
 def read_slices(
     read: ReadEntry, rows: "array[int]", log_id: int, after: int, slice_bytes: int = SLICE_BYTES
 ) -> Iterator[Slice]:
-    """Yield the messages in `rows` (from `Decision.partition_rows`) after ordinal `after` as slices.
+    """Yield slices with the messages of `rows` (from `Decision.partition_rows`) whose ordinal is above `after`.
 
-    Lost messages are skipped and logged. Raises what `read` raises; Corrupt if an entry does not match its location.
+    Lost messages are skipped and logged. Raises the errors of `read`, and Corrupt if an entry is not the one in `rows`.
     """
     slicing = _SliceBuilder(slice_bytes, never_split=log_id == ARRIVALS_KEY)
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
@@ -113,7 +114,7 @@ def read_slices(
 def slice_cached(
     batches: Sequence[Batch], rows: "array[int]", log_id: int, after: int, slice_bytes: int = SLICE_BYTES
 ) -> list[Slice]:
-    """Like `read_slices`, for a small transaction whose batches are in memory."""
+    """Like `read_slices`, for a small transaction whose `batches` are in memory."""
     slicing = _SliceBuilder(slice_bytes, never_split=log_id == ARRIVALS_KEY)
     found: list[Slice] = []
     for at in range(first_row(rows, after), len(rows), ROW_WORDS):
@@ -134,7 +135,7 @@ def read_slices_nowait(
     after: int,
     slice_bytes: int = SLICE_BYTES,
 ) -> list[Slice] | None:
-    """Like `read_slices`; None above SLICE_BYTES or ENTRIES_PER_READ, if messages are lost, or `read` returns None."""
+    """As `read_slices`; None if `read` returns None, messages are lost, or the result would be a large one."""
     start = first_row(rows, after)
     if len(rows) - start > ENTRIES_PER_READ * ROW_WORDS:
         return None
@@ -153,7 +154,7 @@ def read_slices_nowait(
 
 
 def first_row(rows: "array[int]", after: int) -> int:
-    """Return the index in `rows` of the first batch with a message after ordinal `after`; len(rows) if none has one."""
+    """Return the index in `rows` of the first batch with a message above ordinal `after`, or len(rows) if none has."""
     if not rows or not after:
         return 0
     row = bisect_right(rows[1::ROW_WORDS], after) - 1
@@ -164,7 +165,7 @@ def first_row(rows: "array[int]", after: int) -> int:
 
 
 def _checked_batch(entry: JournalEntry, log_id: int, count_size: int) -> Batch:
-    """Return the batch in `entry`. Raises Corrupt if it is not the batch that the transaction has recorded."""
+    """Return the batch in `entry`. Raises Corrupt if its log id, count or size differs from the batch's location."""
     found = entry.content
     if not (
         isinstance(found, AppendMsg)
@@ -178,7 +179,7 @@ def _checked_batch(entry: JournalEntry, log_id: int, count_size: int) -> Batch:
 
 
 def _skip_records(batch: Batch, skipped: int) -> Batch:
-    """Return the batch without its first `skipped` records; it may begin with a part of a block."""
+    """Return the batch without its first `skipped` records. The result may begin in the middle of a block."""
     data, blocks, producer_id, sequence, count = batch
     view = memoryview(data)
     position = number = 0
@@ -197,7 +198,7 @@ def _skip_records(batch: Batch, skipped: int) -> Batch:
 
 
 def _split_batch(batch: Batch, slice_bytes: int) -> Iterator[Batch]:
-    """Split a batch between blocks into batches of at most `slice_bytes`, or of one block."""
+    """Split a batch, between blocks, into batches of at most `slice_bytes` or of a single larger block."""
     data, blocks, producer_id, sequence, _ = batch
     view = memoryview(data)
     position = size = count = 0

@@ -5,8 +5,8 @@ outcomes, outcomes of local transactions, decisions over several transactions, c
 transaction. New fields are only added at the end of the head or of the rows; docs/formats/operations.md has the table.
 The journal adds the checksum.
 
-Open transactions are included, because their commit record may follow the snapshot. A decision is included, with its
-LSN, unless it is completed.
+Open transactions are included, because their commit record may follow the snapshot. A committed transaction is
+included, with the LSN of its commit record, at least until its effects are durable in all targets.
 """
 
 import time
@@ -26,11 +26,11 @@ VERSION: Final = 1
 NAME: Final = "the snapshot of the transactions"
 
 YIELD_ROWS: Final = 64
-"""After encoding this many rows (0.2 ms) a worker lets the broker's thread run, sooner than Python would."""
+"""Number of rows (0.2 ms) after which the encoding worker lets the broker's thread run; Python alone does so later."""
 
 
 class SnapshotHead(NamedTuple):
-    """The fields of a snapshot before the rows; `parts`: dumps of producer states, commit groups, both `Outcomes`."""
+    """The head of a snapshot: the fields before the rows. `parts`: producer states, commit groups, both `Outcomes`."""
 
     time_ms: int
     epochs_end: int
@@ -39,8 +39,8 @@ class SnapshotHead(NamedTuple):
 
 def capture(head: SnapshotHead, transactions: Iterable[Transaction]) -> Callable[[], bytes]:
     """Capture the transactions in the broker's thread; return a function that encodes the snapshot in any thread."""
-    # Each field that may change during the encoding is captured in one list, without an object for each transaction:
-    # 100,000 new objects would start a garbage collection, which takes half a second.
+    # Each field that may change during the encoding is captured as one list of all its values. No object is made for
+    # each transaction, because 100,000 new objects would start a garbage collection, which takes half a second.
     found = list(transactions)
     decisions = [each.decision for each in found]
     locations = [each.locations for each in found]
@@ -73,7 +73,7 @@ def capture(head: SnapshotHead, transactions: Iterable[Transaction]) -> Callable
 
 
 DURABLE_STATES: Final = {states.PREPARING: states.OPEN, states.COMMITTED: states.APPLYING}
-"""State without a journal record of its own -> the state before it. For COMMITTING and ROLLING_BACK see `_row`."""
+"""State without a journal record -> state that the snapshot has instead. `_row` maps COMMITTING and ROLLING_BACK."""
 
 
 def _row(
@@ -85,7 +85,7 @@ def _row(
     words: int,
     topics: Sequence[tuple[int, str]] | None,
 ) -> tuple[Any, ...]:
-    """Return the row of a transaction, without what was added to it after the capture."""
+    """Return the row of a transaction as it was at the time of the capture."""
     if state in (states.COMMITTING, states.ROLLING_BACK):
         state = states.OPEN if topics is not None else states.PREPARED
     state = DURABLE_STATES.get(state, state)
@@ -148,7 +148,7 @@ def _decode_transaction(row: Sequence[Any]) -> Transaction:
 
 
 def _share_decision(transactions: Sequence[Transaction]) -> None:
-    """Give these transactions, which one record has committed in this order, one common decision."""
+    """Set one common decision for these transactions, which one record has committed in this order."""
     first = transactions[0].decision
     if first is None:
         raise ValueError("a shared decision refers to a transaction without a decision")

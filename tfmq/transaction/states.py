@@ -23,26 +23,26 @@ class State(StrEnum):
 class Event(StrEnum):
     """What changes a transaction's state. The values are texts for error messages."""
 
-    # Requests: the record is queued; writing it may still fail.
+    # Requests: the record is queued, and its write may still fail.
     REQUEST_PREPARE = "ask to prepare"
     REQUEST_COMMIT = "ask to commit"
     REQUEST_ROLLBACK = "ask to roll back"
     RECORD_FAILED = "the record was not written, nothing was prepared"
     RECORD_FAILED_PREPARED = "the record was not written, the transaction stays prepared"
 
-    # Records: the record is written to the journal.
+    # Records: the record of that change is written to the journal.
     PREPARE = "prepare"
     COMMIT = "commit"
     ROLLBACK = "roll back"
     HEURISTIC_COMMIT = "commit by hand"
     HEURISTIC_ROLLBACK = "roll back by hand"
 
-    # Ends without a record: recovery concludes them from other records and from the partitions.
+    # Ends without a record: recovery derives them from other records and from the source positions of the targets.
     APPLIED = "all of it is written"
     FINISH_EMPTY = "nothing was in it"
 
 
-# The members as names of this module: on Python 3.11, access to them through their class costs a call.
+# The members are also names of this module, because on Python 3.11 access to a member through its class costs a call.
 OPEN, PREPARING, PREPARED, COMMITTING, APPLYING, COMMITTED, ROLLING_BACK, ROLLED_BACK = list(State)[:8]
 HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK, READ_ONLY = list(State)[8:]
 REQUEST_PREPARE, REQUEST_COMMIT, REQUEST_ROLLBACK, RECORD_FAILED, RECORD_FAILED_PREPARED = list(Event)[:5]
@@ -62,7 +62,7 @@ TRANSITIONS: Final[dict[tuple[str, str], State]] = {
     (ROLLING_BACK, RECORD_FAILED): OPEN,
     (COMMITTING, RECORD_FAILED_PREPARED): PREPARED,
     (ROLLING_BACK, RECORD_FAILED_PREPARED): PREPARED,
-    # Recovery replays records without the requests that led to them.
+    # Some of these begin in OPEN or PREPARED, because recovery replays records without the requests before them.
     (OPEN, PREPARE): PREPARED,
     (PREPARING, PREPARE): PREPARED,
     (OPEN, COMMIT): APPLYING,
@@ -80,13 +80,13 @@ TRANSITIONS: Final[dict[tuple[str, str], State]] = {
 }
 
 ENDED_STATES: Final = frozenset((COMMITTED, ROLLED_BACK, READ_ONLY))
-"""No command can change a transaction in one of these states."""
+"""A transaction in one of these states has ended, and no command can change it."""
 
 HEURISTIC_STATES: Final = frozenset((HEURISTIC_COMMITTED, HEURISTIC_ROLLED_BACK))
-"""States after an operator has ended a transaction; they are kept until the forget command."""
+"""States after an operator has ended a transaction, which is kept in one of them until the forget command."""
 
 IN_DOUBT_STATES: Final = frozenset((PREPARED, COMMITTING, ROLLING_BACK))
-"""A transaction in one of these states is in doubt if it was prepared (`Transaction.prepared_ms` is set)."""
+"""A transaction in one of these states is in doubt if it was prepared, that is, has `Transaction.prepared_ms`."""
 
 
 class InvalidTransition(ValueError):

@@ -1,4 +1,4 @@
-"""The durable store of transactions: the journal and the table replayed from it."""
+"""The durable store of transactions: the transaction journal, and the table in memory that is replayed from it."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from tfmq.transaction.transaction_table import FileReferences, TransactionTable
 logger = logging.getLogger("tfmq.transaction")
 
 EPOCH_RANGE: Final = 1 << 20
-"""Number of epochs leased at once. Epochs have 63 bits: enough for any number of starts."""
+"""Number of epochs leased at once. Each start leases a range; epochs have 63 bits, enough for any number of starts."""
 
 RENEW_BELOW: Final = EPOCH_RANGE // 2
-"""With fewer epochs left than this, the next range is leased, so that the lease is durable before they run out."""
+"""If fewer leased epochs are left than this, the next range is leased, so that it is durable before they run out."""
 
 LEASE_PENDING = (
     "The broker's transaction journal is being written; new transactions wait for it. Try again in a moment."
 )
 
 EPOCHS_PER_SECOND: Final = 1 << 17
-"""How fast the epoch derived from the clock grows: faster than a broker can allocate epochs."""
+"""Growth of the epoch that `first_epoch` derives from the clock: faster than a broker can allocate epochs."""
 CLOCK_START_SECONDS: Final = 1_700_000_000
 CLOCK_EPOCH_MAX: Final = 1 << 61
 
 
 def first_epoch(end: int, wall_ms: int) -> int:
-    """Return the first epoch of a start: `end` of the leased ranges, or the clock's epoch if that is higher."""
-    if end <= 1:  # no range was ever leased, so no other copy of the journal can have continued elsewhere
+    """Return the first epoch after a start: the `end` of the leased ranges, or a higher one derived from the clock."""
+    if end <= 1:  # No range was ever leased, so no other copy of the journal can have continued with higher epochs.
         return end
     return max(end, min((wall_ms // 1000 - CLOCK_START_SECONDS) * EPOCHS_PER_SECOND, CLOCK_EPOCH_MAX))
 
 
 class EpochAllocator:
-    """Allocates the epochs of transactions (their numbers), unique and increasing, from leased ranges.
+    """Allocates the epochs of transactions: unique, increasing numbers, from ranges that are leased in the journal.
 
     No epoch is used twice, so a late request for an older transaction cannot change a newer one of the same name. The
-    lease of a range is durable in the journal before its first epoch is allocated. The journal may be an older copy of
-    one that has continued elsewhere with higher epochs. So the first range of a start begins at an epoch derived from
-    the clock, if that is higher than the leased ones.
+    lease of a range is durable in the journal before the first epoch of the range is allocated. The data folder may be
+    restored from a backup after the broker has used higher epochs than the backup knows. So the first range of a start
+    begins at an epoch derived from the clock, if that is higher than the leased ones.
 
-    `lease(end, forced)` writes to the journal that epochs below `end` may be in use, and calls `forced` when that is
-    durable or has failed.
+    `lease(end, forced)` writes the record that epochs below `end` may be in use, and calls `forced(None)` when this
+    record is durable, or `forced(error)`.
     """
 
     def __init__(self, lease: Callable[[int, Callable[[BaseException | None], None]], None]) -> None:
@@ -73,7 +73,7 @@ class EpochAllocator:
         self._next, self._end = first, end
 
     def allocate(self) -> int:
-        """Allocate an epoch. Raises Busy while a range is being leased; DiskFull or StorageStopped if that failed."""
+        """Allocate an epoch. If none is left: raises Busy during a lease, DiskFull or StorageStopped if that failed."""
         if self._end - self._next < RENEW_BELOW and not self._leasing:
             self._leasing = True
             end = self._end + EPOCH_RANGE
@@ -100,11 +100,11 @@ SEND: Final = "send"
 FORGET: Final = "forget"
 
 LOCAL_OUTCOMES_MAX: Final = 100_000
-"""Maximum of stored outcomes of local transactions, which are needed only for minutes, to answer repeated requests."""
+"""Maximum of stored outcomes of local transactions. They are needed for minutes only, to answer repeated requests."""
 LOCAL_OUTCOME_MS: Final = 3_600_000
 
 KEY_SIZE: Final = 16
-"""Bytes of the key for name digests; see `Outcomes`."""
+"""Bytes of the secret key with which `Outcomes` computes the digests of names."""
 
 
 class TransactionStore:
@@ -116,12 +116,12 @@ class TransactionStore:
     ms since 1970; the delays of delayed messages in the transaction count from this time. Raises Corrupt (with file and
     position; nothing was changed), NewerFormat, Full, Stopped, OSError.
 
-    Every durable change is made by applying a journal entry, in recovery and later alike. The records of a turn are
+    Every durable change is made by applying a journal entry, both in recovery and after it. The records of a turn are
     queued; `write()` writes them in one append, applies them in order and calls their callbacks. While a record is
     queued, the state of its transaction is preparing, committing or rolling_back; if the write fails, the previous
-    state is restored. The methods that queue a record raise states.InvalidTransition, and change nothing, if the state
-    does not permit the change. The coordinator checks limits, offsets and targets. Used by one thread, except where a
-    method states otherwise.
+    state is restored. A method that queues a record raises states.InvalidTransition, and changes nothing, if the state
+    does not permit the record. The store does not check limits, offsets and targets; the coordinator does. Used by one
+    thread, except where a method states otherwise.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class TransactionStore:
             (lsn,) = self._journal.append([entry.Operation(*journal_records.pack(lease))])
             self._journal.force()
         except Full:
-            # The broker starts on a full disk, too; the first new transaction then tries the lease again.
+            # The broker must start on a full disk, too. The first new transaction tries the lease again.
             self._epochs.set_range(first, first)
             return
         self._table.apply_operation(lsn, lease)
@@ -217,7 +217,7 @@ class TransactionStore:
     # Records of changes
 
     def begin(self, origin: Origin) -> Transaction:
-        """Create an open transaction with a new epoch; nothing is written. Raises as `EpochAllocator.allocate`."""
+        """Create an open transaction with a new epoch, in memory only. Raises what `EpochAllocator.allocate` raises."""
         return self._table.add_open(self._epochs.allocate(), origin)
 
     def discard(self, transaction: Transaction) -> None:
@@ -232,7 +232,7 @@ class TransactionStore:
         transaction.state = states.READ_ONLY
 
     def add_batch(self, transaction: Transaction, piece: IncomingBatch, written: WrittenCallback) -> None:
-        """Queue a batch of an open transaction. The caller has checked its sequences and the limits."""
+        """Queue a batch of an open transaction. The caller has checked the batch's sequence and the limits."""
         if transaction.state != states.OPEN:
             raise states.InvalidTransition(transaction.state, SEND)
         transaction.topics.setdefault(piece.log_id, piece.topic)
@@ -241,7 +241,7 @@ class TransactionStore:
     def prepare(
         self, transaction: Transaction, offsets: Sequence[GroupPositions], expires_ms: int, written: WrittenCallback
     ) -> None:
-        """Queue the prepare record; the state is "prepared" once it is written."""
+        """Queue the prepare record; when it is written, the state becomes "prepared"."""
         self._table.change_state(transaction, states.REQUEST_PREPARE)
         operation = journal_records.PrepareRecord(
             transaction.epoch,
@@ -264,8 +264,8 @@ class TransactionStore:
     ) -> None:
         """Queue the commit record of a prepared transaction, or of an open one (a one-phase commit).
 
-        With a one-phase commit, `offsets` and `batches` can be added, which are written atomically with the record.
-        Once the record is written, the state is "applying" and `transaction.decision` is set.
+        With a one-phase commit, `offsets` and `batches` may be passed, which are written atomically with the record.
+        When the record is written, the state becomes "applying" and `transaction.decision` is set.
         """
         if transaction.prepared_ms and (offsets or batches):
             raise states.InvalidTransition(transaction.state, SEND)
@@ -285,7 +285,7 @@ class TransactionStore:
         self._enqueue(operation, written, transaction, batches)
 
     def rollback(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Queue the rollback record. Once it is written, the transaction is removed from `transactions`."""
+        """Queue the rollback record. When it is written, the transaction is removed from `transactions`."""
         self._table.change_state(transaction, states.REQUEST_ROLLBACK)
         epoch, now_ms = transaction.epoch, self._clock.wall_ms()
         operation: journal_records.Operation
@@ -296,7 +296,7 @@ class TransactionStore:
         self._enqueue(operation, written, transaction)
 
     def heuristic_commit(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Like `commit` for a prepared transaction, by an operator: it stays in `transactions` until `forget`."""
+        """Commit a prepared transaction for an operator: as `commit`, but it stays in `transactions` until `forget`."""
         if transaction.state != states.PREPARED:
             raise states.InvalidTransition(transaction.state, states.HEURISTIC_COMMIT)
         self._table.change_state(transaction, states.REQUEST_COMMIT)
@@ -304,7 +304,7 @@ class TransactionStore:
         self._enqueue(operation, written, transaction)
 
     def heuristic_rollback(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Like `rollback` for a prepared transaction, by an operator: it stays in `transactions` until `forget`."""
+        """Roll back a prepared transaction for an operator: it stays in `transactions` until `forget`."""
         if transaction.state != states.PREPARED:
             raise states.InvalidTransition(transaction.state, states.HEURISTIC_ROLLBACK)
         self._table.change_state(transaction, states.REQUEST_ROLLBACK)
@@ -312,9 +312,9 @@ class TransactionStore:
         self._enqueue(operation, written, transaction)
 
     def forget(self, transaction: Transaction, written: WrittenCallback) -> None:
-        """Queue the record that forgets a heuristic transaction.
+        """Queue the record that removes a transaction which an operator has committed or rolled back.
 
-        Raises InvalidTransition for any other state, and after a heuristic commit whose effects are not durable yet.
+        Raises InvalidTransition for any other state, and after a commit whose effects are not durable yet.
         """
         epoch = transaction.epoch
         if (
@@ -358,9 +358,9 @@ class TransactionStore:
         dropped: Sequence[Transaction],
         written: WrittenCallback,
     ) -> None:
-        """Queue one record that commits all `members` and rolls back `dropped`; all of them must be prepared.
+        """Queue one record that commits all `members` and rolls back `dropped`; all of these must be prepared.
 
-        Once it is written, the members share one `decision`. Without members the record only rolls back `dropped`.
+        When the record is written, the members share one `decision`. Without members it only rolls back `dropped`.
         """
         self._request_end(members, dropped)
         operation = journal_records.GroupCommitRecord(
@@ -388,7 +388,7 @@ class TransactionStore:
         self._writer.enqueue(journal_records.GroupForgetRecord(group, self._clock.wall_ms()), written)
 
     def _request_end(self, members: Sequence[Transaction], dropped: Sequence[Transaction]) -> None:
-        """Change the states of all these prepared transactions, or of none. Raises InvalidTransition."""
+        """Set `members` to committing and `dropped` to rolling_back; InvalidTransition unless all are prepared."""
         for transactions, event in (members, states.COMMIT), (dropped, states.ROLLBACK):
             for each in transactions:
                 if each.state != states.PREPARED:
@@ -402,7 +402,7 @@ class TransactionStore:
 
     @property
     def end_lsn(self) -> int:
-        """LSN of the next entry; every decision so far has a lower one."""
+        """LSN of the next entry; the commit record of every decision so far has a lower LSN."""
         return self._journal.end_offset
 
     @property
@@ -412,11 +412,11 @@ class TransactionStore:
 
     @property
     def batch_count(self) -> int:
-        """Number of batches that the journal retains for transactions; each of them also needs some memory."""
+        """Number of batches that the journal retains for transactions; the location of each is in memory."""
         return self._table.retained_batches
 
     def is_durable(self, transaction: Transaction) -> bool:
-        """Return whether the record of the transaction's state is durable; a power failure could undo it otherwise."""
+        """Return whether the record that led to the state is durable; if not, a power failure could undo the state."""
         return transaction.lsn < self._journal.forced_offset
 
     def find_pending_rollback(self, xid: str, epoch: int = 0) -> Transaction | None:
@@ -428,11 +428,11 @@ class TransactionStore:
 
     @property
     def stopped(self) -> str | None:
-        """Why the journal accepts no more writes; None while it does."""
+        """Why the journal accepts no more writes; None while it accepts them."""
         return self._journal.stopped
 
     def certainly_not_committed(self, xid: str, epoch: int) -> bool:
-        """Return whether a local transaction certainly was not committed, because its outcome would still be stored."""
+        """Return whether a local transaction was certainly not committed: the outcome of a commit would be stored."""
         given = self._table.local_outcomes.expired_epoch < epoch < self._table.epochs_end
         return given and xid.startswith(LOCAL_PREFIX) and self.find_outcome(xid, epoch) is None
 
@@ -441,16 +441,16 @@ class TransactionStore:
     def read_slices(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
     ) -> Iterator[Slice]:
-        """Yield the messages of a decision for one partition, after ordinal `after`, as verified slices.
+        """Yield verified slices with the decision's messages for the partition `log_id` after ordinal `after`.
 
-        Any thread. Raises OSError, Corrupt.
+        May be called in any thread. Raises OSError, Corrupt.
         """
         return slicer.read_slices(self._journal.read, decision.partition_rows(log_id), log_id, after, slice_bytes)
 
     def read_slices_nowait(
         self, decision: Decision, log_id: int, after: int = 0, slice_bytes: int = SLICE_BYTES
     ) -> list[Slice] | None:
-        """Like `read_slices`, but return a list; None if it would be large or wait for the disk. Raises Corrupt."""
+        """Return the slices of `read_slices`; None if they are large or must be read from the disk. Raises Corrupt."""
         cached = decision.transactions[0].cached_batches
         rows = decision.partition_rows(log_id)
         if cached is not None:
@@ -458,7 +458,7 @@ class TransactionStore:
         return slicer.read_slices_nowait(self._journal.read_cached, rows, log_id, after, slice_bytes)
 
     def mark_applied(self, decision: Decision) -> None:
-        """Mark a decision as applied, because each effect is written or its target deleted, and free its memory."""
+        """Mark a decision as applied: each effect is written, or its target is deleted. Free the decision's memory."""
         for transaction in decision.transactions:
             self._table.change_state(transaction, states.APPLIED)
             self._writer.drop_cached(transaction)
@@ -471,7 +471,7 @@ class TransactionStore:
         return self._writer.due
 
     def write(self) -> bool:
-        """Append the queued records and apply them, at the end of a turn; False if there was no work."""
+        """Write the queued records and apply them, at the end of a turn; return False if there was no work."""
         wrote = self._writer.write()
         if wrote and not self._writer.starting_file:
             self._run_checkpoint_if_due()
@@ -485,7 +485,7 @@ class TransactionStore:
         self._run_checkpoint_if_due()
 
     def _run_checkpoint_if_due(self) -> None:
-        """Start a checkpoint in a worker if one is due. Not to be called while a new file is being started."""
+        """Start a checkpoint in a worker if one is due. Must not be called while a worker starts a new journal file."""
         if self._is_checkpoint_running or not self._journal.checkpoint_due:
             return
         work = self._journal.checkpoint()
@@ -495,8 +495,7 @@ class TransactionStore:
     def _checkpoint_done(self, _: Any, error: BaseException | None) -> None:
         self._is_checkpoint_running = False
         if isinstance(error, JournalError | OSError):
-            # The previous checkpoint stays valid, the journal keeps its files, and a checkpoint is tried again when
-            # due.
+            # The previous checkpoint stays valid, and its files are kept. The next checkpoint is tried when it is due.
             logger.error("a checkpoint of the transaction journal failed: %s", error)
         elif error is not None:
             raise error
@@ -515,7 +514,6 @@ class TransactionStore:
 
     @property
     def journal_bytes(self) -> int:
-        """Size of the files of the transaction journal."""
         return self._journal.size_bytes
 
     @property

@@ -1,8 +1,8 @@
 """The table of live transactions, rebuilt by replaying the transaction journal.
 
-`TransactionTable` applies journal entries in order, in recovery and while the broker runs. Its parts: references to the
-journal files that are still needed, updates of the locations of entries that compaction has copied, and a sorted index
-of epochs for lists in pages.
+`TransactionTable` applies journal entries in order, in recovery and while the broker runs. `FileReferences` keeps the
+journal files that transactions need, `EntryRelocations` updates the locations of batches that compaction has copied,
+and `EpochIndex` sorts the epochs for lists in pages.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tfmq.transaction.producer_state import ProducerStates
 class FileReferences:
     """The references of transactions to journal files: a file with a reference is not deleted.
 
-    A transaction has one reference to each file with any of its batches, not one for each batch, so that it ends fast.
-    LSNs only increase: a batch is in the file being written if its LSN is not below the file's first LSN.
+    A transaction has one reference to each file with any of its batches, not one for each batch, so that the references
+    are released fast. LSNs only increase, so a batch is in the last file if its LSN is not below that file's first LSN.
     """
 
     def __init__(self, journal: JournalStore) -> None:
@@ -54,7 +54,7 @@ class FileReferences:
             files.append(lsn)
 
     def adopt_recovered(self, transaction: Transaction) -> None:
-        """Release the references that recovery has added for each batch of a transaction, except one for each file."""
+        """Keep one reference to each file of a recovered transaction; recovery has added one for each batch."""
         kept: dict[int, int] = {}
         for lsn in transaction.batch_lsns():
             number = self._file_index(lsn)
@@ -68,7 +68,7 @@ class FileReferences:
             self._journal.release_reference(lsn)
 
     def rebuild(self, transaction: Transaction) -> None:
-        """Replace the references of a transaction, because compaction has copied batches of it to other files."""
+        """Compute the references of a transaction again, because compaction has copied its batches to other files."""
         needed: dict[int, int] = {}
         for lsn in transaction.batch_lsns():
             needed.setdefault(self._file_index(lsn), lsn)
@@ -83,7 +83,7 @@ class FileReferences:
 
 
 UNKNOWN_ORIGIN: Final = Origin("", True, 0, 0, 0)
-"""Origin of a transaction of which recovery has read only batches so far."""
+"""Origin of a transaction of which recovery has read only batches so far; its first record has the true origin."""
 
 EPOCH_FIRST: Final = 1
 
@@ -91,13 +91,13 @@ EPOCH_FIRST: Final = 1
 class TransactionTable:
     """Live transactions, outcomes, producer states and commit groups, replayed from the journal.
 
-    The same entries in the same order give the same table, with or without a snapshot. The begin of a transaction and
-    `complete` have no journal entry. So recovery may find completed decisions (commit records) again; the source
+    The same entries in the same order result in the same table, also if recovery begins with a snapshot. `add_open` and
+    `complete` have no journal entry. So recovery restores decisions (commits) that were complete before; the source
     positions of their targets show that they are applied. An entry that contradicts earlier entries raises ValueError.
-    But after a filler, which a repair has written in place of lost entries, what is missing is skipped and counted.
+    After a filler, which a repair writes in place of lost entries, missing messages are counted as lost instead, and
+    missing transactions are ignored.
 
-    `outcomes`: results of ended transactions that clients have named; `local_outcomes`: results of those that the
-    broker has named.
+    `outcomes`: how transactions with a name given by a client have ended; `local_outcomes`: the same for local ones.
     """
 
     def __init__(
@@ -116,22 +116,22 @@ class TransactionTable:
         self.clear()
 
     def clear(self) -> None:
-        """Reset the transactions to the state before the first entry; the other parts are not changed."""
+        """Remove all transactions, as before the first entry. Outcomes, producer states and groups are not changed."""
         self.transactions: dict[int, Transaction] = {}
         self.by_xid: dict[str, Transaction] = {}
         self.state_counts: dict[str, int] = dict.fromkeys(states.STATES, 0)
         self.epoch_index = EpochIndex(self.transactions)
         self.epochs_end = EPOCH_FIRST
         self.latest_ms = 0
-        """The latest time of any record. Entries expire by this and not by a clock, so that replay is deterministic."""
+        """The latest time in any record. State expires by this time, not by a clock, so replay is deterministic."""
         self.retained_bytes = self.retained_batches = 0
-        """The bytes of messages and the number of batches that the journal must retain for transactions."""
+        """Bytes of messages, and number of batches, that the journal must retain for transactions."""
         self.file_references: FileReferences | None = None
         """The file references of the transactions; None during recovery."""
         self.fillers_seen = 0
-        """Number of fillers found, which a repair writes in place of lost entries."""
+        """Number of fillers replayed. A repair writes a filler in place of lost entries."""
         self.pending_rollbacks: dict[int, Transaction] = {}
-        """Prepared transactions whose rollback record is written but maybe not durable, in the order of LSNs."""
+        """Rolled back prepared transactions whose rollback record may not be durable yet, in the order of LSNs."""
         self._relocations = EntryRelocations()
 
     @property
@@ -156,7 +156,7 @@ class TransactionTable:
         transaction.state = state
 
     def remove(self, transaction: Transaction) -> None:
-        """Remove a transaction that has ended, also from its commit group, and release its journal entries."""
+        """Remove a transaction that has ended from the table and its commit group, and release its journal entries."""
         if self.transactions.pop(transaction.epoch, None) is None:
             return
         self.state_counts[transaction.state] -= 1
@@ -170,7 +170,7 @@ class TransactionTable:
         self._release_entries(transaction)
 
     def complete(self, decision: Decision) -> None:
-        """Release the journal entries of a durable decision; remove its transactions, except heuristic ones."""
+        """Release the journal entries of a durably applied decision; remove its transactions, except heuristic ones."""
         for transaction in decision.transactions:
             if transaction.state == states.HEURISTIC_COMMITTED:
                 self._release_entries(transaction)
@@ -178,13 +178,13 @@ class TransactionTable:
                 self.remove(transaction)
 
     def find_outcome(self, xid: str, epoch: int = 0) -> Outcome | None:
-        """Return the outcome of `xid` at `epoch` (0: the latest outcome of this name); None if it is not known."""
+        """Return the outcome of the transaction `xid` with this epoch (0: the latest one); None if it is not stored."""
         return self.outcomes.find(xid, epoch) or self.local_outcomes.find(xid, epoch)
 
     # Replay of journal entries
 
     def apply(self, entry: JournalEntry) -> None:
-        """Apply one entry read back from the journal. Raises ValueError."""
+        """Apply one entry that recovery has read from the journal. Raises ValueError if it contradicts earlier ones."""
         content = entry.content
         if isinstance(content, AppendMsg):
             self.apply_batch(entry.lsn, content)
@@ -199,7 +199,7 @@ class TransactionTable:
     def apply_batch(self, lsn: int, message: AppendMsg) -> None:
         epoch, log_id, producer_id, sequence, count, _, data, moved_from = message
         if moved_from:
-            # Compaction has made this copy of the batch at the LSN `moved_from`.
+            # This entry is a copy that compaction has made of the entry at the LSN `moved_from`.
             found = self.transactions.get(epoch)
             if found is None or found.decision is not None or found.obsolete:
                 return
@@ -315,12 +315,12 @@ class TransactionTable:
 
     def _get_or_add(self, epoch: int) -> Transaction:
         """Return the transaction; create it if recovery has found no earlier entry of it."""
-        # After a repair even the lease record of its epoch may be missing.
+        # After a repair even the record that leased this epoch may be missing.
         self.epochs_end = max(self.epochs_end, epoch + 1)
         return self.transactions.get(epoch) or self._add(Transaction(epoch, UNKNOWN_ORIGIN))
 
     def _existing(self, *epochs: int) -> list[Transaction]:
-        """Return the transactions with these epochs. Raises ValueError if one is missing without a repair."""
+        """Return the transactions with these epochs. If one is missing, raise ValueError, or after a repair omit it."""
         found = []
         for epoch in epochs:
             transaction = self.transactions.get(epoch)
@@ -383,7 +383,7 @@ class TransactionTable:
     # Entries lost in a repair
 
     def _check_message_count(self, transaction: Transaction, messages: int) -> None:
-        """Count the messages missing in the journal as lost. Raises ValueError if no repair explains the difference."""
+        """Count as lost the messages that the record states and the journal lacks; ValueError if no repair was made."""
         if missing := messages - transaction.messages:
             if missing < 0 or not self.fillers_seen:
                 has = f"transaction {transaction.epoch} has {transaction.messages} messages in the journal"
@@ -391,17 +391,17 @@ class TransactionTable:
             self._add_lost_messages(transaction, missing)
 
     def _add_lost_messages(self, transaction: Transaction, missing: int) -> None:
-        """Count messages lost before the next batch; they get ordinals, so that later messages keep theirs."""
+        """Count messages lost before the next batch. They get ordinals, so that later messages keep their ordinals."""
         transaction.locations.add_batch(0, LOST_LOG_ID, missing, 0)
         self.retained_batches += 1
         transaction.messages += missing
         transaction.lost_messages += missing
 
     def lose(self, places: Set[int]) -> None:
-        """Count the batches at the LSNs `places`, which a repair could not restore, as lost.
+        """Count the messages of the batches at the LSNs `places`, which a repair could not restore, as lost.
 
-        Batches of committed transactions stay, because a partition may have their messages already. If it does not have
-        them, the loss is found when the batches are read.
+        Batches of committed transactions are not counted here, because their partition may have the messages already.
+        If it does not, the loss is found when the applier reads the batches.
         """
         for transaction in self.transactions.values():
             if transaction.decision is not None or places.isdisjoint(transaction.batch_lsns()):
@@ -418,7 +418,7 @@ class TransactionTable:
     # The interface journal.wal.store.JournalState
 
     def load(self, data: bytes) -> None:
-        """Restore the result of `dump`; b"" is the state of an empty journal. Raises ValueError, NewerFormat."""
+        """Restore the encoded result of `dump`; b"" stands for an empty journal. Raises ValueError, NewerFormat."""
         self.clear()
         for part in self._parts:
             part.clear()
@@ -439,13 +439,13 @@ class TransactionTable:
                 self.retained_batches += transaction.locations.batch_count
 
     def dump(self) -> Callable[[], bytes]:
-        """Capture the state; return a function that encodes it and may run in a worker."""
+        """Capture the present state; return a function that encodes this state and may run in a worker."""
         self._relocations.mark_shared()
         head = snapshot.SnapshotHead(self.latest_ms, self.epochs_end, [part.dump() for part in self._parts])
         return snapshot.capture(head, self.transactions.values())
 
     def needed(self) -> Iterator[int]:
-        """Yield the LSNs of the batches that may still be applied: all except those of open transactions."""
+        """Yield the LSNs of the batches that may still be applied: those of all transactions that are not open."""
         for transaction in self.transactions.values():
             if transaction.state != states.OPEN:
                 yield from transaction.batch_lsns()
@@ -456,7 +456,7 @@ class TransactionTable:
             yield from transaction.batch_lsns()
 
     def finish_recovery(self, holds: FileReferences) -> list[Transaction]:
-        """Finish recovery: roll back the unprepared transactions and return them."""
+        """Finish recovery: remove the unprepared transactions, which count as rolled back, and return them."""
         self.file_references = holds
         for transaction in self.transactions.values():
             holds.adopt_recovered(transaction)
@@ -469,21 +469,21 @@ class TransactionTable:
 class EntryRelocations:
     """Updates the locations of batches that compaction has copied to the end of the journal.
 
-    A snapshot that is being encoded uses the same arrays of locations. So an array is copied before its first change
-    after a snapshot has begun.
+    A worker that encodes a snapshot reads the same arrays of locations. So the first change of an array after the
+    capture of a snapshot is made in a copy of the array.
     """
 
     def __init__(self) -> None:
         self._copied: set[int] = set()
         self._row_index: tuple[int, dict[int, int]] = (0, {})
-        """(epoch, LSN -> row of the batch) of the transaction whose batch was copied last."""
+        """(epoch, LSN -> row of the batch in the locations) of the transaction whose batch was copied last."""
 
     def mark_shared(self) -> None:
         self._copied.clear()
 
     def relocate(self, transaction: Transaction, lsn: int, moved_from: int) -> bool:
         """Change the LSN of the batch at `moved_from` to `lsn`; return False if there is no such batch."""
-        # Copies are ordered by transaction, so an index of one transaction at a time is enough.
+        # Compaction copies the batches of one transaction after the other, so the index of one transaction is enough.
         epoch, rows = self._row_index
         if epoch != transaction.epoch or moved_from not in rows:
             rows = {at: row for row, at in enumerate(transaction.locations[0::WORDS_PER_BATCH])}
@@ -505,7 +505,7 @@ REMOVED_EPOCHS_MIN: Final = 64
 class EpochIndex:
     """The sorted epochs of the live transactions, so that a list can begin at any epoch.
 
-    Removed epochs stay in the list until they are half of it, which makes adding and removing cheap.
+    Removed epochs stay in the list until they are half of the list, so that a removal takes little time.
     """
 
     def __init__(self, transactions: Container[int]) -> None:
